@@ -218,7 +218,7 @@ def write(
                 writer.add_tensor(f"rope_factors_{part}.weight", values)
             magnitude = RopeConfig("longrope", 1.0, {
                 **rope, "max_position_embeddings": config.max_position_embeddings
-            })._longrope_magnitude()  # fmt: skip
+            }).longrope_magnitude()  # fmt: skip
             writer.add_rope_scaling_attn_factors(magnitude)
     if sliding := getattr(config, "sliding_window", None):
         writer.add_sliding_window(sliding)

@@ -16,10 +16,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from benchmarks.gguf_files import gguf_name, interleaved
 from max.engine import InferenceSession
 from max.entrypoints.cli import cli
-from max.pipelines.checkpoints.gguf_export import EXPORT_TYPES, export_gguf
 from max.pipelines.checkpoints.gguf_writer import GGUFEntry, write_gguf
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.export.gguf_file import EXPORT_TYPES, export_gguf
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
 
@@ -186,7 +186,7 @@ def test_mistakes(tmp_path, session):
         assert not list(tmp_path.glob("m.gguf*"))
 
     save_file({**weights, "model.extra.weight": weights["model.norm.weight"]}, folder / "model.safetensors")  # fmt: skip
-    refused("the weight 'model.extra.weight' has no name in GGUF files")
+    refused("the weight 'extra.weight' has no name in GGUF files")
     bad = weights["model.layers.0.mlp.up_proj.weight"].copy()
     bad[0, 0] = np.nan
     save_file({**weights, "model.layers.0.mlp.up_proj.weight": bad}, folder / "model.safetensors")

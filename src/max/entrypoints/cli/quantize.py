@@ -23,7 +23,7 @@ TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
 def quantize(model: str, path: str, kind: str) -> None:
     """Write the model in FOLDER, in the Hugging Face layout, as a GGUF file, which llama.cpp reads too."""
     from max.engine import InferenceSession
-    from max.pipelines.checkpoints.gguf_export import export_gguf
+    from max.pipelines.export.gguf_file import export_gguf
 
     if not path.endswith(".gguf"):
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")

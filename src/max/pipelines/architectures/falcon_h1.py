@@ -10,6 +10,7 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, base_fields, biases
 from max.pipelines.models.side_by_side import SideBySide
 from max.pipelines.models.state_space_fields import (
+    GGUF_MIXER_FORMS,
     HYBRID_KEYS,
     HYBRID_LAYER,
     HYBRID_TOP,
@@ -18,7 +19,7 @@ from max.pipelines.models.state_space_fields import (
     mamba2_form,
     mixer_names,
 )
-from max.pipelines.models.weight_names import WeightNames
+from max.pipelines.models.weight_names import GGUF_LAYER, WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -52,7 +53,20 @@ def falcon_h1_fields(config: Any, keys: ConfigKeys) -> Fields:
 
 
 LAYER = {**HYBRID_LAYER, **mixer_names("mamba", "both.mixer"), "self_attn": "both.self_attn"}
-NAMES = WeightNames(top=HYBRID_TOP, layer=LAYER, converted=MIXER_FORMS)
+# the norm's name has no end in files
+BOTH = {"ffn_norm": "post_attention_layernorm.weight"}
+BOTH |= {
+    stored: f"both.{own}"
+    for stored, own in GGUF_LAYER.items()
+    if own.startswith(("mixer.", "self_attn."))
+}
+NAMES = WeightNames(
+    gguf_layer=BOTH,
+    top=HYBRID_TOP,
+    layer=LAYER,
+    converted=MIXER_FORMS,
+    gguf_converted=GGUF_MIXER_FORMS,
+)
 EXAMPLES = ["tiiuae/Falcon-H1-0.5B-Instruct"]
 ARCHITECTURES = [decoder_family("FalconH1ForCausalLM", EXAMPLES, falcon_h1_fields, names=NAMES)]
 """The architectures of this module, for the registry."""

@@ -10,6 +10,7 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 from max.pipelines.models.state_space_fields import (
+    GGUF_MIXER_FORMS,
     HYBRID_KEYS,
     MIXER_FORMS,
     kinds_of_layers,
@@ -36,7 +37,11 @@ def hybrid_fields(config: Any, keys: ConfigKeys) -> Fields:
     }
 
 
-HYBRID = SharedMLPNames(layer={**NAMES.layer, **mixer_names("mamba")}, converted=MIXER_FORMS)
+HYBRID = SharedMLPNames(
+    layer={**NAMES.layer, **mixer_names("mamba")},
+    converted=MIXER_FORMS,
+    gguf_converted=GGUF_MIXER_FORMS,
+)
 
 ARCHITECTURES = [
     decoder_family(
@@ -44,6 +49,7 @@ ARCHITECTURES = [
         ["ibm-granite/granite-4.0-h-micro"],
         hybrid_fields,
         names=HYBRID,
+        gguf_permuted=True,
     )
 ]
 """The architectures of this module, for the registry."""

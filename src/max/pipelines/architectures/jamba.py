@@ -9,13 +9,16 @@ from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.expert_fields import layer_list
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 from max.pipelines.models.state_space_fields import (
+    GGUF_MIXER_FORMS,
     HYBRID_KEYS,
     HYBRID_LAYER,
     HYBRID_TOP,
     MIXER_FORMS,
+    kinds_of_layers,
     mamba_form,
     periodic_layers,
 )
@@ -29,6 +32,9 @@ def jamba_fields(config: Any, keys: ConfigKeys) -> Fields:
     fields = base_fields(config, keys, eps=1e-6, longest=262144, rotates=False)
     layers = range(fields["num_layers"])
     attends, routed = periodic_layers(keys, "attn", 8, 4), periodic_layers(keys, "expert", 2, 1)
+    attention = [i for i in layers if attends(i)]
+    # GGUF files list both
+    routed_layers = layer_list(keys, "moe_layers", filter(routed, layers))
     form = mamba_form(keys, HYBRID_KEYS, fields["hidden_size"])
     count = keys.integer("num_experts", 1, LONGEST_SEQUENCE, 16)
     experts = Experts(
@@ -36,10 +42,10 @@ def jamba_fields(config: Any, keys: ConfigKeys) -> Fields:
         keys.integer("num_experts_per_tok", 1, count, min(2, count)),
         fields["intermediate_size"],
         ExpertRouting(normalised=False),
-        dense_layers=frozenset(i for i in layers if not routed(i)),
+        dense_layers=frozenset(layers) - routed_layers,
     )
     return fields | {
-        "layer_kinds": tuple("attention" if attends(i) else "recurrent" for i in layers),
+        "layer_kinds": kinds_of_layers(keys, "layers_block_type", len(layers), attention),
         "recurrence": replace(form, norms=True),
         "experts": experts if count > 1 else None,
     }
@@ -47,7 +53,11 @@ def jamba_fields(config: Any, keys: ConfigKeys) -> Fields:
 
 LAYER = {**HYBRID_LAYER, "feed_forward.router": "mlp.gate.gate_score"}
 NAMES = WeightNames(
-    top=HYBRID_TOP, layer=LAYER, stacked={"mlp.experts": "mlp.experts"}, converted=MIXER_FORMS
+    top=HYBRID_TOP,
+    layer=LAYER,
+    stacked={"mlp.experts": "mlp.experts"},
+    converted=MIXER_FORMS,
+    gguf_converted=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [

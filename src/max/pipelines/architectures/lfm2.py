@@ -11,9 +11,10 @@ from max.pipelines.models.config_fields import Fields, base_fields, layer_kinds
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 from max.pipelines.models.short_conv import ShortConvForm
+from max.pipelines.models.state_space_fields import GGUF_MIXER_FORMS
 from max.pipelines.models.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES", "CONVERTED", "LAYER_NAMES", "lfm2_fields"]
+__all__ = ["ARCHITECTURES", "LAYER_NAMES", "STORED_FORMS", "lfm2_fields"]
 
 
 def lfm2_fields(config: Any, keys: ConfigKeys) -> Fields:
@@ -55,10 +56,15 @@ LAYER_NAMES = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
-CONVERTED = {"mixer.conv.weight": conv_taps}
-"""How the weights of convolutions are converted."""
+STORED_FORMS: dict[str, Any] = {
+    "converted": {"mixer.conv.weight": conv_taps},
+    "gguf_top": {"token_embd_norm": "norm"},
+    "gguf_layer": {f"shortconv.{x}": f"mixer.{x}" for x in ("conv", "in_proj", "out_proj")},
+    "gguf_converted": GGUF_MIXER_FORMS,
+}
+"""How convolutions are stored, and their names in GGUF files and that of the last norm."""
 
-NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, converted=CONVERTED)
+NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, **STORED_FORMS)
 
 ARCHITECTURES = [
     decoder_family("Lfm2ForCausalLM", ["LiquidAI/LFM2-350M"], lfm2_dense_fields, names=NAMES)

@@ -6,7 +6,7 @@ from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.lfm2 import CONVERTED, LAYER_NAMES, lfm2_fields
+from max.pipelines.architectures.lfm2 import LAYER_NAMES, STORED_FORMS, lfm2_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.experts import Experts
@@ -47,7 +47,7 @@ NAMES = WeightNames(
         "w3": "up_proj",
     },
     stacked={"mlp.experts": "mlp.experts"},
-    converted=CONVERTED,
+    **STORED_FORMS,
 )
 
 ARCHITECTURES = [

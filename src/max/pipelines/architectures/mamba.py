@@ -8,6 +8,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, recurrent_fields
 from max.pipelines.models.state_space_fields import (
+    GGUF_MIXER_FORMS,
     MAMBA2_KEYS,
     MAMBA_KEYS,
     MIXER_FORMS,
@@ -37,6 +38,7 @@ NAMES = WeightNames(
     top={"embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"},
     layer={"norm": "input_layernorm", **mixer_names("mixer")},
     converted=MIXER_FORMS,
+    gguf_converted=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [

@@ -18,6 +18,11 @@ def mistral_fields(config: Any, keys: ConfigKeys) -> Fields:
 
 
 ARCHITECTURES = [
-    decoder_family("MistralForCausalLM", ["mistralai/Mistral-7B-Instruct-v0.3"], mistral_fields)
+    decoder_family(
+        "MistralForCausalLM",
+        ["mistralai/Mistral-7B-Instruct-v0.3"],
+        mistral_fields,
+        gguf_permuted=True,
+    )
 ]
 """The architectures of this module, for the registry."""

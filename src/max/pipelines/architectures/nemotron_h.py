@@ -9,6 +9,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
 from max.pipelines.models.state_space_fields import (
+    GGUF_MIXER_FORMS,
     MIXER_FORMS,
     NEMOTRON_KEYS,
     kinds_of_pattern,
@@ -51,6 +52,7 @@ NAMES = WeightNames(
     top={"embeddings": "embed_tokens", "norm_f": "norm"},
     layer={"norm": "input_layernorm", **LAYER, **mixer_names("mixer")},
     converted=MIXER_FORMS,
+    gguf_converted=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from max.graph.weights import GGUFFile
 from max.pipelines.checkpoints.gguf_families import FAMILIES, MIXTRAL
 from max.pipelines.checkpoints.gguf_latents import latents_of
+from max.pipelines.checkpoints.gguf_recurrent import RECURRENT, recurrent_keys
 from max.pipelines.core.exceptions import ModelFilesError
 
 __all__ = ["config_of"]
@@ -58,12 +61,12 @@ _COUNTS = {
 """Numbers of experts and latents; a file may state 0."""
 _BY_TENSOR = {
     "output_bias": ("output.bias",),
-    "attention_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
-    "attention_output_bias": ("blk.0.attn_output.bias",),
-    "mlp_bias": ("blk.0.ffn_down.bias",),
-    "qk_norm": ("blk.0.attn_q_norm.weight",),
+    "attention_bias": ("blk.*.attn_q.bias", "blk.*.attn_qkv.bias"),
+    "attention_output_bias": ("blk.*.attn_output.bias",),
+    "mlp_bias": ("blk.*.ffn_down.bias",),
+    "qk_norm": ("blk.*.attn_q_norm.weight",),
 }
-"""Flags of config.json, and the tensors of files where they are true."""
+"""Flags of config.json, and the tensors of files where they are true; layers of hybrid models differ."""
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
@@ -88,7 +91,8 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
             f"{', '.join(FAMILIES)}",
             _FOLDER,
         )
-    missing = [key for key in _REQUIRED.values() if f"{name}.{key}" not in values]
+    required = {**_REQUIRED, "intermediate_size": None} if name in RECURRENT else dict(_REQUIRED)
+    missing = [key for key in required.values() if key and f"{name}.{key}" not in values]
     if not any(f"{name}.{key}" in values for key in _EPSILONS.values()) and name != "olmo":
         missing.append(" or ".join(_EPSILONS.values()))
     if missing:
@@ -97,15 +101,21 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     if embedding is None:
         raise ModelFilesError(f"{file.path} has no token_embd.weight", _FOLDER)
     config: dict[str, Any] = {
-        key: _number(file, f"{name}.{stored}")
+        key: _greatest(file, f"{name}.{stored}")
+        if name in RECURRENT
+        else _number(file, f"{name}.{stored}")
         for key, stored in {**_REQUIRED, **_OPTIONAL}.items()
         if f"{name}.{stored}" in values
     }
     config |= _counts(file, name)
     # blocks for predicting further tokens count there, and not in a config.json
     config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
-    flags = {key: any(t in file.tensors for t in names) for key, names in _BY_TENSOR.items()}
-    size = config.get("head_dim") or config["hidden_size"] / config["num_attention_heads"]
+    layers = range(config["num_hidden_layers"])
+    flags = {
+        key: any(t.replace("*", str(i)) in file.tensors for t in tensors for i in layers)
+        for key, tensors in _BY_TENSOR.items()
+    }
+    size = config.get("head_dim") or config["hidden_size"] / max(config["num_attention_heads"], 1)
     special = _special(file, name, config, size)
     rope = _rope(file, name, config["max_position_embeddings"])
     config |= {
@@ -136,12 +146,20 @@ def _special(
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         large = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[name]
         return {"query_pre_attn_scalar": hidden / heads if large else head_dim}
+    if name == "exaone4" and "sliding_window" not in config:
+        # the family's default is a window
+        return {
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * config["num_hidden_layers"],
+        }
     if name == "mpt":
         largest = file.metadata.get("mpt.attention.max_alibi_bias", 8.0)
         clip = config.get("clip_qkv")
         return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
     if name == "deepseek2":
         return latents_of(file, config)
+    if name in RECURRENT:
+        return recurrent_keys(file, name, config)
     if name == "falcon":
         return {"num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in file.tensors)}
     if name in ("stablelm", "gptneox"):
@@ -149,6 +167,15 @@ def _special(
         without = "blk.0.ffn_norm.weight" not in file.tensors
         return {"use_parallel_residual": without if parallel is None else bool(parallel)}
     return {}
+
+
+def _greatest(file: GGUFFile, key: str) -> float:
+    """A number from 0, or the greatest of the numbers of layers, of which some lack what is counted."""
+    value: Any = file.metadata[key]
+    values: list[Any] = value.tolist() if isinstance(value, np.ndarray) and value.size else [value]
+    if not all(type(number) in (int, float) and number >= 0 for number in values):
+        raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected numbers from 0", _FOLDER)
+    return max(values)
 
 
 def _number(file: GGUFFile, key: str) -> float:

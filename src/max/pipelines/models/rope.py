@@ -232,7 +232,7 @@ class RopeConfig:
                 which = "long" if max_seq_len > original else "short"
                 magnitude = p.get(f"{which}_mscale")
                 if magnitude is None:
-                    magnitude = self._longrope_magnitude()
+                    magnitude = self.longrope_magnitude()
                 return FactorRotaryEmbedding(list(p[f"{which}_factor"]), magnitude, **common)
             case "proportional":
                 # pairs past the share have frequency 0
@@ -265,7 +265,8 @@ class RopeConfig:
         rope.magnitude = magnitude
         return rope
 
-    def _longrope_magnitude(self) -> float:
+    def longrope_magnitude(self) -> float:
+        """The factor of cosines and sines of LongRoPE."""
         p = self.parameters
         if p.get("attention_factor") is not None:
             return p["attention_factor"]

@@ -16,6 +16,7 @@ from max.pipelines.models.recurrent_form import LayerKind
 from max.pipelines.models.state_space import Mamba2Form, MambaForm
 
 __all__ = [
+    "GGUF_MIXER_FORMS",
     "HYBRID_KEYS",
     "HYBRID_LAYER",
     "HYBRID_TOP",
@@ -46,6 +47,28 @@ MIXER_FORMS: Mapping[str, Callable[[Array], Array]] = {
     "mixer.conv1d.weight": conv_taps,
 }
 """How the weights of recurrent layers are converted, by the ends of the decoder's names."""
+
+def _stored_rates(rates: Array) -> Array:
+    """Rates of GGUF files: of heads ``[heads, 1]``, of Mamba's channels ``[channels, states]``."""
+    return np.ascontiguousarray(rates[:, 0] if rates.shape[1] == 1 else rates.T)
+
+
+def _stored_taps(filters: Array) -> Array:
+    return np.ascontiguousarray(filters.astype(np.float32).T)
+
+
+def _vector(values: Array) -> Array:
+    return values.reshape(-1)
+
+
+GGUF_MIXER_FORMS: Mapping[str, Callable[[Array], Array]] = {
+    "mixer.A": _stored_rates,
+    "mixer.D": _vector,
+    "mixer.norm.weight": _vector,
+    "mixer.conv1d.weight": _stored_taps,
+    "mixer.conv.weight": _stored_taps,
+}
+"""The same for GGUF files."""
 
 HYBRID_KEYS = {
     "heads": "mamba_n_heads",

@@ -43,8 +43,8 @@ GGUF_LAYER = {
     "ffn_gate_shexp": "mlp.shared.gate_proj",
     "ffn_up_shexp": "mlp.shared.up_proj",
     "ffn_down_shexp": "mlp.shared.down_proj",
-    "exp_probs_b": "mlp.gate.e_score_correction_bias",
-    "attn_sinks": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "attn_sinks.weight": "self_attn.sinks",
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -54,7 +54,20 @@ GGUF_LAYER = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
     "post_ffw_norm": "mlp_output_norm",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_x": "mixer.x_proj",
+    "ssm_dt": "mixer.dt_proj",
+    "ssm_dt.bias": "mixer.dt_bias",
+    "ssm_dt_norm": "mixer.dt_layernorm",
+    "ssm_b_norm": "mixer.b_layernorm",
+    "ssm_c_norm": "mixer.c_layernorm",
+    "ssm_a": "mixer.A",
+    "ssm_d": "mixer.D",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
 }
+"""Parts of names within a layer, with or without the end ``weight`` or ``bias``, and the decoder's."""
 
 OUTPUT_NORMS = {
     "post_attention_layernorm": "attention_output_norm",
@@ -95,8 +108,11 @@ class WeightNames:
         converted: Functions of arrays by the ends of the decoder's names of weights that are stored in another form.
         unused: Ends of the names of buffers in safetensors files that the engine computes.
         unused_parts: Beginnings of the names of parts in safetensors files that the decoder lacks, after the prefix.
+        gguf_top: The names outside of layers of GGUF files, and the decoder's, where they differ from those of `GGUF_TOP`.
         gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, where they differ from
             those of `GGUF_LAYER`.
+        gguf_converted: Functions of arrays by the ends of the decoder's names of weights that GGUF files store in another
+            form.
         gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
     """
 
@@ -110,7 +126,9 @@ class WeightNames:
     converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     unused: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
     unused_parts: tuple[str, ...] = ()
+    gguf_top: Mapping[str, str] = field(default_factory=dict)
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
+    gguf_converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     gguf_unused: tuple[str, ...] = (
         "rope_freqs.weight",
         "rope_factors_long.weight",
@@ -147,12 +165,12 @@ class WeightNames:
         Raises:
             WeightsError: The file has a weight that the architecture does not.
         """
-        layer = {**GGUF_LAYER, **self.gguf_layer}
+        layer, top = {**GGUF_LAYER, **self.gguf_layer}, {**GGUF_TOP, **self.gguf_top}
         if any(name.endswith(".attn_norm_2.weight") for name in state_dict):
             # Falcon's: the first norm is the MLP's where there are two
             layer |= {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
         renamed = {
-            _own_name_of_gguf(name, layer): _data(value)
+            _own_name_of_gguf(name, layer, top): _data(value)
             for name, value in state_dict.items()
             if not name.endswith(self.gguf_unused) and ".nextn." not in name
         }
@@ -160,6 +178,10 @@ class WeightNames:
             if name.endswith(".shared_gate.weight") and len(value.shape) == 1:
                 row = Tensor.from_dlpack(value.data).to_numpy()[None]
                 renamed[name] = WeightData.from_numpy(row, name)
+            for end, convert in self.gguf_converted.items():
+                if name.endswith(f".{end}"):
+                    array = convert(Tensor.from_dlpack(value.data).to_numpy())
+                    renamed[name] = WeightData.from_numpy(array, name)
         return renamed
 
     def _without_prefix(self, stored: str) -> str:
@@ -208,20 +230,21 @@ class SharedMLPNames(WeightNames):
         return {name.replace(".mlp.shared.", ".mlp."): value for name, value in weights.items()}
 
 
-def _own_name_of_gguf(name: str, layer: Mapping[str, str]) -> str:
+def _own_name_of_gguf(name: str, layer: Mapping[str, str], top: Mapping[str, str]) -> str:
     """The decoder's name of a weight in a GGUF file.
 
     Raises:
-        WeightsError: The table of parts within a layer lacks it.
+        WeightsError: The tables lack it.
     """
-    parts = name.split(".")
-    if parts[0] == "blk" and len(parts) == 4 and parts[2] in ("attn_sinks", "exp_probs_b"):
-        # vectors of a layer, which have no parts
-        return f"layers.{parts[1]}.{layer[parts[2]]}"
-    if parts[0] == "blk" and len(parts) == 4 and parts[2] in layer:
-        return f"layers.{parts[1]}.{layer[parts[2]]}.{parts[3]}"
-    if len(parts) == 2 and parts[0] in GGUF_TOP:
-        return f"{GGUF_TOP[parts[0]]}.{parts[1]}"
+    prefix, names, part = "", top, name
+    if name.startswith("blk."):
+        _, index, part = name.split(".", 2)
+        prefix, names = f"layers.{index}.", layer
+    if part in names:
+        return f"{prefix}{names[part]}"
+    stem, _, end = part.rpartition(".")
+    if stem in names:
+        return f"{prefix}{names[stem]}.{end}"
     raise WeightsError(f"the GGUF file has the weight {name!r}, which the architecture does not")
 
 

@@ -1,0 +1,163 @@
+"""A checkpoint in the Hugging Face layout as a GGUF file: its config, tokenizer and weights, quantised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.dtype.blocks import BLOCK_FORMATS
+from max.engine import InferenceSession
+from max.graph.weights import WeightData, load_weights
+from max.pipelines.checkpoints.gguf_families import FAMILIES, MIXTRAL
+from max.pipelines.checkpoints.gguf_vocabulary import tokenizer_metadata
+from max.pipelines.checkpoints.gguf_writer import GGUFEntry, write_gguf
+from max.pipelines.checkpoints.hub import HuggingFaceRepo
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
+from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.export.gguf_metadata import decoder_metadata
+from max.pipelines.export.gguf_weights import StoredWeight, rope_factors, stored_weights
+from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.fused_weights import split_fused
+from max.pipelines.registry import PIPELINE_REGISTRY
+
+__all__ = ["EXPORT_TYPES", "architecture_of", "export_gguf"]
+
+EXPORT_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
+"""The types of matrices in written files; vectors are float32."""
+
+_ARCHITECTURES = {family.name: name for name, family in FAMILIES.items()} | {
+    MIXTRAL.name: "llama",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "MPTForCausalLM": "mpt",
+    "MistralForCausalLM": "llama",
+    "PhiMoEForCausalLM": "phimoe",
+}
+_FLOAT32 = (
+    ".A", ".D", ".dt_bias", "norm.weight", "conv1d.weight", "conv.weight", "gate_score.weight", "shared_gate.weight",
+)  # fmt: skip
+"""Ends of the decoder's names of matrices that files have in float32."""
+# llama.cpp's numbers of kinds of files
+_FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q4_k": 15, "q5_k": 17, "q6_k": 18, "bf16": 32}  # fmt: skip
+_PLAIN: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
+    "F32": lambda values: values.astype(np.float32),
+    "F16": lambda values: values.astype(np.float16),
+    "BF16": lambda values: values.astype(ml_dtypes.bfloat16),
+}
+
+
+def export_gguf(folder: Path, path: Path, kind: str, session: InferenceSession) -> int:
+    """Writes a GGUF file of a model's folder.
+
+    Args:
+        folder: The folder, in the Hugging Face layout, with float weights.
+        path: The file to write.
+        kind: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits; rows that blocks of 256 do not fill are
+            of a type with blocks of 32, others float16.
+        session: Compiles and runs the kernels that encode.
+
+    Returns:
+        The bytes of the tensors.
+
+    Raises:
+        ModelFilesError: The model's files are missing or broken, or of a family that is not written.
+    """
+    repo = HuggingFaceRepo(str(folder))
+    source = HuggingFaceConfig.load(repo)
+    name = next((a for a in source.architectures if architecture_of(a) is not None), None)
+    if name is None:
+        raise ModelFilesError(
+            f"{folder} is a {', '.join(source.architectures)}",
+            "`max quantize` writes models of " + ", ".join(sorted(_ARCHITECTURES)) + ".",
+        )
+    PIPELINE_REGISTRY.load_own([name])
+    model, architecture = PIPELINE_REGISTRY.architectures[name].pipeline_model, _ARCHITECTURES[name]
+    assert issubclass(model, DecoderModel)
+    config = model.config_class.from_huggingface(source)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelFilesError(f"{folder} has no *.safetensors", "Give a folder with float weights.")
+    stored = {name: weight.data() for name, weight in load_weights(list(files)).items()}
+    for key, weight in stored.items():
+        if not weight.dtype.is_float():
+            raise ModelFilesError(
+                f"the weight {key!r} is {weight.dtype.name}", "Give a folder with float weights."
+            )
+    weights = _model_weights(model, config, stored)
+    metadata: dict[str, Any] = {
+        "general.architecture": architecture,
+        "general.name": folder.name,
+        "general.quantization_version": 2,
+        "general.file_type": _FILE_TYPES[kind],
+    }
+    described = decoder_metadata(config, architecture)
+    metadata |= {f"{architecture}.{key}": value for key, value in described.items()}
+    metadata |= tokenizer_metadata(repo, int(weights["embed_tokens.weight"].shape[0]))
+    permuted = model.gguf_interleaves_rope and not config.interleaved_rope
+    tensors = stored_weights(config, architecture, model.weight_names, permuted, weights)
+    quantiser = Quantiser(session)
+    entries = [_table(key, table) for key, table in rope_factors(config).items()]
+    entries += [_entry(tensor, kind, quantiser) for tensor in tensors]
+    write_gguf(path, metadata, entries)
+    return sum(entry.nbytes for entry in entries)
+
+
+def architecture_of(name: str) -> str | None:
+    """llama.cpp's name of an architecture; None where it has none.
+
+    Args:
+        name: The class's name in ``architectures`` of config.json.
+    """
+    return _ARCHITECTURES.get(name)
+
+
+def _model_weights(
+    model: type[DecoderModel], config: Any, stored: dict[str, WeightData]
+) -> dict[str, WeightData]:
+    """The weights that a model takes, by the decoder's names."""
+    weights = split_fused(config, model.weight_names.from_safetensors(stored))
+    further = tuple(
+        f"layers.{config.num_layers + index}." for index in range(config.prediction_layers)
+    )
+    weights = {key: value for key, value in weights.items() if not key.startswith(further)}
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    if "embed_tokens.weight" not in weights:
+        raise ModelFilesError("the weight files have no embedding", "Copy the files again.")
+    return weights
+
+
+def _table(name: str, values: npt.NDArray[Any]) -> GGUFEntry:
+    return GGUFEntry(name, "F32", values.shape, values.nbytes, lambda: values)
+
+
+def _entry(tensor: StoredWeight, kind: str, quantiser: Quantiser) -> GGUFEntry:
+    shape = tensor.shape
+    chosen = encoding_for(tensor.own, shape, kind) if kind.upper() in BLOCK_FORMATS else None
+    if chosen is not None:
+        form, encoding = BLOCK_FORMATS[chosen.upper()], chosen
+
+        def encoded() -> npt.NDArray[Any]:
+            data = quantiser.encode(
+                WeightData.from_numpy(tensor.values(), tensor.own), encoding
+            ).data
+            return Tensor.from_dlpack(data).to_numpy()
+
+        nbytes = math.prod(shape) // form.elements * form.bytes
+        return GGUFEntry(tensor.name, chosen.upper(), shape, nbytes, encoded)
+    plain = kind.upper() if kind.upper() in _PLAIN else "F16"
+    if len(shape) < 2 or tensor.own.endswith(_FLOAT32):
+        plain = "F32"
+    convert = _PLAIN[plain]
+    size = 4 if plain == "F32" else 2
+    return GGUFEntry(
+        tensor.name, plain, shape, math.prod(shape) * size, lambda: convert(tensor.values())
+    )

@@ -1,0 +1,236 @@
+"""The shape of a decoder as metadata of a GGUF file: the inverse of `max.pipelines.checkpoints.gguf`.
+
+The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of the ``gguf`` package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.delta_net import DeltaNetForm
+from max.pipelines.models.rope import RopeConfig, yarn_magnitude
+from max.pipelines.models.short_conv import ShortConvForm
+from max.pipelines.models.state_space import Mamba2Form, MambaForm
+
+__all__ = ["decoder_metadata"]
+
+_SCORINGS = {"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3}
+"""llama.cpp's numbers of gates."""
+_COUNTS_SHARED = ("deepseek2", "dots1", "ernie4_5-moe", "glm4moe", "hunyuan-moe")
+"""Architectures whose files state the number of experts that all tokens share, and not the size of their MLP."""
+_STATES_GATING = ("deepseek2", "dots1", "glm4moe", "lfm2moe", "minimax-m2")
+_STATES_FACTORS = ("granite", "granitemoe", "granitehybrid")
+
+
+def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """The metadata that describes a model, without the beginning ``name.`` of its keys.
+
+    Args:
+        config: The shape of the model.
+        name: llama.cpp's name of the architecture.
+
+    Raises:
+        ModelFilesError: The architecture's files do not describe such a model.
+    """
+    values: dict[str, Any] = {
+        "block_count": config.num_layers,
+        "context_length": min(config.max_position_embeddings, 2**31 - 1),
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": _feed_forward(config),
+        "vocab_size": config.vocab_size,
+    }
+    if config.norm.kind == "layer" or name == "nemotron_h":
+        values["attention.layer_norm_epsilon"] = float(config.norm_eps)
+    if config.norm.kind == "rms" or name == "phimoe":
+        values["attention.layer_norm_rms_epsilon"] = float(config.norm_eps)
+    values |= _attention(config, name) | _rotation(config, name) | _factors(config, name)
+    values |= _experts(config, name) | _recurrence(config)
+    if name in ("gptneox", "stablelm"):
+        values["use_parallel_residual"] = config.parallel
+    return values
+
+
+def _one_or_list(numbers: list[int]) -> int | list[int]:
+    return numbers[0] if len({*numbers}) == 1 else numbers
+
+
+def _feed_forward(config: DecoderConfig) -> int | list[int]:
+    """The inner size of the MLP of each layer; 0 where a layer has none."""
+    sizes = config.layer_sizes or (config.intermediate_size,) * config.num_layers
+    return _one_or_list([n if config.feeds_forward(i) else 0 for i, n in enumerate(sizes)])
+
+
+def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
+    attends = [config.kind_of(i) in ("attention", "both") for i in range(config.num_layers)]
+    if not any(attends):
+        return {"attention.head_count": 0}
+    heads = _one_or_list([config.num_kv_heads if yes else 0 for yes in attends])
+    values: dict[str, Any] = {"attention.head_count": config.num_heads}
+    if config.latent is None:
+        values["attention.head_count_kv"] = heads
+        values["attention.key_length"] = values["attention.value_length"] = config.head_dim
+    else:
+        latent = config.latent
+        values |= {
+            # the cache has one latent for all heads
+            "attention.head_count_kv": 1,
+            "attention.kv_lora_rank": latent.rank,
+            "attention.key_length": latent.rank + latent.rotated_dim,
+            "attention.value_length": latent.rank,
+            "attention.key_length_mla": latent.plain_dim + latent.rotated_dim,
+            "attention.value_length_mla": latent.value_dim,
+        }
+        if latent.query_rank:
+            values["attention.q_lora_rank"] = latent.query_rank
+    if config.sliding_window is not None and not config.chunked:
+        values["attention.sliding_window"] = config.sliding_window
+    if config.clip_qkv is not None:
+        values["attention.clamp_kqv"] = float(config.clip_qkv)
+    if name == "mpt":
+        values["attention.max_alibi_bias"] = 8.0
+    return values
+
+
+def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
+    rope = config.rope
+    # of Granite's hybrid models some rotate heads
+    states = {"rope.scaling.finetuned": rope is not None} if name == "granitehybrid" else {}
+    if rope is None:
+        return states
+    dim = (
+        config.latent.rotated_dim
+        if config.latent is not None
+        else rope.rotated_dim or config.head_dim
+    )
+    values: dict[str, Any] = {
+        "rope.freq_base": float(rope.theta),
+        "rope.dimension_count": dim,
+        **states,
+    }
+    if config.local_rope is not None:
+        if config.local_rope.kind != "default":
+            raise _refused(
+                name,
+                f"layers with a window, which scale their rotation by {config.local_rope.kind}",
+            )
+        values["rope.freq_base_swa"] = float(config.local_rope.theta)
+    return values | _scaling(rope, config)
+
+
+def _scaling(rope: RopeConfig, config: DecoderConfig) -> dict[str, Any]:
+    """How the rotation is scaled; frequencies of Llama 3 and LongRoPE are tensors."""
+    given, prefix = rope.parameters, "rope.scaling."
+    original = int(given.get("original_max_position_embeddings") or 0)
+    if rope.kind == "linear":
+        return {f"{prefix}type": "linear", f"{prefix}factor": float(given["factor"])}
+    if rope.kind == "longrope":
+        return {
+            f"{prefix}original_context_length": original,
+            f"{prefix}attn_factor": float(rope.longrope_magnitude()),
+        }
+    if rope.kind != "yarn":
+        return {}
+    factor = float(given["factor"])
+    values: dict[str, Any] = {
+        f"{prefix}type": "yarn",
+        f"{prefix}factor": factor,
+        f"{prefix}original_context_length": original,
+    }
+    for key, stored in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        if given.get(key):
+            values[f"{prefix}{stored}"] = float(given[key])
+    if config.latent is not None and given.get("mscale_all_dim"):
+        values[f"{prefix}yarn_log_multiplier"] = 0.1 * float(given["mscale_all_dim"])
+    elif (magnitude := given.get("attention_factor")) is not None:
+        # relative to what YaRN multiplies by itself
+        values[f"{prefix}yarn_attn_factor"] = float(magnitude) / yarn_magnitude(factor, 1.0)
+    return values
+
+
+def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if config.scores_soft_cap is not None:
+        values["attn_logit_softcapping"] = float(config.scores_soft_cap)
+    if config.logits_soft_cap is not None:
+        values["final_logit_softcapping"] = float(config.logits_soft_cap)
+    if name in ("command-r", "cohere2"):
+        values["logit_scale"] = 1.0 / config.logits_scaling
+    if name in _STATES_FACTORS:
+        multiplier = config.attention_multiplier
+        values |= {
+            "embedding_scale": float(config.embedding_multiplier),
+            "residual_scale": float(config.residual_multiplier),
+            "logit_scale": float(config.logits_scaling),
+            "attention.scale": float(config.head_dim**-0.5 if multiplier is None else multiplier),
+        }
+    return values
+
+
+def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {}
+    routing, count = experts.routing, len(experts.dense_layers)
+    values: dict[str, Any] = {
+        "expert_count": experts.count,
+        "expert_used_count": experts.per_token,
+        "expert_feed_forward_length": experts.size,
+    }
+    if name not in ("llama", "phimoe", "gpt-oss", "granitemoe", "granitehybrid", "jamba"):
+        values["expert_weights_norm"] = routing.normalised
+        values["expert_weights_scale"] = float(routing.scale)
+    if name in _STATES_GATING:
+        values["expert_gating_func"] = _SCORINGS[routing.scoring]
+    if routing.groups > 1:
+        values |= {"expert_group_count": routing.groups, "expert_group_used_count": routing.chosen_groups}  # fmt: skip
+    if name in _COUNTS_SHARED:
+        values["expert_shared_count"] = experts.shared_size // experts.size
+    if experts.shared_size:
+        values["expert_shared_feed_forward_length"] = experts.shared_size
+    if experts.dense_layers == frozenset(range(count)):
+        values["leading_dense_block_count"] = count
+    elif name not in ("jamba", "llama4"):
+        raise _refused(name, "layers without experts between layers with some")
+    if name == "ernie4_5-moe":
+        values["interleave_moe_layer_step"] = 1
+    return values
+
+
+def _recurrence(config: DecoderConfig) -> dict[str, Any]:
+    form = config.recurrence
+    match form:
+        case MambaForm():
+            return {
+                "ssm.conv_kernel": form.taps,
+                "ssm.inner_size": form.channels,
+                "ssm.state_size": form.state_size,
+                "ssm.time_step_rank": form.rank,
+            }
+        case Mamba2Form():
+            return {
+                "ssm.conv_kernel": form.taps,
+                "ssm.inner_size": form.heads * form.head_dim,
+                "ssm.state_size": form.state_size,
+                "ssm.time_step_rank": form.heads,
+                "ssm.group_count": form.groups,
+            }
+        case ShortConvForm():
+            return {"shortconv.l_cache": form.taps}
+        case DeltaNetForm():
+            return {
+                "ssm.conv_kernel": form.taps,
+                "ssm.inner_size": form.heads * form.value_dim,
+                "ssm.state_size": form.key_dim,
+                "ssm.time_step_rank": form.heads,
+                "ssm.group_count": form.key_heads,
+            }
+        case _:
+            return {}
+
+
+def _refused(name: str, what: str) -> ModelFilesError:
+    return ModelFilesError(
+        f"GGUF files of {name} do not describe {what}", "Keep the folder, or give --quantize."
+    )

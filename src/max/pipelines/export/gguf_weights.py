@@ -1,0 +1,275 @@
+"""The weights of a decoder as tensors of a GGUF file: the inverse of `WeightNames.from_gguf`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.graph.weights import WeightData
+from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.state_space import Mamba2Form
+from max.pipelines.models.weight_names import GGUF_LAYER, GGUF_TOP, WeightNames
+
+__all__ = ["StoredWeight", "rope_factors", "stored_weights"]
+
+Array = npt.NDArray[Any]
+
+_FUSED_ROWS = {
+    "qkv_proj": ("bloom", "falcon", "gpt2", "gptneox", "mpt", "phi2", "phi3"),
+    "gate_up_proj": ("glm4", "phi3"),
+}
+"""Fused projections, and the architectures whose files have them."""
+_PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A tensor of a GGUF file.
+
+    Args:
+        own: The decoder's name of the weight.
+        name: Its name in the file.
+        shape: Its shape.
+        values: Makes its values.
+    """
+
+    own: str
+    name: str
+    shape: tuple[int, ...]
+    values: Callable[[], Array]
+
+
+def stored_weights(
+    config: DecoderConfig,
+    architecture: str,
+    names: WeightNames,
+    permuted: bool,
+    weights: Mapping[str, WeightData],
+) -> list[StoredWeight]:
+    """The tensors of a model's file.
+
+    Args:
+        config: The shape of the model.
+        architecture: llama.cpp's name of the architecture.
+        names: The names of weights in files of the family.
+        permuted: Whether the family's files have the elements of a rotated pair side by side, and checkpoints do not.
+        weights: Floats by the decoder's names, fused projections split.
+
+    Raises:
+        ModelFilesError: A weight has no name in such files.
+    """
+    inverse = _inverse(names.gguf_layer, GGUF_LAYER)
+    top = _inverse(names.gguf_top, GGUF_TOP)
+    if architecture == "falcon" and any("post_attention_layernorm" in name for name in weights):
+        inverse |= {"post_attention_layernorm": "attn_norm", "input_layernorm": "attn_norm_2"}
+    if config.latent is not None and architecture == "deepseek2":
+        weights = _split_latents(config, weights)
+    result: list[StoredWeight] = []
+    for own, parts in _fused(architecture, weights).items():
+        result.append(_stored(config, permuted, own, parts, _name(own, inverse, top, architecture)))
+    if config.side_by_side is not None and "lm_head.weight" not in weights:
+        # factors of a tied output layer are others than those of the embedding
+        parts = [weights["embed_tokens.weight"]]
+        result.append(_stored(config, permuted, "lm_head.weight", parts, "output.weight"))
+    return result
+
+
+def _inverse(own: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
+    """The names of files by the decoder's; a family's own come first."""
+    inverse = {part: stored for stored, part in own.items()}
+    return inverse | {part: s for s, part in common.items() if s not in own and part not in inverse}
+
+
+def _split_latents(
+    config: DecoderConfig, weights: Mapping[str, WeightData]
+) -> dict[str, WeightData]:
+    """The weights with those that expand latents split: to keys of each head ``[heads, latent, key]``, and to values."""
+    latent, split = config.latent, dict(weights)
+    assert latent is not None
+    for name in weights:
+        stem, found, _ = name.partition("kv_b_proj.weight")
+        if not found:
+            continue
+        array = Tensor.from_dlpack(split.pop(name).data).to_numpy()
+        heads = array.reshape(config.num_heads, latent.plain_dim + latent.value_dim, latent.rank)
+        keys, values = heads[:, : latent.plain_dim].swapaxes(1, 2), heads[:, latent.plain_dim :]
+        for part, rows in (("k_b_proj.weight", keys), ("v_b_proj.weight", values)):
+            own = f"{stem}{part}"
+            split[own] = WeightData.from_numpy(np.ascontiguousarray(rows), own)
+    return split
+
+
+def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, list[WeightData]]:
+    """The weights, those of some projections as parts of one."""
+    joined: dict[str, list[WeightData]] = {}
+    for name, value in weights.items():
+        stem, _, end = name.rpartition(".")
+        layer, _, projection = stem.rpartition(".")
+        whole = next(
+            (
+                whole
+                for whole, parts in _PARTS.items()
+                if projection in parts and architecture in _FUSED_ROWS[whole]
+            ),
+            None,
+        )
+        if whole is None:
+            joined[name] = [value]
+        elif projection == _PARTS[whole][0]:
+            joined[f"{layer}.{whole}.{end}"] = [
+                weights[f"{layer}.{part}.{end}"] for part in _PARTS[whole]
+            ]
+    return joined
+
+
+def _name(own: str, inverse: Mapping[str, str], top: Mapping[str, str], architecture: str) -> str:
+    prefix, names, part = "", top, own
+    if own.startswith("layers."):
+        _, index, part = own.split(".", 2)
+        prefix, names = f"blk.{index}.", inverse
+    if part in names:
+        return f"{prefix}{names[part]}"
+    stem, _, end = part.rpartition(".")
+    if stem in names:
+        return f"{prefix}{names[stem]}.{end}"
+    raise ModelFilesError(
+        f"the weight {own!r} has no name in GGUF files of {architecture}",
+        "Check that config.json and the weight files belong together.",
+    )
+
+
+def _stored(
+    config: DecoderConfig, permuted: bool, own: str, parts: Sequence[WeightData], name: str
+) -> StoredWeight:
+    shapes = [tuple(int(size) for size in part.shape) for part in parts]
+    shape = (sum(sizes[0] for sizes in shapes), *shapes[0][1:]) if len(parts) > 1 else shapes[0]
+    steps = _steps(config, permuted, own)
+
+    def values() -> Array:
+        arrays: list[Array] = [Tensor.from_dlpack(part.data).to_numpy() for part in parts]
+        array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        for step in steps:
+            array = step(array)
+        return np.ascontiguousarray(array)
+
+    if steps and len(parts) == 1:
+        # conversions change shapes of small weights only
+        shape = _shape_after(config, own, shape)
+    return StoredWeight(own, name, shape, values)
+
+
+def _steps(config: DecoderConfig, permuted: bool, own: str) -> list[Callable[[Array], Array]]:
+    """What turns a weight of the decoder into that of the file."""
+    steps: list[Callable[[Array], Array]] = []
+    stem, _, end = own.rpartition(".")
+    layer = stem.rpartition(".")[2]
+    if end == "weight" and (offset := _norm_offset(config, stem)):
+        steps.append(lambda array: array.astype(np.float32) + np.float32(offset))
+    if permuted and layer in ("q_proj", "k_proj"):
+        heads = config.num_heads if layer == "q_proj" else config.num_kv_heads
+        steps.append(lambda array: _neighbours(array, heads))
+    if (factor := _factor(config, own)) is not None:
+        steps.append(lambda array: array.astype(np.float32) * factor)
+    if own.endswith(
+        (".mixer.A", ".mixer.D", ".mixer.norm.weight", ".mixer.conv1d.weight", ".mixer.conv.weight")
+    ):
+        steps.append(lambda array: _mixer_form(config, own, array))
+    return steps
+
+
+def _norm_offset(config: DecoderConfig, stem: str) -> float:
+    """What a norm adds to its weight; files have the sum."""
+    if stem.endswith((".q_norm", ".k_norm")):
+        return config.qk_norm.form.offset if config.qk_norm is not None else 0.0
+    if "norm" not in stem or ".mixer." in stem or "layernorm" in stem and ".self_attn." in stem:
+        return 0.0
+    return config.norm.offset
+
+
+def _neighbours(rows: Array, heads: int) -> Array:
+    """Rows of heads whose pairs are half a head apart, with pairs side by side."""
+    pairs = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _factor(config: DecoderConfig, own: str) -> Array | None:
+    """The factor that a weight takes over from the model, where files state none; a column for rows with several."""
+    outer, form = config.side_by_side, config.recurrence
+    if outer is None or not isinstance(form, Mamba2Form):
+        return None
+    bias = own.endswith(".bias")
+    keys = (config.attention_multiplier or config.head_dim**-0.5) * config.head_dim**0.5
+    inner = 1.0 if bias else outer.attention_in
+    parts = np.repeat(np.array(form.factors, np.float32), form.parts)
+    factors: dict[str, Any] = {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": 1 / config.logits_scaling,
+        "q_proj": inner,
+        "k_proj": inner * keys,
+        "v_proj": inner,
+        "o_proj": outer.attention_out,
+        "in_proj": parts if bias else parts[:, None] * form.in_factor,
+        "out_proj": outer.recurrent_out,
+        "gate_proj": outer.gate,
+        "down_proj": outer.down,
+    }
+    factor = factors.get(own.split(".")[-2]) if "." in own else None
+    return None if factor is None else np.asarray(factor, np.float32)
+
+
+def _shape_after(config: DecoderConfig, own: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if own.endswith(
+        (".mixer.A", ".mixer.D", ".mixer.norm.weight", ".mixer.conv1d.weight", ".mixer.conv.weight")
+    ):
+        return _mixer_form(config, own, np.empty(shape, np.int8)).shape
+    return shape
+
+
+def _mixer_form(config: DecoderConfig, own: str, array: Array) -> Array:
+    """Parameters of recurrent layers in the shapes of files."""
+    form = config.recurrence
+    if own.endswith((".conv1d.weight", ".conv.weight")) or own.endswith(".A") and array.ndim == 2:
+        return array.T
+    if isinstance(form, Mamba2Form):
+        groups = form.groups if own.endswith("norm.weight") else array.size
+        return array.reshape(groups, -1)
+    return array
+
+
+def rope_factors(config: DecoderConfig) -> dict[str, Array]:
+    """The tables by which files divide frequencies: of Llama 3's rotation, and of LongRoPE.
+
+    Args:
+        config: The shape of the model.
+    """
+    rope = config.rope
+    if rope is None:
+        return {}
+    given = rope.parameters
+    if rope.kind == "llama3":
+        return {"rope_freqs.weight": _llama3_factors(rope, rope.rotated_dim or config.head_dim)}
+    if rope.kind == "factors":
+        return {"rope_freqs.weight": np.array(given["factors"], np.float32)}
+    if rope.kind == "longrope":
+        return {
+            f"rope_factors_{part}.weight": np.array(given[f"{part}_factor"], np.float32)
+            for part in ("long", "short")
+        }
+    return {}
+
+
+def _llama3_factors(rope: RopeConfig, dim: int) -> Array:
+    given = rope.parameters
+    factor, low, high = (float(given[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = float(given["original_max_position_embeddings"])
+    lengths = 2 * math.pi * rope.theta ** (np.arange(0, dim, 2) / dim)
+    smooth = np.clip((original / lengths - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
