@@ -1,8 +1,12 @@
-"""Long runs: many clients at once, and workers that are killed under them."""
+"""Long runs: many clients at once, and workers that are killed under them.
+
+``SOAK_SECONDS`` and ``SOAK_KILLS`` shorten them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -10,11 +14,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 from tests.serve.conftest import TINY, RunningServer
 
-CLIENTS, SOAK_S, KILLS = 64, 600, 20
+CLIENTS = 64
+SOAK_S = float(os.environ.get("SOAK_SECONDS", "600"))
+KILLS = int(os.environ.get("SOAK_KILLS", "20"))
+ANSWERED_S, WARM_LOAD_S = 5.0, 1.5
+"""What a client waits at most after a kill, beyond the warm load, on a machine with this warm load."""
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
 PROMPTS = [
     "import os",
     "The capital of",
@@ -28,6 +49,8 @@ EXTRAS = [
     {"guided_regex": "[a-f]{3,9}"},
     {"response_format": {"type": "json_object"}},
     {"stop": ["a"]},
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"tools": [TOOL]},
 ]
 END_S = 120
 
@@ -57,7 +80,10 @@ def answer(
             event = json.loads(line[6:])
             if "error" in event:
                 return text, event["error"]["code"]
-            text += event["choices"][0]["delta"].get("content") or ""
+            delta = event["choices"][0]["delta"]
+            text += delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                text += (call["function"].get("name") or "") + call["function"]["arguments"]
             pieces += 1
             if pieces == leave_after:
                 return text, "left"
@@ -76,16 +102,21 @@ def check_idle(client: httpx.Client) -> None:
         time.sleep(0.1)
 
 
+def memory(server: RunningServer) -> int:
+    """The bytes that the processes of a server hold."""
+    process = psutil.Process(server.process.pid)
+    return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
+
+
 @pytest.mark.long
 def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
-    """Each answer is the one that the same request gets alone; pages come back."""
+    """Each answer is the one that the same request gets alone; pages and memory come back."""
     server = start(start_server)
     with httpx.Client(base_url=server.url, timeout=END_S) as client:
         requests = [body(p, extra, 8 + 8 * i) for p in PROMPTS for i, extra in enumerate(EXTRAS)]
         alone = [answer(client, request)[0] for request in requests]
-    end = time.monotonic() + SOAK_S
 
-    def work(seed: int) -> int:
+    def work(seed: int, end: float) -> int:
         numbers, count = random.Random(seed), 0
         with httpx.Client(base_url=server.url, timeout=END_S) as own:
             while time.monotonic() < end:
@@ -98,26 +129,53 @@ def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
                 count += 1
         return count
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        assert sum(pool.map(work, range(CLIENTS))) >= CLIENTS
-    with httpx.Client(base_url=server.url, timeout=END_S) as client:
-        check_idle(client)
+    held: list[int] = []
+    # what the first tenth has grown to must do for the others
+    for seconds in (SOAK_S / 10, SOAK_S * 9 / 10):
+        end = time.monotonic() + seconds
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            counts = list(pool.map(work, range(CLIENTS), [end] * CLIENTS))
+        with httpx.Client(base_url=server.url, timeout=END_S) as client:
+            check_idle(client)
+        held.append(memory(server))
+    assert sum(counts) >= CLIENTS
+    print(f"{sum(counts)} answers in {seconds:.0f} s, {held[0]} and {held[1]} bytes")
+    assert held[1] <= 1.15 * held[0] + (16 << 20), held
+
+
+def wait_restarted(client: httpx.Client, kills: int) -> None:
+    """Waits until a worker runs again after the last of some kills."""
+    end = time.monotonic() + END_S
+    while not (
+        f"maxserve_worker_restarts {kills}.0" in client.get("/metrics").text
+        and client.get("/health").status_code == 200
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.mark.long
 def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> None:
-    """Every stream ends, with its text or with an error event; afterwards the server is as before."""
+    """Every stream ends in time, with its text or with an error event; then the server is as before."""
     server = start(start_server)
     stop = threading.Event()
     request = {**body("import os", {"ignore_eos": True}, 60)}
     with httpx.Client(base_url=server.url, timeout=END_S) as client:
         alone = answer(client, request)[0]
+        begin = time.monotonic()
+        server.worker.kill()
+        wait_restarted(client, 1)
+        warm_load = time.monotonic() - begin
+    limit = warm_load + ANSWERED_S * max(1.0, warm_load / WARM_LOAD_S)
+    open_requests: list[object | None] = [None] * CLIENTS
 
-    def work(_: int) -> tuple[int, int]:
+    def work(number: int) -> tuple[int, int]:
         whole, lost = 0, 0
         with httpx.Client(base_url=server.url, timeout=END_S) as own:
             while not stop.is_set():
+                open_requests[number] = object()
                 text, ended = answer(own, request)
+                open_requests[number] = None
                 assert ended in (None, "engine_lost"), ended
                 if ended is None:
                     assert text == alone
@@ -127,6 +185,7 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
                     lost += 1
         return whole, lost
 
+    waits: list[float] = []
     with (
         ThreadPoolExecutor(CLIENTS) as pool,
         httpx.Client(base_url=server.url, timeout=END_S) as client,
@@ -136,17 +195,22 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
             for number in range(KILLS):
                 time.sleep(1 + number % 3)
                 server.worker.kill()
-                restarts = f"maxserve_worker_restarts {number + 1}.0"
-                end = time.monotonic() + END_S
-                while not (
-                    restarts in client.get("/metrics").text
-                    and client.get("/health").status_code == 200
-                ):
-                    assert time.monotonic() < end
-                    time.sleep(0.05)
+                killed = time.monotonic()
+                before = {id(each): each for each in open_requests if each is not None}
+                while any(id(each) in before for each in list(open_requests)):
+                    assert time.monotonic() - killed < END_S
+                    time.sleep(0.01)
+                waits.append(time.monotonic() - killed)
+                wait_restarted(client, number + 2)
         finally:
             stop.set()
         results = [each.result(END_S) for each in working]
         assert sum(whole for whole, _ in results) > 0
         check_idle(client)
-        assert f"maxserve_worker_restarts {KILLS}.0" in client.get("/metrics").text
+        assert f"maxserve_worker_restarts {KILLS + 1}.0" in client.get("/metrics").text
+    print(
+        f"warm load {warm_load:.2f} s, limit {limit:.2f} s; "
+        f"after a kill all ended within {max(waits):.2f} s; (whole, lost): "
+        f"{sum(w for w, _ in results)}, {sum(lost for _, lost in results)}"
+    )
+    assert max(waits) <= limit, (waits, warm_load)

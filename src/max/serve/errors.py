@@ -51,6 +51,7 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
+    501: "not_supported_error",
     503: "server_error",
     504: "server_error",
 }

@@ -213,6 +213,23 @@ class ModelPool:
             await self._unload(entry)
         return entry
 
+    async def forget(self, name: str) -> None:
+        """Unloads a model whose files are to be deleted; nothing happens where there is none.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            ApiError: It has open requests, or must stay loaded.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        if entry.pinned or entry.users or entry.loading is not None:
+            raise ApiError(f"{name!r} has open requests", status=409, param="model")
+        await self._unload(entry)
+        self._entries.pop(name, None)
+
     async def close(self) -> None:
         """Unloads all models; their open requests end with an error."""
         for entry in self._entries.values():

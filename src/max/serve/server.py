@@ -132,7 +132,8 @@ async def _serve(
     name_requests_in_logs(logger)
     stop = asyncio.Event()
     _on_signals(stop)
-    pool = _pool(settings, models)
+    store = None if isinstance(models, FirstModel) else ModelStore(models.models_dir)
+    pool = _pool(settings, models, store)
     loading: asyncio.Future[ServedModel] | None = None
     if isinstance(models, FirstModel):
         name = settings.served_model_name
@@ -142,7 +143,7 @@ async def _serve(
     try:
         metrics = ServerMetrics()
         # the worker loads the model meanwhile
-        app = build_app(ServerState(settings, metrics, pool), tracing)
+        app = build_app(ServerState(settings, metrics, pool, store), tracing)
         add_gauges(metrics, pool)
         if loading is not None:
             stopped = asyncio.ensure_future(stop.wait())
@@ -159,11 +160,13 @@ async def _serve(
         await pool.close()
 
 
-def _pool(settings: ServerSettings, models: FirstModel | RouterSettings) -> ModelPool:
+def _pool(
+    settings: ServerSettings, models: FirstModel | RouterSettings, store: ModelStore | None
+) -> ModelPool:
     """The models of a server: those of a folder and of the hub's cache for a router, else none yet."""
-    if isinstance(models, FirstModel):
+    if isinstance(models, FirstModel) or store is None:
         return ModelPool(dict, _load_nothing, PoolLimits())
-    store, shared = ModelStore(models.models_dir), models.worker
+    shared = models.worker
 
     def catalog() -> dict[str, StoredModel]:
         return {model.name: model for model in store.models()}

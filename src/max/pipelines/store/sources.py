@@ -84,7 +84,7 @@ def open_source(text: str) -> Source:
             f"{text!r} is no folder, no file and no name on the hub",
             "Give a path, a file:// or http:// address, or a name such as org/model.",
         )
-    return _of_hub(text)
+    return of_hub(text)
 
 
 def _of_path(path: Path) -> Source:
@@ -149,8 +149,15 @@ def _of_address(address: str) -> Source:
     return Source(path.name or "model", address, tuple(files))
 
 
-def _of_hub(name: str) -> Source:
-    """A repository of the hub, or of a server that speaks as it does (``HF_ENDPOINT``)."""
+def of_hub(name: str) -> Source:
+    """A repository of the hub, or of a server that speaks as it does (``HF_ENDPOINT``).
+
+    Args:
+        name: Its name, ``owner/model``.
+
+    Raises:
+        ModelFilesError: There is none, or the hub cannot be reached.
+    """
     if constants.HF_HUB_OFFLINE:
         raise ModelFilesError(
             f"{name!r} is a name on the hub, and HF_HUB_OFFLINE is set",

@@ -13,12 +13,13 @@ from starlette.types import ASGIApp
 from max._version import __version__
 from max.serve.anthropic import messages
 from max.serve.errors import ApiError
-from max.serve.http import health, tokens
+from max.serve.http import health, later, tokens
 from max.serve.http.failures import as_api_error
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
 from max.serve.http.validation import validation_error
+from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
 from max.serve.openai import chat, completions, embeddings, models, responses
 from max.serve.tracing import Tracing
@@ -58,6 +59,8 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
         responses,
         messages,
         ollama,
+        library,
+        later,
     ):
         app.include_router(module.router)
     if state.settings.web_page:

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from max.pipelines.store.local import ModelStore
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.pool import ModelPool
@@ -32,11 +33,13 @@ class ServerState:
         settings: The settings.
         metrics: The metrics.
         pool: The models.
+        store: The models folder; None: the server has one model.
     """
 
     settings: ServerSettings
     metrics: ServerMetrics
     pool: ModelPool
+    store: ModelStore | None = None
 
     async def model(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
         """The model of a request; it is loaded first where it is not.

@@ -29,7 +29,14 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.http.validation import validation_error
 from max.serve.model import ServedModel
-from max.serve.ollama.schemas import ChatBody, EmbedBody, GenerateBody, OllamaOptions, ShowBody
+from max.serve.ollama.schemas import (
+    ChatBody,
+    EmbedBody,
+    EmbeddingsBody,
+    GenerateBody,
+    OllamaOptions,
+    ShowBody,
+)
 from max.serve.openai.embeddings import inputs_of, shortened
 from max.serve.openai.wire import encode_json, new_id
 
@@ -38,20 +45,33 @@ Body = TypeVar("Body", bound=BaseModel)
 _REASONS = {"tool_calls": "stop", "cancelled": "stop"}
 
 
-async def _body(request: Request, kind: type[Body]) -> Body:
-    """The body of a request; its content type does not matter, as with Ollama."""
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """The body of a request; its content type does not matter, as with Ollama.
+
+    Args:
+        request: The connection.
+        kind: The schema.
+
+    Raises:
+        ApiError: It does not fit the schema.
+    """
     try:
         return kind.model_validate_json(await request.body())
     except ValidationError as error:
         raise validation_error(error.errors()) from error
 
 
-def _line(data: dict[str, Any]) -> bytes:
+def json_line(data: dict[str, Any]) -> bytes:
+    """A line of a stream.
+
+    Args:
+        data: Its data, encoded as JSON.
+    """
     return encode_json(data) + b"\n"
 
 
 def _error_line(error: ApiError) -> bytes:
-    return _line({"error": error.message})
+    return json_line({"error": error.message})
 
 
 def _now() -> str:
@@ -175,7 +195,7 @@ async def show(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await _body(request, ShowBody)
+    body = await read_body(request, ShowBody)
     model = await state_of(request, body).model(body.model or body.name)
     return json_response(
         {
@@ -197,7 +217,7 @@ async def chat(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await _body(request, ChatBody)
+    body = await read_body(request, ChatBody)
     state = state_of(request, body)
     keep_alive = keep_alive_seconds(body.keep_alive)
     model = await state.model(body.model, keep_alive)
@@ -232,7 +252,7 @@ async def generate(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await _body(request, GenerateBody)
+    body = await read_body(request, GenerateBody)
     state = state_of(request, body)
     keep_alive = keep_alive_seconds(body.keep_alive)
     model = await state.model(body.model, keep_alive)
@@ -287,7 +307,7 @@ async def embed(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    body = await _body(request, EmbedBody)
+    body = await read_body(request, EmbedBody)
     state = state_of(request, body)
     keep_alive = keep_alive_seconds(body.keep_alive)
     model = await state.model(body.model, keep_alive)
@@ -304,6 +324,22 @@ async def embed(request: Request) -> Response:
             "prompt_eval_count": sum(counts),
         }
     )
+
+
+@router.post("/embeddings")
+async def embeddings(request: Request) -> Response:
+    """The vector of one text: the route that ``/embed`` has replaced.
+
+    Args:
+        request: The connection.
+    """
+    body = await read_body(request, EmbeddingsBody)
+    state = state_of(request, body)
+    model = await state.model(body.model, keep_alive_seconds(body.keep_alive))
+    texts = inputs_of(body.prompt)
+    await token_counts(model, texts, truncate=True)
+    vectors = await unless_disconnected(request, encode_texts(model, state, texts))
+    return json_response({"embedding": vectors[0].tolist()})
 
 
 def _chat_part(answer: Answer) -> dict[str, Any]:
@@ -366,10 +402,10 @@ async def _lines(
                 piece = Answer(content=calls.content, reasoning=calls.reasoning)
             calls = Answer(tool_calls=[] if done else calls.tool_calls)
             if piece.content or piece.reasoning or piece.tool_calls:
-                yield _line({**head, "created_at": _now(), **part(piece), "done": False})
+                yield json_line({**head, "created_at": _now(), **part(piece), "done": False})
     end = time.perf_counter()
     last = collected if whole else Answer()
-    yield _line(
+    yield json_line(
         {
             **head,
             "created_at": _now(),

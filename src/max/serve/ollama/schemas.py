@@ -117,3 +117,28 @@ class ShowBody(StrictBody):
     model: str | None = None
     name: str | None = None
     verbose: bool | None = None
+
+
+class EmbeddingsBody(StrictBody):
+    """The body of ``/api/embeddings``."""
+
+    model: str
+    prompt: str
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+
+
+class PullBody(StrictBody):
+    """The body of ``/api/pull``."""
+
+    model: str | None = None
+    name: str | None = None
+    insecure: Literal[False] | None = None
+    stream: bool | None = None
+
+
+class DeleteBody(StrictBody):
+    """The body of ``/api/delete``."""
+
+    model: str | None = None
+    name: str | None = None

@@ -1,0 +1,195 @@
+"""Ollama's routes that change what is on this machine: ``/api/pull`` and ``/api/delete``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from max.pipelines.core.exceptions import ModelFilesError, UserError
+from max.pipelines.store.local import ModelStore, checked_name
+from max.pipelines.store.pull import pull as pull_model
+from max.pipelines.store.sources import Source, of_hub
+from max.serve.errors import ApiError
+from max.serve.http.failures import as_api_error
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import event_stream, unless_disconnected
+from max.serve.ollama.routes import json_line, read_body
+from max.serve.ollama.schemas import DeleteBody, PullBody
+
+router = APIRouter(prefix="/api", tags=["Ollama"])
+
+
+class _ClientLeftError(Exception):
+    """Ends the thread of a pull whose client has left; the next pull goes on from there."""
+
+
+@router.post("/pull")
+async def pull(request: Request) -> Response:
+    """Gets a model from the Hugging Face hub into the models folder; one that is there is left alone.
+
+    Args:
+        request: The connection.
+    """
+    body = await read_body(request, PullBody)
+    state = state_of(request, body)
+    store = _store(request, state)
+    name = _name(body.model or body.name)
+    lines = _pull_lines(name, store)
+    if body.stream is not False:
+        return await event_stream(request, lines, _pull_error, "application/x-ndjson")
+
+    async def last_line() -> bytes:
+        async with aclosing(lines):
+            return [line async for line in lines][-1]
+
+    try:
+        return Response(
+            await unless_disconnected(request, last_line()), 200, None, "application/json"
+        )
+    except UserError as error:
+        return Response(_pull_error(as_api_error(error)), 500, None, "application/json")
+
+
+@router.delete("/delete")
+async def delete(request: Request) -> Response:
+    """Deletes a model from this machine, after it was unloaded.
+
+    Args:
+        request: The connection.
+    """
+    body = await read_body(request, DeleteBody)
+    state = state_of(request, body)
+    store = _store(request, state)
+    name = _name(body.model or body.name)
+    await state.pool.forget(name)
+    try:
+        await asyncio.to_thread(store.remove, name)
+    except ModelFilesError as error:
+        raise ApiError(f"model {name!r} not found: {error}", status=404) from error
+    except OSError as error:
+        raise ApiError(f"model {name!r} cannot be deleted: {error}", status=500) from error
+    return Response(status_code=200)
+
+
+@router.post("/create")
+@router.post("/copy")
+@router.post("/push")
+async def refused(request: Request) -> Response:
+    """Refuses what Ollama does with model files of its own.
+
+    Args:
+        request: The connection.
+    """
+    return json_response(
+        {
+            "error": f"{request.url.path} is not supported: models are folders of safetensors or GGUF files; "
+            "`max pull` and /api/pull get them, `max quantize` makes others"
+        },
+        501,
+    )
+
+
+def _store(request: Request, state: ServerState) -> ModelStore:
+    """The models folder of a router; requests of foreign web pages are refused."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin not in state.settings.cors_origins:
+        # a page of any host can send a POST without asking first
+        if urlsplit(origin).netloc != request.headers.get("host"):
+            raise ApiError(f"web pages of {origin} may not change models", status=403)
+    if state.store is None:
+        raise ApiError(
+            "this server was started with one model; `max serve` without --model has a models folder"
+        )
+    return state.store
+
+
+def _name(name: str | None) -> str:
+    if not name:
+        raise ApiError("model is missing", param="model")
+    try:
+        return checked_name(name.removesuffix(":latest"))
+    except UserError as error:
+        raise ApiError(f"invalid model name: {error}", param="model") from error
+
+
+def _pull_error(error: ApiError) -> bytes:
+    return json_line({"error": f"pull model manifest: {error.message}"})
+
+
+async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, None]:
+    """The lines of a pull, as Ollama has them: the manifest, each file's progress, the end."""
+    yield json_line({"status": "pulling manifest"})
+    if await asyncio.to_thread(_is_stored, name, store):
+        yield json_line({"status": "success"})
+        return
+    source = await asyncio.to_thread(_hub_source, name)
+    progress: dict[str, tuple[int, int | None]] = {}
+    left = threading.Event()
+
+    def note(file: str, at: int, size: int | None) -> None:
+        if left.is_set():
+            raise _ClientLeftError
+        progress[file] = (at, size)
+
+    async with _pulling(name):
+        if not await asyncio.to_thread(_is_stored, name, store):  # another request may have got it
+            task = asyncio.ensure_future(
+                asyncio.to_thread(pull_model, source, store, name, None, note)
+            )
+            sums = {file.name: file.sha256 for file in source.files}
+            try:
+                while not task.done():
+                    await asyncio.wait([task], timeout=_REPORT_S)
+                    for file, (at, size) in list(progress.items()):
+                        digest = f"sha256:{sums.get(file) or file}"
+                        line = {"status": f"pulling {file}", "digest": digest, "completed": at}
+                        yield json_line(line if size is None else {**line, "total": size})
+                        if at == size:
+                            del progress[file]
+                task.result()
+            finally:
+                left.set()
+                # the thread ends with its block; the part of the file stays for the next pull
+                with contextlib.suppress(Exception):
+                    await task
+    yield json_line({"status": "verifying sha256 digest"})
+    yield json_line({"status": "writing manifest"})
+    yield json_line({"status": "success"})
+
+
+_REPORT_S = 0.2
+_PULLS: dict[str, tuple[asyncio.Lock, int]] = {}
+
+
+@contextlib.asynccontextmanager
+async def _pulling(name: str) -> AsyncGenerator[None, None]:
+    """Lets one request at a time pull a model."""
+    lock, users = _PULLS.get(name, (asyncio.Lock(), 0))
+    _PULLS[name] = (lock, users + 1)
+    try:
+        async with lock:
+            yield
+    finally:
+        users = _PULLS[name][1] - 1
+        if users:
+            _PULLS[name] = (lock, users)
+        else:
+            del _PULLS[name]
+
+
+def _is_stored(name: str, store: ModelStore) -> bool:
+    return any(model.name == name for model in store.models())
+
+
+def _hub_source(name: str) -> Source:
+    """The files of a model of the hub; clients name no paths and no addresses."""
+    if "/" not in name:
+        raise ModelFilesError(f"{name!r} is no name on the hub", "Names there are owner/model.")
+    return of_hub(name)
