@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from benchmarks.runner import ROOT
@@ -78,12 +79,71 @@ def install(peer: str) -> None:
     done.write_text(" ".join(packages))
 
 
+SERVER = FOLDER / "llama-server"
+"""The folder of llama.cpp's sources and of the server that is built of them."""
+
+
+def llama_server(avx2: bool = False) -> Path | None:
+    """llama.cpp's server; None where it was not built.
+
+    Args:
+        avx2: Whether the build for AVX2 is meant.
+    """
+    build = "build-avx2" if avx2 else "build"
+    found = sorted(SERVER.glob(f"*/vendor/llama.cpp/{build}/bin/llama-server"))
+    return found[-1] if found else None
+
+
+def install_llama_server(avx2: bool = False) -> None:
+    """Builds llama.cpp's server of the sources in the source distribution of llama-cpp-python.
+
+    Args:
+        avx2: Whether it is built for AVX2 instead of this machine's vectors.
+    """
+    if llama_server(avx2) is not None:
+        return
+    features = _AVX2 if avx2 else _this_machine()
+    build = "build-avx2" if avx2 else "build"
+    SERVER.mkdir(parents=True, exist_ok=True)
+    tools = SERVER / "tools"
+    if not tools.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(tools)], check=True)
+        pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "cmake", "ninja"], check=True)
+    download = [str(tools / "bin" / "python"), "-m", "pip", "download", "--quiet", "--no-deps"]
+    source = ["--no-binary", ":all:", "--no-build-isolation", "-d", str(SERVER), "llama-cpp-python"]
+    env = {**os.environ, "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    if not list(SERVER.glob("llama_cpp_python-*.tar.gz")):
+        subprocess.run(
+            [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", "scikit-build-core"],
+            check=True,
+        )
+        subprocess.run([*download, *source], check=True, env=env)
+    (archive,) = SERVER.glob("llama_cpp_python-*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(SERVER, filter="data")
+    folder = SERVER / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    flags = [f"-DGGML_{name}=ON" for name in features.split()]
+    options = ["-DGGML_NATIVE=OFF", "-DLLAMA_CURL=OFF", "-DCMAKE_BUILD_TYPE=Release", "-G", "Ninja"]
+    for command in (
+        ["cmake", "-B", build, *options, *flags],
+        ["cmake", "--build", build, "--target", "llama-server", "-j", "2"],
+    ):
+        subprocess.run(command, check=True, cwd=folder, env=env)
+
+
+SERVERS = {
+    "llama-server": install_llama_server,
+    "llama-server-avx2": lambda: install_llama_server(avx2=True),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("peers", nargs="*", choices=[[], *PEERS], default=[])
+    parser.add_argument("peers", nargs="*", choices=[[], *PEERS, *SERVERS], default=[])
     for peer in parser.parse_args().peers or PEERS:
         try:
-            install(peer)
+            SERVERS.get(peer, lambda name=peer: install(name))()
             print(f"{peer}: installed")
         except subprocess.CalledProcessError as error:
             print(f"{peer}: not installed: {error}", file=sys.stderr)

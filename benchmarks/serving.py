@@ -1,0 +1,700 @@
+"""Servers under the same clients in one run: ours, llama.cpp's, MAX's, transformers'; throughput, times to tokens, starts, idling.
+
+All servers are up at once, and each case goes round them in turn. Prompts are texts of a number of tokens, which all tokenize alike; answers
+have a fixed length, streamed. What a server cannot run is left empty, and its log says why. The results are written as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tokenizers import Tokenizer
+
+from benchmarks.generation import AVX2
+from benchmarks.gguf_files import write_gguf
+from benchmarks.models import FILE_TYPES, SHAPES, fits, make_checkpoint
+from benchmarks.peers import llama_server, python
+from benchmarks.runner import ROOT, Worker, commit, machine
+from max.entrypoints.load_test.http_client import Target
+from max.entrypoints.load_test.measure import Sample, measure_one, summary
+
+GGUF_NAMES = {"q4_0": "Q4_0", "q4_k": "Q4_K", "q8_0": "Q8_0", "bfloat16": "BF16", "float32": "F32"}
+OURS = "ours"
+ENGINES = (OURS, "llama.cpp", "MAX", "transformers")
+CONTEXT = 8192
+READY_S = {OURS: 120.0, "llama.cpp": 120.0, "MAX": 1200.0, "transformers": 300.0}
+CASE_S = 600.0
+"""The longest time of a case at one server."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the cases are.
+
+    Args:
+        clients: The numbers of clients of the throughput cases.
+        rounds: The requests of each client.
+        prompt: Tokens of a prompt.
+        prefix: Tokens of the shared prefix.
+        output: Tokens of an answer.
+        long_prompt: Tokens of the prompts that disturb others.
+        arrivals: Requests of the case at a rate.
+        idle_s: Seconds over which an idle server is watched.
+        texts: Texts of the cases of vectors.
+    """
+
+    clients: tuple[int, ...] = (16, 64)
+    rounds: int = 2
+    prompt: int = 256
+    prefix: int = 1024
+    output: int = 128
+    long_prompt: int = 4096
+    arrivals: int = 48
+    idle_s: float = 15.0
+    texts: int = 256
+
+
+QUICK = Sizes((2, 4), 1, 24, 64, 12, 200, 6, 2.0, 8)
+"""For a check of the harness, not for figures."""
+
+
+class Prompts:
+    """Texts of a number of tokens, no two alike.
+
+    Args:
+        folder: The model, with its ``tokenizer.json``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._numbers = random.Random(0)
+
+    def text(self, tokens: int) -> str:
+        """A text of so many tokens, or one fewer where a word has two.
+
+        Args:
+            tokens: The number of tokens.
+        """
+        words: list[str] = []
+        while True:
+            words += [self._word() for _ in range(max(tokens // 4, 1))]
+            encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
+            if len(encoding.ids) >= tokens:
+                end = encoding.offsets[tokens - 1][1]
+                return " ".join(words)[:end]
+
+    def _word(self) -> str:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        return "".join(self._numbers.choices(letters, k=self._numbers.randint(2, 7)))
+
+
+@dataclass
+class Server:
+    """A server that runs.
+
+    Args:
+        engine: Which one.
+        process: Its process.
+        target: Its address.
+        model: The model's name for requests.
+    """
+
+    engine: str
+    process: subprocess.Popen[bytes]
+    target: Target
+    model: str
+
+    def body(self, prompt: str, output: int) -> dict[str, Any]:
+        """The body of a streamed completion of a fixed length."""
+        shared = {"model": self.model, "max_tokens": output, "temperature": 0, "stream": True}
+        if self.engine == "transformers":  # it refuses unknown fields, and the models end nowhere
+            return {**shared, "prompt": prompt}
+        options = {"include_usage": True}
+        return {**shared, "prompt": prompt, "ignore_eos": True, "stream_options": options}
+
+    def cpu_seconds(self) -> float:
+        """The CPU time of its processes."""
+        process = psutil.Process(self.process.pid)
+        times = [each.cpu_times() for each in [process, *process.children(recursive=True)]]
+        return sum(each.user + each.system for each in times)
+
+    def stop(self) -> None:
+        """Ends its processes."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+
+@dataclass
+class Setup:
+    """What the servers of one model are started with.
+
+    Args:
+        checkpoint: The model's folder.
+        gguf: Its file for llama.cpp, and for ours where the encoding is GGUF's.
+        encoding: The encoding of its weights.
+        batch: The most sequences at once.
+        length: The longest sequence.
+        logs: The folder of the servers' logs.
+        binaries: The programs of peers that are not where `benchmarks.peers` puts them.
+        avx2: Whether engines are held to vectors of 256 bits.
+    """
+
+    checkpoint: Path
+    gguf: Path
+    encoding: str
+    batch: int
+    length: int
+    logs: Path
+    binaries: dict[str, str] = field(default_factory=dict)
+    avx2: bool = False
+
+    def command(self, engine: str, port: int) -> list[str] | None:
+        """The command of a server; None where it is not installed or does not read the encoding."""
+        quantised = self.encoding in FILE_TYPES
+        if engine == OURS:
+            code = "from max.entrypoints.cli import main; main()"
+            weights = ["--weight-path", str(self.gguf)] if quantised else []
+            return [
+                sys.executable, "-c", code, "serve", "--model", str(self.checkpoint), *weights,
+                "--quantization-encoding", self.encoding, "--port", str(port), "--metrics-port", "0",
+                "--max-batch-size", str(self.batch), "--max-length", str(self.length),
+            ]  # fmt: skip
+        if engine == "llama.cpp":
+            binary = self.binaries.get("llama.cpp") or llama_server(self.avx2)
+            if not binary:
+                return None
+            return [
+                str(binary), "-m", str(self.gguf), "--port", str(port), "-np", str(self.batch),
+                "-c", str(self.batch * self.length), "-t", str(os.cpu_count() or 1), "--no-webui",
+            ]  # fmt: skip
+        if engine == "MAX":
+            binary = self.binaries.get("MAX") or (
+                str(found.with_name("max")) if (found := python("max")) else None
+            )
+            if not binary or quantised:
+                return None
+            return [
+                binary, "serve", "--model-path", str(self.checkpoint), "--devices", "cpu", "--port", str(port),
+                "--quantization-encoding", self.encoding, "--max-batch-size", str(self.batch),
+                "--max-length", str(self.length),
+            ]  # fmt: skip
+        program = Path(sys.executable).with_name("transformers")
+        if not program.exists() or quantised:
+            return None
+        return [
+            str(program), "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",
+            "--continuous-batching", "--dtype", self.encoding, str(self.checkpoint),
+        ]  # fmt: skip
+
+    def start(self, engine: str, env: dict[str, str] | None = None) -> Server | None:
+        """Starts a server, and waits for its first answer; None where it cannot be had."""
+        port = free_port()
+        command = self.command(engine, port)
+        if command is None:
+            return None
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", "MODULAR_TELEMETRY_ENABLED": "0"}
+        variables |= {"MAX_SERVE_PORT": str(port), "MAX_SERVE_HOST": "127.0.0.1"}
+        if engine == "MAX":  # a package of the same name: ours must not come before it
+            variables.pop("PYTHONPATH", None)
+        variables |= AVX2 if self.avx2 else {}
+        log = self.logs / f"{engine}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env={**variables, **(env or {})},
+                cwd="/" if engine == "MAX" else ROOT,
+            )  # fmt: skip
+        server = Server(engine, process, Target(f"http://127.0.0.1:{port}"), str(self.checkpoint))
+        if wait_for_answer(server, READY_S[engine]):
+            return server
+        print(f"{engine} gives no answer; its log is {log}", file=sys.stderr)
+        server.stop()
+        return None
+
+
+def free_port() -> int:
+    """A port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_answer(server: Server, seconds: float) -> bool:
+    """Asks for one token until it comes.
+
+    Args:
+        server: The server.
+        seconds: The longest time.
+    """
+    body = json.dumps({**server.body("a b c", 1), "stream": False}).encode()
+    body = body.replace(b', "stream_options": {"include_usage": true}', b"")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and server.process.poll() is None:
+        request = urllib.request.Request(
+            f"{server.target.url}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as response:
+                response.read()
+                return True
+        except urllib.error.HTTPError as error:
+            text = error.read()[:500].decode(errors="replace")
+            error.close()
+            if error.code < 500:
+                print(f"{server.engine}: {error.code} {text}", file=sys.stderr)
+                return False
+            time.sleep(0.02)
+        except OSError:
+            time.sleep(0.01)
+    return False
+
+
+async def closed_loop(
+    server: Server, prompts: Sequence[str], output: int, clients: int
+) -> list[Sample]:
+    """So many clients, each of which sends a request when its last one has ended."""
+    waiting = list(reversed(prompts))
+    samples: list[Sample] = []
+
+    async def client() -> None:
+        while waiting:
+            samples.append(await measure_one(server.target, server.body(waiting.pop(), output)))
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return samples
+
+
+async def at_rate(server: Server, prompts: Sequence[str], output: int, rate: float) -> list[Sample]:
+    """Requests at random times, so many a second on average."""
+    numbers, tasks = random.Random(1), list[asyncio.Task[Sample]]()
+    for prompt in prompts:
+        tasks.append(asyncio.ensure_future(measure_one(server.target, server.body(prompt, output))))
+        await asyncio.sleep(numbers.expovariate(rate))
+    return list(await asyncio.gather(*tasks))
+
+
+async def disturbed(
+    server: Server, prompts: Prompts, sizes: Sizes, streams: int = 4
+) -> list[Sample]:
+    """Streams that decode while long prompts come in, one after the other; the samples of the streams."""
+    output = sizes.output * 3
+    texts = [prompts.text(sizes.prompt // 8) for _ in range(streams)]
+    running = [
+        asyncio.ensure_future(measure_one(server.target, server.body(text, output)))
+        for text in texts
+    ]
+    disturbances: list[Sample] = []
+    while not all(each.done() for each in running):
+        await asyncio.sleep(0.5)
+        body = server.body(prompts.text(sizes.long_prompt), 1)
+        disturbances.append(await measure_one(server.target, body))
+    failed = [each for each in disturbances if each.error]
+    return [*(each.result() for each in running), *failed]
+
+
+def run(work: Any) -> Any:
+    """Runs a case within its time."""
+    return asyncio.run(asyncio.wait_for(work, CASE_S))
+
+
+Row = dict[str, Any]
+
+
+class Report:
+    """The rows as they are measured: printed, and kept for the file."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def add(self, model: str, case: str, engine: str, **figures: Any) -> None:
+        """Adds a row.
+
+        Args:
+            model: The model and its encoding.
+            case: The case.
+            engine: The server.
+            figures: What was measured.
+        """
+        self.rows.append({"model": model, "case": case, "engine": engine, **figures})
+        values = ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in figures.items()
+        )
+        print(f"{model} | {case} | {engine} | {values}", flush=True)
+
+
+def measure_throughput(
+    report: Report, name: str, servers: Sequence[Server], prompts: Prompts, sizes: Sizes
+) -> float:
+    """Throughput, with and without a shared prefix.
+
+    Returns:
+        Requests a second of the best peer with the most clients; ours where there is no peer.
+    """
+    rates: dict[str, float] = {}
+    for clients in sizes.clients:
+        for shared in (0, sizes.prefix):
+            prefix = prompts.text(shared) + " " if shared else ""
+            case = f"{clients} clients" + (f", {shared} shared" if shared else "")
+            for server in servers:
+                texts = [prefix + prompts.text(sizes.prompt) for _ in range(clients * sizes.rounds)]
+                figures = summary(run(closed_loop(server, texts, sizes.output, clients)), 0.0)
+                report.add(
+                    name, case, server.engine,
+                    output_tok_s=figures["output_throughput"], failed=figures["failed"],
+                    errors=figures["errors"],
+                )  # fmt: skip
+                if not shared and clients == sizes.clients[-1]:
+                    rates[server.engine] = figures["request_throughput"]
+    return max([rate for engine, rate in rates.items() if engine != OURS] or [rates.get(OURS, 1.0)])
+
+
+def measure_first_tokens(
+    report: Report,
+    name: str,
+    servers: Sequence[Server],
+    prompts: Prompts,
+    sizes: Sizes,
+    rate: float,
+) -> None:
+    """Times to the first token at 70 % of a rate, the same for all."""
+    for server in servers:
+        texts = [prompts.text(sizes.prompt) for _ in range(sizes.arrivals)]
+        figures = summary(run(at_rate(server, texts, sizes.output, 0.7 * rate)), rate)
+        spread = figures["ttft_ms"]
+        report.add(
+            name, f"{0.7 * rate:.2f} requests/s", server.engine,
+            ttft_p50_ms=spread.get("median"), ttft_p99_ms=spread.get("p99"), failed=figures["failed"],
+            errors=figures["errors"],
+        )  # fmt: skip
+
+
+def measure_disturbed(
+    report: Report, name: str, servers: Sequence[Server], prompts: Prompts, sizes: Sizes
+) -> None:
+    """The time between tokens while long prompts come in."""
+    for server in servers:
+        figures = summary(run(disturbed(server, prompts, sizes)), 0.0)
+        spread = figures["itl_ms"]
+        ratio = spread["p99"] / spread["median"] if spread else None
+        report.add(
+            name, f"prompts of {sizes.long_prompt}", server.engine,
+            itl_p50_ms=spread.get("median"), itl_p99_ms=spread.get("p99"), p99_of_median=ratio,
+            failed=figures["failed"], errors=figures["errors"],
+        )  # fmt: skip
+
+
+def measure_added(
+    report: Report, name: str, setup: Setup, server: Server, prompts: Prompts, sizes: Sizes
+) -> None:
+    """What the server adds to a step of the engine alone at 16 streams: both in turn, three times."""
+    streams = min(16, setup.batch)
+    weights = {"weights": str(setup.gguf)} if setup.encoding in FILE_TYPES else {}
+    engine = Worker(
+        "benchmarks.workers.supremum_llm", AVX2 if setup.avx2 else {}, model=str(setup.checkpoint),
+        dtype=setup.encoding, batch=streams, **weights,
+    )  # fmt: skip
+    alone: list[float] = []
+    served: list[float] = []
+    tokens = list(range(5, 5 + sizes.prompt))
+    for turn in range(4):
+        rate = engine.call("generate", prompt=tokens, new_tokens=sizes.output, batch=streams)
+        texts = [prompts.text(sizes.prompt) for _ in range(streams)]
+        samples: list[Sample] = run(closed_loop(server, texts, sizes.output, streams))
+        if turn:  # the first is a warm-up
+            alone.append(streams / rate["decode_tok_s"] * 1e3)
+            # from the first token of the last stream on, all of them decode
+            first, end = max(s.first for s in samples), min(s.end for s in samples)
+            got = sum(
+                s.output_tokens * max(end - first, 0.0) / max(s.end - s.first, 1e-9)
+                for s in samples
+            )
+            served.append((end - first) / max(got / streams, 1e-9) * 1e3)
+    engine.close()
+    step, with_http = sorted(alone)[1], sorted(served)[1]
+    report.add(
+        name, f"step at {streams} streams", OURS, engine_ms=step, served_ms=with_http,
+        added_percent=100 * (with_http - step) / step,
+    )  # fmt: skip
+
+
+def measure_starts(report: Report, name: str, setup: Setup, engines: Sequence[str]) -> None:
+    """Seconds from the command to the first answer: with an empty cache, and with a full one."""
+    for engine in engines:
+        with tempfile.TemporaryDirectory() as cache:
+            env = {"MAX_CACHE_DIR": cache} if engine == OURS else {}
+            for kind in ("cold", "packed", "warm") if engine == OURS else ("warm",):
+                begin = time.perf_counter()
+                server = setup.start(engine, env)
+                if server is None:
+                    break
+                report.add(
+                    name, f"start, {kind}", engine, first_answer_s=time.perf_counter() - begin
+                )
+                server.stop()
+
+
+def measure_idle(report: Report, name: str, servers: Sequence[Server], sizes: Sizes) -> None:
+    """The share of a core that a server takes while nobody asks."""
+    time.sleep(sizes.idle_s / 3)  # ours measures its kernels in the first idle seconds
+    for server in servers:
+        begin, seconds = time.perf_counter(), server.cpu_seconds()
+        time.sleep(sizes.idle_s)
+        used = server.cpu_seconds() - seconds
+        share = 100 * used / (time.perf_counter() - begin)
+        report.add(name, "idle", server.engine, percent_of_a_core=share)
+
+
+async def _post_all(
+    server: Server, path: str, bodies: Sequence[dict[str, Any]], clients: int
+) -> float:
+    waiting = list(bodies)
+
+    async def client() -> None:
+        while waiting:
+            await server.target.json(path, waiting.pop())
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return len(bodies) / (time.perf_counter() - begin)
+
+
+def measure_vectors(
+    report: Report,
+    encoder: Path,
+    gguf: Path | None,
+    logs: Path,
+    binaries: dict[str, str],
+    sizes: Sizes,
+) -> None:
+    """Requests a second of /v1/embeddings and /rerank, 64 clients: ours, and llama.cpp's of a GGUF file."""
+    prompts = Prompts(encoder)
+    texts = [prompts.text(64) for _ in range(sizes.texts)]
+    ours = Setup(encoder, encoder, "float32", 64, 256, logs)
+    commands = {OURS: [arg for arg in ours.command(OURS, 0) or [] if arg]}
+    if gguf is not None and (binary := binaries.get("llama.cpp") or llama_server()):
+        commands["llama.cpp"] = [
+            str(binary), "-m", str(gguf), "--embedding", "-np", "64", "-c", str(64 * 256), "-b", "2048",
+            "-ub", "2048", "-t", str(os.cpu_count() or 1), "--no-webui", "--port", "0",
+        ]  # fmt: skip
+    for engine, command in commands.items():
+        port = free_port()
+        command[command.index("--port") + 1] = str(port)
+        with (logs / f"{engine}-vectors.log").open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT)
+        server = Server(engine, process, Target(f"http://127.0.0.1:{port}"), str(encoder))
+        try:
+            end = time.monotonic() + 120
+            while True:
+                try:
+                    asyncio.run(
+                        server.target.json(
+                            "/v1/embeddings",
+                            {"model": "x", "input": "a"}
+                            if engine != OURS
+                            else {"model": str(encoder), "input": "a"},
+                        )
+                    )
+                    break
+                except OSError:
+                    if time.monotonic() > end or process.poll() is not None:
+                        raise
+                    time.sleep(0.05)
+            bodies = [{"model": str(encoder), "input": text} for text in texts]
+            rate = run(_post_all(server, "/v1/embeddings", bodies, 64))
+            report.add(encoder.name, "embed, 64 clients", engine, requests_s=rate)
+            if engine == OURS:
+                asks = [
+                    {"model": str(encoder), "query": text, "documents": texts[:8]}
+                    for text in texts[: len(texts) // 4]
+                ]
+                rate = run(_post_all(server, "/rerank", asks, 64))
+                report.add(encoder.name, "rerank of 8, 64 clients", engine, requests_s=rate)
+        finally:
+            server.stop()
+
+
+def prepared(shape: str, encoding: str, folder: Path) -> tuple[Path, Path]:
+    """A model's folder, whose context is long enough for all cases, and its GGUF file with a vocabulary."""
+    source = ROOT / "models" / "tiny-chat"
+    if shape in SHAPES:
+        dtype = "float32" if encoding in FILE_TYPES else encoding
+        source = make_checkpoint(shape, dtype, folder)
+    target = folder / f"serving-{source.name}"
+    if not target.exists():
+        part = Path(tempfile.mkdtemp(dir=folder))
+        for file in source.iterdir():
+            (part / file.name).symlink_to(file.resolve())
+        config = json.loads((source / "config.json").read_text())
+        (part / "config.json").unlink()
+        config["max_position_embeddings"] = CONTEXT
+        (part / "config.json").write_text(json.dumps(config, indent=1))
+        part.rename(target)
+    gguf = folder / f"{target.name}-{encoding}.gguf"
+    if not gguf.exists():
+        write_gguf(target, gguf.with_suffix(".part"), GGUF_NAMES[encoding]).rename(gguf)
+    return target, gguf
+
+
+CASES: dict[str, str] = {
+    "throughput": "tokens a second, with and without a shared prefix",
+    "first": "times to the first token at 70 % of the best peer's throughput (runs throughput first)",
+    "added": "what HTTP adds to a step at 16 streams",
+    "disturbed": "the time between tokens while long prompts come in",
+    "starts": "from the command to the first answer",
+    "idle": "the load of an idle server",
+}
+
+
+@contextlib.contextmanager
+def started(setup: Setup, engines: Sequence[str]) -> Iterator[list[Server]]:
+    """The servers that can be had, until the end of the block."""
+    servers: list[Server] = []
+    try:
+        for engine in engines:
+            if (server := setup.start(engine)) is not None:
+                servers.append(server)
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def measure_model(
+    report: Report,
+    shape: str,
+    encoding: str,
+    cases: Sequence[str],
+    args: argparse.Namespace,
+    sizes: Sizes,
+) -> None:
+    """All cases of one model."""
+    name = f"{shape} {encoding}"
+    checkpoint, gguf = prepared(shape, encoding, args.folder)
+    length = -(-(sizes.prefix + sizes.prompt + sizes.output + 64) // 256) * 256
+    setup = Setup(
+        checkpoint, gguf, encoding, sizes.clients[-1], length, args.logs, args.binaries, args.avx2
+    )
+    prompts = Prompts(checkpoint)
+    if "starts" in cases:
+        measure_starts(report, name, setup, [e for e in args.engines if e in (OURS, "llama.cpp")])
+    if {"throughput", "first", "added", "idle"} & set(cases):
+        with started(setup, args.engines) as servers:
+            rate = 0.0
+            if "throughput" in cases or "first" in cases:
+                rate = measure_throughput(report, name, servers, prompts, sizes)
+            if "first" in cases:
+                measure_first_tokens(report, name, servers, prompts, sizes, rate)
+            if "idle" in cases:
+                measure_idle(report, name, servers, sizes)
+            ours = [server for server in servers if server.engine == OURS]
+        if "added" in cases and ours:
+            # alone, as the others are gone
+            with started(setup, [OURS]) as servers:
+                measure_added(report, name, setup, servers[0], prompts, sizes)
+    if "disturbed" in cases:
+        long = Setup(
+            checkpoint, gguf, encoding, 8, CONTEXT if sizes.long_prompt > 1500 else 1024, args.logs,
+            args.binaries, args.avx2,
+        )  # fmt: skip
+        with started(long, args.engines) as servers:
+            measure_disturbed(report, name, servers, prompts, sizes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--shapes", nargs="+", default=["llama-135m", "llama-1.2b"], choices=[*SHAPES, "tiny"]
+    )
+    parser.add_argument(
+        "--encodings", nargs="+", default=["q4_k", "q8_0", "bfloat16"], choices=list(GGUF_NAMES)
+    )
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        default=list(CASES),
+        choices=list(CASES),
+        help="; ".join(f"{k}: {v}" for k, v in CASES.items()).replace("%", "%%"),
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small cases: a check of the harness, no figures"
+    )
+    parser.add_argument(
+        "--avx2", action="store_true", help="hold ours to AVX2, as a build of llama.cpp for it is"
+    )
+    parser.add_argument(
+        "--llama-server", help="llama.cpp's server; by default that of `benchmarks.peers`"
+    )
+    parser.add_argument("--max", help="MAX's command; by default that of `benchmarks.peers`")
+    parser.add_argument(
+        "--encoder", type=Path, help="a folder of an encoder: measures vectors and ranks"
+    )
+    parser.add_argument("--encoder-gguf", type=Path, help="the same encoder for llama.cpp")
+    default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
+    parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
+    parser.add_argument("--json", type=Path, help="where the results are written")
+    args = parser.parse_args()
+    if args.llama_server and shutil.which(args.llama_server) is None:
+        parser.error(f"--llama-server: there is no program {args.llama_server}")
+    named = {"llama.cpp": args.llama_server, "MAX": args.max}
+    args.binaries = {engine: path for engine, path in named.items() if path}
+    args.folder.mkdir(exist_ok=True)
+    args.logs = Path(tempfile.mkdtemp(prefix="supremum-serving-"))
+    sizes = QUICK if args.quick else Sizes()
+    report = Report()
+    print(machine(), "logs:", args.logs, flush=True)
+    begin = time.monotonic()
+    try:
+        for shape in args.shapes:
+            for encoding in args.encodings:
+                if shape in SHAPES and not fits(shape, encoding):
+                    print(
+                        f"{shape} {encoding}: rows that {encoding} has no blocks for are in q4_0 or q8_0"
+                    )
+                measure_model(report, shape, encoding, args.cases, args, sizes)
+        if args.encoder is not None:
+            measure_vectors(
+                report, args.encoder, args.encoder_gguf, args.logs, args.binaries, sizes
+            )
+    finally:
+        if args.json is not None:
+            result = {
+                "machine": machine(),
+                "commit": commit(),
+                "quick": args.quick,
+                "rows": report.rows,
+            }
+            args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print(f"{(time.monotonic() - begin) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()
