@@ -55,8 +55,10 @@ PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
     # onnx and onnxscript are what torch exports with
     "onnx": (["onnxruntime", "onnx", "onnxscript"], {}),
     "openvino": (["openvino"], {}),
+    # its server
+    "transformers": (["transformers[serving]>=5.0", "accelerate", "torch==2.13.0"], {}),
 }
-"""For each peer the packages, and the environment of the installation. torch and transformers come with the tests."""
+"""For each peer the packages, and the environment of the installation. torch and transformers come with the tests, transformers' server does not."""
 
 
 def python(peer: str) -> Path | None:
