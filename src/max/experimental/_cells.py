@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from max import driver
 from max.experimental._signatures import Signature
@@ -20,9 +21,12 @@ class Cell:
         storage: Its memory; None where it is not computed yet.
         call: The call that computes it; None where it is in memory.
         index: Which of the results of the call it is.
+
+    Attributes:
+        holder: Refers to the tensor on a cell that is not computed; a value that no tensor holds is not kept.
     """
 
-    __slots__ = ("__weakref__", "call", "index", "storage", "type")
+    __slots__ = ("__weakref__", "call", "holder", "index", "storage", "type")
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Cell:
         index: int = 0,
     ) -> None:
         self.type, self.storage, self.call, self.index = type, storage, call, index
+        self.holder: weakref.ref[Any] | None = None
 
 
 class Call:

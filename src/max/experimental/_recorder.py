@@ -5,27 +5,54 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 from max._config import flags
 from max.experimental._cells import Call, Cell
 from max.experimental._nans import check_nans
 from max.experimental._programs import Recording, run, staged
 from max.experimental._signatures import signature_of
-from max.experimental._templates import Template, describe
+from max.experimental._templates import describe
 from max.experimental._types import type_of
 from max.graph import Graph
 from max.graph.graph import user_place
 
-__all__ = ["PENDING_CALLS", "materialize", "materialize_all", "pending", "record", "staged_graph"]
+__all__ = [
+    "PENDING_CALLS",
+    "hold",
+    "materialize",
+    "materialize_all",
+    "pending",
+    "record",
+    "staged_graph",
+]
 
 PENDING_CALLS = 1024
 """Calls that are recorded before they run by themselves, so that a program that needs no value uses bounded memory."""
 
-pending: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The tensors that are not computed yet, by the identity of their cells."""
+_holders: list[ref[Any]] = []
+"""Tensors that were not computed when they were made."""
+_most_holders = 4 * PENDING_CALLS
+"""With more of them, those that are gone or computed are removed."""
 _recorded = threading.local()
 _lock = threading.RLock()
+
+
+def hold(cell: Cell, tensor: Any) -> None:
+    """Notes that a tensor is on a cell that is not computed, so that a run which comes by keeps its value."""
+    global _most_holders
+    holder = cell.holder = ref(tensor)
+    _holders.append(holder)
+    if len(_holders) > _most_holders:
+        with _lock:
+            _holders[:] = [ref(tensor) for tensor in pending()]
+            _most_holders = max(4 * PENDING_CALLS, 2 * len(_holders))
+
+
+def pending() -> list[Any]:
+    """The tensors that are not computed yet."""
+    tensors = [holder() for holder in list(_holders)]
+    return [tensor for tensor in tensors if tensor is not None and tensor._cell.storage is None]
 
 
 def record(
@@ -46,11 +73,10 @@ def record(
     """
     cells: list[Cell] = []
     numbers: list[int | float] = []
-    template = Template(
-        op,
-        tuple([describe(arg, cells, numbers) for arg in (*args, *kwargs.values())]),
-        tuple(kwargs),
-    )
+    described = [describe(arg, cells, numbers) for arg in args]
+    if kwargs:
+        described += [describe(arg, cells, numbers) for arg in kwargs.values()]
+    template = (op, tuple(described), tuple(kwargs))
     place = user_place()
     signature = signature_of(template, tuple([cell.type for cell in cells]), tuple(numbers), place)
     call = Call(signature, cells, place)
@@ -77,8 +103,6 @@ def record(
 
 def materialize(cells: Sequence[Cell]) -> None:
     """Computes cells, and with them what they depend on that the program holds."""
-    if all(cell.storage is not None for cell in cells):
-        return
     with _lock:
         targets = [cell for cell in cells if cell.storage is None]
         if not targets:
@@ -90,15 +114,14 @@ def materialize(cells: Sequence[Cell]) -> None:
                     f"an eager tensor of shape {list(cell.type.shape)} was computed with shape {list(storage.shape)}; "
                     "please report this"
                 )
-            cell.storage, cell.call = storage, None
-            pending.pop(id(cell), None)
+            cell.storage, cell.call, cell.holder = storage, None, None
         _recorded.calls = 0
 
 
 def materialize_all() -> None:
     """Computes all tensors that the program holds."""
     with _lock:
-        materialize([tensor._cell for tensor in list(pending.values())])
+        materialize([tensor._cell for tensor in pending()])
 
 
 def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
@@ -109,33 +132,35 @@ def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
     leaf_cells: list[Cell] = []
     inputs: list[tuple[tuple[int, int], ...]] = []
     # depth first, without recursion: chains are as long as PENDING_CALLS
-    stack: list[tuple[Call, bool]] = [(cell.call, False) for cell in reversed(targets) if cell.call]
+    stack: list[Call] = [cell.call for cell in reversed(targets) if cell.call]
     while stack:
-        call, entered = stack.pop()
+        call = stack[-1]
         if call in numbers:
-            continue
-        if not entered:
-            stack.append((call, True))
-            stack.extend(
-                [
-                    (cell.call, False)
-                    for cell in reversed(call.inputs)
-                    if cell.storage is None and cell.call
-                ]
-            )
+            stack.pop()
             continue
         sources: list[tuple[int, int]] = []
+        first: list[Call] = []
         for cell in call.inputs:
-            if cell.storage is None:
-                assert cell.call is not None
-                sources.append((numbers[cell.call], cell.index))
+            storage = cell.storage
+            if storage is None:
+                source = cell.call
+                assert source is not None
+                number = numbers.get(source)
+                if number is None:
+                    first.append(source)
+                else:
+                    sources.append((number, cell.index))
                 continue
             # one input for each memory, whatever the cells on it
-            leaf = leaves.get(id(cell.storage))
+            leaf = leaves.get(id(storage))
             if leaf is None:
-                leaf = leaves[id(cell.storage)] = len(leaf_cells)
+                leaf = leaves[id(storage)] = len(leaf_cells)
                 leaf_cells.append(cell)
             sources.append((-1, leaf))
+        if first:
+            stack.extend(reversed(first))
+            continue
+        stack.pop()
         numbers[call] = len(calls)
         calls.append(call)
         inputs.append(tuple(sources))
@@ -143,7 +168,7 @@ def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
     for call in calls:
         for reference in call.results:
             cell = reference()
-            if cell is not None and id(cell) in pending:
+            if cell is not None and cell.holder is not None and cell.holder() is not None:
                 kept[id(cell)] = cell
     outputs: list[tuple[int, int]] = []
     for cell in kept.values():
@@ -171,5 +196,5 @@ def _run_now(call: Call) -> list[Cell]:
 def staged_graph() -> Graph:
     """A graph of what was recorded, with the tensors that are not computed yet as outputs."""
     with _lock:
-        recording, _ = _recording([tensor._cell for tensor in list(pending.values())])
+        recording, _ = _recording([tensor._cell for tensor in pending()])
     return staged(recording)

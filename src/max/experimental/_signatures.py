@@ -7,7 +7,7 @@ of later results are evaluated.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from max.dtype import DType
 from max.experimental._patterns import Details, Pattern
@@ -148,16 +148,26 @@ _signatures: dict[object, Signature] = {}
 
 
 def signature_of(
-    template: Template, types: tuple[CellType, ...], numbers: Details, place: tuple[str, int]
+    fields: tuple[Any, tuple[Any, ...], tuple[str, ...]],
+    types: tuple[CellType, ...],
+    numbers: Details,
+    place: tuple[str, int],
 ) -> Signature:
     """The signature of a call.
+
+    Args:
+        fields: The fields of its template.
+        types: The types of the tensors that it reads.
+        numbers: The numbers among its arguments.
+        place: The source location for errors.
 
     Raises:
         ValueError, TypeError: What the op raises for tensors that do not fit.
     """
-    key = (template, types, numbers)
+    key = (fields, types, numbers)
     signature = _signatures.get(key)
     if signature is None:
+        template = Template(*fields)
         kinds = tuple([type_.kind for type_ in types])
         family_key = (template, kinds, tuple([type(number) for number in numbers]))
         family = _families.get(family_key)

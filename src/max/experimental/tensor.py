@@ -95,8 +95,11 @@ class ComputeGraph:
 
     @property
     def unrealized(self) -> WeakValueDictionary[int, Tensor]:
-        """The tensors that are not computed yet. They are not kept alive: a value that nothing holds is not computed."""
-        return _recorder.pending
+        """The tensors that are not computed yet, by the identity of their values, as they are at this moment.
+
+        They are not kept alive: a value that nothing holds is not computed.
+        """
+        return WeakValueDictionary({id(tensor._cell): tensor for tensor in _recorder.pending()})
 
     @property
     def graph(self) -> Graph:
@@ -121,7 +124,7 @@ class ComputeGraph:
         """
         if tensor._cell is None or tensor._cell.storage is not None:
             raise TypeError(f"add_unrealized: {tensor!r} has a value already")
-        self.unrealized[id(tensor._cell)] = tensor
+        _recorder.hold(tensor._cell, tensor)
 
     async def evaluate(self, tensor: Tensor) -> None:
         """Computes a tensor, and with it the tensors that it depends on.
@@ -189,7 +192,7 @@ class Tensor(Operations):
         tensor = cls.__new__(cls)
         tensor._cell, tensor._value = cell, None
         if cell.storage is None:
-            _recorder.pending[id(cell)] = tensor
+            _recorder.hold(cell, tensor)
         return tensor
 
     @classmethod
