@@ -88,6 +88,16 @@ def test_what_a_kernel_changes_is_changed(folder: Path) -> None:
         op(old, torch.zeros(4, dtype=torch.int64)[::2], torch.tensor([10, 1]))
 
 
+def test_a_gradient(folder: Path) -> None:
+    scale = CustomOpLibrary(folder).wild_scale[{"factor": 3}]
+    x = torch.rand(5, requires_grad=True)
+    out = torch.empty(5)
+    scale.register_autograd(lambda ctx, gradient: gradient * 3)
+    scale(out, x)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((5,), 3.0))
+
+
 def test_errors(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     library = CustomOpLibrary(folder)
     with pytest.raises(

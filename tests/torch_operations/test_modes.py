@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,6 +140,55 @@ def test_operands_are_not_copied(dtype: torch.dtype) -> None:
     out = torch.empty(4, dtype=dtype)
     doubled_first_four(out, x)
     torch.testing.assert_close(out, plain * 2, rtol=0, atol=0)
+
+
+def test_results_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph writes to the memory of the tensor; one that cannot take it so is copied to."""
+    copied: list[int] = []
+    copy = torch.Tensor.copy_
+
+    def counted(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        copied.append(self.numel())
+        return copy(self, *args)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", counted)
+    x, y = torch.rand(1600), torch.rand(1600)
+    out, version = torch.empty(1600), torch.empty(0)._version
+    weighted(out, x, y)
+    assert copied == [] and out._version > version
+    torch.testing.assert_close(out, torch.tanh(x) * y)
+    strided = torch.empty(1600, 2)[:, 0]
+    weighted(strided, x, y)
+    assert copied == [1600]
+    assert torch.equal(strided, out)
+    # 4 bytes beyond the alignment of outputs
+    odd = torch.empty(1601)[1:]
+    weighted(odd, x, y)
+    assert copied == [1600, 1600]
+    assert torch.equal(odd, out)
+
+
+def test_results_over_operands() -> None:
+    """A result whose memory an operand shares is written after the operand was read."""
+
+    @graph_op(num_outputs=2)
+    def reversed_twice(x: Any) -> tuple[Any, Any]:
+        return x[::-1] + 1.0, x[::-1] * 2.0
+
+    memory = torch.arange(300, dtype=torch.float32)
+    x, first, second = memory[:256], memory[32:288], torch.empty(256)
+    expected = x.flip(0) + 1.0, x.flip(0) * 2.0
+    reversed_twice(first, second, x)
+    assert torch.equal(first, expected[0]) and torch.equal(second, expected[1])
+
+
+def test_negated_views() -> None:
+    numbers = torch.randn(64, dtype=torch.complex64)
+    x = torch.imag(torch.conj(numbers))
+    assert x.is_neg()
+    y, out = torch.rand(64), torch.imag(torch.conj(torch.zeros(64, dtype=torch.complex64)))
+    weighted(out, x, y)
+    torch.testing.assert_close(out.resolve_neg(), torch.tanh(x.resolve_neg()) * y)
 
 
 def test_a_wrong_number_of_tensors() -> None:

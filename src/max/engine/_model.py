@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Device, Tensor
 from max.driver._device import device_named
+from max.driver._memory import ALIGNMENT
 from max.dtype import DType
 from max.engine._binding import InputBinder
 from max.engine._outputs import OutputMemory
@@ -129,6 +131,12 @@ class _Capture:
 
 _NOTHING = Tensor(DType.uint8, (0,))
 """A placeholder of an output that is not allocated yet."""
+
+
+def _ends(tensor: Tensor) -> tuple[int, int]:
+    """The first address of a contiguous tensor, and the one after its last."""
+    start = tensor._ptr
+    return start, start + math.prod(tensor._shape) * tensor._dtype.size_in_bytes
 
 
 class Model:
@@ -297,6 +305,47 @@ class Model:
             return self._run_segments(linked, symbols, tensors)
         instance = linked.main.instance(symbols)
         outputs = self._new_outputs(tensors, instance)
+        self._run(linked, instance, tensors, outputs)
+        return outputs
+
+    def _execute_into(self, args: Sequence[Any], memory: Sequence[Tensor]) -> list[Tensor]:
+        """`execute`, with results in memory of the caller where they fit.
+
+        Args:
+            args: The inputs.
+            memory: A tensor for each output. It is written where it has the dtype, shape and alignment of the output, and
+                shares no memory with an input or another output; its elements are undefined if the run raises.
+
+        Returns:
+            The outputs: the tensors of `memory` that were written, and new tensors for the others.
+        """
+        tensors, symbols = self._binder.bind(args)
+        linked = self._linked
+        if linked is None or linked.later:
+            return self.execute(*tensors)
+        instance = linked.main.instance(symbols)
+        if len(memory) != len(instance.output_shapes):
+            return self.execute(*tensors)
+        spans = [_ends(tensor) for tensor in tensors]
+        outputs: list[Tensor] = []
+        for index, (shape, given) in enumerate(zip(instance.output_shapes, memory, strict=True)):
+            dtype, device = self._output_forms[index]
+            start, stop = _ends(given)
+            if self._given_back[index] >= 0:
+                outputs.append(tensors[self._given_back[index]])
+            elif (
+                given._shape == shape
+                and given._dtype is dtype
+                and given._device is device
+                and given._strides is None
+                and not given._read_only
+                and not start % ALIGNMENT
+                and not any([first < stop and start < last for first, last in spans])
+            ):
+                outputs.append(given)
+                spans.append((start, stop))
+            else:
+                outputs.append(self._output_memory.tensor(index, shape))
         self._run(linked, instance, tensors, outputs)
         return outputs
 

@@ -25,11 +25,13 @@ except ImportError as error:
     raise ImportError(f"max.torch needs torch: {error}") from error
 
 from max.torch._convert import max_device_ref, max_dtype_to_torch, torch_dtype_to_max
-from max.torch._library import CustomOpLibrary
-from max.torch._operation import graph_op
+from max.torch._library import CustomOp, CustomOpLibrary
+from max.torch._operation import Operation, graph_op
 
 __all__ = [
+    "CustomOp",
     "CustomOpLibrary",
+    "Operation",
     "graph_op",
     "max_device_ref",
     "max_dtype_to_torch",

@@ -1,10 +1,16 @@
 """Devices and dtypes of torch, and ours."""
 
+# tensors are made directly: the checks of the public constructors would take longer than a small graph
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 
 from max.driver import Tensor
+from max.driver._arguments import HOST
+from max.driver._memory import ALIGNMENT
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, TensorType
 
@@ -62,25 +68,24 @@ def buffer_type_of(tensor: torch.Tensor) -> BufferType:
     return BufferType(like.dtype, like.shape, like.device)
 
 
-# NumPy shares the memory of these for a third of what DLPack costs
-_NUMPY = frozenset(
-    {
-        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
-        torch.float16, torch.float32, torch.float64,
-    }
-)  # fmt: skip
+@cache
+def _dtype_of(dtype: torch.dtype) -> DType:
+    return DType.from_torch(dtype)
 
 
 def view_of(tensor: torch.Tensor) -> Tensor:
-    """A tensor on the memory of a torch tensor."""
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    if plain.dtype in _NUMPY:
-        return Tensor.from_numpy(plain.numpy())
-    return Tensor.from_dlpack(plain)
+    """A contiguous tensor on the memory of a contiguous torch tensor of the CPU, which it keeps alive.
+
+    Raises:
+        ValueError: The tensor's dtype is not one of graphs.
+    """
+    # torch's own exports, by NumPy or DLPack, take several times as long
+    ptr = tensor.data_ptr() or ALIGNMENT
+    memory = (ptr, tensor)
+    shape = tuple(tensor.shape)
+    return Tensor._over(memory, _dtype_of(tensor.dtype), shape, HOST, HOST.default_stream)
 
 
-def tensor_of(result: Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A torch tensor on the memory of a result; `dtype` is the one that is expected."""
-    if dtype in _NUMPY and result.dtype == DType.from_torch(dtype):
-        return torch.from_numpy(result.to_numpy())
+def tensor_of(result: Tensor) -> torch.Tensor:
+    """A torch tensor on the memory of a result."""
     return torch.from_dlpack(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,17 @@ class CustomOp:
             TypeError: They do not fit the kernel's signature.
         """
         self._operation(*tensors)
+
+    def register_autograd(
+        self, backward: Callable[..., Any], /, *, setup_context: Callable[..., None] | None = None
+    ) -> None:
+        """Gives the op a gradient; see :meth:`Operation.register_autograd`.
+
+        Args:
+            backward: The gradients of the operands, of those of the results.
+            setup_context: Keeps what the backward needs.
+        """
+        self._operation.register_autograd(backward, setup_context=setup_context)
 
     def _define(self) -> Operation:
         if (file := self.library.file_of(self.symbol)) is not None:

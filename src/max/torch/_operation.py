@@ -55,16 +55,20 @@ class Compiled:
 
     def model_for(self, tensors: Sequence[torch.Tensor]) -> Model:
         """The graph for the form of the arguments, compiled when it is first needed."""
-        form = tuple(
-            (t.dtype, t.device, tuple(t.shape) if self.by_shape else t.dim()) for t in tensors
-        )
-        with self.lock:
-            if form not in self.models:
-                self.models[form] = session().load(self.build(*tensors))
-            return self.models[form]
+        if self.by_shape:
+            form = tuple([(t.dtype, t.is_cpu, t.shape) for t in tensors])
+        else:
+            form = tuple([(t.dtype, t.is_cpu, t.dim()) for t in tensors])
+        model = self.models.get(form)
+        if model is None:
+            with self.lock:
+                model = self.models.get(form)
+                if model is None:
+                    model = self.models[form] = session().load(self.build(*tensors))
+        return model
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Runs the graph and writes its results into the first arguments.
+        """Runs the graph, whose results are written to the first arguments, without a copy where they are contiguous.
 
         Raises:
             ValueError: A result has another shape or dtype than the argument that is to take it, or an argument
@@ -75,15 +79,29 @@ class Compiled:
                 f"{self.name}: {len(tensors)} tensors, expected {len(self.roles)}: {self.outputs} for results, then "
                 f"{len(self.roles) - self.outputs} operands"
             )
-        outputs = tensors[: self.outputs]
-        results = self.model_for(tensors).execute(*map(self._operand, self._read(tensors)))
+        count = self.outputs
+        model = self.model_for(tensors)
+        operands = [
+            self._operand(tensor, role)
+            for tensor, role in zip(tensors[count:], self.roles[count:], strict=True)
+        ]
+        outputs = tensors[:count]
+        memory = [
+            view_of(out if out.is_contiguous() and not out.is_neg() else torch.empty(0))
+            for out in outputs
+        ]
+        results = model._execute_into(operands, memory)  # pyright: ignore[reportPrivateUsage]
         if len(results) != len(outputs):
             raise ValueError(
                 f"{self.name}: the graph has {len(results)} results, and {len(outputs)} are expected; "
                 "num_outputs or output_types says how many"
             )
-        for index, (out, result) in enumerate(zip(outputs, results, strict=True)):
-            value = tensor_of(result, out.dtype)
+        for index, (out, place, result) in enumerate(zip(outputs, memory, results, strict=True)):
+            if result is place:
+                # torch's check of values that were saved for a backward
+                torch.autograd.graph.increment_version(out)
+                continue
+            value = tensor_of(result)
             if value.shape != out.shape or value.dtype != out.dtype:
                 raise ValueError(
                     f"{self.name}: result {index} is {value.dtype} {list(value.shape)}, and the tensor "
@@ -92,19 +110,16 @@ class Compiled:
             (out.detach() if out.requires_grad else out).copy_(value)
         for tensor, role in zip(tensors, self.roles, strict=True):
             if role == "inout":
-                # torch's check of values that were saved for a backward
                 torch.autograd.graph.increment_version(tensor)
 
-    def _read(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
-        return list(zip(tensors, self.roles, strict=True))[self.outputs :]
-
-    def _operand(self, argument: tuple[torch.Tensor, str]) -> Tensor:
-        tensor, role = argument
-        if role == "inout" and not tensor.is_contiguous():
+    def _operand(self, tensor: torch.Tensor, role: str) -> Tensor:
+        if role == "inout" and (not tensor.is_contiguous() or tensor.is_neg()):
             raise ValueError(
                 f"{self.name}: a tensor of shape {list(tensor.shape)} is changed in place, and is not "
                 "contiguous; give a contiguous one and copy it back"
             )
+        if tensor.is_neg():
+            tensor = tensor.resolve_neg()
         return view_of(tensor.contiguous())
 
 
@@ -140,10 +155,13 @@ def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
 
     Not where something watches it: a compiler, fake tensors and other subclasses, modes, `torch.func` transforms.
     """
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+            return False
     return (
-        not torch.compiler.is_compiling()
-        and all(type(t) is torch.Tensor or type(t) is torch.nn.Parameter for t in tensors)
-        and not torch._C._len_torch_dispatch_stack()
+        not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
     )
 
@@ -217,7 +235,7 @@ class Operation:
                 on the CPU.
             RuntimeError: A tensor that is changed in place needs a gradient.
         """
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
             for index in self._in_place:
                 if tensors[index].requires_grad:
                     raise RuntimeError(
