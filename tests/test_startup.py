@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_models import random_checkpoint
+from max._kernel_library.library import CPU_KERNELS, Limit, Operand
 from max._kernel_library.packing import CPU_PACKING
 from max._kernel_library.products.dense.panels import DTYPES
 from max._kernel_library.products.quantised.packed import FORMATS
+from max.dtype import DType
+from max.kernel import TensorSpec, emit_llvm, host_target, i64, specialize
+from tests.kernel_library.harness import target
 
 TINY_CHAT = Path(__file__).parents[1] / "models" / "tiny-chat"
 
@@ -155,6 +159,32 @@ def test_a_second_start_compiles_and_measures_nothing(
     unused = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
               "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "transformers", "huggingface_hub", "multiprocessing", "xdsl", "max.mlir.types", "jinja2")  # fmt: skip
     assert not {name for name in second["imported"] if name.startswith(unused)}
+
+
+@pytest.mark.parametrize(
+    ("machine", "operand", "panels", "encoding", "most"),
+    [
+        # 1,700 and 3,230 for AVX2; 2,720 and 5,180 where each group of columns has code of its own
+        ("avx2", DType.float32, DType.float32, "rows", 1950),
+        ("avx2", DType.float32, DType.uint8, "Q4_0", 3700),
+    ],
+)
+@pytest.mark.skipif(not host_target().is_x86, reason="counts instructions for AVX2")
+def test_products_are_little_code(machine, operand, panels, encoding, most) -> None:
+    """LLVM takes most of a cold start, as long as its input is: nearly all of a decoder's code is in its products."""
+    operands = [Operand(operand, (7, 64)), Operand(panels, (2, 64 * 32))]
+    attributes = {"encoding": encoding, "columns": 64, "streamed": False}
+    compiled_for = target(machine)
+    call = CPU_KERNELS.lower(
+        "mok.packed_matmul", operands, [Operand(operand, (7, 64))], attributes, compiled_for
+    )
+    specs = [
+        i64 if isinstance(arg, Limit) else TensorSpec(arg.dtype, arg.spec_shape())
+        for arg in call.args
+    ]
+    ir = specialize(call.kernel, args=specs, params=call.params, target=compiled_for)
+    lines = emit_llvm(ir, compiled_for).splitlines()
+    assert sum(line.startswith("  ") for line in lines) < most
 
 
 PEAK = """

@@ -33,9 +33,15 @@ MultiplyRows = Callable[..., None]
 - the first row;
 - the rows of the tile;
 - the tiling;
-- `ahead`: the part of a panel that is multiplied next and prefetched meanwhile; None: nothing;
-- `next_rows`: whether the rows of the next tile are prefetched.
+- `ahead`: the part of a panel that is multiplied next;
+- `prefetches`: what is prefetched meanwhile, one of `NOTHING`, `PANEL` (which is `ahead`) and `ROWS` (those of the next tile).
+
+Its loop over k runs in as many parts as the tile has rows, and calls `prefetch_step` at each step.
 """
+NOTHING, PANEL, ROWS = 0, 1, 2
+"""What a register tile prefetches. A branch at run time, which is always predicted, takes less code than a loop for each of them."""
+CACHE_LANES = 16
+"""Lanes of 32 bits of a cache line."""
 
 
 class KBlock(NamedTuple):
@@ -73,6 +79,30 @@ class PanelStep(NamedTuple):
 
 
 @k.inline
+def prefetch_step(
+    ahead: Any, next_row: Any, n: Any, part_step: Any, prefetches: Any, height: int, lane: int = 1
+) -> None:
+    """Prefetches what belongs to one step of a register tile.
+
+    Args:
+        ahead: The panel that is multiplied next.
+        next_row: The row of the next tile that belongs to the part.
+        n: The step.
+        part_step: The step, counted from the part's first one.
+        prefetches: What is prefetched.
+        height: Rows of the tile.
+        lane: Elements of the panel's view in a column of a lane.
+    """
+    # most tiles prefetch nothing: one test
+    if prefetches != NOTHING:
+        if prefetches == ROWS:
+            next_row.prefetch(part_step * height)
+        else:
+            for column in k.static_range(0, COLUMNS, CACHE_LANES):
+                ahead.prefetch(lane * (n * COLUMNS + column))
+
+
+@k.inline
 def multiply_tile_row(
     c: Any, step: PanelStep, row: Any, height: int, t: Tiling, multiply: MultiplyRows, lane: int
 ) -> None:
@@ -81,13 +111,15 @@ def multiply_tile_row(
     The first tile of a panel prefetches the next panel, the tiles of the first panel the rows of the next tile.
     """
     x = step.x
-    for half in k.static_range(0, COLUMNS, 2 * t.width):
-        if half == 0 and height != t.height or half == 0 and row == 0:
-            multiply(c, x, row, height, t, step.ahead)
-        elif half == 0 and step.strip == 0:
-            multiply(c, x, row, height, t, next_rows=True)
-        else:
-            multiply(c[half:], x._replace(panel=x.panel[lane * half :]), row, height, t)
+    for half in range(0, COLUMNS, 2 * t.width):
+        prefetches = k.i64(NOTHING)
+        if half == 0:
+            if height != t.height or row == 0:
+                prefetches = k.i64(PANEL)
+            elif step.strip == 0:
+                prefetches = k.i64(ROWS)
+        tile = x._replace(panel=x.panel[lane * half :])
+        multiply(c[half:], tile, row, height, t, step.ahead, prefetches)
 
 
 @k.inline

@@ -55,12 +55,12 @@ def normalise(x: Any, gamma: Any, memory: Any, norm: Norm, ctx: Any) -> Any:
     width = ctx.target.width(k.f32)
     small = is_small(rows * size, ctx)
     out = memory[(ctx.worker * SMALL_ELEMENTS if small else k.i64(0)) :]
-    if small:
-        for r in range(rows):
-            normalise_row(out[r * size :], x[r], gamma, norm, width)
-    else:
-        for r in ctx.parallel(rows):
-            normalise_row(out[r * size :], x[r], gamma, norm, width)
+    # equal shares of the rows instead of a parallel loop: the same code serves both cases
+    share = rows if small else k.ceildiv(rows, ctx.num_workers)
+    first = k.i64(0) if small else ctx.worker * share
+    for r in range(first, k.min(first + share, rows)):
+        normalise_row(out[r * size :], x[r], gamma, norm, width)
+    if not small:
         ctx.barrier()
     return out[: rows * size].reshape(rows, size)
 

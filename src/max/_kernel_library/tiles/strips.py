@@ -191,6 +191,6 @@ def prefetch_tile(results: Results, row: Any, column: Any, height: int) -> None:
 @k.inline
 def prefetch_rows(x: Any, row: Any, column: Any, height: int, columns: int, write: bool) -> None:
     """Prefetches some columns of some rows, a cache line at a time."""
-    for i in k.static_range(height):
+    for i in range(height):
         for j in k.static_range(0, columns * x.dtype.size, CACHE_LINE):
             x.prefetch(row + i, column + j // x.dtype.size, write=write)

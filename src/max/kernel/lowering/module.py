@@ -29,7 +29,12 @@ from max.kernel.lowering.memory import alloc_alignment, lower_assign, lower_stor
 from max.kernel.lowering.ops import lower_let
 from max.kernel.lowering.tiles import tile_entry, uses_tiles
 from max.kernel.lowering.types import llvm_type
-from max.kernel.lowering.workers import lower_barrier, lower_parallel, lower_raise
+from max.kernel.lowering.workers import (
+    finish_raises,
+    lower_barrier,
+    lower_parallel,
+    lower_raise,
+)
 from max.kernel.lowering.writer import StatementLowering, Writer
 from max.kernel.targets.target import LLVMTarget
 
@@ -70,6 +75,7 @@ def emit_llvm(ir: KernelIR, target: LLVMTarget) -> str:
     w.uses_tiles = uses_tiles(ir.body)
     w.body(ir.body)
     w.out("ret void")
+    finish_raises(w)
     lines = [
         f'target triple = "{target.triple}"',
         *w.globals,

@@ -149,7 +149,25 @@ def poll(w: Writer) -> None:
 
 
 def lower_raise(w: Writer, s: Raise) -> None:
-    """Writes the error record unless another worker has, and leaves the kernel."""
+    """Goes to the block that writes the error record."""
+    words = [str(s.message), *(as_bits(w, value) for value in s.values)]
+    w.raises.append((w.block, words))
+    w.jump(_RAISE)
+
+
+def finish_raises(w: Writer) -> None:
+    """The block of all errors, if there are any: writes the error record unless another worker has, and leaves the kernel.
+
+    One block serves all, as a kernel may have many tests that rarely fail.
+    """
+    if not w.raises:
+        return
+    w.start(_RAISE)
+    words: list[str] = []
+    for n in range(max(len(values) for _, values in w.raises)):
+        # words past those of a message are not read
+        sources = [f"[ {v[n] if n < len(v) else 0}, %{block} ]" for block, v in w.raises]
+        words.append(w.temp(f"phi i64 {', '.join(sources)}"))
     record, state = _error_state(w)
     none, failed = ErrorState.NONE, ErrorState.FAILED
     pair = w.temp(f"cmpxchg ptr {state}, i64 {none}, i64 {failed} acq_rel monotonic, align 8")
@@ -158,13 +176,16 @@ def lower_raise(w: Writer, s: Raise) -> None:
     w.out(f"br i1 {won}, label %{write}, label %{leave}")
     w.start(write)
     _set_record(w, record, ErrorRecord.LAUNCH, context_value(w, Context.LAUNCH, "i64"))
-    _set_record(w, record, ErrorRecord.RAISE, str(s.message))
-    for n, value in enumerate(s.values):
-        _set_record(w, record, ErrorRecord.VALUES + n, as_bits(w, value))
+    for field, word in zip(_MESSAGE_FIELDS, words, strict=False):
+        _set_record(w, record, field, word)
     w.jump(leave)
     w.start(leave)
     leave_tiles(w)
     w.out("ret void")
+
+
+_RAISE = "raise"
+_MESSAGE_FIELDS = (ErrorRecord.RAISE, *range(ErrorRecord.VALUES, ErrorRecord.END))
 
 
 def _set_record(w: Writer, record: str, field: int, value: str) -> None:

@@ -38,6 +38,8 @@ class Writer:
         self.words: dict[int, str] = {}
         """On arm64, the 32-bit words that are in all lanes of a vector, by the id of the vector's name."""
         self.uses_tiles = False
+        self.raises: list[tuple[str, list[str]]] = []
+        """The blocks that go to the block of all errors, with the number of the message and its values as words."""
         self.tile_functions: dict[str, str] = {}  # which emulate operations on matrix tiles
         self.tile_globals: list[str] = []
         self._temps = 0

@@ -24,7 +24,12 @@ from max._kernel_library.products.blocking import (
     tile_heights,
 )
 from max._kernel_library.products.dense.panels import COPY_STRIDE, copy_rows, storage, widen_block
-from max._kernel_library.products.panel_tiles import KBlock, PanelStep, multiply_panel
+from max._kernel_library.products.panel_tiles import (
+    KBlock,
+    PanelStep,
+    multiply_panel,
+    prefetch_step,
+)
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
 from max._kernel_library.tiles.strips import COLUMNS, Results
 from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
@@ -57,7 +62,7 @@ def multiply_step(sums: Any, a: Any, at: Any, b: Any, n: Any, height: int, t: Ti
 
 @k.inline
 def multiply_rows(
-    c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any = None, next_rows: bool = False
+    c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any, prefetches: Any
 ) -> None:
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
     a = x.rows
@@ -65,19 +70,12 @@ def multiply_rows(
     if not x.first:
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     at = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
-    if next_rows:
-        # one prefetch a step: the steps are shared out among the rows of the next tile
-        steps = k.ceildiv(x.depth, height)
-        for part in range(height):
-            next_row = a.elements[(row + height + part) * a.stride :]
-            for n in range(part * steps, k.min(part * steps + steps, x.depth)):
-                next_row.prefetch((n - part * steps) * height)
-                multiply_step(sums, a.elements, at, x.panel, n, height, t)
-    else:
-        for n in range(x.depth):
-            if ahead is not None:
-                for line in k.static_range(0, COLUMNS, 16):
-                    ahead.prefetch(n * COLUMNS + line)
+    steps = k.ceildiv(x.depth, height)
+    for part in range(height):
+        begin = part * steps
+        next_row = a.elements[(row + height + part) * a.stride :]
+        for n in range(begin, k.min(begin + steps, x.depth)):
+            prefetch_step(ahead, next_row, n, n - begin, prefetches, height)
             multiply_step(sums, a.elements, at, x.panel, n, height, t)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 

@@ -54,7 +54,7 @@ class GemvRows(NamedTuple):
 
 @k.inline
 def gemv_panel(
-    c: Any, a: GemvRows, panel: Any, first: int, rows: int, vectors: int, t: Tiling
+    c: Any, a: GemvRows, panel: Any, first: Any, rows: int, vectors: int, t: Tiling
 ) -> None:  # fmt: skip
     """Multiplies `rows` rows of A by some vectors of columns of a panel, which the hardware prefetcher follows.
 
@@ -114,7 +114,8 @@ def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> N
                 if done == 0 and remaining > count // 2:
                     # with one row or two all columns of a panel are in registers: whole cache lines are read
                     vectors = COLUMNS // t.width if count <= 2 else 2
-                    for first in k.static_range(0, COLUMNS, vectors * t.width):
+                    # at run time: code of one pass serves all columns
+                    for first in range(0, COLUMNS, vectors * t.width):
                         pass_rows = GemvRows(flat[i * size :], size, remaining)
                         gemv_panel(
                             c[i * COLUMNS :], pass_rows, panels[strip], first, count, vectors, t

@@ -107,13 +107,14 @@ def pack_panels(
         begin = chunk * CHUNK
         length = k.min(CHUNK, inner - begin)
         target = out[panel, begin * COLUMNS :].view(t.lane)[share * width :]
-        for column in k.static_range(0, width, t.width):
-            # columns past the last one are copies of it
-            at = k.min(panel * width + column, columns - 1)
-            if by_rows:
+        if by_rows:
+            # a loop at run time: a transpose is much code
+            for column in range(0, width, t.width):
+                # columns past the last one are copies of it
+                at = k.min(panel * width + column, columns - 1)
                 source = w[at:, begin : begin + length]
                 pack_rows(target[column:], COLUMNS, source, t.width, t)
-        if not by_rows:
+        else:
             column = panel * width
             source = w[begin : begin + length, column : k.min(column + width, columns)]
             pack_columns(target, source, width // t.width, t, COLUMNS)

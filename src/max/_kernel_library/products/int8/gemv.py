@@ -82,7 +82,7 @@ def sum_rows(rows: Int8Rows, depth: Any, width: int) -> Any:
 
 @k.inline
 def gemv_int8(
-    c: Any, a: Int8Rows, panel: Any, depth: Any, first: int, rows: int, vectors: int, t: Tiling
+    c: Any, a: Int8Rows, panel: Any, depth: Any, first: Any, rows: int, vectors: int, t: Tiling
 ) -> None:
     """Multiplies `rows` rows by some vectors of columns of a panel.
 

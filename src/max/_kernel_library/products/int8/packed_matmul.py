@@ -73,7 +73,7 @@ def gemv_panels_int8(
                         a.elements[i * stride :], stride, remaining, zero_sums[i:], has_lowest,
                         magnitude,
                     )  # fmt: skip
-                    for first in k.static_range(0, COLUMNS, vectors * t.width):
+                    for first in range(0, COLUMNS, vectors * t.width):
                         gemv_int8(
                             c[i * COLUMNS :], left, panels[strip], stride, first, count, vectors, t
                         )

@@ -111,17 +111,17 @@ def round_rows(
     own = memory[(ctx.worker * SMALL_WORDS if small else k.i64(0)) :]
     scales, zero_sums = own[tiles * tile_size * 8 :], own[tiles * tile_size * 9 :]
     q = Rounded(own.view(k.i32), scales, zero_sums, height)
-    if small:
-        for b in range(blocks):
-            for r in range(rows):
-                round_block(
-                    row_of(block_of(q, tile_size, 0, b, form), r), x[r, b * BLOCK :], form, zero
-                )
-    else:
-        for i, chunk in ctx.parallel((tiles, k.ceildiv(blocks, TASK_BLOCKS))):
-            for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
-                target = block_of(q, tile_size, i, b, form)
-                for r in range(k.min(height, rows - i * height)):
-                    round_block(row_of(target, r), x[i * height + r, b * BLOCK :], form, zero)
+    # equal shares of the tasks instead of a parallel loop: the same code serves both cases
+    chunks = k.max(k.ceildiv(blocks, TASK_BLOCKS), 1)
+    tasks = tiles * chunks
+    share = tasks if small else k.ceildiv(tasks, ctx.num_workers)
+    begin = k.i64(0) if small else ctx.worker * share
+    for task in range(begin, k.min(begin + share, tasks)):
+        i, chunk = task // chunks, task % chunks
+        for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
+            target = block_of(q, tile_size, i, b, form)
+            for r in range(k.min(height, rows - i * height)):
+                round_block(row_of(target, r), x[i * height + r, b * BLOCK :], form, zero)
+    if not small:
         ctx.barrier()
     return q

@@ -25,7 +25,7 @@ PANEL = 24
 
 @k.inline
 def multiply_block(
-    sums: Any, q: Rounded, strip: UnpackedStrip, n: Any, p: int, first: int, rows: int,
+    sums: Any, q: Rounded, strip: UnpackedStrip, n: Any, p: int, first: Any, rows: int,
     t: QuantisedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of a part of a block of x with two vectors of columns; see `multiply_strip`."""
@@ -61,7 +61,7 @@ def multiply_block(
 
 @k.inline
 def multiply_strip(
-    c: Any, q: Rounded, strip: UnpackedStrip, count: Any, first: int, rows: int, t: QuantisedTiling
+    c: Any, q: Rounded, strip: UnpackedStrip, count: Any, first: Any, rows: int, t: QuantisedTiling
 ) -> None:
     """Adds the products of a tile of rows of x with two vectors of columns of an unpacked strip, over some blocks.
 

@@ -53,7 +53,7 @@ def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, form: Packed
 
 @k.inline
 def add_block(
-    sums: Any, q: Rounded, b: Any, scales: Any, lines: Any, vectors: tuple[int, ...], first: int,
+    sums: Any, q: Rounded, b: Any, scales: Any, lines: Any, vectors: tuple[int, ...], first: Any,
     rows: int, t: QuantisedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of one block of x with some vectors of columns.
@@ -106,7 +106,7 @@ def add_block(
 
 @k.inline
 def gemv_packed(
-    c: Any, q: Rounded, strip: PackedStrip, first: int, rows: int, vectors: int, t: QuantisedTiling
+    c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, t: QuantisedTiling
 ) -> None:
     """Multiplies `rows` rows of x by some vectors of columns of a strip.
 
@@ -131,8 +131,9 @@ def gemv_packed(
             b = unit * form.span + inside
             line = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
             # the hardware prefetcher falls behind the arithmetic of a line; 8 bits are read fastest without prefetches
-            if first == 0 and form.bits < 8:
-                prefetch_unit_share(strip, unit, inside, form)
+            if form.bits < 8:
+                if first == 0:
+                    prefetch_unit_share(strip, unit, inside, form)
             scales = packed[unit * form.unit_bytes :]
             for v in k.static_range(0, vectors, together):
                 numbers = tuple(range(v, v + together))

@@ -92,7 +92,7 @@ def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantisedTi
         # a single row takes all columns of a strip: whole cache lines are read
         vectors = COLUMNS // t.width if count == 1 else 2
         while i + count <= rows:
-            for first in k.static_range(0, COLUMNS, vectors * t.width):
+            for first in range(0, COLUMNS, vectors * t.width):
                 gemv_packed(c[i * COLUMNS :], row_of(q, i), strip, first, count, vectors, t)
             i += count
 
@@ -130,7 +130,7 @@ def gemm_strip(
                     tiles, sums, memory.exact, rounded, memory.strip, length, t
                 )
             else:
-                for first in k.static_range(0, COLUMNS, 2 * width):
+                for first in range(0, COLUMNS, 2 * width):
                     multiply_strip(sums, rounded, memory.strip, length, first, tile, t)
 
 

@@ -126,7 +126,7 @@ def unpack_strip(
         b = begin + n
         scales = packed[b // form.span * form.unit_bytes :]
         lines = scales[form.scale_bytes + b % form.span * (form.lines * LINE) :]
-        for column in k.static_range(0, COLUMNS, width):
+        for column in range(0, COLUMNS, width):
             for j in k.static_range(8):
                 elements = load_elements(lines, 4 * column, j, form, width)
                 strip.elements.store((n * 8 + j) * LINE + 4 * column, value=elements - zero)
