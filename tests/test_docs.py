@@ -49,7 +49,7 @@ def test_folders_list_their_pages(folder: str) -> None:
     assert set(listed) == pages
 
 
-def test_each_package_is_on_the_map() -> None:
+def test_architecture_names_each_folder_of_the_source() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     packages = {
         p.name
@@ -57,6 +57,8 @@ def test_each_package_is_on_the_map() -> None:
         if (p.is_dir() and any(p.glob("*.py")))
         or (p.suffix == ".py" and p.stem not in ("__init__", "_version"))
     }
+    source = ROOT / "src" / "max"
+    packages |= {str(p.parent.relative_to(source)) for p in source.glob("*/**/__init__.py")}
     assert not {p for p in packages if f"`src/max/{p}`" not in page}
 
 

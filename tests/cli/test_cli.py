@@ -1,4 +1,4 @@
-"""The command line as users call it: in processes of its own."""
+"""The command line, run in other processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def max_(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.Co
 
 @pytest.fixture
 def here(capfd):
-    """Runs the command line in this process, which is quick: for commands that end in an error."""
+    """Runs the command line in this process, for commands that end in an error."""
 
     def run(*arguments: str) -> SimpleNamespace:
         PIPELINE_REGISTRY.reset()
@@ -58,11 +58,11 @@ def generate(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A copy of the bundled model, to break."""
+    """A copy of the bundled model that tests may change."""
     return Path(shutil.copytree(TINY, tmp_path / "model"))
 
 
-def test_the_first_thing_users_do():
+def test_generate():
     done = max_("generate", "--model", "models/tiny-chat", "--prompt", NORWAY)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "The capital of Norway is Oslo.\n"
@@ -204,8 +204,8 @@ MAX_OPTIONS = """
 """.split()  # fmt: skip
 
 
-def test_each_option_of_max_is_taken_or_said_to_be_absent():
-    """The options of MAX 25.7 and 26: each is accepted, or refused with a reason."""
+def test_each_option_of_max_is_accepted_or_refused_with_a_reason():
+    """The options of MAX 25.7 and 26."""
     known = {name for param in generate_command.params for name in param.opts}
     unknown = [name for name in MAX_OPTIONS if name not in known]
     assert [n for n in unknown if not any(map(n.startswith, ABSENT_OPTIONS))] == []
@@ -248,7 +248,7 @@ def test_an_error_in_a_process_of_its_own():
         ("models/tiny-chat/config.json", "is a file, not a folder", "path of a model folder"),
     ],
 )
-def test_a_model_that_is_not_there(here, model, problem, remedy):
+def test_a_missing_model(here, model, problem, remedy):
     check_error(here("generate", "--model", model, "--prompt", "x"), problem, remedy)
 
 
@@ -330,7 +330,7 @@ def test_environment_variables():
     assert "did you mean 'MAX_NUM_THREADS'" in done.stderr and done.returncode == 0
 
 
-def test_text_comes_as_it_is_generated(tmp_path):
+def test_text_is_streamed(tmp_path):
     arguments = [
         "--prompt",
         "import os\n",
@@ -371,7 +371,7 @@ LONG = (
 )
 
 
-def test_a_reader_that_leaves():
+def test_a_closed_pipe():
     done = shell(f"set -o pipefail; {LONG} | head -c 3")
     assert len(done.stdout) == 3 and "Traceback" not in done.stderr and "error" not in done.stderr
     assert done.returncode == 0
@@ -385,7 +385,7 @@ def test_output_that_cannot_be_written():
     assert quiet.stdout == "The capital of Norway is Oslo.\n" and quiet.returncode == 0
 
 
-def test_text_that_is_no_utf8():
+def test_invalid_utf8():
     call = "MAX generate --model TINY --prompt "
     problem, remedy = "the text is not UTF-8: byte 0xff at character 2", "Give the text in UTF-8"
     check_error(shell(rf"{call} $'ab\xff'"), problem, remedy)
@@ -449,7 +449,7 @@ def test_generate_needs_neither_torch_nor_transformers(tmp_path):
     assert done.stdout == "The capital of Norway is Oslo.\n", done.stderr
 
 
-def test_architectures_of_the_users():
+def test_custom_architectures():
     done = max_(
         "list", "--json", "--custom-architectures", f"{ROOT}:tests.pipelines.fake_architecture", cwd=ROOT / "docs"
     )  # fmt: skip

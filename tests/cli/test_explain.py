@@ -1,4 +1,4 @@
-"""`max explain`: the table, JSON and the page of graphs and models; errors for other files."""
+"""`max explain`: table, JSON and HTML page of graphs and models; errors of other files."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Page(HTMLParser):
             self.scripts.append(data)
 
 
-def test_the_page_is_whole_and_needs_no_other(graph: Graph) -> None:
+def test_the_page_is_self_contained(graph: Graph) -> None:
     told = explain_graph(graph)
     text = page([told])
     parser = Page()
@@ -120,7 +120,7 @@ def test_a_saved_graph(graph: Graph, tmp_path: Path) -> None:
 def test_a_model(tmp_path: Path) -> None:
     done = explain(str(TINY), "--html", str(tmp_path / "tiny.html"))
     assert done.returncode == 0, done.stderr
-    # checks of every access are code too
+    # checks of accesses are part of the code
     most = 5_000_000 if flags.MAX_KERNEL_CHECK < 2 else 20_000_000
     assert 100_000 < (tmp_path / "tiny.html").stat().st_size < most
 
@@ -133,7 +133,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert "llama3(" in done.stdout and "attention.ragged.paged" in done.stdout
 
 
-def test_only_what_is_touched_of_a_cache_counts(tmp_path: Path) -> None:
+def test_only_accessed_pages_of_a_cache_count(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", np.random.default_rng(3))
     told = json.loads(explain(str(model), "--json").stdout)[0]
     heads, dim, layers = (
@@ -144,7 +144,7 @@ def test_only_what_is_touched_of_a_cache_counts(tmp_path: Path) -> None:
     assert len(paged) == 3 * layers
     for launch in paged:
         assert launch["cached"] == a_token * ("attention" in launch["name"])
-        # new keys and values, queries and results, each of 64 to 256 tokens; a page has 128
+        # keys, values, queries and results, each of 64 to 256 tokens; a page has 128
         assert a_token * 64 <= launch["bytes"] < 16 * a_token * 256
     gathers = [x["bytes"] for x in told["launches"] if x["name"].endswith("gather")]
     assert max(gathers) < CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4, "the rows alone"

@@ -32,7 +32,7 @@ FILES = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Serves FILES under /files/, as a hub under /org/model/, and breaks connections where told to."""
+    """Serves FILES under /files/ and, as a hub, under /org/model/; breaks connections on request."""
 
     server: HubServer
 
@@ -128,7 +128,7 @@ def test_a_folder_and_its_address(store, folder):
 
 
 @pytest.mark.parametrize("address", ["/files/", "org/model"])
-def test_connections_that_break_go_on(hub, store, address):
+def test_broken_connections_are_resumed(hub, store, address):
     hub.breaks = 7
     text = address if address == "org/model" else hub.url + address
     check(pull(open_source(text), store, "org/model"), "org/model")
@@ -138,7 +138,7 @@ def test_connections_that_break_go_on(hub, store, address):
     assert starts == sorted(set(starts)), "no byte is read twice"
 
 
-def test_an_interrupted_pull_goes_on(hub, store):
+def test_an_interrupted_pull_is_resumed(hub, store):
     hub.breaks = 10**6
     hub.files["model.safetensors"] = FILES["model.safetensors"]
 
@@ -160,7 +160,7 @@ def test_an_interrupted_pull_goes_on(hub, store):
     assert not any("config.json" in path for path, _ in hub.requests)
 
 
-def test_a_file_that_changed_meanwhile_is_read_anew(hub, store):
+def test_a_changed_file_is_downloaded_again(hub, store):
     source = open_source(f"{hub.url}/files/")
     partial = store.root / ".partial" / "files"
     partial.mkdir(parents=True)
@@ -189,7 +189,7 @@ def test_damaged_files_are_refused(hub, store, folder):
 def test_the_disk_is_bounded(hub, store, folder, monkeypatch):
     with pytest.raises(ModelFilesError, match="1000 are allowed"):
         pull(open_source(str(folder)), store, max_bytes=1000)
-    # sizes that the source does not tell are bounded too
+    # unknown sizes are bounded too
     with pytest.raises(ModelFilesError, match="more than the"):
         pull(open_source(f"{hub.url}/files/"), store, max_bytes=1000)
     free = SimpleNamespace(free=pulling._RESERVE + 1000)

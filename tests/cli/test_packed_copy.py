@@ -1,4 +1,4 @@
-"""`max generate` leaves packed weights on the disk, which its next start maps."""
+"""`max generate` stores packed weights on disk; its next start maps them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL = Path(__file__).parents[2] / "models" / "tiny-chat"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="copies are written on Linux only")
-def test_a_run_leaves_packed_weights_for_the_next(
+def test_packed_weights_are_reused_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
@@ -38,7 +38,7 @@ def test_a_run_leaves_packed_weights_for_the_next(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="copies are written on Linux only")
-def test_without_the_cache_of_weights_nothing_is_written_or_read(
+def test_without_the_weight_cache_nothing_is_written_or_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
@@ -60,7 +60,7 @@ def test_without_the_cache_of_weights_nothing_is_written_or_read(
         monkeypatch.setenv("MAX_WEIGHT_CACHE_SIZE", "4096")
         recipes = stats.recipes
         cli.main([*words, "--weight-cache"], standalone_mode=False)
-        # the option is no part of what programs are found by
+        # the option is not part of the key of programs
         assert stats.recipes == recipes + 2
         assert "weights" in folders()
     assert capsys.readouterr().out == "The capital of Norway is Oslo.\n" * 2

@@ -1,9 +1,9 @@
-"""Runs compiled programs in the orders that their barriers allow: a missing barrier gives another result.
+"""Runs compiled programs in other orders that their barriers allow, which shows missing barriers.
 
-Workers pass a launch without a barrier before the others have finished the launches ahead of it. So all launches between
-two barriers may run in any order, but for serial ones, which worker 0 runs one after the other. `reordered` replaces a
-program's order by an extreme one: each pair of launches that no barrier separates runs the other way around in one of
-`ORDERS`. Results then equal those of the interpreter only if no such pair touches the same memory.
+Without a barrier a worker starts a launch before other workers have finished the launches ahead of it. All parallel launches
+between two barriers may therefore run in any order; worker 0 runs serial launches in program order. `reordered` permutes
+launches so that each pair without a barrier between them is exchanged in one of `ORDERS`. Results equal those of the
+interpreter only if no such pair accesses the same memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ORDERS = ("serial first", "serial last")
 
 
 def reorder(launches: Sequence[Launch], order: str) -> list[Launch]:
-    """The launches between two barriers, parallel ones backwards, serial ones before or after them; a barrier before each."""
+    """The launches between two barriers: parallel ones reversed, serial ones before or after them, each behind a barrier."""
     targets = {launch.target for launch in launches if isinstance(launch, Jump)}
     result: list[Launch] = []
     epoch: list[Launch] = []
@@ -46,7 +46,7 @@ def reorder(launches: Sequence[Launch], order: str) -> list[Launch]:
 
 @contextmanager
 def reordered(order: str) -> Generator[list[int]]:
-    """Models that are loaded in the block run in another order; yields the number of launches that moved, per program."""
+    """Reorders the models that are loaded in the block; yields the number of moved launches of each program."""
     moved: list[int] = []
 
     def program(launches: Sequence[Launch], num_values: int, scratch_bytes: int) -> Program:

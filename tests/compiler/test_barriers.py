@@ -1,4 +1,4 @@
-"""Barriers: exactly where a launch meets an unfinished one in memory, and none is missing when programs run out of order."""
+"""Barriers: one for each hazard and no other; programs that run out of order compute the same results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plan(*launches: Launch, kinds: str = "tttttttt", sizes: str = "11111111", **
 
 
 def barriers(*launches: Launch, kinds: str = "iiiiiiii", **options) -> str:
-    """The launches that have a barrier, as ``|``; `kinds` are those of the buffers a, b, …"""
+    """Marks the launches with a barrier by ``|``; `kinds` has the kinds of the buffers a, b, …"""
     return "".join(".|"[b] for b in plan(*launches, kinds=kinds, **options).barriers)
 
 
@@ -62,7 +62,7 @@ def barriers(*launches: Launch, kinds: str = "iiiiiiii", **options) -> str:
         ([("a", "b"), ("c", "a")], ".|"),  # write after read
         ([("a", "b"), ("c", "b")], ".|"),  # write after write
         ([("a", "b"), ("a", "c")], ".."),  # two readers
-        ([("a", "b"), ("c", "d")], ".."),  # nothing in common
+        ([("a", "b"), ("c", "d")], ".."),  # no common buffer
         ([("a", "b"), ("c", "d"), ("b", "e")], "..|"),  # the writer is not the last one
         ([("a", "b"), ("c", "d"), ("e", "a")], "..|"),  # nor is the reader
         ([("a", "b"), ("b", "c"), ("b", "d")], ".|."),  # one barrier serves both readers
@@ -82,11 +82,11 @@ def test_a_barrier_for_each_hazard(
     hazard: list[tuple[str, str]], expected: str, serial: bool
 ) -> None:
     assert barriers(*(launch(*item) for item in hazard)) == expected
-    # the same buffers as a mixture of inputs, outputs and weights
+    # the same buffers, as inputs, outputs and weights
     assert barriers(*(launch(*item) for item in hazard), kinds="iowiowio") == expected
     # worker 0 runs serial launches in order
     assert barriers(*(launch(*item, True) for item in hazard)) == "." * len(hazard)
-    # between a serial and a parallel one each hazard counts
+    # between a serial and a parallel launch each hazard needs a barrier
     mixed = [launch(*item, serial == bool(i % 2)) for i, item in enumerate(hazard)]
     if len(hazard) == 2:
         assert barriers(*mixed) == expected
@@ -97,7 +97,7 @@ def test_serial_launches_wait_for_parallel_ones_only() -> None:
     assert barriers(launch("c", "d", True), made, used, launch("c", "e", True)) == "..|."
     assert barriers(launch("a", "b", True), launch("b", "c", True), launch("c", "d")) == "..|"
     assert barriers(launch("a", "b", True), launch("c", "a", True), launch("d", "a")) == "..|"
-    # a barrier ends what both kinds did
+    # a barrier orders launches of both kinds
     assert barriers(launch("a", "b", True), launch("b", "c"), launch("d", "b", True)) == ".||"
 
 
@@ -118,8 +118,8 @@ def test_a_part_after_the_whole_keeps_the_barrier_for_later_parts() -> None:
     assert barriers(whole, part, launch("d", "c", parts="c")) == "..|"
 
 
-def test_memory_taken_over_waits_for_other_readers() -> None:
-    """b takes a's memory; the other readers of a must have finished."""
+def test_in_place_reuse_waits_for_other_readers() -> None:
+    """b reuses the memory of a in place: other readers of a must have finished."""
     make, take = launch("", "a"), launch("a", "b", in_place="ba")
     alone = plan(make, take)
     assert alone.barriers == [False, True]
@@ -135,7 +135,7 @@ def test_memory_taken_over_waits_for_other_readers() -> None:
     assert serial.barriers == [False, True, False]
 
 
-def test_readers_of_memory_that_was_taken_over_wait() -> None:
+def test_readers_of_reused_memory_wait() -> None:
     chain = plan(
         launch("", "a"),
         launch("a", "b", in_place="ba"),
@@ -154,7 +154,7 @@ def test_readers_of_memory_that_was_taken_over_wait() -> None:
         (launch("a", "bc", in_place="ba ca"), "11111111"),  # two results
     ],
 )
-def test_memory_is_taken_over_once_and_whole(take: Launch, sizes: str) -> None:
+def test_memory_is_reused_in_place_once_and_whole(take: Launch, sizes: str) -> None:
     result = plan(launch("", "a"), take, launch("bc", "d"), sizes=sizes)
     places = [result.block_of[b] for b in take.writes]
     assert places.count(result.block_of[0]) == (len(places) > 1)
@@ -167,17 +167,17 @@ def test_a_block_is_reused_after_a_barrier_only() -> None:
     busy = plan(make, read, launch("", "c"))
     assert busy.barriers == [False, True, False]
     assert busy.block_of[2] not in (busy.block_of[0], busy.block_of[1])
-    # c waits for b: then a's readers are done too, and its block is free without another barrier
+    # c waits for b, so the readers of a are done: its block is free without another barrier
     done = plan(make, read, launch("b", "c"))
     assert done.barriers == [False, True, True]
     assert done.block_of[2] == done.block_of[0]
-    # serial launches reuse nothing that parallel ones may be reading
+    # a serial launch does not reuse memory that a parallel one may be reading
     serial = plan(make, read, launch("", "c", True))
     assert serial.block_of[2] not in (serial.block_of[0], serial.block_of[1])
 
 
-def test_a_reused_block_waits_for_who_used_it() -> None:
-    """e reuses a's block after the barrier; the next writer of that block waits for e's readers."""
+def test_a_reused_block_waits_for_its_readers() -> None:
+    """e reuses the block of a after the barrier; the next writer of the block waits for the readers of e."""
     steps = [
         launch("", "a"),
         launch("a", "b"),
@@ -194,21 +194,21 @@ def test_a_reused_block_waits_for_who_used_it() -> None:
         assert touched <= alive
 
 
-def test_jumps_and_what_they_lead_to() -> None:
+def test_jumps_and_their_targets() -> None:
     test = launch("a", jump=Jump("if_zero", 0))
     go = launch(jump=Jump("always", 0))
     back = launch(jump=Jump("back", 0))
     assert barriers(launch("b", "c"), test, launch("d", "e")) == ".|."
     assert barriers(launch("b", "c"), go, launch("d", "e")) == "..."
     assert barriers(launch("b", "c"), back, launch("d", "e")) == ".|."
-    # the launch after a jump's label depends on the way that was taken
+    # the launch after a label follows one of two launches
     assert barriers(launch("b", "c"), launch("d", "e"), launch("d", "f"), labels=[1]) == ".|."
     # the next writer of the predicate waits for its readers
     assert barriers(test, launch("b", "a")) == ".|"
 
 
-def test_what_a_loop_needs_lasts_to_its_end() -> None:
-    """a is written before the loop and read at its start: no temporary of the loop may take its memory."""
+def test_values_that_a_loop_reads_live_to_its_end() -> None:
+    """a is written before the loop and read at its start: temporaries of the loop must not reuse its memory."""
     steps = [
         launch("", "a"),
         launch("a", "b"),
@@ -244,7 +244,7 @@ def test_the_checker_exchanges_each_pair_without_a_barrier() -> None:
 
 
 SIDE = 192
-"""A matrix is more than one chunk of work, else its launches are serial."""
+"""Sizes of a matrix: more than one chunk of work, else launches are serial."""
 
 
 def tensor() -> TensorType:
@@ -256,7 +256,7 @@ def buffer() -> BufferType:
 
 
 def accumulate(x: TensorValue, axis: int = 0) -> TensorValue:
-    """A launch of its own, which no region includes."""
+    """A launch that is not fused."""
     return ops.cumsum(x, axis=axis) * 0.125
 
 
@@ -281,7 +281,7 @@ def write_after_write(graph: Graph) -> None:
 
 
 def reads_through_views(graph: Graph) -> None:
-    """Rows of a buffer are read; other views of it, which share some of the rows, are written."""
+    """Rows of a buffer are read, then overlapping views of it are written."""
     state, x = graph.inputs[0].buffer, graph.inputs[1].tensor
     a = ops.cumsum(state[24:180], axis=0)
     b = ops.cumsum(ops.transpose(state[:150], 0, 1), axis=0)
@@ -300,7 +300,7 @@ def writes_through_views(graph: Graph) -> None:
 
 
 def in_place(graph: Graph) -> None:
-    """A sum takes an operand's memory, which other launches read."""
+    """A sum reuses the memory of an operand that other launches read."""
     x, y = (value.tensor for value in graph.inputs)
     a = ops.cumsum(x, axis=0)
     b = ops.cumsum(a, axis=1)
@@ -309,7 +309,7 @@ def in_place(graph: Graph) -> None:
 
 
 def many_temporaries(graph: Graph) -> None:
-    """Chains side by side, whose temporaries take each other's memory."""
+    """Independent chains whose temporaries share memory."""
     x, y = (value.tensor for value in graph.inputs)
     results: list[TensorValue] = []
     for i in range(4):
@@ -346,7 +346,7 @@ def branches(graph: Graph) -> None:
     graph.output(result + a, accumulate(result), a)
 
 
-def found_sizes(graph: Graph) -> None:
+def data_dependent_sizes(graph: Graph) -> None:
     x, y = (value.tensor for value in graph.inputs)
     a = accumulate(x)
     picked = ops.gather(a, ops.squeeze(ops.nonzero(y[0] > 0.0, "picked"), 1), axis=0)
@@ -355,7 +355,7 @@ def found_sizes(graph: Graph) -> None:
 
 
 def products(graph: Graph) -> None:
-    """Weights packed at load; products whose epilogues take a residual's memory."""
+    """Weights packed at load; products whose epilogues reuse the memory of a residual."""
     x, y = (value.tensor for value in graph.inputs)
     rng = np.random.default_rng(3)
     weights = [
@@ -375,7 +375,7 @@ def serial_then_parallel(graph: Graph) -> None:
 
 
 def serial_and_parallel(graph: Graph) -> None:
-    """Rows are launches of one worker, between launches of all."""
+    """Launches over a row are serial, those between them parallel."""
     x, y = (value.tensor for value in graph.inputs)
     row = ops.tanh(x[:1] * 2.0)
     a = ops.cumsum(x, axis=0) + ops.cumsum(row, axis=1)
@@ -396,7 +396,7 @@ CASES: dict[Callable[[Graph], None], tuple[TensorType | BufferType, ...]] = {
     many_temporaries: TWO,
     loop: TWO,
     branches: TWO,
-    found_sizes: TWO,
+    data_dependent_sizes: TWO,
     products: TWO,
     serial_then_parallel: TWO,
     serial_and_parallel: TWO,
@@ -421,8 +421,8 @@ def test_programs_out_of_order(case: Callable[[Graph], None], order: str) -> Non
         assert_close(array, wanted, scale=10.0)
 
 
-def test_some_launches_have_no_barrier_between_them() -> None:
-    """The check is void if each launch waits for all."""
+def test_reordering_moves_launches() -> None:
+    """With a barrier before each launch the tests above would check nothing."""
     moved: dict[str, int] = {}
     for case, types in CASES.items():
         with Graph(case.__name__, input_types=types) as graph:

@@ -1,4 +1,4 @@
-"""Staged casts round operand and result to their dtypes: chains of ops and casts equal the interpreter exactly."""
+"""Staged casts round operand and result to their dtypes, exactly as in the interpreter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER = ("third", "where", "reduce_max", "broadcast", "transpose", "gather", "ma
 
 
 def same_bits(actual: Any, expected: Any, what: str) -> None:
-    """Asserts equal values, NaN included; signs of zero may differ, as a maximum of zeros has either."""
+    """Asserts equal values, NaN included; the sign of a zero may differ, as that of a maximum of zeros is undefined."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype and actual.shape == expected.shape, what
     a, e = actual.astype(np.float64), expected.astype(np.float64)
@@ -48,7 +48,7 @@ def _graph_of(build: Callable[..., Any], *arrays: np.ndarray) -> Graph:
 
 
 def run(build: Callable[..., Any], *arrays: np.ndarray) -> tuple[list[Any], list[Any]]:
-    """The results of a graph, and the interpreter's."""
+    """The results of the engine and of the interpreter."""
     graph = _graph_of(build, *arrays)
     with flags.override(MAX_CHECK=2):
         outputs = [o.to_numpy() for o in SESSION.load(graph).execute(*arrays)]
@@ -101,7 +101,7 @@ def test_a_widening_cast_sees_the_stored_value(narrow: DType, rng: np.random.Gen
 
 @pytest.mark.parametrize("narrow", EIGHT_AND_SIXTEEN, ids=lambda d: d.name)
 def test_a_double_is_rounded_once(narrow: DType, rng: np.random.Generator) -> None:
-    """On ties and within a float32's precision of them; as one value, as rows, and as a constant."""
+    """Values on ties and within the precision of float32 of them: a scalar, rows, a constant."""
     dtype = narrow.to_numpy()
     x = near_ties(dtype, rng, 60)
     few, one = x[rng.permutation(x.size)[:13]], x[:1]
@@ -109,7 +109,7 @@ def test_a_double_is_rounded_once(narrow: DType, rng: np.random.Generator) -> No
     def build(x: TensorValue, few: TensorValue, one: TensorValue) -> list[TensorValue]:
         constant = ops.constant(x_finite[:40], DType.float64, CPU_REF).cast(narrow)
         made = [x.cast(narrow), few.cast(narrow), one.cast(narrow), constant]
-        # beside an op in the same region, and where the rounded value is used further
+        # beside another op of the region, and with further uses of the rounded value
         made += [(-x).cast(narrow), x.cast(narrow).cast(DType.float64), ops.abs(x.cast(narrow))]
         return made
 
@@ -123,7 +123,7 @@ def test_a_double_is_rounded_once(narrow: DType, rng: np.random.Generator) -> No
 
 
 def test_products_epilogues_and_norms(rng: np.random.Generator) -> None:
-    """Sums that are exact, so that only later roundings can differ."""
+    """Exact sums, so that only later roundings can differ."""
     x = rng.integers(-40, 40, (9, 24)).astype(np.float32)
     weights = [rng.integers(-9, 9, (24, 48)).astype(np.float32) for _ in range(3)]
     half, wide = DType.bfloat16, DType.float32
@@ -162,7 +162,7 @@ def test_attention_keeps_a_rounding_that_was_staged(rng: np.random.Generator) ->
     )[0]
     for got, want in zip(outputs, expected, strict=True):
         assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
-    # rounding changes results by more than this
+    # rounding changes results by more than this tolerance tolerance
     assert np.abs(outputs[1] - plain).max() > 1e-4 * np.abs(plain).max()
 
 
@@ -183,7 +183,7 @@ def test_rms_norm_rounds_before_the_weight(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("wide", FLOATS, ids=lambda d: d.name)
-def test_what_a_type_holds(wide: DType) -> None:
+def test_casts_of_representable_values(wide: DType) -> None:
     for narrow in (DType.bool, DType.int8, DType.uint8, *NARROW):
         bits = np.arange(2 ** (8 * narrow.size_in_bytes), dtype=np.uint64)
         values = bits.astype(f"u{narrow.size_in_bytes}").view(narrow.to_numpy())
@@ -207,7 +207,7 @@ class Chain:
         return self.values[-1 - self.draw(st.integers(0, min(len(self.values), 5) - 1))]
 
     def alike(self, x: TensorValue) -> TensorValue:
-        """Another value of x's dtype, and of its shape."""
+        """Another value of the dtype and shape of x."""
         y = next((v for v in reversed(self.values) if v.shape == x.shape and v is not x), -x)
         return y.cast(x.dtype)
 
@@ -215,7 +215,7 @@ class Chain:
         x = self.pick()
         kind = self.draw(st.sampled_from((*UNARY, *BINARY * 2, *OTHER)))
         made = self.make(kind, x)
-        # a cast to its own dtype is none
+        # a cast to the same dtype is no op
         made = made.cast(DType.float64 if made.dtype is DType.float32 else DType.float32)
         if self.draw(st.booleans()):
             made = made.cast(x.dtype)
@@ -226,7 +226,7 @@ class Chain:
             case "neg":
                 return -x
             case "third":
-                # ops that depend on a zero's sign are not compared
+                # no ops whose result depends on the sign of zero
                 return x / 3
             case "where":
                 y = self.alike(x)
@@ -243,7 +243,7 @@ class Chain:
             case "matmul":
                 rows = int(x.shape[1])
                 one = ops.constant(np.eye(rows, 7, dtype=np.float32), DType.float32, CPU_REF)
-                # a product of one element a sum; infinities would make NaN of zeros
+                # one non-zero element a sum; infinities times zeros would be NaN
                 return ops.min(ops.max(x.cast(DType.float32), -99.0), 99.0) @ one
             case name if name in BINARY:
                 return getattr(ops, name)(x, self.alike(x))

@@ -1,4 +1,4 @@
-"""Regions in every element type: floats against float64, integers and booleans exactly."""
+"""Regions of every element type: floats against float64, integers and booleans exactly."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_booleans(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("source", (*FLOATS, *INTEGERS), ids=str)
 def test_casts(source: np.dtype, rng: np.random.Generator) -> None:
-    # values out of range saturate, which NumPy leaves undefined
+    # values out of range saturate; in NumPy they are undefined
     values = rng.integers(0, 60, (3, 50))
     x = values.astype(source)
     targets = (*FLOATS, *INTEGERS, np.dtype(bool))
@@ -171,7 +171,7 @@ def test_nan_and_infinities() -> None:
         x,
     )
     for name, got, want in zip(names, results, wanted, strict=False):
-        if name == "silu":  # -inf * 0 may be taken for its limit
+        if name == "silu":  # x * sigmoid(x) at -inf is NaN or its limit 0
             got, want = np.where(x == -np.inf, 0, got), np.where(x == -np.inf, 0, want)
         np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=name)
     assert np.isnan(results[7]).all() and np.isnan(results[8]).all()
@@ -180,8 +180,8 @@ def test_nan_and_infinities() -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.from_numpy(d) for d in INTEGERS], ids=str)
-def test_integers_by_zero_and_at_the_ends(dtype: DType) -> None:
-    """A divisor of 0 gives 0 (as max 25.7 does on the CPU), the least number by -1 wraps: compiled, folded, interpreted."""
+def test_integer_division_by_zero_and_of_the_least(dtype: DType) -> None:
+    """Division by 0 is 0 (as in max 25.7 on the CPU), the least integer by -1 wraps: compiled, folded, interpreted."""
     info = np.iinfo(dtype.to_numpy())
     wanted = (info.min, info.min + 1, -1, 0, 1, 2, 7, info.max)
     ends = [number for number in wanted if number >= info.min]
@@ -190,7 +190,7 @@ def test_integers_by_zero_and_at_the_ends(dtype: DType) -> None:
         operands = [value.tensor for value in graph.inputs]
         folded = [ops.constant(side, device=DeviceRef.CPU()) for side in (x, y)]
         results = [stage(op, pair) for op in ("div", "mod") for pair in (operands, folded)]
-        # lanes of a row's end, in a region with other ops
+        # the tail of a row, in a region with other ops
         results.append(operands[0] % operands[1] + 1)
         graph.output(*results)
     kernels = SESSION.load(graph)

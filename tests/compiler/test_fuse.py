@@ -1,4 +1,4 @@
-"""Which ops share a kernel: the launches of small graphs, and their results against the interpreter."""
+"""Fusion: the number of launches of small graphs, and their results against the interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Build = Callable[..., TensorValue | tuple[TensorValue, ...]]
 
 
 def launched(build: Build, shapes: Sequence[tuple[int, ...]]) -> int:
-    """The number of launches of a graph, whose results are those of the interpreter."""
+    """The number of launches of a graph; its results must equal those of the interpreter."""
     types = [TensorType(DType.float32, shape, DEVICE) for shape in shapes]
     with Graph("fused", input_types=types) as graph:
         results = build(*[value.tensor for value in graph.inputs])
@@ -39,7 +39,7 @@ def launched(build: Build, shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def chain(x: TensorValue, count: int) -> TensorValue:
-    """`count` ops that no pass removes."""
+    """A chain of `count` ops that no pass removes."""
     for _ in range(count):
         x = ops.tanh(x)
     return x
@@ -63,7 +63,7 @@ def test_a_region_has_at_most_96_ops(name: str) -> None:
     assert launched(lambda x, w: chain(op(x, w), 97 - size), shapes) == 2
 
 
-def test_groups_that_are_too_large_together_stay_apart() -> None:
+def test_groups_are_not_merged_beyond_the_limit() -> None:
     shapes = [SQUARE, SQUARE]
     assert launched(lambda x, y: chain(x, 48) + chain(y, 48), shapes) == 1
     assert launched(lambda x, y: chain(x, 60) + chain(y, 60), shapes) == 2
@@ -165,8 +165,8 @@ def test_an_op_of_two_values_of_its_group() -> None:
     assert launched(build, [SQUARE]) == 1
 
 
-def test_the_weight_of_a_norm_comes_from_another_kernel() -> None:
-    """The norm reads all of it in each row, not its own element."""
+def test_a_computed_weight_of_a_norm_has_its_own_kernel() -> None:
+    """Each row of the norm reads the whole weight, not one element."""
 
     def build(x: TensorValue) -> TensorValue:
         shares = ops.softmax(x)
@@ -175,8 +175,8 @@ def test_the_weight_of_a_norm_comes_from_another_kernel() -> None:
     assert launched(build, [(8,)]) == 2
 
 
-def test_no_kernel_waits_for_itself() -> None:
-    """The last sum could join the first tanh, but for the products between them."""
+def test_fusion_makes_no_cycle() -> None:
+    """The last sum must not join the first tanh: products stand between them."""
 
     def build(x: TensorValue, y: TensorValue, w: TensorValue) -> TensorValue:
         later = ops.tanh(y)
@@ -209,8 +209,8 @@ def test_groups_of_which_one_waits_for_the_other() -> None:
     assert launched(build, [SQUARE] * 2) == 2
 
 
-def test_siblings_that_read_one_value() -> None:
-    """A value as large as the results is loaded once; a row is not worth a merge."""
+def test_siblings_with_a_common_operand() -> None:
+    """Siblings merge for a common operand as large as the results, not for a row."""
     assert launched(lambda x, y, w: (ops.tanh(x), ops.exp(x)), [SQUARE, SQUARE, WEIGHT]) == 1
     shapes = [SQUARE, SQUARE, WEIGHT]
     assert launched(lambda x, y, w: (ops.tanh(x + w), ops.exp(y + w)), shapes) == 2
@@ -224,8 +224,8 @@ def test_the_epilogue_of_a_product_has_its_shape() -> None:
     assert launched(build, [SQUARE, SQUARE]) == 2
 
 
-def test_siblings_of_other_spaces_stay_apart() -> None:
-    """Both read x, one of them as a vector."""
+def test_siblings_of_different_iteration_spaces_are_not_merged() -> None:
+    """Both read x, one as a matrix, one as a vector."""
     assert launched(lambda x: (ops.tanh(x), ops.exp(ops.reshape(x, [64]))), [SQUARE]) == 2
 
 

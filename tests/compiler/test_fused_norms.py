@@ -1,4 +1,4 @@
-"""RMS norms in the launch of the product that needs them: results against NumPy, and the fused groups."""
+"""RMS norms fused into the launch of a product: results against NumPy, and the fused groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def results(model: Model, *arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def run(graph: Graph, *arrays: np.ndarray, threads: int = 2) -> tuple[list[np.ndarray], list[str]]:
-    """The results of a graph, and its launches."""
+    """The results and the launches of a graph."""
     model = load(graph, threads)
     return results(model, *arrays), model.kernel_summaries
 
@@ -47,7 +47,7 @@ def normal(x: np.ndarray, gamma: np.ndarray, epsilon: float, offset: float) -> n
 
 
 class Weights:
-    """Random weights of an encoding, as graph values and as the numbers that they encode."""
+    """Random weights of an encoding, as graph values and decoded."""
 
     def __init__(self, kind: str, inner: int, rng: np.random.Generator) -> None:
         self.kind, self.inner, self.rng = kind, inner, rng
@@ -67,7 +67,7 @@ class Weights:
 
 
 def close(actual: np.ndarray, expected: np.ndarray, kind: str) -> None:
-    """Compares by the greatest element; x is rounded to 8 bits where weights are blocks."""
+    """Compares relative to the greatest element; products with quantised weights round x to 8 bits."""
     share = {"float32": 1e-5, "bfloat16": 0.03, "float16": 4e-3}.get(kind, 0.03)
     spread = max(float(np.abs(expected).max()), 1.0)
     np.testing.assert_allclose(actual.astype(np.float64), expected, rtol=0, atol=share * spread)
@@ -75,8 +75,8 @@ def close(actual: np.ndarray, expected: np.ndarray, kind: str) -> None:
 
 @given(st.data())
 @settings(max_examples=8, deadline=None)
-def test_products_of_what_is_normalised(data: st.DataObject) -> None:
-    """One product or several, with an epilogue or none, that reads x itself too, for few rows and many."""
+def test_products_of_a_norm(data: st.DataObject) -> None:
+    """One or several products of a norm, with and without an epilogue that reads x, of few and many rows."""
     kind = data.draw(st.sampled_from((*DENSE, *BLOCKS)))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     least = BLOCK_FORMATS[kind].elements if kind in BLOCKS else 1
@@ -95,7 +95,7 @@ def test_products_of_what_is_normalised(data: st.DataObject) -> None:
         products = [weights(normed, n) for n in columns]
         values = [value for value, _ in products]
         if residual:
-            # the epilogue reads the norm's operand
+            # the epilogue reads the operand of the norm
             square, dense = weights(normed, inner)
             values, products = [*values, square + x], [*products, (square, dense)]
         graph.output(*values)
@@ -117,7 +117,7 @@ def test_products_of_what_is_normalised(data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "Q4_0"])
 @pytest.mark.parametrize("machine", ["", "avx2,fma"])
 def test_a_block(kind: str, machine: str) -> None:
-    """The sum is stored by the product before it, and the norm belongs to the products after it, which are one launch: two in all."""
+    """Two launches: the product before stores the sum, the products after include the norm."""
     rng = np.random.default_rng(1)
     inner = 256
     weights = Weights(kind, inner, rng)
@@ -161,8 +161,8 @@ def launches_of(build: Any) -> list[str]:
     return InferenceSession(devices=[CPU()]).load(graph).kernel_summaries
 
 
-def test_what_stays_a_launch_of_its_own() -> None:
-    """A norm with other uses is computed once, in its own launch; so is a norm of a view, which may be strided."""
+def test_norms_that_are_not_fused() -> None:
+    """A norm with other uses, and one of a possibly strided view, has its own launch."""
 
     def also_an_output(x: TensorValue, norm: Any, product: Any) -> list[TensorValue]:
         y = norm(x)

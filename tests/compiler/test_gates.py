@@ -1,6 +1,6 @@
-"""Speed gates without a clock: launches, barriers, bytes, arena and compilations of graphs that models are made of.
+"""Speed gates without a clock: launches, barriers, bytes moved, arena size and compilations of the graphs of model layers.
 
-A change that makes one of these numbers larger needs a reason; one that makes it smaller updates it.
+A change that increases one of these numbers needs a reason; one that decreases it updates the number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mlp(x: TensorValue) -> TensorValue:
 
 
 def attention(x: TensorValue) -> TensorValue:
-    """Plain attention over one sequence."""
+    """Attention over one sequence, without a cache."""
     q, key, v = (
         ops.transpose(linear(x, name, H).reshape(("n", HEADS, H // HEADS)), 0, 1)
         for name in ("q", "k", "v")
@@ -77,7 +77,7 @@ class Gate:
     barriers: int
     kernels: int
     bytes: int | None = None
-    """Moved with n = 16, where all of it is regions."""
+    """Bytes moved with n = 16, for graphs of regions only."""
     arena: int | None = None
     """Bytes of the arena with n = 16."""
 
@@ -147,7 +147,7 @@ def test_deep_chains_share_memory() -> None:
             x = x + linear(ops.tanh(linear(x, f"a{i}", FFN)), f"b{i}", H)
         return x
 
-    # each sum is stored in the memory of the previous sum
+    # each sum reuses the memory of the previous one
     assert arena_bytes(compiled(deep)) <= N * (FFN + H) * F32
 
 

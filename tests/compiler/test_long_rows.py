@@ -1,4 +1,4 @@
-"""Reductions of one long row are shared out over the workers, with the same result for any number of them."""
+"""Reductions of one long row are split over the workers; the result does not depend on their number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build(x: TensorValue) -> list[Any]:
 
 
 def build_of_any(x: TensorValue) -> list[Any]:
-    """Reductions that have a value for zero elements."""
+    """Reductions that are defined for zero elements."""
     centred = x - ops.mean(x, 0)
     return [
         ops.softmax(x, 0),
@@ -63,7 +63,7 @@ def test_long_row(size: int, static: bool, rng: np.random.Generator) -> None:
 
 
 def test_a_long_chain_over_rows(rng):
-    """More ops than one kernel holds: they are split."""
+    """A chain longer than a kernel allows is split."""
     with Graph("g", input_types=[TensorType(DType.float32, ["n", 24], DeviceRef.CPU())]) as graph:
         x = graph.inputs[0].tensor
         for _ in range(150):

@@ -6,7 +6,7 @@ from max._compiler.memory import plan_memory
 from max._compiler.template import Buffer, Launch
 
 
-def test_what_the_host_reads_later_keeps_its_memory() -> None:
+def test_values_that_the_host_reads_keep_their_memory() -> None:
     buffers = [Buffer("temp", 256) for _ in range(3)]
     launches = [
         Launch("a", (), (), (0,), False, "makes what is read"),

@@ -56,14 +56,14 @@ class Products:
         return ops.qmatmul(QuantizationEncoding[self.kind], None, x, blocks)
 
     def x(self, *shape: int) -> np.ndarray:
-        """Integers: in blocks whose greatest is 127, which rounding to 8 bits does not change."""
+        """Integers in blocks with a greatest magnitude of 127, which rounding to 8 bits does not change."""
         x = self.rng.integers(-127, 128, shape).astype(np.float32)
         x[..., ::32] = 127
         return x.astype(self.dtype.to_numpy())
 
 
 def compare(graph: Graph, arrays: list[np.ndarray], scale: float = 16.0) -> list[str]:
-    """Runs a graph compiled and interpreted, to the tolerance of its first input; gives the launches."""
+    """Compares engine and interpreter, with a tolerance relative to the first input; returns the launches."""
     expected = _interpreter.run(graph, arrays)
     model = InferenceSession(devices=[CPU()]).load(graph)
     for _ in range(2):
@@ -76,7 +76,7 @@ def compare(graph: Graph, arrays: list[np.ndarray], scale: float = 16.0) -> list
 @given(st.data())
 @settings(max_examples=8, deadline=None)
 def test_random_graphs(data: st.DataObject) -> None:
-    """Products in any order, ops after them that meet or not, and outputs from everywhere."""
+    """Products in any order, ops after them on one or several products, and any values as outputs."""
     kind = data.draw(st.sampled_from((*DENSE, *ENCODINGS)))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     inner = BLOCK_FORMATS[kind].elements if kind in ENCODINGS else data.draw(st.integers(32, 70))
@@ -127,7 +127,7 @@ def test_random_graphs(data: st.DataObject) -> None:
     ],
 )
 def test_a_layer(kind: str, machine: str) -> None:
-    """Queries, keys and values with biases of their own, then a gated product: two launches."""
+    """Two launches: queries, keys and values with biases; a gated product."""
     rng = np.random.default_rng(0)
     inner = 256
     products = Products(kind, inner, rng, True)
@@ -150,7 +150,7 @@ def test_a_layer(kind: str, machine: str) -> None:
 
 @pytest.mark.parametrize(("gate", "columns"), list(zip(GATES, (32, 47, 100, 33), strict=True)))
 def test_gated_products(gate: Callable[..., TensorValue], columns: int) -> None:
-    """One epilogue has both sums, also if it reads other values."""
+    """One epilogue reads both sums, and possibly other values."""
     products = Products("float32", 64, np.random.default_rng(columns), False)
     types = [
         TensorType(DType.float32, ("m", 64), DEVICE),
@@ -178,8 +178,8 @@ def launches_of(build: Callable[[TensorValue, Products], Any], kind: str = "floa
     return compare(graph_of(build, kind), [x])
 
 
-def test_what_is_merged() -> None:
-    """Products that another one, or an op over a cache, stands between are not; neither are those whose results meet and are used besides."""
+def test_products_that_are_not_merged() -> None:
+    """Products with another product or a cache op between them, and products whose sums meet and have other uses."""
 
     def apart(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
         a = p(x, 64)
@@ -208,7 +208,7 @@ def test_what_is_merged() -> None:
 
 
 def test_an_epilogue_that_cannot_be_written() -> None:
-    """An operand without a single stride over the rows: the sums are stored, and another kernel continues."""
+    """An operand without a single stride over the rows: the sums are stored, and another kernel reads them."""
     products = Products("float32", 64, np.random.default_rng(0), True)
     types = [TensorType(DType.float32, shape, DEVICE) for shape in (("a", "b", 64), ("b", 40))]
     with Graph("g", input_types=types) as graph:
@@ -222,7 +222,7 @@ def test_an_epilogue_that_cannot_be_written() -> None:
 
 
 def test_weights_of_several_layers(rng: np.random.Generator) -> None:
-    """Layers with equal weights share the packed copy; a weight with a further use of its own is packed once, alone."""
+    """Layers with equal weights share a packed copy; a weight with another use is packed once, on its own."""
     names = {"a": 40, "b": 72, "c": 40}
     arrays = {
         name: rng.standard_normal((size, 40)).astype(np.float32) / 8 for name, size in names.items()
@@ -254,7 +254,7 @@ def test_weights_of_several_layers(rng: np.random.Generator) -> None:
 
 @pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
 def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
-    """Each weight is packed into its part of the common buffer, and its pages are released before the next is read."""
+    """Each weight is packed into its part of the common buffer; its pages are released before the next weight is read."""
     monkeypatch.setattr(_once, "PART_BYTES", 1)
     size, count = 1 << 10, 4
     arrays: dict[str, np.ndarray] = {}
@@ -285,8 +285,8 @@ def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: 
     assert resident_of_all() < 1 << 16
 
 
-def test_epilogues_that_wait_for_each_other() -> None:
-    """Two launches, each with an epilogue that depends on the other launch: one epilogue stays a launch of its own."""
+def test_epilogues_that_depend_on_each_other() -> None:
+    """Two products, each with an epilogue that reads the other product: one epilogue is not fused."""
     x, y = "!mo.tensor<[n, 32], f32, cpu:0>", "!mo.tensor<[n, 40], f32, cpu:0>"
     packed = "!mo.tensor<[4, 1024], f32, cpu:0>"
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Each pass on a small module, as MLIR text before and after; the golden files hold the text after."""
+"""Each pass on a small module; golden files hold the MLIR text after the pass."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%y, %z, %u, %t) : ({I32}, {I32}, {I32}, !mo.tensor<[n, 64], si8, cpu:0>) -> ()""",
         ),
     ),
-    # %a, %b and %g, %u share x; %s is used by another product, %c meets %d, which is used by itself
+    # %a, %b, %g and %u share x; a product reads %s; %c and %d meet, and %d has another use
     "merge_products": (
         "merge-products",
         graph(

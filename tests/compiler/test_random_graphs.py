@@ -1,7 +1,7 @@
 """Random graphs of element-wise ops, views, reductions and matmuls: compiled equals interpreted.
 
-Graphs of floats are compared within bounds that are measured for each element (`tests.sensitivity`). Graphs of small integers in
-float32, whose ops are all exact, are compared to the last bit: no wrong index hides behind a tolerance there.
+Graphs of floats are compared within bounds measured for each element (`tests.sensitivity`). Graphs of small integers in
+float32, whose ops are exact, are compared to the last bit, so that no tolerance hides a wrong index.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Builder:
         self.values = values
         self.rng = rng
         self.chooser = chooser
-        """An integer on which branches and the number of turns depend; None: there are none."""
+        """The integer that branches and trip counts depend on; None: no branches and loops."""
         self.depth = depth
 
     def draw(self, strategy):
@@ -74,18 +74,18 @@ class Builder:
             self.values.append(made)
 
     def inside(self, x: TensorValue, type_: TensorType) -> TensorValue:
-        """Some steps from outer values and `x` to a bounded value of a type."""
+        """Random steps over outer values and `x`, to a bounded value of a type."""
         inner = type(self)(self.data, [*self.values, x], self.rng, self.chooser, self.depth + 1)
         for _ in range(self.draw(st.integers(0, 4))):
             inner.step()
         return self.bounded(next(v for v in reversed(inner.values) if v.type == type_))
 
     def bounded(self, x: TensorValue) -> TensorValue:
-        """The value, bounded so that it does not grow with each turn of a loop."""
+        """The value, bounded so that it does not grow with each iteration of a loop."""
         return ops.tanh(x)
 
     def controlled(self, kind: str, x: TensorValue) -> TensorValue:
-        """A choice or a loop around some steps."""
+        """A branch or a loop around random steps."""
         assert self.chooser is not None
         divisor = self.draw(st.integers(1, 3))
         if kind == "cond":
@@ -171,7 +171,7 @@ LIMIT = 64
 
 
 class ExactBuilder(Builder):
-    """Stages a graph of integers in float32 without an op that rounds, bfloat16 included."""
+    """Stages a graph of integers in float32 and bfloat16 without ops that round."""
 
     KINDS = (
         ("abs", "neg", "relu")
@@ -191,7 +191,7 @@ class ExactBuilder(Builder):
 
     def make(self, kind: str, x: TensorValue) -> TensorValue | None:
         if kind == "bfloat16":
-            # 8 bits of precision hold the integers up to 256
+            # bfloat16 represents the integers up to 256
             return x.cast(DType.bfloat16).cast(DType.float32)
         if kind in BINARY:
             y = next((v for v in reversed(self.values[:-1]) if v.shape == x.shape), None)
@@ -293,7 +293,7 @@ def run_case(data: st.DataObject, steps: int, kind: type[Builder] = Builder) -> 
 def test_the_printed_text_compiles_to_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Text and constants, written to files and read again: the same results to the last bit."""
+    """Text and constants are saved and loaded: results are equal to the last bit."""
     graph, arrays, _ = draw_case(data, data.draw(st.integers(2, 10)))
     path = tmp_path_factory.mktemp("graph") / "random.mo"
     graph.save(path)

@@ -1,4 +1,4 @@
-"""Casts in attention that is written as products and a softmax: the fused op rounds where the graph does."""
+"""Casts in attention written as products and a softmax: the fused op rounds where the graph does."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ SESSION = InferenceSession(devices=[CPU()])
 DEVICE = DeviceRef.CPU()
 F32, BF16, F16 = DType.float32, DType.bfloat16, DType.float16
 SCALE = 179 / 256
-"""A bfloat16 whose products with bfloat16 numbers need rounding."""
+"""A bfloat16 scale whose products with bfloat16 values are not exact."""
 ROWS, KEYS, SIZE, WIDTH = 5, 130, 16, 40
 Build = Callable[[TensorValue, TensorValue, TensorValue, TensorValue], TensorValue]
 
 
 def of_bfloat16(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
-    """As models in bfloat16 write it: the softmax in float32, everything else in bfloat16."""
+    """As in bfloat16 models: softmax in float32, all other ops in bfloat16."""
     scores = q @ keys.transpose(-1, -2) * SCALE + m
     return ops.softmax(scores.cast(F32)).cast(BF16) @ v
 
 
 def masked_in_f32(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
-    """The widened sums of a product are not rounded."""
+    """Sums of a product that are cast to float32 are not rounded."""
     scores = (q @ keys.transpose(-1, -2)).cast(F32) * SCALE + m.cast(F32)
     return ops.softmax(scores).cast(BF16) @ v
 
@@ -54,13 +54,13 @@ def scaled_in_bf16(
 def widened_softmax(
     q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue
 ) -> TensorValue:
-    """A softmax of bfloat16 that is cast gives bfloat16's values."""
+    """A bfloat16 softmax that is cast to float32 has bfloat16 values."""
     scores = q @ keys.transpose(-1, -2) * SCALE + m
     return ops.softmax(scores).cast(F32) @ v.cast(F32)
 
 
 def narrowed(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
-    """Casts that narrow float32 results, and widen them again."""
+    """Casts of float32 results to narrower types and back."""
     scores = (q.cast(F32) @ keys.cast(F32).transpose(-1, -2) * SCALE).cast(BF16).cast(F32)
     scores = (scores + m.cast(F32)).cast(F16).cast(F32)
     return ops.softmax(scores).cast(BF16).cast(F32) @ v.cast(F32)
@@ -80,7 +80,7 @@ def scaled_after(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorVal
 
 
 def staged(build: Build, shapes: list[tuple[int, ...]]) -> tuple[Graph, list[str] | None]:
-    """The graph, and the roundings of its fused op, or None without one."""
+    """The graph, and the roundings of its fused op; None: nothing was fused."""
     types = [TensorType(BF16, shape, DEVICE) for shape in shapes]
     with Graph("attention", input_types=types) as graph:
         graph.output(build(*[v.tensor for v in graph.inputs]))
@@ -121,8 +121,8 @@ def test_casts(build: Build, roundings: list[str] | None, rng: np.random.Generat
     assert_attended(got.to_numpy(), want, slack)
 
 
-def test_a_rounding_that_is_left_out_is_noticed(rng: np.random.Generator) -> None:
-    """The reference tells the roundings apart."""
+def test_the_reference_distinguishes_roundings(rng: np.random.Generator) -> None:
+    """Results with another rounding are out of tolerance."""
     bf16 = np.dtype(ml_dtypes.bfloat16)
     operands = [
         small_integers(rng, bf16, ROWS, SIZE),

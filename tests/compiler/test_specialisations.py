@@ -1,4 +1,4 @@
-"""Specialised kernels are reused by later compilations of the process, but for those that may have changed."""
+"""Later compilations of a process reuse specialised kernels, unless these may have changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICE = DeviceRef.CPU()
 
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """The number of specialisations since the test began, which knows no earlier ones."""
+    """Counts the specialisations of the test, which starts with an empty cache."""
     monkeypatch.setattr("max._compiler.kernels.specialisations", Specialisations())
     names: list[str] = []
     specialize = k.specialize
@@ -66,9 +66,7 @@ def test_a_second_compilation_specialises_nothing(count: Callable[[], int], rng)
 
 
 @pytest.mark.parametrize("flag", ["MAX_KERNEL_CHECK", "MAX_KERNEL_INTERPRET"])
-def test_checks_and_plain_python_are_other_kernels(
-    flag: str, count: Callable[[], int], rng
-) -> None:
+def test_flags_are_part_of_the_key(flag: str, count: Callable[[], int], rng) -> None:
     run(softmax_of_products(), rng)
     first = count()
     with flags.override(**{flag: 1}):
@@ -87,7 +85,7 @@ def scale(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1]):
         y[i] = x[i] * FACTOR
 
 
-def test_a_users_kernel_is_compiled_with_the_values_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_kernels_see_current_globals(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = TensorType(DType.float32, ["n"], DEVICE)
     with Graph("g", input_types=[kind]) as graph:
         x = graph.inputs[0].tensor
@@ -105,7 +103,7 @@ def flagged(y: k.Output[k.f32, 1], *, on: bool):
 
 
 def test_parameters_of_equal_value_and_other_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """True equals 1, and the kernels differ."""
+    """True equals 1, but the kernels differ."""
     monkeypatch.setattr(kernels, "_is_fixed", lambda kernel: True)
     monkeypatch.setattr(kernels, "specialisations", Specialisations())
     (backend,) = cpu_backends()
@@ -136,11 +134,11 @@ def test_the_least_recently_used_is_dropped() -> None:
     first = get("a")
     get("b")
     assert get("a") is first and made == ["a", "b"]
-    get("c")  # drops b, which was not used since
+    get("c")  # drops b, the least recently used
     assert get("a") is first and get("c") is get("c") and made == ["a", "b", "c"]
     get("b")
     assert made == ["a", "b", "c", "b"]
-    large = get("large", 1000)  # larger than the limit: alone
+    large = get("large", 1000)  # larger than the limit: the only entry
     assert get("large", 1000) is large and made[-1] == "large"
     get("c")
     assert made[-1] == "c"

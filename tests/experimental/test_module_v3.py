@@ -1,4 +1,4 @@
-"""`max.nn.module_v3`: trees of modules, and models of the field eager and compiled, against torch and transformers."""
+"""`max.nn.module_v3`: trees of modules, and well-known models, eager and compiled, against torch and transformers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_compile() -> None:
         Branches().compile(TensorType(F32, [2], HOST))
 
 
-def test_gpt2_generates_as_transformers_does() -> None:
+def test_gpt2_equals_transformers() -> None:
     config = transformers.GPT2Config(
         vocab_size=101,
         n_positions=64,
@@ -156,7 +156,7 @@ def test_gpt2_generates_as_transformers_does() -> None:
         position += len(tokens)
         tokens = [int(logits[-1].argmax().item())]
         produced += tokens
-    # the prompt, two steps of their own, and one program for all others
+    # the prompt, two separate steps, and one program for all other steps
     assert compiled_programs() - before <= 6
     with torch.no_grad():
         expected = reference.generate(
@@ -193,7 +193,7 @@ def resnet_name(name: str) -> str:
     raise AssertionError(name)
 
 
-def test_resnet18_is_that_of_transformers() -> None:
+def test_resnet18_equals_transformers() -> None:
     torch.manual_seed(1)
     config = transformers.ResNetConfig(
         embedding_size=64,
@@ -221,7 +221,7 @@ def test_resnet18_is_that_of_transformers() -> None:
     np.testing.assert_allclose(compiled(images).to_numpy(), expected, atol=2e-4 * scale)
 
 
-def test_lstm_is_torchs() -> None:
+def test_lstm_equals_torch() -> None:
     torch.manual_seed(2)
     reference = torch.nn.LSTM(5, 7).eval()
     model = LSTM(5, 7)

@@ -1,4 +1,4 @@
-"""Eager tensors against NumPy: values, recording, programs that are found again, errors."""
+"""Eager tensors against NumPy: values, recording, reuse of programs, errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_operators_are_those_of_numpy() -> None:
         )
 
 
-def test_what_a_tensor_is_is_known_before_it_is_computed() -> None:
+def test_dtype_and_shape_need_no_computation() -> None:
     x = Tensor.ones((2, 3)) + 1
     assert (x.shape, x.dtype, x.device, x.rank, x.num_elements()) == ([2, 3], F32, CPU(), 2, 6)
     assert x.type == TensorType(F32, (2, 3), DeviceRef.CPU())
@@ -70,7 +70,7 @@ def test_what_a_tensor_is_is_known_before_it_is_computed() -> None:
     assert str(x) == str(np.full((2, 3), 2, np.float32))
 
 
-def test_making() -> None:
+def test_construction() -> None:
     with tensor_module.default_dtype(DType.int32):
         assert Tensor.ones((2,)).dtype == DType.int32
     assert tensor_module.defaults() == (F32, CPU())
@@ -155,7 +155,7 @@ def test_python_needs_values() -> None:
         (lambda x: random.gaussian((2,), std=0), ValueError, "above 0"),
     ],
 )
-def test_what_does_not_fit_raises_where_it_is_written(wrong, error, words) -> None:
+def test_invalid_calls_raise_at_their_line(wrong, error, words) -> None:
     x = Tensor.ones((2, 3))
     with pytest.raises(error, match=words):
         wrong(x)
@@ -173,7 +173,7 @@ def test_an_error_of_a_run_names_the_line_of_the_op() -> None:
         assert f"{__file__}:{line})" in str(caught.value)
 
 
-def test_the_same_again_compiles_nothing() -> None:
+def test_repeated_programs_are_not_compiled_again() -> None:
     def step(x: Tensor, w: Tensor) -> Tensor:
         return F.tanh(x @ w) * 0.5 + x
 
@@ -215,7 +215,7 @@ def test_numbers_that_vary_become_inputs() -> None:
             (x * rate + 1.5).to_numpy(), x.to_numpy() * rate + 1.5, rtol=2e-7, atol=2e-7
         )
     assert compiled_programs() - before <= 3
-    # nothing is generalised over what it changes: 0.0, -0.0 and NaN
+    # 0.0, -0.0 and NaN do not become inputs: programs depend on them
     assert np.signbit((Tensor.constant([-0.0]) * 1.0).to_numpy())[0]
     assert math.isnan((x * math.nan).to_numpy()[0])
 
@@ -229,7 +229,7 @@ def test_bounds_of_slices_that_vary_become_symbols() -> None:
     assert compiled_programs() - before <= 4
 
 
-def test_values_that_nothing_holds_are_not_kept() -> None:
+def test_unreferenced_values_are_freed() -> None:
     def grow(x: Tensor) -> tuple[weakref.ref[Tensor], Tensor]:
         middle = x * 2
         return weakref.ref(middle), middle + 1
@@ -240,7 +240,7 @@ def test_values_that_nothing_holds_are_not_kept() -> None:
     held = end * 3
     result = held + end
     _ = result.realize
-    # tensors on the way that the program holds are computed with it
+    # intermediate tensors with references are computed too
     assert held.real and end.real
 
 

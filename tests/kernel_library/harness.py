@@ -25,15 +25,20 @@ SPECIALISATIONS = Specialisations(limit=16 << 20)
 
 @functools.cache
 def pool(workers: int) -> Pool:
-    """One pool for each number of workers."""
+    """The pool of this many workers, shared by all tests."""
     return Pool(workers)
 
 
 @functools.cache
 def target(name: str) -> k.Target:
-    """``"host"``, ``"avx2"`` or ``"generic"`` (what every machine of the architecture has), or ``"pairs"``; after ``"tiles "`` with emulated tiles of AMX, after ``"invariant "`` with results that do not depend on other rows."""
+    """The target of a name.
+
+    Args:
+        name: ``"host"``, ``"avx2"``, ``"generic"`` (the baseline of the architecture) or ``"pairs"`` (products of pairs of
+            bf16). The prefix ``"tiles "`` adds emulated AMX tiles, ``"invariant "`` makes results batch-invariant.
+    """
     if name == "pairs":
-        # products of pairs of bf16, whatever this machine has: for plain Python
+        # for the interpreter: this machine may lack the instructions
         features = frozenset({"avx512bf16", "avx512vl"})
         return k.CPUTarget(features, "x86_64-unknown-linux-gnu", "x86-64")
     if name.startswith("invariant "):
@@ -45,8 +50,8 @@ def target(name: str) -> k.Target:
     if name == "host":
         return host
     generic = "x86-64" if host.is_x86 else "generic"
-    wanted = AVX2 & host.features if name == "avx2" else frozenset[str]()
-    return k.CPUTarget(wanted, host.triple, generic)
+    features = AVX2 & host.features if name == "avx2" else frozenset[str]()
+    return k.CPUTarget(features, host.triple, generic)
 
 
 class Runner:
@@ -107,7 +112,7 @@ class Runner:
         )
 
     def arguments(self) -> list[Any]:
-        """What the kernel is called with."""
+        """The arguments of the call."""
         sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
         given: list[Any] = []
         for arg in self.call.args:
@@ -122,7 +127,7 @@ class Runner:
         return [*given, *self.extra]
 
     def place(self, margins: Margins, end: bool) -> None:
-        """Moves operands, results and workspaces between pages that cannot be touched, to the end or the beginning of what is between."""
+        """Moves operands, results and workspaces between guard pages, to the end or the start of the accessible memory."""
         self.operands = [margins.guard(x, end) for x in self.operands]
         self.results = [margins.guard(x, end) for x in self.results]
         self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]
@@ -134,7 +139,7 @@ class Runner:
 
 
 def together(runners: Sequence[Runner], workers: int = 2) -> Callable[[], None]:
-    """One program that runs all of them, as a model would."""
+    """One program with the launches of all runners, as in a model."""
     values = np.zeros(1, np.int64)
     launches: list[Launch] = []
     for runner in runners:
@@ -160,7 +165,7 @@ def run(
 
 
 def _guess(limit: library.Limit, machine: str) -> int:
-    # tiles of AMX shall have all rows
+    # AMX tiles are tested with all numbers of rows
     return 0 if machine.startswith("tiles ") else limit.guess
 
 
@@ -178,7 +183,7 @@ def interpreted(
     workers: int = 1,
     machine: str = "host",
 ) -> list[np.ndarray]:
-    """Runs a kernel in plain Python, which checks every index."""
+    """Runs a kernel in the interpreter, which checks every index."""
     outputs = [np.zeros(shape, dtype) for dtype, shape in results]
     described = [
         [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]

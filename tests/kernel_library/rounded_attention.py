@@ -9,11 +9,11 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 NEAR = 2.0**-18
-"""Probabilities this close to a tie, relatively, may be rounded either way: exponentials are not exact."""
+"""Relative distance from a tie below which a probability may round either way, as exponentials are not exact."""
 
 
 def small_integers(rng: np.random.Generator, dtype: Any, *shape: int) -> Array:
-    """Elements of -1, 0 and 1: sums of products are exact in every float dtype."""
+    """Elements of -1, 0 and 1, whose sums of products are exact in every float dtype."""
     return rng.integers(-1, 2, shape).astype(dtype)
 
 
@@ -31,12 +31,12 @@ def attended(
     fills: Sequence[float | None],
     roundings: Sequence[Any],
 ) -> tuple[Array, Array]:
-    """The result in float64, and how far off it may be where probabilities are near a tie.
+    """The result in float64, and its tolerance where probabilities are near a tie.
 
     Args:
         operands: Queries `[…, rows, size]`, keys `[…, keys, size]`, values, and masks.
-        scale: What scores are multiplied by.
-        fills: For each mask None, where it is added, or the score where it is false.
+        scale: The factor of scores.
+        fills: For each mask None if it is added, else the score where it is false.
         roundings: NumPy dtypes, or None: of the scaled scores, of the scores after each mask, of the probabilities.
     """
     q, keys, values, *masks = operands
@@ -63,7 +63,7 @@ def attended(
 
 
 def assert_attended(got: Array, want: Array, slack: Array) -> None:
-    """Compares a result with what `attended` gives, after the rounding of the result's dtype."""
+    """Compares a result with that of `attended`, rounded to the dtype of the result."""
     bounds = [(want + by * slack).astype(got.dtype).astype(np.float64) for by in (-1, 1)]
     wide = got.astype(np.float64)
     wrong = ~((bounds[0] <= wide) & (wide <= bounds[1]) | np.isnan(want) & np.isnan(wide))

@@ -1,4 +1,4 @@
-"""Products in the matrix tiles of AMX, emulated in memory: against the paths without, NumPy, and plain Python; and the code for a real processor."""
+"""Products in emulated AMX tiles against the paths without tiles, NumPy and the interpreter, and the code for processors with AMX."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STREAMED = {"streamed": False}
 
 
 def random(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """bf16 in memory with no more alignment than it needs."""
+    """Random bf16 elements, aligned to 2 bytes only."""
     flat = rng.standard_normal(int(np.prod(shape)) + 1).astype(BF16)
     return flat[1:].reshape(shape)
 
@@ -44,7 +44,7 @@ def packed_panels(w: np.ndarray, by_rows: bool) -> np.ndarray:
     shape = (-(-columns // 32), panel_elements(inner))
     encoding = {"encoding": "rows" if by_rows else "columns"}
     runner = Runner("mok.pack", [w], [(BF16, shape)], encoding)
-    runner.results[0][...] = np.nan  # what fills the panels up must be set
+    runner.results[0][...] = np.nan  # NaN would show padding that is not written
     return runner()[0]
 
 
@@ -78,8 +78,8 @@ def test_panels(m: int, n: int, inner: int, by_rows: bool, workers: int, seed: i
     assert_close(got, plain, dtype, scale=4)
 
 
-def test_panels_are_filled_up_with_zeros() -> None:
-    """What lies behind the last row is multiplied by zeros, which NaN would survive."""
+def test_panels_are_padded_with_zeros() -> None:
+    """The padding of a panel is zeros, not NaN."""
     w = random(np.random.default_rng(0), 45, 37)
     for by_rows in (True, False):
         panels = packed_panels(w if by_rows else w.T.copy(), by_rows)
@@ -113,7 +113,7 @@ def test_epilogue() -> None:
 
 
 def test_several_products() -> None:
-    """Parts of one launch: two results, then two products side by side in their strips."""
+    """One launch: first two results, then two products in the same strips."""
     rng = np.random.default_rng(2)
     m, inner, parts = 37, 70, ((1, 1), (1, 1), (2, 2))
     x, panels = random(rng, m, inner), random(rng, 6, panel_elements(inner))
@@ -125,7 +125,7 @@ def test_several_products() -> None:
         assert_close(ours, theirs, scale=4)
 
 
-def test_one_result_for_any_number_of_workers() -> None:
+def test_results_do_not_depend_on_the_number_of_workers() -> None:
     rng = np.random.default_rng(3)
     a, panels = random(rng, 200, 700), random(rng, 5, panel_elements(700))
     attributes = {"encoding": "rows", **STREAMED}
@@ -171,7 +171,7 @@ def test_quantised(encoding: str, m: int, n: int, units: int, workers: int) -> N
     attributes, results = {"encoding": encoding, **STREAMED}, [(F32, (m, n))]
     options = {"workers": workers, "machine": TILES}
     (got,) = run("mok.packed_matmul", [x, groups], results, attributes, **options)
-    # sums of a block are exact, and blocks are added up in the same order
+    # sums of a block are exact, and blocks are added in the same order
     (plain,) = run("mok.packed_matmul", [x, groups], results, attributes, workers=workers)
     np.testing.assert_array_equal(got, plain)
     assert_product(got, x, decode(w, encoding), scale=8)
@@ -193,7 +193,7 @@ for _encoding, _inner in (("Q4_0", 64), ("Q6_K", 256)):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_interpreted_and_bounds(name: str) -> None:
-    """Plain Python checks every index, and so does code compiled with checks."""
+    """The interpreter and code compiled with checks check every index."""
     operands, shape, encoding = SMALL[name]
     attributes, results = {"encoding": encoding, **STREAMED}, [(F32, shape)]
     (got,) = run("mok.packed_matmul", operands, results, attributes, machine=TILES)
@@ -295,7 +295,7 @@ def test_other_kernels_interpreted(name: str) -> None:
     np.testing.assert_array_equal(got, checked)
 
 
-# code for a processor with AMX, which need not be this one
+# code for a processor with AMX; this one may lack it
 SAPPHIRE_RAPIDS = k.CPUTarget(
     frozenset({
         "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "avx512vnni", "avx512fp16", "amx-bf16", "amx-int8",
@@ -334,7 +334,7 @@ def assembly(encoding: str, dtype: DType) -> str:
 
 
 def inner_loops(text: str) -> list[list[str]]:
-    """The instructions of the loops that hold no others."""
+    """The instructions of the innermost loops."""
     lines = [line.strip() for line in text.split("\n")]
     labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.\w+):", line))}
     loops: list[list[str]] = []
@@ -360,12 +360,12 @@ def test_code_of_panels() -> None:
         4,
         4,
         4,
-    ]  # 16 and 32 rows; without, with few and with many prefetches
+    ]  # 16 and 32 rows; no, few and many prefetches
     for loop, count in zip(loops, products, strict=True):
         order = [line.split("\t")[0] for line in loop if line.startswith(("tile", "tdp"))]
         step = ["tileloadd", "tileloadd", "tdpbf16ps", "tileloadd", "tdpbf16ps"]
         assert order == [*step, *(["tileloadd", "tdpbf16ps", "tdpbf16ps"] if count == 4 else [])]
-        # an address may be read again
+        # an address may be computed again
         assert not [line for line in loop if re.search(r"zmm|, -?\d*\(%rsp\)$", line)], "spills"
     assert {sum("prefetcht1" in line for line in loop) for loop in loops} == {0, 4, 32}
 

@@ -1,7 +1,7 @@
-"""Code for arm64, which needs no such machine: LLVM cross-compiles the main kernels, and their inner loops are read.
+"""Machine code for arm64: LLVM cross-compiles the main kernels, and the tests count instructions in the inner loops.
 
-A loop is a basic block that jumps back to itself, so what it has is what is done for each step. Numbers of instructions are bounds that a
-change may only lower; they are the speed of these kernels as far as it shows without a machine.
+A loop is a basic block that jumps back to itself, so its instructions are the work of one step. The counts are upper bounds: without
+an arm64 machine they stand for the speed of the kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from max.kernel.targets import host
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 F32, BF16, F16 = DType.float32, DType.bfloat16, DType.float16
-# functions that every process has
+# functions of libc, present in every process
 LIBRARY = {"memset", "memcpy", "memmove"}
 # processors by features: of 2016 (Cortex-A72), 2019 (Neoverse N1, Apple M1), 2021 (Neoverse V1, Apple M2)
 PLAIN, DOT, MATRIX = (), ("dotprod",), ("dotprod", "i8mm", "bf16")
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.plain_code
 
 
 class Loop(NamedTuple):
-    """The instructions of a loop, and how often it has each."""
+    """The instructions of a loop, with their counts."""
 
     lines: list[str]
     ops: Counter[str]
 
     def spills(self) -> list[str]:
-        """Vectors that are kept on the stack."""
+        """Vector spills to the stack."""
         return [x for x in self.lines if re.match(r"(ld|st)[a-z]*\s+[qd]\d.*\[sp", x)]
 
 
@@ -60,7 +60,7 @@ def assembly(ir: k.KernelIR, features: tuple[str, ...]) -> str:
 
 @functools.cache
 def compiled(kind: str, features: tuple[str, ...]) -> str:
-    """The code of a product with a packed weight of 64 columns."""
+    """Machine code of a product with a packed weight of 64 columns."""
     dtype, encoding, inner = {
         "f32": (F32, "rows", 64),
         "bf16": (BF16, "rows", 64),
@@ -97,20 +97,20 @@ def code(
 
 def loops(text: str) -> list[Loop]:
     """The innermost loops of a function."""
-    found: list[Loop] = []
+    innermost: list[Loop] = []
     for block in re.split(r"\n(?=\.?\w+:)", text):
-        label, *rest = block.split("\n")
+        label, *body_lines = block.split("\n")
         name = label.split(":")[0]
-        lines = [re.sub(r"\s*//.*", "", x).strip() for x in rest if re.match(r"\t[a-z]", x)]
+        lines = [re.sub(r"\s*//.*", "", x).strip() for x in body_lines if re.match(r"\t[a-z]", x)]
         ends = [n for n, x in enumerate(lines) if x.startswith("b") and re.search(rf"{name}$", x)]
         if ends:
             body = lines[: ends[0] + 1]
-            found.append(Loop(body, Counter(x.split()[0] for x in body)))
-    return found
+            innermost.append(Loop(body, Counter(x.split()[0] for x in body)))
+    return innermost
 
 
 def with_most(text: str, instruction: str) -> list[Loop]:
-    """The loops that have this instruction as often as any has."""
+    """The loops with the highest count of an instruction."""
     every = loops(text)
     most = max(loop.ops[instruction] for loop in every)
     assert most > 0, f"no loop has {instruction}"
@@ -130,7 +130,7 @@ def with_most(text: str, instruction: str) -> list[Loop]:
     ids=lambda x: "+".join(x) if isinstance(x, tuple) else x,
 )
 def test_tiles_of_many_rows(kind: str, features: tuple[str, ...], instruction: str) -> None:
-    """24 products a step in k take two loads of columns and one of each row, which is multiplied as a lane."""
+    """24 products a step in k: two loads of columns, one load a row, whose element is multiplied as a lane."""
     text = compiled(kind, features)
     tiles = [loop for loop in loops(text) if loop.ops[instruction] == 24 and "prfm" not in loop.ops]
     assert tiles
@@ -149,7 +149,7 @@ def test_tiles_of_many_rows(kind: str, features: tuple[str, ...], instruction: s
 def test_few_rows_of_bf16(
     features: tuple[str, ...], instruction: str, products: int, most: int
 ) -> None:
-    """Eight rows by two vectors: elements of 16 bits stay in vector registers on their way to f32."""
+    """Eight rows by two vectors: 16-bit elements are widened to f32 in vector registers."""
     every = loops(compiled("bf16", features))
     few = [x for x in every if x.ops[instruction] == products and "prfm" not in x.ops]
     assert few
@@ -174,18 +174,18 @@ def test_few_rows_of_bf16(
 def test_products_of_bytes(
     encoding: str, features: tuple[str, ...], instruction: str, most: int
 ) -> None:
-    """A block of 32 by 32 elements takes 64 products of 16 bytes, and one row or four of x with what unpacks and scales it."""
+    """A block of 32 × 32 elements takes 64 products of 16 bytes; loops have one or four rows of x, and unpack and scale the block."""
     text = compiled(encoding, features)
     blocks = with_most(text, instruction)
     assert blocks[0].ops[instruction] == 64
     for loop in blocks:
         assert len(loop.lines) <= most, "\n".join(loop.lines)
-        # the factors are bytes, not widened bytes
+        # operands stay bytes
         assert not {"mla", "mul", "sshr"} & loop.ops.keys(), loop.ops
         if features:
             assert all(".4b[" in line for line in loop.lines if line.startswith(instruction))
     if encoding in ("Q4_0", "Q8_0") and features:
-        # four loops of four rows, one of a single row: the polls of outer loops keep vector registers, but 8 of 32
+        # four loops of four rows, one of one row; calls that poll in outer loops save all vector registers but 8
         assert sum(len(loop.spills()) for loop in blocks) <= 8
 
 
@@ -204,7 +204,7 @@ def test_attention() -> None:
     text = code("mo.attention.ragged.paged", operands, operands[0], attributes, MATRIX)
     for loop in with_most(text, "bfdot"):
         assert not loop.spills()
-    # one token: keys are widened in vectors, and no lane by itself
+    # one token: keys are widened as vectors, never lane by lane
     assert not re.search(r"\bfcvt\s|\bumov\b", text)
 
 
@@ -235,7 +235,7 @@ def test_regions_convert_in_vectors(features: tuple[str, ...]) -> None:
     assert not re.search(r"\b(umov|smov|fcvt)\s", text)
     assert ("bfcvtn" in text) == bool(features)
     assert re.search(r"fcvtn\s+v\d+\.4h, v\d+\.4s", text)
-    # minima and maxima that keep NaN are one instruction
+    # minimum and maximum that propagate NaN are one instruction
     assert "fmaxv" in text and "fcmgt" not in text
 
 
@@ -256,7 +256,7 @@ def test_features_are_told_to_llvm() -> None:
         ({16: 0b11 | 1 << 20, 26: 1 << 13 | 1 << 14}, {"fp-armv8", "neon", "dotprod", "i8mm", "bf16"}),
     ],
 )  # fmt: skip
-def test_linux_says_what_a_processor_has(
+def test_features_come_from_the_auxiliary_vector_of_linux(
     monkeypatch: pytest.MonkeyPatch, words: dict[int, int], want: set[str]
 ) -> None:
     class Library:

@@ -54,7 +54,7 @@ def make_cache(
     dtype: np.dtype,
     seed: int = 0,
 ) -> Cache:
-    """``lengths``: cached and new tokens of each sequence."""
+    """A cache for sequences of ``lengths``: (cached tokens, new tokens)."""
     rng = np.random.default_rng(seed)
     needed = [-(-(cached + new) // page_size) for cached, new in lengths]
     pages, layers, layer = sum(needed) + 3, 2, 1
@@ -217,7 +217,7 @@ def test_a_long_context_is_split(length: int, workers: int) -> None:
 
 @pytest.mark.parametrize("lengths", [[(700, 2)], [(700, 2), (2500, 1)]], ids=["one", "two"])
 def test_a_task_has_at_most_16_parts(lengths: list[tuple[int, int]]) -> None:
-    """One KV head and 4 workers would share 32 parts of 2 rows or more; scratch memory has 16 a row."""
+    """One KV head and 4 workers allow 32 parts of 2 rows; scratch memory holds 16 a row."""
     lengths = [(cached * 4, new) for cached, new in lengths]
     check(make_cache(lengths, 4, 1, 16, 128, F32), workers=4)
 
@@ -226,7 +226,7 @@ def test_a_task_has_at_most_16_parts(lengths: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("page_size", [129, 300])
 @pytest.mark.parametrize("mask", ["causal", "sliding_window"])
 def test_pages_longer_than_a_block_of_keys(machine: str, page_size: int, mask: str) -> None:
-    """Few rows, which read the cache in place, and many, which pack it."""
+    """Few rows, which read the cache in place, and many rows, which pack it."""
     cache = make_cache([(500, 1), (131, 30), (0, 290)], 2, 1, 16, page_size, F32)
     check(cache, mask, 270, machine=machine)
 
@@ -234,7 +234,7 @@ def test_pages_longer_than_a_block_of_keys(machine: str, page_size: int, mask: s
 @pytest.mark.parametrize("machine", ["host", "avx2"])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_long_prompts(dtype: np.dtype, machine: str) -> None:
-    """So many tokens that tasks have many rows."""
+    """Prompts whose tasks have many rows."""
     cache = make_cache([(5, 300), (130, 77), (0, 129)], 6, 2, 48, 32, dtype)
     check(cache, machine=machine, workers=1)
     check(cache, "sliding_window", 60, machine=machine, workers=1)
@@ -257,7 +257,7 @@ def test_queries_of_another_type_than_the_cache() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_scales_that_turn_scores_around(dtype: np.dtype, scale: float) -> None:
+def test_scales_that_reverse_the_order_of_scores(dtype: np.dtype, scale: float) -> None:
     check(make_cache([(70, 1), (3, 50)], 4, 2, 64, 32, dtype), scale=scale)
 
 
@@ -274,7 +274,7 @@ OPTIONS = list(
 """Masks, sinks, soft caps and dtypes."""
 
 
-# each machine has half of the cases of each option
+# each machine covers half of the cases of each option
 @pytest.mark.parametrize(
     ("mask", "sinks", "softcap", "dtype", "machine"),
     [(*options, MACHINES[(i ^ i >> 2) % 4]) for i, options in enumerate(OPTIONS)],
@@ -283,7 +283,7 @@ OPTIONS = list(
 def test_caps_sinks_and_biases(
     mask: str, sinks: tuple[float, float] | None, softcap: float, dtype: np.dtype, machine: str
 ) -> None:
-    """Few rows and many, prompts and decoding."""
+    """Few and many rows, prompts and decoding."""
     cache = make_cache([(0, 19), (70, 1), (3, 50), (200, 2)], 6, 2, 48, 32, dtype)
     check(
         cache,
@@ -299,7 +299,7 @@ def test_caps_sinks_and_biases(
 
 @pytest.mark.parametrize("scale", [0.4, -0.3])
 def test_sinks_of_a_split_context(scale: float) -> None:
-    """Only the first part counts the sink; where it exceeds all scores too."""
+    """Only the first part adds the sink, also a sink above all scores."""
     cache = make_cache([(3000, 1)], 4, 2, 32, 128, F32)
     for sinks in ((3.0, 9.0), (40.0, 60.0), (-np.inf, -np.inf)):
         values = np.full(4, -np.inf, F32) if sinks[0] == -np.inf else numbers_by_head(4, *sinks)
@@ -332,12 +332,12 @@ def test_large_scores_do_not_overflow() -> None:
     check(make_cache([(100, 3)], 2, 2, 64, 16, F32), scale=30.0)
 
 
-def test_a_batch_of_nothing() -> None:
+def test_an_empty_batch() -> None:
     check(make_cache([(5, 0), (3, 0)], 2, 2, 16, 16, F32))
 
 
 @pytest.mark.parametrize("bad", ["page", "length", "layer"])
-def test_what_lies_outside_of_the_cache_raises(bad: str) -> None:
+def test_positions_outside_the_cache_raise(bad: str) -> None:
     cache = make_cache([(20, 2)], 2, 2, 16, 8, F32)
     if bad == "page":
         cache.lookup_table[0, 1] = 1000

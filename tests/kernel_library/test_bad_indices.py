@@ -1,6 +1,6 @@
-"""Indices, offsets, page tables, counts and parameters that do not fit: the engine answers as the interpreter does, or both raise.
+"""Invalid indices, offsets, page tables, counts and parameters: the engine returns what the interpreter returns, or both raise.
 
-Inputs lie between pages that cannot be touched, so that a read or write outside of one ends the test run.
+Inputs lie between guard pages, so that an access outside of an input ends the test run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ RAISED = (ValueError, IndexError, _interpreter.InterpreterError)
 
 @dataclass(frozen=True)
 class Case:
-    """A graph and how its inputs are drawn.
+    """A graph, and a generator of its inputs.
 
     Args:
-        types: The inputs: dtype and shape; in brackets those of buffers.
+        types: Dtype and shape of each input; buffers are in brackets.
         body: The graph.
-        draw: The inputs' arrays.
+        draw: Draws the arrays.
     """
 
     types: Sequence[Any]
@@ -62,7 +62,7 @@ def session() -> InferenceSession:
 
 
 @functools.cache
-def made(name: str) -> tuple[Case, Graph, Model]:
+def loaded_case(name: str) -> tuple[Case, Graph, Model]:
     this = CASES[name]()
     types = [
         BufferType(*t[0], CPU_REF) if isinstance(t, list) else TensorType(*t, CPU_REF)
@@ -83,8 +83,8 @@ def made(name: str) -> tuple[Case, Graph, Model]:
 
 
 def compare(name: str, arrays: Sequence[Array], end: bool = True) -> bool:
-    """Runs a case both ways; gives whether there was an answer."""
-    this, graph, model = made(name)
+    """Runs a case in the engine and in the interpreter; returns whether it has a result."""
+    this, graph, model = loaded_case(name)
     buffers = [isinstance(t, list) for t in this.types]
     copies = [np.array(a) for a in arrays]
     margins = Margins()
@@ -113,7 +113,7 @@ def compare(name: str, arrays: Sequence[Array], end: bool = True) -> bool:
 
 
 def index(size: int, dtype: type = np.int64) -> st.SearchStrategy[int]:
-    """An index of an axis, or one that just does not fit, or does not fit at all."""
+    """An index of an axis: valid, one beyond, or far beyond."""
     info = np.iinfo(dtype)
     ends = (
         -(2**63),
@@ -236,8 +236,8 @@ def step(size: int) -> st.SearchStrategy[int]:
 
 
 def bounds(draw: Draw, size: int) -> list[Array]:
-    found = [draw(index(size)), draw(index(size)), draw(step(size))]
-    return [np.array(n, np.int64) for n in found]
+    bounds = [draw(index(size)), draw(index(size)), draw(step(size))]
+    return [np.array(n, np.int64) for n in bounds]
 
 
 @case
@@ -305,8 +305,8 @@ def range_case(dtype: DType) -> Case:
                 if info.min <= n <= info.max
             ]
             value = st.integers(0, 6) | st.sampled_from([int(info.min), int(info.max), *wild])
-        found = [np.array(pick(value), kind) for _ in range(3)]
-        return [*found, numbers(pick, [pick(st.integers(0, 4))])]
+        operands = [np.array(pick(value), kind) for _ in range(3)]
+        return [*operands, numbers(pick, [pick(st.integers(0, 4))])]
 
     types = [*[(dtype, [])] * 3, (F32, ["n"])]
     return Case(
@@ -372,24 +372,24 @@ CASES["repeat_interleave_known"] = functools.partial(repeat_case, False)
 
 
 def offsets(draw: Draw, batch: int, rows: int, dtype: type = np.uint32) -> Array:
-    """Where the sequences of a ragged batch begin; sometimes nonsense."""
+    """The first rows of a ragged batch's sequences, sometimes invalid."""
     cuts = sorted(
         draw(st.lists(st.integers(0, rows), min_size=max(batch - 1, 0), max_size=max(batch - 1, 0)))
     )
-    found = [0, *cuts, rows][: batch + 1] if batch else [0]
+    starts = [0, *cuts, rows][: batch + 1] if batch else [0]
     match draw(st.integers(0, 9)):
         case 0:
-            found = draw(st.permutations(found))
+            starts = draw(st.permutations(starts))
         case 1:
             at = draw(st.integers(0, batch))
-            found[at] = draw(
+            starts[at] = draw(
                 st.sampled_from([0, 1, rows - 1 if rows else 0, rows, rows + 1, 2**31, 2**32 - 1])
             )
         case 2:
-            found = [(n + 1) for n in found]
+            starts = [(n + 1) for n in starts]
         case _:
             pass
-    return np.array(found, dtype)
+    return np.array(starts, dtype)
 
 
 @case
@@ -541,7 +541,7 @@ KV_TYPES = [
 
 
 def paged(draw: Draw) -> tuple[int, list[Array]]:
-    """The rows of a ragged batch, and its offsets, cache, lengths, page table, greatest lengths and layer."""
+    """Rows of a ragged batch, offsets, cache, lengths, page table, maximum lengths and layer."""
     batch, rows = draw(st.integers(0, 3)), draw(st.integers(0, 7))
     rows = rows if batch else draw(st.sampled_from([0, 0, 0, 1]))
     pages, table = draw(st.integers(0, 5)), draw(st.integers(0, 4))
@@ -551,7 +551,7 @@ def paged(draw: Draw) -> tuple[int, list[Array]]:
         lambda n: st.sampled_from(odd) if n == 0 else st.integers(0, max(PAGE_SIZE * table - 7, 0))
     )
     lengths = [draw(length) for _ in range(batch)]
-    # sequences do not write to each other's pages, as there is no order among them
+    # sequences write to pages of their own: the order of writes is undefined
     order = draw(st.permutations(range(pages + 12)))[: batch * table]
     entries = [n % pages if pages and draw(st.integers(0, 15)) else n for n in order]
     if draw(st.booleans()) and pages < batch * table:
@@ -575,7 +575,7 @@ def paged(draw: Draw) -> tuple[int, list[Array]]:
 
 
 def distinct(arrays: Sequence[Array]) -> Sequence[Array]:
-    """A page that two sequences write to has no defined contents: the table is left with distinct pages."""
+    """Makes the pages of a table distinct: the contents of a page that two sequences write to are undefined."""
     table = arrays[-3]
     flat = table.reshape(-1)
     seen: set[int] = set()
@@ -653,7 +653,7 @@ def batch_of(
     page: int = 0,
     layer: int = 0,
 ) -> list[Array]:
-    """Two sequences of 2 and 3 rows that fill their two pages each; what is named goes beyond by `excess`."""
+    """Two sequences of 2 and 3 rows that fill two pages each; the named input exceeds its bound by `excess`."""
     shape = (4, 2, LAYERS, PAGE_SIZE, KV_HEADS, HEAD_DIM)
     return [
         np.array([first * excess, 2, 5 + offset * excess], np.uint32),
@@ -734,7 +734,7 @@ def test_an_element_out_of_range_is_an_index_error() -> None:
     x = np.zeros((3, 3), np.float32)
     for at in (3, -4, 2**63 - 2):
         with pytest.raises(IndexError, match=f"index {at} is out of range for axis 1 of size 3"):
-            made("element")[2].execute(x, np.array(0), np.array(at))
+            loaded_case("element")[2].execute(x, np.array(0), np.array(at))
 
 
 @pytest.mark.parametrize(
@@ -801,26 +801,26 @@ def test_repeats(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_engine_answers_as_the_interpreter_or_both_raise(name: str) -> None:
+def test_engine_and_interpreter_agree_or_both_raise(name: str) -> None:
     answered: list[bool] = []
 
     @settings(max_examples=40)
     @given(st.data(), st.booleans())
     def check(data: st.DataObject, end: bool) -> None:
-        answered.append(compare(name, made(name)[0].draw(data.draw), end))
+        answered.append(compare(name, loaded_case(name)[0].draw(data.draw), end))
 
     check()
-    # a generator that hits only one of both tests nothing
+    # the generator must draw both valid and invalid inputs
     assert True in answered
     assert False in answered
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_engine_answers_as_the_interpreter_or_both_raise_for_long(name: str) -> None:
+def test_engine_and_interpreter_agree_or_both_raise_long(name: str) -> None:
     @settings(max_examples=1000)
     @given(st.data(), st.booleans())
     def check(data: st.DataObject, end: bool) -> None:
-        compare(name, made(name)[0].draw(data.draw), end)
+        compare(name, loaded_case(name)[0].draw(data.draw), end)
 
     check()

@@ -1,4 +1,4 @@
-"""Where kernels are compiled to be batch-invariant, a row is the same to the last bit whatever rows are beside it."""
+"""Batch-invariant kernels: the result of a row is the same to the last bit, whatever other rows the batch has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attended(
 
 
 def cut(rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
-    """A sequence in chunks, of one token or of many."""
+    """The lengths of chunks of a sequence, of one or many tokens."""
     spans: list[tuple[int, int]] = []
     at = 0
     while at < length:
@@ -101,7 +101,7 @@ def test_attention_long(**drawn: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_attention_with_pairs_of_bfloat16(workers: int) -> None:
-    """In plain Python, as not every machine multiplies pairs: here weights are rounded."""
+    """In the interpreter, as few machines multiply pairs; with pairs weights are rounded."""
     cache = make_cache([(0, 13), (0, 5)], 4, 2, 16, 8, BF16)
     whole = attended(cache, [(0, 13), (0, 5)], "causal", -1, 1, "pairs")
     for spans in ([(12, 13), (4, 5)], [(2, 9), (0, 1)]):

@@ -17,13 +17,13 @@ LENGTHS = [(0, 5), (17, 1), (30, 9), (4, 0), (2, 3)]
 
 def positions(cache) -> list[tuple[int, int, int, int]]:
     """Row, position, page and slot of each new token."""
-    found = []
+    places = []
     size = cache.blocks.shape[3]
     for b, cached in enumerate(cache.cache_lengths.astype(int)):
         for row in range(int(cache.offsets[b]), int(cache.offsets[b + 1])):
             at = cached + row - int(cache.offsets[b])
-            found.append((row, at, int(cache.lookup_table[b, at // size]), at % size))
-    return found
+            places.append((row, at, int(cache.lookup_table[b, at // size]), at % size))
+    return places
 
 
 @pytest.mark.parametrize(

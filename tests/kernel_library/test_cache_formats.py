@@ -58,7 +58,7 @@ def decoded(blocks: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def rounded_cache(cache: Cache, dtype: np.dtype, queries: np.dtype) -> tuple[Cache, Cache]:
-    """The cache with rounded pages, and with the values that these stand for."""
+    """The cache with rounded pages, and the cache with their decoded values."""
     blocks = encoded(cache.blocks, dtype)
     q = cache.q.astype(queries)
     return replace(cache, q=q, blocks=blocks), replace(
@@ -123,7 +123,7 @@ def test_values_that_begin_their_keys(machine: str) -> None:
 @pytest.mark.parametrize("dtype", [I8, F8], ids=str)
 @pytest.mark.parametrize("given_dtype", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("head_dim", [5, 16, 66])
-def test_rows_that_are_stored_and_loaded(
+def test_stored_rows_are_loaded(
     dtype: np.dtype, given_dtype: np.dtype, head_dim: int, rng: np.random.Generator
 ) -> None:
     cache, _ = rounded_cache(make_cache(LENGTHS, 4, 2, head_dim, 8, F32), dtype, F32)
@@ -158,7 +158,7 @@ def test_rows_that_are_stored_and_loaded(
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("dtype", [I8, F8], ids=str)
 def test_rotation(dtype: np.dtype, interleaved: bool, rng: np.random.Generator) -> None:
-    """Stored keys are widened, rotated and rounded again, or stay as they are."""
+    """Stored keys are decoded, rotated and encoded again, or stay unchanged."""
     cache, values = rounded_cache(make_cache(LENGTHS, 4, 2, 18, 8, F32), dtype, F32)
     angles = rng.uniform(-1, 1, (64, 12)).astype(np.float32)
     want, turned = decoded(cache.blocks, 18), np.empty_like(cache.q)
@@ -178,14 +178,14 @@ def test_rotation(dtype: np.dtype, interleaved: bool, rng: np.random.Generator) 
         assert_close(got, turned, dtype=F32)
         if not rotates:
             np.testing.assert_array_equal(cache.blocks.view(I8), before.view(I8))
-    found = decoded(cache.blocks, 18)
-    # half a unit of the last place: of codes the scale's, of float8 a part of the value
+    stored = decoded(cache.blocks, 18)
+    # half a unit in the last place: of the scale for codes, of the value for float8
     unit = abs(want).max(-1, keepdims=True) / 254 if dtype == I8 else abs(want) / 16 + 2**-10
-    assert (abs(found - want) <= unit * 1.01).all() and (found != values.blocks).any()
+    assert (abs(stored - want) <= unit * 1.01).all() and (stored != values.blocks).any()
 
 
-def test_codes_of_numbers_that_are_not_finite() -> None:
-    """A key with NaN or infinity reads as NaN, and changes no other row."""
+def test_codes_of_non_finite_numbers() -> None:
+    """A key with NaN or infinity is decoded as NaN; other rows are unchanged."""
     cache, _ = rounded_cache(make_cache([(0, 3)], 2, 2, 8, 4, F32), I8, F32)
     keys = np.ones((3, 16), np.float32)
     keys[1, 3], keys[1, 12] = np.nan, np.inf
@@ -196,7 +196,7 @@ def test_codes_of_numbers_that_are_not_finite() -> None:
     assert not np.isfinite(scales[1]).any() and np.isfinite(scales[[0, 2]]).all()
 
 
-def test_the_interpreter_rounds_alike(rng: np.random.Generator) -> None:
+def test_the_interpreter_rounds_equally(rng: np.random.Generator) -> None:
     x = (rng.standard_normal((7, 3, 21)) * 10.0 ** rng.integers(-9, 9, (7, 3, 1))).astype(F32)
     x[2, 1] = 0
     for dtype in (I8, F8):

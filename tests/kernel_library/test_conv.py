@@ -116,7 +116,7 @@ def test_random(case: Case, packed: bool, machine: str, workers: int) -> None:
     [((3, 3), 98, 1), ((3, 2), 36, 2), ((2, 3), 4, 3), ((9, 8), 101, 1)],
 )
 def test_padding(taps: tuple[int, int], channels: int, groups: int, dtype: Any) -> None:
-    """Taps in the padding, where patches are read in place and where they are not; more taps than have bits; odd channels of 16 bits."""
+    """Taps in the padding, for patches read in place and copied; more than 64 taps; odd numbers of 16-bit channels."""
     for padding, dilation in (((2, 1, 1, 3), (1, 1)), ((3, 3, 2, 4), (2, 3))):
         case = Case(2, (17, 23), taps, channels, 34, groups, (1, 2), dilation, padding, dtype)
         case.check(True, workers=2)
@@ -124,7 +124,7 @@ def test_padding(taps: tuple[int, int], channels: int, groups: int, dtype: Any) 
 
 @pytest.mark.parametrize("positions", [1, 3, 12, 13, 16, 17, 25, 27, 49, 98])
 def test_few_positions(positions: int) -> None:
-    """Tiles of all heights."""
+    """Register tiles of all heights."""
     Case(1, (1, positions), (1, 3), 16, 33, 1, (1, 1), (1, 1), (0, 0, 1, 1)).check(True)
 
 
@@ -135,7 +135,7 @@ LONG_SUMS = list(
 )
 
 
-# the host has all cases; each other machine has one of the two with the same taps and dtype
+# the host runs all cases, other targets one of each pair with equal taps and dtype
 @pytest.mark.parametrize(
     ("taps", "channels", "dtype", "packed", "machine"),
     [
@@ -147,7 +147,7 @@ LONG_SUMS = list(
 def test_long_sums(
     taps: tuple[int, int], channels: int, dtype: Any, packed: bool, machine: str
 ) -> None:
-    """Patches of many K blocks, of parts of runs or of several runs each, read with padding and without."""
+    """Patches of many K blocks, which hold a part of a run or several runs, with and without padding."""
     pad = taps[0] // 2
     Case(
         1, (12, 17), taps, channels, 40, 1, (2, 1), (1, 1), (pad, pad, pad, pad), dtype

@@ -1,4 +1,4 @@
-"""The gated delta rule against a recurrence in NumPy, and against torch functions of transformers."""
+"""The gated delta rule against a recurrence in NumPy and the torch functions of transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def operands(
     dtype: np.dtype[Any] = F32,
     fresh: tuple[int, ...] = (),
 ) -> list[Array]:
-    """Random operands; `sizes` are heads, key heads, key and value elements, `fresh` the sequences that begin."""
+    """Random operands; `sizes`: heads, key heads, key size, value size; `fresh`: sequences without cached tokens."""
     heads, key_heads, key_dim, value_dim = sizes
     total, batch = sum(lengths), len(lengths)
 
@@ -58,7 +58,7 @@ def recurrence(
     q: Array, keys: Array, values: Array, gates: Array, rates: Array, offsets: Array, lengths: Array, slots: Array,
     buffer: Array, layer: Array, scale: float, normalised: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The rule of one head after the other, in float64."""
+    """The rule in float64, head by head."""
     out, buffer = np.zeros(values.shape), buffer.astype(np.float64)
     states = buffer[:, int(layer)]
     for b, slot in enumerate(slots):
@@ -85,7 +85,7 @@ def check(given_operands: list[Array], normalised: bool, scale: float, **options
     want, states = recurrence(*given_operands, scale, normalised)
     error = 1e-2 if values.dtype == BF16 else 2e-6 if normalised else 1e-4
     np.testing.assert_allclose(got.astype(F32), want, atol=error * np.abs(want).max(initial=1))
-    # slots of no sequence and other layers stay as they are
+    # other slots and layers are unchanged
     np.testing.assert_allclose(arrays[8], states, atol=error * np.abs(states).max())
     for before, after in zip(given_operands[:8], arrays[:8], strict=True):
         np.testing.assert_array_equal(before, after)
@@ -95,7 +95,7 @@ def check(given_operands: list[Array], normalised: bool, scale: float, **options
     ("machine", "dtype"), [("host", F32), ("host", BF16), ("avx2", F32), ("generic", F32)]
 )
 def test_chunks_and_steps(rng: np.random.Generator, dtype: np.dtype[Any], machine: str) -> None:
-    """Sequences of no token, a step, a few, a chunk, and more; heads that do not fill a vector."""
+    """Sequences of no token, one, several, a chunk and more; heads that do not fill a vector."""
     for lengths, sizes in (
         ([1, 70, 0, 7, 9], (4, 2, 11, 37)),
         ([65], (3, 1, 33, 64)),
@@ -126,7 +126,7 @@ def test_random_shapes(
 
 
 def test_plain_keys_and_closed_gates(rng: np.random.Generator) -> None:
-    """Keys as they are, decays to 0 and of infinite logarithms, rates of 0 and 1."""
+    """Keys that are not normalised, decays of 0 and of infinite logarithms, rates of 0 and 1."""
     arrays = operands(rng, [50, 5], (2, 2, 8, 8))
     arrays[1] /= 4
     arrays[3][[3, 20, 52]] = -np.inf
@@ -136,7 +136,7 @@ def test_plain_keys_and_closed_gates(rng: np.random.Generator) -> None:
 
 
 def test_functions_of_transformers(rng: np.random.Generator) -> None:
-    """One sequence in a prompt and steps, with the state between them."""
+    """One sequence: a prompt, then single steps from its state."""
     arrays = operands(rng, [83], (6, 2, 24, 20), fresh=(0,))
     attributes = {"scale": 24**-0.5, "normalised": True}
     tensors = [torch.from_numpy(x[None]) for x in arrays[:5]]
@@ -180,7 +180,7 @@ def test_the_definition_of_the_interpreter(rng: np.random.Generator) -> None:
     ],
 )
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_is_refused(
+def test_invalid_slots_offsets_and_layers_raise(
     rng: np.random.Generator, at: int, value: list[int], message: str, workers: int
 ) -> None:
     arrays = operands(rng, [4, 2, 3], (2, 1, 4, 4))

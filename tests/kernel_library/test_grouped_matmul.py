@@ -21,7 +21,7 @@ F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.
 
 
 def groups_of(sizes: dict[int, int], experts: int) -> list[np.ndarray]:
-    """Starts, experts and statistics of groups: expert to rows, in order."""
+    """Starts, experts and statistics of groups; `sizes` has the rows of each expert, in order."""
     starts = np.full(experts + 1, sum(sizes.values()))
     starts[: len(sizes)] = np.cumsum([0, *sizes.values()])[:-1]
     ids = np.full(experts, -1)
@@ -44,12 +44,12 @@ def reference(x: np.ndarray, w: np.ndarray, sizes: dict[int, int]) -> np.ndarray
 @pytest.mark.parametrize("machine", ["host", "avx2", "generic", "invariant host"])
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 def test_few_rows_and_many(dtype: np.dtype, machine: str) -> None:
-    """Groups of one row, a few, more than a tile, more than a task's; some rows of no group."""
+    """Groups of one row, several, more than a tile, more than a task; some rows without a group."""
     rng = np.random.default_rng(0)
     sizes = {4: 1, 0: 3, -1: 2, 5: 17, 2: 530, 1: 0}
     x = rng.standard_normal((560, 45)).astype(dtype)
     w = (rng.standard_normal((6, 37, 45)) / 7).astype(dtype)
-    # rows of no group, and weights of other experts, must not be read
+    # rows without a group and weights of other experts must not be read
     x[sum(sizes.values()) :] = np.nan
     w[3] = np.nan
     (got,) = run(
@@ -83,7 +83,7 @@ def test_shapes(sizes: dict[int, int], columns: int, inner: int, workers: int, s
 @pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("columns", [64, 70])
 def test_quantised(encoding: str, columns: int, machine: str) -> None:
-    """Packed weights, of which rows are rounded to 8 bits, and weights as they are stored."""
+    """Packed weights, whose products round rows to 8 bits, and weights in stored blocks."""
     sizes = {2: 1, 0: 5, -1: 2, 3: 67, 4: 250}
     experts, inner = 5, 2 * max(BLOCK_FORMATS[encoding].elements, 64)
     rng = np.random.default_rng(columns)
@@ -159,7 +159,7 @@ def test_groups_that_do_not_fit(
 
 
 @pytest.mark.parametrize("bad", [-1, 4])
-def test_experts_that_are_not_there(bad: int) -> None:
+def test_experts_out_of_range(bad: int) -> None:
     shapes = [
         (np.uint32, (3,)),
         (np.uint32, (5,)),

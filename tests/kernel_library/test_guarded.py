@@ -1,4 +1,4 @@
-"""Each kernel reads and writes nothing outside of its tensors: they lie between pages that cannot be touched."""
+"""Kernels access no memory outside of their tensors, which lie between guard pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = [pytest.param(machine, marks=pytest.mark.long) for machine in ("avx2", 
 
 
 def run_guarded(runner: Runner) -> None:
-    """Runs a kernel with its memory at both ends of what can be touched, and as it came; the results are equal."""
+    """Runs a kernel with its memory at both ends of the accessible range and unguarded; the results must be equal."""
     before = copy.deepcopy(runner.operands)
     want = [x.copy() for x in (*runner(), *runner.operands)]
     for end in (True, False):
@@ -38,7 +38,7 @@ def run_guarded(runner: Runner) -> None:
 
 @pytest.mark.parametrize("machine", ["host", *OTHERS])
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_outside_is_touched(name: str, machine: str) -> None:
+def test_no_access_outside_tensors(name: str, machine: str) -> None:
     run_guarded(Runner(*CASES[name], machine=machine))
 
 
@@ -53,7 +53,7 @@ def test_nothing_outside_is_touched(name: str, machine: str) -> None:
     page_size=st.sampled_from([1, 4, 5, 16, 130]),
     mask=st.sampled_from(["causal", "null", "sliding_window", "chunked_causal"]),
 )
-def test_nothing_outside_of_a_cache_is_touched(
+def test_no_access_outside_a_cache(
     machine: str,
     dtype: type,
     lengths: list[tuple[int, int]],

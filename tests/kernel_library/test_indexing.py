@@ -56,7 +56,7 @@ def test_gather_out_of_range(bad: int) -> None:
         run("mo.gather", [x, np.array([0, bad], np.int64)], [(np.float32, (2, 8))], {"axis": 0})
 
 
-def test_gather_nothing() -> None:
+def test_gather_of_no_indices() -> None:
     (got,) = run(
         "mo.gather",
         [np.zeros((5, 8), np.float32), np.zeros(0, np.int64)],
@@ -91,7 +91,7 @@ def test_scatter(dtype: np.dtype, axis: int, rng: np.random.Generator) -> None:
     indices = rng.integers(-x.shape[axis], x.shape[axis], shape).astype(np.int64)
     updates = values(rng, tuple(shape), dtype)
     want = x.copy()
-    for at in np.ndindex(*shape):  # in order, so that the last of equal indices stays
+    for at in np.ndindex(*shape):  # in order: the last of equal indices wins
         to = list(at)
         to[axis] = indices[at]
         want[tuple(to)] = updates[at]
@@ -264,7 +264,7 @@ def test_nonzero(shape: tuple[int, ...], share: float, rng: np.random.Generator)
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 33, 64, 65, 1024, 1025, 2049, 5003, 17000])
 @pytest.mark.parametrize("distinct", [4, 100000])
 def test_argsort(n: int, ascending: bool, distinct: int, rng: np.random.Generator) -> None:
-    """Runs of one insertion, of several merges, of several workers; equal elements keep their order."""
+    """Rows sorted by one insertion, by several merges and by several workers; the order of equal elements is kept."""
     x = rng.integers(0, distinct, (2, n)).astype(np.float32)
     want = np.argsort(x if ascending else -x, 1, kind="stable")
     options = {"axis": 1, "ascending": ascending}

@@ -32,7 +32,7 @@ def multiplied(x: np.ndarray, panels: np.ndarray, columns: int, **options: objec
 
 
 def integers(rng: np.random.Generator, *shape: int, low: int = -128) -> np.ndarray:
-    """Random bytes of at least `low`, with the extremes more often."""
+    """Random bytes from `low` up; the extremes are more frequent."""
     some = rng.integers(low, 128, shape)
     extreme = rng.choice([low, 127], shape)
     return np.where(rng.random(shape) < 0.2, extreme, some).astype(np.int8)
@@ -52,7 +52,7 @@ def check(m: int, n: int, size: int, by_rows: bool, low: int = -128, **options: 
 def test_targets(by_rows: bool, machine: str) -> None:
     shapes = ((1, 70, 129), (2, 33, 64), (5, 33, 8), (8, 64, 130), (9, 40, 36), (61, 75, 2100))
     for m, n, size in shapes:
-        # without and with a -128, which has no magnitude of 7 bits
+        # without and with -128, which has no magnitude of 7 bits
         for low in (-127, -128):
             check(m, n, size, by_rows, low, machine=machine)
 
@@ -80,7 +80,7 @@ def test_sums_of_several_tiles_wait_between_k_blocks(size: int, workers: int, ma
 
 @pytest.mark.parametrize("machine", ["host", "avx2"])
 def test_the_largest_sums(machine: str) -> None:
-    """Nothing saturates, on the way or at the end."""
+    """Neither partial sums nor sums saturate."""
     for left, right in ((-128, -128), (-128, 127), (127, -128), (127, 127)):
         x, w = np.full((3, 132), left, np.int8), np.full((132, 33), right, np.int8)
         got = multiplied(x, packed(w, True), 33, machine=machine)
@@ -101,9 +101,9 @@ def test_rows_at_any_address() -> None:
 @pytest.mark.parametrize("machine", ["host", "avx2", "tiles host"])
 @pytest.mark.parametrize("m", [1, 3, 5, 9, 13, 26])
 def test_no_read_behind_the_last_row(m: int, machine: str) -> None:
-    """Passes and register tiles reach past the last row, which lies before a page that cannot be read.
+    """Passes and register tiles reach past the last row, which lies before a guard page.
 
-    Rows are long: a read of the row behind the last one is one in that page.
+    Rows are long, so that a read past the last row hits that page.
     """
     rng = np.random.default_rng(m)
     x, w = integers(rng, m, 1100), integers(rng, 1100, 40)
@@ -138,7 +138,7 @@ def test_epilogue(m: int) -> None:
 
 @pytest.mark.parametrize("machine", ["host", "avx2"])
 def test_every_index(machine: str) -> None:
-    """In plain Python, which checks indices."""
+    """In the interpreter, which checks indices."""
     rng = np.random.default_rng(2)
     for m, n, size in ((3, 35, 12), (10, 33, 13)):
         x, w = integers(rng, m, size), integers(rng, n, size)

@@ -1,4 +1,4 @@
-"""Each kernel in plain Python, which checks every index, and compiled with bounds checks, against the plain compiled one."""
+"""Each kernel in the interpreter and compiled with bounds checks, against the kernel compiled without."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CACHE = make_cache([(3, 2), (0, 13)], 4, 2, 16, 4, np.dtype(F32))
 LATENT = make_cache([(3, 2), (0, 13)], 4, 1, 16, 4, np.dtype(F32))
 PAGED = CACHE.operands(0.3)
 NEW_ROWS = floats(15, 32)
-# groups of 2 rows, of none, of 17, and one whose results are 0
+# groups of 2, 0 and 17 rows, and one whose results are 0
 GROUPS = [
     np.array([0, 2, 2, 19, 21, 21], np.uint32),
     np.array([4, 0, 1, -1, 2], np.int32),
@@ -45,7 +45,7 @@ TURNS = np.arange(12) * np.pi / 6
 DIMS = [np.array([1, 0]), np.array([4, 9]), np.array([1, 2])]
 
 # symbol, operands, results, attributes
-# offsets, cached tokens and slots of four sequences' states, and a layer of them
+# offsets, cached tokens and slots of four sequences, and a layer of the states
 SLOTS = [np.array(x, np.uint32) for x in ([0, 1, 1, 11], [2, 0, 0], [3, 0, 1])]
 LAYER = np.array(1, np.uint32)
 CASES: dict[
@@ -556,7 +556,7 @@ CASES: dict[
             ("rows", F32, 130, 34, False),
         )
     },
-    # several tiles, panels and K blocks, and pairs that do not fill a lane
+    # several tiles, panels and K blocks, and an odd depth of pairs
     **{
         f"packed_matmul {np.dtype(dtype)}, [{rows}, {inner}], {columns} columns": (
             "mok.packed_matmul",
@@ -575,7 +575,7 @@ CASES: dict[
             (np.float16, 29, 262, 34),
         )
     },
-    # three results of a product each, then two products of which one part has both sums
+    # three products with a result each, then two products summed in one part
     **{
         f"packed_products of {encoding} {np.dtype(dtype)}, {rows} rows": (
             "mok.packed_products",

@@ -110,7 +110,7 @@ def test_slices_along_k(shape: tuple[int, int, int], dtype: np.dtype) -> None:
         for workers in (1, 3)
     ]  # fmt: skip
     assert_close(results[0], want.astype(dtype), dtype=dtype)
-    # the slices do not depend on the number of workers, so neither do the sums
+    # slices, and so sums, do not depend on the number of workers
     assert results[0].tobytes() == results[1].tobytes()
 
 

@@ -1,4 +1,4 @@
-"""The shape of the kernels' source: one signature for a name, functions of a readable size, operands in records."""
+"""Rules of the kernels' source: one signature a name, at most 100 lines a function, operands in records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_PARAMETERS = 11
 
 
 def functions() -> list[tuple[Path, ast.FunctionDef]]:
-    """The functions of the library's files, kernels and lowerings included."""
+    """All functions of the library, with kernels and lowerings."""
     return [
         (path, node)
         for path in sorted(FOLDER.rglob("*.py"))
@@ -41,7 +41,7 @@ def test_a_name_has_one_signature() -> None:
     assert several == {}
 
 
-def test_functions_have_a_readable_size() -> None:
+def test_functions_have_at_most_100_lines() -> None:
     lengths = {
         f"{path.relative_to(FOLDER)}: {node.name}": (node.end_lineno or 0) - node.lineno
         for path, node in functions()

@@ -1,4 +1,4 @@
-"""Products with packed dense weights where the target multiplies pairs of bf16, in plain Python: such targets are rare."""
+"""Products with packed dense weights on targets that multiply pairs of bf16, in the interpreter, as few machines have them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BF16 = ml_dtypes.bfloat16
 @pytest.mark.parametrize("inner", [33, 34, 1])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_pairs(rows: int, inner: int) -> None:
-    """Rows of an odd number of elements do not begin at whole pairs: they take the GEMM path, which copies them."""
+    """Rows of odd size do not begin at whole pairs: the GEMM path copies them."""
     rng = np.random.default_rng(inner)
     x, w = (rng.standard_normal((n, inner)).astype(BF16) for n in (rows, 35))
     panels = [(BF16, (2, panel_elements(inner)))]
@@ -29,7 +29,7 @@ def test_pairs(rows: int, inner: int) -> None:
 
 @pytest.mark.parametrize("columns", [33, 70])
 def test_copied_rows_of_several_tasks(columns: int) -> None:
-    """Rows of f16 are copied once for all panels of a task, with one K block; each block of rows has a copy of its own."""
+    """Rows of f16 are copied once for all panels of a task with one K block; each block of rows has its own copy."""
     rng = np.random.default_rng(columns)
     x, w = (rng.standard_normal((n, 100)).astype(np.float16) for n in (530, columns))
     panels = [(np.float16, (-(-columns // 32), panel_elements(100)))]

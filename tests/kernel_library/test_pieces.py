@@ -1,4 +1,4 @@
-"""Inline functions that kernels share, in plain Python, which checks every index: bounds that whole kernels seldom reach."""
+"""Inline functions that kernels share, in the interpreter, at bounds that whole kernels seldom reach."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.kernel_library.test_sampling import operands as sampling_operands
 def write_tasks(
     tasks: k.Output, sizes: k.Output, rows: k.i64, columns: k.i64, workers: k.i64, ctx: k.Context
 ) -> None:
-    """Writes the first row, the rows, the first strip and the strips of each task of a product."""
+    """Writes first row, rows, first strip and strips of each task of a product."""
     t = tiling(ctx.target, k.f32, k.f32)
     tiles, panels = plan(rows, columns, workers, t)
     b = Blocking(rows, k.ceildiv(columns, COLUMNS), t.height, tiles, panels)
@@ -54,7 +54,7 @@ def write_tasks(
 
 
 def tasks_of(machine: str, rows: int, columns: int, workers: int) -> list[int]:
-    """Most rows and panels of a task, and the number of tasks, which cover each row of each strip once."""
+    """The maximum rows and panels of a task, and the number of tasks; checks that tasks cover each row of each strip once."""
     strips = -(-columns // COLUMNS)
     tasks, sizes = np.zeros((rows * strips, 4), np.int64), np.zeros(3, np.int64)
     k.interpret(write_tasks, [tasks, sizes, rows, columns, workers], target=target(machine))
@@ -74,7 +74,7 @@ def test_tasks_cover_each_product_once(machine: str, rows: int, columns: int, wo
     # the capacity of a task's scratch memory
     assert 0 < task_rows <= BLOCK_ROWS and 0 < panels <= BLOCK_PANELS
     assert task_rows * panels * COLUMNS <= BLOCK_SUMS
-    # enough tasks, or the least ones
+    # enough tasks, or tasks of the least size
     assert tasks >= 8 * workers or (task_rows <= 4 * height and panels == 1)
 
 
@@ -83,13 +83,13 @@ def test_tasks_are_as_large_as_scratch_memory(rows: int, columns: int) -> None:
     task_rows, panels, _ = tasks_of("avx2", rows, columns, 0)
     assert task_rows * panels * COLUMNS <= BLOCK_SUMS and task_rows <= BLOCK_ROWS
     assert panels <= BLOCK_PANELS
-    # one panel more does not fit
+    # one more panel does not fit
     assert task_rows * (panels + 1) * COLUMNS > BLOCK_SUMS or panels == BLOCK_PANELS
 
 
 @k.kernel
 def places(starts: k.Output, valid: k.Output, ctx: k.Context, *, first: int, count: int) -> None:
-    """The places of patches of a 3 × 3 window over an image of 6 × 5 pixels with a padding of 1."""
+    """The positions of patches of a 3 × 3 window over an image of 6 × 5 pixels with a padding of 1."""
     layout = Layout(9, 1, 9, 3, 1, 5, 0, (1, 1, 6, 5), (0, 1, 1))
     window = Window((1, 3, 3), (1, 1, 1), (1, 1, 1), (0, 0, 1, 1, 1, 1))
     find_patches(starts, valid, first, count, (1, 1, 6, 5), layout, window, 1)
@@ -114,7 +114,7 @@ def test_places_after_the_last_equal_it(first: int, count: int) -> None:
 def copied(
     copy: k.InOut, x: k.Input, starts: k.Input, ctx: k.Context, *, begin: int, end: int, pair: int
 ) -> None:
-    """Copies a part of patches of two lines of 5 elements, which are 8 apart."""
+    """Copies a part of patches of two lines of 5 elements with a stride of 8."""
     layout = Layout(10, 5, 2, 1, 0, 8, 0, None, None)
     window = Window((1, 2, 1), (1, 1, 1), (1, 1, 1), None)
     step = copy.shape[0] // starts.shape[0]
@@ -136,7 +136,7 @@ def test_copies_of_patches(begin: int, end: int, pair: int, rng: np.random.Gener
     for start, row in zip(starts, got, strict=True):
         patch = np.concatenate([x[start : start + 5], x[start + 8 : start + 13]])[begin:end]
         if pair == 2 and len(patch) % 2:
-            # the half of a lane behind the last element: NaN there times 0 would be NaN
+            # the unused half of the last lane: NaN there times 0 would be NaN
             patch = np.append(patch, dtype(0))
         np.testing.assert_array_equal(row[: len(patch)], patch)
 
@@ -145,7 +145,7 @@ def test_copies_of_patches(begin: int, end: int, pair: int, rng: np.random.Gener
 def thresholds(
     out: k.Output, last: k.Output, row: k.Input, ctx: k.Context, *, count: int, share: float
 ) -> None:
-    """The cut of a row to `count` tokens and to `share` of their mass."""
+    """The thresholds of a row that keep `count` tokens and `share` of their mass."""
     d = Distribution(row, k.f32(0), k.f32(1), 4)
     out[0], last[0] = bisected_threshold(d, k.i64(count), k.f32(share))
 

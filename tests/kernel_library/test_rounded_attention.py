@@ -20,7 +20,7 @@ from tests.kernel_library.rounded_attention import (
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 MACHINES = ("host", "generic", "tiles host", "invariant host")
 SHAPES = [(1, 1), (3, 37), (11, 130), (40, 700), (2, 700), (70, 64)]
-"""Rows and keys: read in place and packed; in one block of keys and in several."""
+"""Sizes whose keys are read in place and packed, in one block of keys and in several."""
 
 
 def check(
@@ -32,7 +32,7 @@ def check(
     fills: tuple[float | None, ...] = (),
     columns: bool = False,
 ) -> None:
-    """Runs the kernel for two batch indices and a group of two; dtypes are those of the operands and of the result."""
+    """Runs the kernel for two batch indices and a group of two; `dtypes`: operands and result."""
     (rows, keys), (dtype, result_dtype) = shape, dtypes
     size, width = 16, 40
     operands = [
@@ -89,7 +89,7 @@ def test_more_keys_than_scratch_memory_has_scores_for(rng: np.random.Generator) 
     check(rng, "host", (3, 4500), (F32, F32), (None, BF16))
 
 
-def test_a_negative_scale_and_rows_that_see_nothing(rng: np.random.Generator) -> None:
+def test_a_negative_scale_and_rows_without_keys(rng: np.random.Generator) -> None:
     q, keys, values = (rng.standard_normal((1, 1, n, 8)).astype(F32) for n in (20, 600, 600))
     mask = np.zeros((1, 1, 20, 600), F32)
     mask[..., 3, :], mask[..., 4, :590] = -np.inf, -np.inf

@@ -1,4 +1,4 @@
-"""RMS norms in the launch of a product, bit by bit: a product with the identity gives the normalised rows."""
+"""RMS norms in the launch of a product, exactly: the product with the identity is the normalised rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 64
 
 
 def exact_rows(rows: int, dtype: Any) -> tuple[np.ndarray, float]:
-    """Rows of small integers with one mean of squares, and the epsilon with which their scale is f32(1 / 3): no order of sums matters."""
+    """Rows of small integers with equal mean squares, and the epsilon that makes their scale f32(1 / 3): sums are exact in any order."""
     rng = np.random.default_rng(rows)
     row = rng.integers(-3, 4, SIZE)
     x = np.stack([rng.permutation(row) * rng.choice([-1, 1], SIZE) for _ in range(rows)])
@@ -32,7 +32,7 @@ def expected(x: np.ndarray, gamma: np.ndarray, offset: float, multiply_first: bo
 
 @pytest.mark.parametrize("way", [run, interpreted])
 @pytest.mark.parametrize("multiply_first", [False, True])
-# of few elements each worker computes all rows, of more all workers together
+# small inputs: each worker computes all rows; larger ones: workers share the rows
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 def test_rounding_before_or_after_gamma(

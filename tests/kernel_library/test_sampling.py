@@ -24,7 +24,7 @@ def uniform(seed: int) -> float:
 def distribution(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> np.ndarray:
-    """Weights of all tokens, 0 for those that a cut removed."""
+    """The weights of all tokens, 0 for removed ones."""
     weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
     order = np.argsort(-logits, kind="stable")
     if top_k > 0:

@@ -19,7 +19,7 @@ LIMITS = {"low": 0.01, "high": 1.5}
 
 
 def batch(rng: np.random.Generator, lengths: list[int], slots: int = 9) -> list[Array]:
-    """Offsets, cached lengths with and without 0, and slots in disorder."""
+    """Offsets, cached lengths with some 0, and shuffled slots."""
     offsets = np.cumsum([0, *lengths]).astype(np.uint32)
     cached = rng.integers(0, 2, len(lengths)) * rng.integers(1, 50, len(lengths))
     return [
@@ -30,7 +30,7 @@ def batch(rng: np.random.Generator, lengths: list[int], slots: int = 9) -> list[
 
 
 class Problem:
-    """Random operands of an op. Slots that are not in the batch hold NaN, as those without cached tokens."""
+    """Random operands of an op. Slots outside of the batch and slots without cached tokens hold NaN."""
 
     def __init__(self, op: str, lengths: list[int], size: int, states: int, dtype: Any, seed: int):
         rng = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ class Problem:
         self.result = (dtype, inputs[0].shape)
 
     def run(self, **options: Any) -> tuple[Array, Array]:
-        """The result and the states after it."""
+        """The result and the updated states."""
         operands = [x.copy() for x in self.operands]
         runner = Runner(self.name, operands, [self.result], self.attributes, **options)
         (out,) = runner()
@@ -95,34 +95,37 @@ def assert_near(actual: Array, expected: Array, tolerance: float) -> None:
 @pytest.mark.parametrize("machine", ["host", "avx2", "generic"])
 @pytest.mark.parametrize("op", OPS)
 def test_ragged_batches(op: str, machine: str) -> None:
-    """Odd sizes, texts longer than a chunk, without tokens, of one token."""
-    for seed, (lengths, size, states) in enumerate(
+    """Odd sizes; sequences of no token, one token, more than a chunk."""
+    for seed, (lengths, size, state_size) in enumerate(
         [([7, 0, 1, 70], 37, 5), ([1, 1, 1], 64, 4), ([33], 3, 3), ([2, 64], 130, 9)]
     ):
-        problem = Problem(op, lengths, size, states, F32, seed)
-        (out, after), (wanted, wanted_after) = problem.run(machine=machine), problem.reference()
-        assert_near(out, wanted, 2e-5)
-        assert_near(after, wanted_after, 2e-5)
+        problem = Problem(op, lengths, size, state_size, F32, seed)
+        (out, states), (expected, expected_states) = (
+            problem.run(machine=machine),
+            problem.reference(),
+        )
+        assert_near(out, expected, 2e-5)
+        assert_near(states, expected_states, 2e-5)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_bfloat16_operands(op: str) -> None:
     problem = Problem(op, [5, 40], 24, 4, BF16, 1)
-    (out, after), (wanted, wanted_after) = problem.run(), problem.reference()
-    assert_near(out, wanted.astype(BF16), 0.01)
-    assert_near(after, wanted_after, 2e-5)
+    (out, states), (expected, expected_states) = problem.run(), problem.reference()
+    assert_near(out, expected.astype(BF16), 0.01)
+    assert_near(states, expected_states, 2e-5)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_the_number_of_workers_changes_nothing(op: str) -> None:
+def test_results_do_not_depend_on_the_number_of_workers(op: str) -> None:
     problem = Problem(op, [35, 2], 40, 6, F32, 2)
     for one, three in zip(problem.run(workers=1), problem.run(workers=3), strict=True):
         np.testing.assert_array_equal(one, three)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_text_in_pieces_is_the_text_at_once(op: str) -> None:
-    """In chunks and single tokens, from a slot that holds NaN."""
+def test_a_sequence_in_chunks_equals_the_whole_sequence(op: str) -> None:
+    """Chunks and single tokens, from a slot that holds NaN."""
     whole = Problem(op, [50], 21, 4, F32, 3)
     whole.operands[-4][0] = 0
     whole.operands[-2][:] = np.nan

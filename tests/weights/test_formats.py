@@ -113,7 +113,7 @@ def test_gguf_quantized(tmp_path: Path) -> None:
 
 
 def test_gguf_types_without_kernels(tmp_path: Path) -> None:
-    """A type that no kernel multiplies comes in blocks of one that has kernels; bfloat16 where these would lose much."""
+    """A type without kernels is converted to one with kernels, or to bfloat16 where that would lose precision."""
     path, arrays = sample_gguf(tmp_path / "m.gguf")
     expected = gguf.quants.dequantize(arrays["blk.10.q5.weight"], GGML.Q5_0)
     for weights in (load_weights([path]), GGUFWeights(gguf.GGUFReader(path))):
@@ -202,10 +202,8 @@ def test_damaged_pytorch(tmp_path: Path, content: bytes) -> None:
 
 
 @given(st.data())
-def test_pytorch_damaged_anywhere(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    """Cut or with a byte changed: one clear error, or tensors of the file's own size."""
+def test_pytorch_fuzzed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """A truncated file, or one with a changed byte: one clear error, or tensors of the file's size."""
     path = tmp_path_factory.mktemp("torch") / "m.pt"
     torch.save({"a": torch.arange(8.0), "b": torch.ones(3, dtype=torch.bfloat16)}, path)
     content = bytearray(path.read_bytes())
@@ -230,7 +228,7 @@ def test_pytorch_without_tensors(tmp_path: Path) -> None:
         load_weights([tmp_path / "m.pt"])
 
 
-def test_a_gguf_file_that_is_cut_after_it_was_opened(tmp_path: Path) -> None:
+def test_a_gguf_file_truncated_after_opening(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "cut.gguf", "llama")
     for name in "ab":
         writer.add_tensor(name, np.ones(4096, np.float32))

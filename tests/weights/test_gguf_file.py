@@ -1,4 +1,4 @@
-"""GGUF files that lie: whatever they claim is checked before it is read."""
+"""Invalid GGUF files: each size and offset is checked before it is used."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_lies(name, tmp_path):
+def test_invalid_files(name, tmp_path):
     tensors, values, message = LIES[name]
     path = file_of(tmp_path / "m.gguf", tensors, values)
     with pytest.raises(WeightsFileError, match=message):
@@ -101,13 +101,13 @@ def test_lies(name, tmp_path):
         ({"num_values": HUGE}, f"{HUGE} entries should follow"),
     ],
 )
-def test_lying_heads(changed, message, tmp_path):
+def test_invalid_headers(changed, message, tmp_path):
     path = file_of(tmp_path / "m.gguf", [tensor("a", (8,), F32, 0)], **changed)
     with pytest.raises(WeightsFileError, match=message):
         load_weights([path])
 
 
-def test_what_is_read(tmp_path):
+def test_valid_file(tmp_path):
     values = [
         value("number", 6, struct.pack("<f", 0.5)),
         value("text", 8, text("grüße")),
@@ -133,7 +133,7 @@ def test_what_is_read(tmp_path):
 
 @given(texts=st.lists(st.binary(max_size=6), max_size=40))
 def test_texts(tmp_path_factory, texts):
-    """Any bytes, zeros and parts of characters among them, come as each text by itself is decoded."""
+    """Texts of any bytes, with zeros and incomplete characters, equal texts decoded one by one."""
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
     stored = b"".join(struct.pack("<Q", len(one)) + one for one in texts)
     values = [
@@ -147,7 +147,7 @@ def test_texts(tmp_path_factory, texts):
 
 @pytest.mark.parametrize("length", [5, 1 << 20, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 @pytest.mark.parametrize("last", [False, True])
-def test_lying_texts(tmp_path, length, last):
+def test_invalid_text_lengths(tmp_path, length, last):
     lying = struct.pack("<Q", length) + b"a"
     stored = text("b") + lying if last else lying + text("b")
     path = file_of(tmp_path / "m.gguf", [], [value("t", 9, struct.pack("<IQ", 8, 2) + stored)])
@@ -172,8 +172,8 @@ def test_an_open_file_is_not_read_again(tmp_path):
 
 
 @given(data=st.data())
-def test_damage(tmp_path_factory, data):
-    """A changed or cut file gives one clear error, or other values; nothing outside of it is read."""
+def test_fuzzed_files(tmp_path_factory, data):
+    """A changed or truncated file raises one clear error, or has other values; nothing outside of it is read."""
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_token_list(["a", "b", "c"])

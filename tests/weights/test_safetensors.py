@@ -245,7 +245,7 @@ F4 = entry("F32", [1], 0, 4)
         ),
     ],
 )  # fmt: skip
-def test_lying_headers(tmp_path: Path, header: Any, data: bytes, message: str) -> None:
+def test_invalid_headers(tmp_path: Path, header: Any, data: bytes, message: str) -> None:
     path = write(tmp_path / "bad.safetensors", header, data)
     with pytest.raises(WeightsFileError, match=message) as error:
         load_weights([path])
@@ -254,7 +254,7 @@ def test_lying_headers(tmp_path: Path, header: Any, data: bytes, message: str) -
 
 
 @pytest.mark.parametrize("length", [3, 1 << 20, 1 << 40, (1 << 64) - 1])
-def test_lying_header_length(tmp_path: Path, length: int) -> None:
+def test_invalid_header_length(tmp_path: Path, length: int) -> None:
     path = write(tmp_path / "bad.safetensors", {"a": F4}, bytes(4), length)
     with pytest.raises(WeightsFileError, match="not JSON|claims"):
         load_weights([path])
@@ -302,7 +302,7 @@ def ours_accepts(path: Path) -> dict[str, list[int]] | None:
 
 @st.composite
 def headers(draw: st.DrawFn) -> dict[str, Any]:
-    """Headers that are nearly right: a valid one, then a few numbers or names changed."""
+    """A valid header with some numbers or names changed."""
     names = draw(st.lists(st.sampled_from("abcd"), unique=True, min_size=1))
     header, place = {}, 0
     for name in names:
@@ -365,7 +365,7 @@ def test_bundled_model() -> None:
             assert np.array_equal(found.view(np.int16), expected)
 
 
-def test_a_file_that_is_cut_after_it_was_opened(tmp_path: Path) -> None:
+def test_a_file_truncated_after_opening(tmp_path: Path) -> None:
     path = tmp_path / "cut.safetensors"
     save_file({name: torch.ones(4096) for name in "ab"}, path)
     weights = SafetensorWeights([path])

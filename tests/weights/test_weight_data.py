@@ -1,4 +1,4 @@
-"""WeightData: making, conversions, DLPack."""
+"""WeightData: construction, conversions, DLPack."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ def test_from_numpy_shares() -> None:
 
 @pytest.mark.parametrize("old", FLOATS, ids=lambda d: d.name)
 @pytest.mark.parametrize("new", FLOATS, ids=lambda d: d.name)
-def test_astype_is_torchs(old: DType, new: DType) -> None:
+def test_astype_equals_torch(old: DType, new: DType) -> None:
     if new is DType.float8_e4m3fn and old is not new:
-        bits = torch.linspace(-448, 448, 4001)  # torch saturates beyond, IEEE style gives NaN
+        bits = torch.linspace(
+            -448, 448, 4001
+        )  # out of range: torch saturates, IEEE conversion gives NaN
     else:
         bits = torch.arange(-(1 << 15), 1 << 15).short().view(torch.bfloat16).float()
     source = bits.to(old.to_torch())
