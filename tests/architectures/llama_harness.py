@@ -13,8 +13,10 @@ from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from max import _interpreter
-from max.driver import Tensor
+from max.driver import CPU, Tensor
 from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef
 from max.graph.weights import WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.llama3.model import Llama3Model
@@ -143,6 +145,7 @@ class Server:
         change: Callable[[dict[str, WeightData]], Mapping[str, WeightData]] = lambda weights: (
             weights
         ),
+        devices: int = 1,
     ) -> None:
         config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
         names = architecture.weight_names
@@ -150,7 +153,7 @@ class Server:
         renamed = dict(change(renamed))
         if gguf:
             config = gguf_form(config, renamed, architecture.gguf_interleaves_rope)
-        params = config.cache_params(dtype, page_size)
+        params = config.cache_params(dtype, page_size, n_devices=devices)
         decoder = architecture.decoder_class
         renamed = split_fused(config, renamed)
         registry = weights_registry(decoder, config, params, dtype, renamed)
@@ -161,20 +164,38 @@ class Server:
             dtype,
             return_logits,
             with_sampling,
+            devices=[DeviceRef.CPU(index) for index in range(devices)],
             use_subgraphs=use_subgraphs,
             state_dict=renamed,
         )
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size
-        # pages and states that no sequence has written must not be read
+        # of each group and device; pages and states that no sequence has written must not be read
         self.blocks = [
-            np.full(
-                (pages, 1 if p.is_mla else 2, layers, page_size, p.n_kv_heads, p.head_dim),
-                np.nan,
-                dtype.to_numpy(),
-            )
+            [
+                np.full(
+                    (
+                        pages,
+                        1 if p.is_mla else 2,
+                        layers,
+                        page_size,
+                        p.n_kv_heads_per_device,
+                        p.head_dim,
+                    ),
+                    np.nan,
+                    dtype.to_numpy(),
+                )
+                for _ in range(devices)
+            ]
             for p, layers in group_shapes(params, config.num_cached_layers)
         ]
+        # the pages of further devices, by those of the interpreter
+        self.others = {
+            id(blocks): Tensor.from_numpy(blocks).to(CPU(index))
+            for group in self.blocks
+            for index, blocks in enumerate(group)
+            if index
+        }
         self.windows = [params.window, *(group.window for group in params.groups)]
         self.states = [
             np.full((pages, state.layers, *state.shape), np.nan, state.dtype.to_numpy())
@@ -188,7 +209,9 @@ class Server:
         self.arrays = {k: Tensor.from_dlpack(v).to_numpy() for k, v in registry.items()}
         self.model = None
         if backend == "engine":
-            self.model = session().load(self.graph, weights_registry=registry)
+            cpus = [CPU(index) for index in range(devices)]
+            run = session() if devices == 1 else InferenceSession(devices=cpus)
+            self.model = run.load(self.graph, weights_registry=registry)
 
     def step(
         self,
@@ -205,13 +228,17 @@ class Server:
                 have.append(self.free.pop())
         cached = [self.lengths[name] for name in batch]
         first, *others = (self._table(list(batch), group) for group in range(len(self.blocks)))
-        groups = [x for pair in zip(self.blocks[1:], others, strict=True) for x in pair]
+        groups = [
+            x
+            for blocks, table in zip(self.blocks[1:], others, strict=True)
+            for x in (*blocks, table)
+        ]
         offsets = np.cumsum([0, *new]).astype(np.uint32)
         inputs: list[Array] = [
             np.concatenate([np.asarray(tokens, np.int64) for tokens in batch.values()]),
             offsets,
             np.array([n], np.int64),
-            self.blocks[0],
+            *self.blocks[0],
             np.array(cached, np.uint32),
             first,
             np.array([[max(new), max(cached)]], np.uint32),
@@ -228,7 +255,8 @@ class Server:
         if self.model is None:
             outputs = _interpreter.run(self.graph, inputs, self.arrays)
         else:
-            outputs = [np.array(out.to_numpy()) for out in self.model.execute(*inputs)]
+            placed = [self.others.get(id(value), value) for value in inputs]
+            outputs = [np.array(out.to_numpy()) for out in self.model.execute(*placed)]
         for name, tokens in batch.items():
             self.lengths[name] += len(tokens)
         tokens = outputs.pop(0) if self.with_sampling else None
@@ -241,7 +269,7 @@ class Server:
 
     def _table(self, names: Sequence[Any], group: int) -> Array:
         """The pages of a group: each has another order; pages that its window has passed are none."""
-        count, window = len(self.blocks[group]), self.windows[group]
+        count, window = len(self.blocks[group][0]), self.windows[group]
         table = np.zeros((len(names), max(len(self.pages[name]) for name in names)), np.uint32)
         for row, name in zip(table, names, strict=True):
             held = [(page + 7 * group) % count for page in self.pages[name]]

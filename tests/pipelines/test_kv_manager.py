@@ -61,16 +61,21 @@ def test_the_blocks():
     assert not cache.blocks.to_numpy().any()
     params = KVCacheParams(DType.bfloat16, 4, 8, page_size=2, n_devices=2)
     half = PagedKVCacheManager(
-        params, num_layers=1, num_pages=3, max_batch_size=1, max_seq_len=6, devices=[CPU()]
+        params, num_layers=1, num_pages=3, max_batch_size=1, max_seq_len=6, devices=[CPU(), CPU(1)]
     )
     assert half.blocks.shape == (3, 2, 1, 2, 2, 8), "the heads of one device"
-    assert page_bytes(params, 1) == 2 * 1 * 2 * 2 * 8 * 2
+    ((other,),) = half.other_blocks
+    assert other.shape == half.blocks.shape and (half.blocks.device, other.device) == (
+        CPU(),
+        CPU(1),
+    )
+    assert page_bytes(params, 1) == 2 * (2 * 1 * 2 * 2 * 8 * 2), "on both devices"
     unpaged = KVCacheParams(DType.float32, 3, 4, cache_strategy=KVCacheStrategy.MODEL_DEFAULT)
     with pytest.raises(ValueError, match="page_size is not set"):
         PagedKVCacheManager(
             unpaged, num_layers=2, num_pages=8, max_batch_size=4, max_seq_len=40, devices=[CPU()]
         )
-    with pytest.raises(ValueError, match="2 devices; expected one"):
+    with pytest.raises(ValueError, match="2 devices; the cache's shape is for 1"):
         PagedKVCacheManager(
             PARAMS, num_layers=2, num_pages=8, max_batch_size=4, max_seq_len=40, devices=[CPU(), CPU()]
         )  # fmt: skip

@@ -28,9 +28,11 @@ class ShardingStrategy:
             device gets one part of each.
         unit: The granularity: sections are split at multiples of this number of elements. If the units do not divide
             evenly, the first devices get one more.
+        copies: The number of neighbouring devices that hold the same part.
 
     Raises:
-        ValueError: `num_devices`, a section or `unit` is less than 1.
+        ValueError: `num_devices`, a section, `unit` or `copies` is less than 1, or `copies` does not divide
+            `num_devices`.
     """
 
     num_devices: int
@@ -38,15 +40,21 @@ class ShardingStrategy:
     axis: int | None = None
     sections: tuple[int, ...] = (1,)
     unit: int = 1
+    copies: int = 1
 
     def __post_init__(self) -> None:
-        sizes = {"num_devices": self.num_devices, "unit": self.unit}
+        sizes = {"num_devices": self.num_devices, "unit": self.unit, "copies": self.copies}
         sizes |= {f"section {i}": size for i, size in enumerate(self.sections)}
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(
                     f"ShardingStrategy.{self.kind}: {name} is {size}, expected 1 or more"
                 )
+        if self.num_devices % self.copies:
+            raise ValueError(
+                f"ShardingStrategy.{self.kind}: {self.copies} copies of each part cannot be spread over "
+                f"{self.num_devices} devices"
+            )
 
     @staticmethod
     def rowwise(num_devices: int) -> ShardingStrategy:
@@ -193,6 +201,7 @@ class ShardingStrategy:
             IndexError: The index is not in ``[0, num_devices)``.
         """
         self.check_index(index)
+        parts, index = self.num_devices // self.copies, index // self.copies
         total = sum(self.sections)
         unit = math.lcm(self.unit, block)
         if size % total:
@@ -205,13 +214,13 @@ class ShardingStrategy:
         for section in self.sections:
             length = size // total * section
             units = length // unit
-            if units * unit != length or units < self.num_devices:
+            if units * unit != length or units < parts:
                 whole = "" if unit == 1 else f" between multiples of {unit}"
                 raise ValueError(
                     f"{name}: axis {self.axis} has {length} elements, which cannot be split"
                     f"{whole} over {self.num_devices} devices ({self.kind})"
                 )
-            units_each, remainder = divmod(units, self.num_devices)
+            units_each, remainder = divmod(units, parts)
             first = index * units_each + min(index, remainder)
             last = first + units_each + (index < remainder)
             sections.append((begin + first * unit, begin + last * unit))

@@ -25,6 +25,7 @@ class PagedCacheValues:
         slots: Where recurrent layers have states: the slot of each sequence.
         states: Their buffers ``[slots, layers, …]``, in the order of `KVCacheParams.states`.
         groups: The pages and the page table of each further group of layers, in the order of `KVCacheParams.groups`.
+        other_blocks: Of each group the pages of further devices, each with its own heads of the same tokens.
     """
 
     kv_blocks: BufferValue
@@ -34,6 +35,7 @@ class PagedCacheValues:
     slots: TensorValue | None = None
     states: tuple[BufferValue, ...] = ()
     groups: tuple[tuple[BufferValue, TensorValue], ...] = ()
+    other_blocks: tuple[tuple[BufferValue, ...], ...] = ()
 
     @classmethod
     def of(
@@ -46,18 +48,29 @@ class PagedCacheValues:
             groups: The number of groups of layers after the first one.
 
         Raises:
-            ValueError: There are not four values, two more for each group, and two or more with states.
+            ValueError: There are not four values, two more for each group, one more for each group and further device,
+                and two or more with states.
             TypeError: The first is not a buffer, or one of the next three not a tensor.
         """
         if isinstance(values, PagedCacheValues):
             return values
-        fields, own = list(values), 4 + 2 * groups
-        if len(fields) not in (own, *range(own + 2, len(fields) + 1)):
+        fields = list(values)
+        devices = next((i for i, v in enumerate(fields) if not isinstance(v, BufferValue)), 1)
+        own = (3 + devices) + (1 + devices) * groups
+        if not devices or len(fields) not in (own, *range(own + 2, len(fields) + 1)):
             raise ValueError(f"a paged cache has {own} values, got {len(fields)}")
-        blocks, *tensors = fields[:4]
-        lengths, table, maxima = (t.tensor for t in tensors)
-        more = [(fields[i].buffer, fields[i + 1].tensor) for i in range(4, own, 2)]
-        cache = cls(blocks.buffer, lengths, table, maxima, groups=tuple(more))
+        lengths, table, maxima = (value.tensor for value in fields[devices : devices + 3])
+        starts = [0, *range(3 + devices, own, 1 + devices)]
+        pages = [[value.buffer for value in fields[i : i + devices]] for i in starts]
+        tables = [fields[i + devices].tensor for i in starts[1:]]
+        cache = cls(
+            pages[0][0],
+            lengths,
+            table,
+            maxima,
+            groups=tuple((one[0], t) for one, t in zip(pages[1:], tables, strict=True)),
+            other_blocks=tuple(tuple(one[1:]) for one in pages) if devices > 1 else (),
+        )
         if len(fields) == own:
             return cache
         slots, *states = fields[own:]
@@ -68,9 +81,19 @@ class PagedCacheValues:
 
     @property
     def values(self) -> list[Value[Any]]:
-        """The four values of the first group, two of each further one, then the slots and the states where there are some."""
-        groups = [value for group in self.groups for value in group]
-        return [*self, *groups, *(() if self.slots is None else (self.slots, *self.states))]
+        """The values of the first group, those of each further one, then the slots and the states where there are some.
+
+        A group's pages are those of the first device, then those of the others.
+        """
+        blocks, *tables = self
+        others = self.other_blocks or ((),) * (1 + len(self.groups))
+        groups = [
+            value
+            for (own, table), more in zip(self.groups, others[1:], strict=True)
+            for value in (own, *more, table)
+        ]
+        states = () if self.slots is None else (self.slots, *self.states)
+        return [blocks, *others[0], *tables, *groups, *states]
 
     def group(self, index: int) -> PagedCacheValues:
         """The cache of one group of layers, as a cache of its own.
@@ -81,10 +104,27 @@ class PagedCacheValues:
         Raises:
             IndexError: There is no such group.
         """
+        others = self.other_blocks[index : index + 1]
         if index == 0:
-            return replace(self, groups=()) if self.groups else self
+            return replace(self, groups=(), other_blocks=others) if self.groups else self
         blocks, table = self.groups[index - 1]
-        return replace(self, kv_blocks=blocks, lookup_table=table, groups=())
+        return replace(self, kv_blocks=blocks, lookup_table=table, groups=(), other_blocks=others)
+
+    def on_device(self, index: int, device: DeviceRef) -> PagedCacheValues:
+        """The first group's pages on a device, with the page tables there; recurrent states are on the first device only.
+
+        Args:
+            index: The number of the device.
+            device: The device.
+
+        Raises:
+            IndexError: The cache has fewer devices.
+        """
+        if index == 0:
+            return replace(self, other_blocks=())
+        blocks = self.other_blocks[0][index - 1]
+        lengths, table = self.cache_lengths.to(device), self.lookup_table.to(device)
+        return PagedCacheValues(blocks, lengths, table, self.max_lengths)
 
     def state(self, params: KVCacheParams, name: str) -> tuple[BufferValue, TensorValue]:
         """The buffer of a recurrent state, and the slots of the batch.
@@ -108,15 +148,20 @@ class PagedCacheValues:
 
 
 def paged_cache_types(
-    params: KVCacheParams, num_layers: int, device: DeviceRef, batch: str | Dim = "batch"
+    params: KVCacheParams,
+    num_layers: int,
+    device: DeviceRef,
+    batch: str | Dim = "batch",
+    other_devices: Iterable[DeviceRef] = (),
 ) -> list[Type[Any]]:
     """The types of a graph's inputs for a paged cache, in the order of ``RaggedKVCacheInputs``.
 
     Args:
         params: The parameters of the cache.
         num_layers: The number of layers that have a cache, of the first group.
-        device: The device of the pages.
+        device: The device of the pages, and of the tables.
         batch: The dimension of the batch.
+        other_devices: Further devices with pages.
     """
     if params.page_size is None:
         raise ValueError("paged_cache_types: the cache has no page_size")
@@ -127,12 +172,13 @@ def paged_cache_types(
     ]
     # page tables are of one length, pools are not
     table = TensorType(DType.uint32, [batch, "max_num_pages"], device)
+    where = [device, *other_devices]
     groups: list[Type[Any]] = []
     for index, group in enumerate(params.groups, 1):
-        pages = f"total_num_pages_{index}"
-        groups += [_pages_type(params.group(index), group.layers, pages, device), table]
+        shape = params.group(index), group.layers, f"total_num_pages_{index}"
+        groups += [*(_pages_type(*shape, one) for one in where), table]
     return [
-        _pages_type(params, num_layers, "total_num_pages", device),
+        *(_pages_type(params, num_layers, "total_num_pages", one) for one in where),
         TensorType(DType.uint32, [batch], device),
         table,
         TensorType(DType.uint32, ["steps_remaining", 2], DeviceRef.CPU()),

@@ -55,6 +55,7 @@ class RaggedKVCacheInputs(KVCacheInputs):
         states: The states ``[slots, layers, …]``; they are changed by the execution.
         group_blocks: The pages of further groups of layers, see `KVCacheParams.groups`; they are changed by the execution.
         group_tables: Their page tables, as ``lookup_table``.
+        other_blocks: Of each group the pages of further devices, each with its own heads of the same tokens.
     """
 
     blocks: Tensor
@@ -65,11 +66,16 @@ class RaggedKVCacheInputs(KVCacheInputs):
     states: Sequence[Tensor] = ()
     group_blocks: Sequence[Tensor] = ()
     group_tables: Sequence[Tensor] = ()
+    other_blocks: Sequence[Sequence[Tensor]] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
-        yield from (self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths)
-        for group in zip(self.group_blocks, self.group_tables, strict=True):
-            yield from group
+        others = self.other_blocks or ((),) * (1 + len(self.group_blocks))
+        yield from (self.blocks, *others[0])
+        yield from (self.cache_lengths, self.lookup_table, self.max_lengths)
+        for blocks, table, more in zip(
+            self.group_blocks, self.group_tables, others[1:], strict=True
+        ):
+            yield from (blocks, *more, table)
         if self.slots is not None:
             yield self.slots
             yield from self.states

@@ -83,6 +83,7 @@ def decoder_family(
         tokenizer=TextTokenizer,
         default_weights_format=WeightsFormat.safetensors,
         rope_type=RopeType.neox if rotates else RopeType.none,
+        multi_gpu_supported=True,
         weight_adapters={
             WeightsFormat.safetensors: rename,
             WeightsFormat.pytorch: rename,

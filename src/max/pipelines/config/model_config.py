@@ -62,16 +62,21 @@ def parse_devices(value: Any) -> list[DeviceSpec]:
         return [spec for item in value for spec in parse_devices(item)]
     if isinstance(value, str):
         kind, _, ids = value.strip().lower().partition(":")
-        numbers = [part.strip() for part in ids.split(",")] if ids else []
+        # gpu:0,gpu:1 is gpu:0,1
+        numbers = [part.strip().removeprefix(f"{kind}:") for part in ids.split(",")] if ids else []
         if kind == "default" and not ids:
             return []
         if kind == "cpu" and not ids:
             return [DeviceSpec.cpu()]
-        if kind == "gpu" and all(number.isdigit() for number in numbers):
-            return [DeviceSpec.accelerator(int(number)) for number in numbers or ["0"]]
+        make = {"cpu": DeviceSpec.cpu, "gpu": DeviceSpec.accelerator}.get(kind)
+        if make is not None and all(number.isdecimal() for number in numbers):
+            if len(set(numbers)) < len(numbers):
+                raise ConfigError(f"devices {value!r} has a device twice", "Give each once.")
+            return [make(int(number)) for number in numbers or ["0"]]
         near = did_you_mean(kind, ["cpu", "gpu", "default"])
         raise ConfigError(
-            f"devices {value!r} is not a device{near}", "It must be cpu, gpu, gpu:0 or gpu:0,1."
+            f"devices {value!r} is not a device{near}",
+            "It must be cpu, gpu, gpu:0, gpu:0,1, or cpu:0,1 for virtual devices of the CPU.",
         )
     raise ConfigError(
         f"device_specs is {value!r}", "It must be a list of max.driver.DeviceSpec, or a text."
@@ -279,7 +284,9 @@ class MAXModelConfig(StrictConfig):
     )
     trust_remote_code: bool = option("Allow code of a model on the hub to run.", default=False)
     device_specs: Any = option(
-        "Where the model runs: cpu, gpu, gpu:0,1.", default_factory=list, parse=parse_devices
+        "Where the model runs: cpu, gpu, gpu:0,1; on virtual devices of the CPU with cpu:0,1.",
+        default_factory=list,
+        parse=parse_devices,
     )
     force_download: bool = option(
         "Download the weights of a model on the hub again, even if they are in the cache.",
@@ -294,7 +301,7 @@ class MAXModelConfig(StrictConfig):
     data_parallel_degree: int = option(
         "Copies of the model that share the requests.",
         default=1,
-        unsupported="models run on one device",
+        unsupported="a model has one copy; --devices with several devices splits its layers",
     )
     _kv_cache_config: KVCacheConfig = field(default_factory=KVCacheConfig)
 

@@ -300,10 +300,17 @@ class PipelineConfig(StrictConfig):
         return max(free - self.model_config.weights_size(), 0)
 
     def free_memory(self) -> int | None:
-        """Bytes that programs can have on the first device, cached files that the system would drop included; None if unknown."""
-        device = self.model_config.devices[0]
-        available = available_memory() if device.is_host else None
-        return available or device.stats.get("free_memory") or None
+        """Bytes that programs can have on all devices, cached files that the system would drop included; None if unknown.
+
+        CPU devices share the host's memory; a model takes as much of each other device as of the fullest.
+        """
+        devices = self.model_config.devices
+        available = available_memory() if devices[0].is_host else None
+        if available or devices[0].is_host:
+            return available or devices[0].stats.get("free_memory") or None
+        return (
+            len(devices) * min(device.stats.get("free_memory") or 0 for device in devices) or None
+        )
 
     def retrieve_chat_template(self) -> str | None:
         """The text of the user's chat template; None without one.

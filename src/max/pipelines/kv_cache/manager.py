@@ -58,24 +58,26 @@ class _HostPages:
     """The slots of a swap area: memory of the host, allocated when a slot is first used.
 
     Args:
-        blocks: The pages of a group of layers.
+        blocks: The pages of a group of layers, on each device.
     """
 
-    def __init__(self, blocks: Tensor) -> None:
-        self._blocks, self._slots = blocks, dict[int, Tensor]()
+    def __init__(self, blocks: Sequence[Tensor]) -> None:
+        self._blocks, self._slots = blocks, dict[int, list[Tensor]]()
 
     def save(self, page: int, slot: int) -> None:
-        content = self._blocks[page, :, :, :, :, :]
+        contents = [blocks[page, :, :, :, :, :] for blocks in self._blocks]
         if slot not in self._slots:
-            self._slots[slot] = Tensor.zeros(tuple(content.shape), content.dtype, CPU())
-        self._slots[slot].inplace_copy_from(content)
+            self._slots[slot] = [Tensor.zeros(tuple(c.shape), c.dtype, CPU()) for c in contents]
+        for saved, content in zip(self._slots[slot], contents, strict=True):
+            saved.inplace_copy_from(content)
 
     def restore(self, slot: int, page: int) -> None:
-        self._blocks[page, :, :, :, :, :].inplace_copy_from(self._slots[slot])
+        for blocks, saved in zip(self._blocks, self._slots[slot], strict=True):
+            blocks[page, :, :, :, :, :].inplace_copy_from(saved)
 
 
 class PagedKVCacheManager(ContextPages):
-    """The paged KV cache of a model on one device.
+    """The paged KV cache of a model.
 
     ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of
     the second axis, values at 1; of latents that axis has one element. The system zeroes its memory
@@ -84,18 +86,21 @@ class PagedKVCacheManager(ContextPages):
     of ``params.states``, and a slot for each request of a batch. Where no layer has keys, a page
     table is one page of any length, without memory: requests own slots only.
 
+    On several devices each has pages for its own heads, ``blocks`` and ``other_blocks``; page tables and slots are the
+    same for all, and states are on the first.
+
     Args:
         params: The cache's shape.
         num_layers: The number of layers with keys and values, of the first group.
         num_pages: The number of pages, for each group where there are several.
         max_batch_size: Requests at once, the number of slots.
         max_seq_len: The longest sequence.
-        devices: The model's device, one.
+        devices: The model's devices.
         session: The model's session.
         swap_slots: Pages of each group that the host's swap area holds; 0: there is none.
 
     Raises:
-        ValueError: There is more than one device, or the cache's shape has no page size.
+        ValueError: The cache's shape is for another number of devices, or has no page size.
     """
 
     def __init__(
@@ -110,8 +115,10 @@ class PagedKVCacheManager(ContextPages):
         session: InferenceSession | None = None,
         swap_slots: int = 0,
     ) -> None:
-        if len(devices) != 1:
-            raise ValueError(f"PagedKVCacheManager: {len(devices)} devices; expected one")
+        if not devices or len(devices) != params.n_devices:
+            raise ValueError(
+                f"PagedKVCacheManager: {len(devices)} devices; the cache's shape is for {params.n_devices}"
+            )
         self.params, self.num_layers = params, num_layers
         self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
         self.device = devices[0]
@@ -130,16 +137,20 @@ class PagedKVCacheManager(ContextPages):
             StateSlots(max_batch_size) if params.states else None,
         )
         groups = group_shapes(params, num_layers)
-        self.blocks, *self.group_blocks = (
-            self._blocks(*group, count) for group, count in zip(groups, counts, strict=True)
-        )
+        # the pages of each group on each device
+        all_blocks = [
+            [self._blocks(*group, count, device) for device in devices]
+            for group, count in zip(groups, counts, strict=True)
+        ]
+        self.blocks, *self.group_blocks = (blocks[0] for blocks in all_blocks)
+        self.other_blocks = [blocks[1:] for blocks in all_blocks] if len(devices) > 1 else []
         self.states = tuple(
             Tensor.zeros((max_batch_size, state.layers, *state.shape), state.dtype, self.device)
             for state in params.states
         )
         self._host_tables: _HostTables | None = None
         if swap_slots:
-            for pool, blocks in zip(self.pages.pools, self._all_blocks, strict=True):
+            for pool, blocks in zip(self.pages.pools, all_blocks, strict=True):
                 pool.swap = SwapArea(swap_slots, _HostPages(blocks))
             logger.info("KV cache: up to %d pages are swapped to the host", swap_slots)
         for group, count in zip(groups, counts, strict=True):
@@ -153,17 +164,13 @@ class PagedKVCacheManager(ContextPages):
             size = max_batch_size * state_bytes(params) / 2**20
             logger.info("recurrent states: %d slots, %.0f MiB", max_batch_size, size)
 
-    @property
-    def _all_blocks(self) -> list[Tensor]:
-        """The pages of all groups."""
-        return [self.blocks, *self.group_blocks]
-
-    def _blocks(self, shape: KVCacheParams, layers: int, count: int) -> Tensor:
-        """The pages of a group."""
+    @staticmethod
+    def _blocks(shape: KVCacheParams, layers: int, count: int, device: Device) -> Tensor:
+        """The pages of a group on a device."""
         kinds = 1 if shape.is_mla else 2
         heads, row = shape.n_kv_heads_per_device, shape.stored_head_dim
         sizes = (count, kinds, layers, page_size_of(shape), heads, row)
-        return Tensor.zeros(sizes, shape.dtype, self.device)
+        return Tensor.zeros(sizes, shape.dtype, device)
 
     def get_runtime_inputs(
         self, batch: Sequence[TextGenerationContext], num_steps: int = 1
@@ -208,6 +215,7 @@ class PagedKVCacheManager(ContextPages):
             states=self.states,
             group_blocks=self.group_blocks,
             group_tables=[self._place(table) for table in lookup_tables[1:]],
+            other_blocks=self.other_blocks,
         )
         if self.device.is_host and num_steps == 1:
             self._host_tables = _HostTables(
@@ -289,7 +297,7 @@ def load_kv_manager(
         max_batch_size: Requests at once; None: 1.
         max_seq_len: The longest sequence.
         num_layers: The number of layers, of the first group.
-        devices: The model's device, one.
+        devices: The model's devices.
         session: The model's session.
         available_cache_memory: Bytes for the cache; None: no limit.
         page_size: Tokens per page; None: that of `params`.

@@ -39,7 +39,7 @@ def group_shapes(params: KVCacheParams, num_layers: int) -> list[tuple[KVCachePa
 
 
 def page_bytes(params: KVCacheParams, num_layers: int) -> int:
-    """The bytes of one page of the first group: keys and values of its tokens in all its layers, or their latents.
+    """The bytes of one page of the first group, on all devices: keys and values of its tokens in all its layers, or their latents.
 
     Args:
         params: The cache's shape.
@@ -47,7 +47,7 @@ def page_bytes(params: KVCacheParams, num_layers: int) -> int:
     """
     kinds = 1 if params.is_mla else 2
     rows = kinds * num_layers * page_size_of(params) * params.n_kv_heads_per_device
-    return rows * params.stored_head_dim * params.dtype.size_in_bytes
+    return params.n_devices * rows * params.stored_head_dim * params.dtype.size_in_bytes
 
 
 def state_bytes(params: KVCacheParams) -> int:

@@ -238,12 +238,14 @@ class AlternatingBlock(DecoderBlock):
         predicted = self.altup(x)
         active = predicted[:, self.updates.active]
         normed = self._norm("attention_input", active)
-        attended = self.sublayers[self.mixer_name](
+        mixer, mlp = self._layer(self.mixer_name), self._layer("mlp")
+        assert mixer is not None and mlp is not None
+        attended = mixer(
             layer_idx, normed, PagedCacheValues.of(kv_collection), positional, input_row_offsets
         )
         h = active + self._norm("attention_output", attended)
         h = (h + self.laurel(normed)) * 0.5**0.5
-        h = h + self._norm("mlp_output", self.mlp(self._norm("mlp_input", h)))
+        h = h + self._norm("mlp_output", mlp(self._norm("mlp_input", h)))
         corrected = self.altup.corrected(predicted, h)
         first = self.altup.scaled(corrected[:, self.updates.active])
         added = ops.unsqueeze(self.gate(first, vectors), 1)

@@ -127,6 +127,15 @@ class Decoder(Transformer):
         if config.embedding_size is not None:
             self.project_in = Linear(width, config.hidden_size, dtype, self.device)
             self.project_out = Linear(config.hidden_size, width, dtype, self.device)
+        self._output: Callable[[TensorValue], TensorValue] | None = None
+
+    def split_output(self, parts: Callable[[TensorValue], TensorValue]) -> None:
+        """Replaces the computation of the output layer by that of its parts on several devices.
+
+        Args:
+            parts: From hidden states to logits.
+        """
+        self._output = parts
 
     def make_norm(self) -> Layer:
         """A norm over hidden states: in the blocks, and after the last one."""
@@ -407,7 +416,7 @@ class Decoder(Transformer):
         h = self.norm(h)
         if self.config.embedding_size is not None:
             h = self.project_out(h)
-        logits = ops.cast(self.lm_head(h), DType.float32)
+        logits = ops.cast((self._output or self.lm_head)(h), DType.float32)
         if self.logits_scaling != 1.0:
             logits = logits / self.logits_scaling
         cap = self.config.logits_soft_cap

@@ -129,18 +129,58 @@ class DecoderAttention(QKVProjections):
         Returns:
             ``[total_seq_len, hidden_size]``, of x's dtype.
         """
-        remaining, queries = list(positional), self.q_proj(x)
-        gates: TensorValue | None = None
+        projected = self.project(x)
+        return self.attend(
+            layer_idx, x, kv_collection, positional, input_row_offsets, *projected
+        )
+
+    def project(self, x: TensorValue) -> tuple[TensorValue, TensorValue | None, TensorValue | None]:
+        """The queries, the gates of attended values where there are some, and the keys, unless the layer shares those of another.
+
+        Args:
+            x: ``[total_seq_len, hidden_size]``.
+
+        Returns:
+            Queries and keys ``[total_seq_len, heads * head_dim]``; with gates, queries and gates are ``[total_seq_len,
+            heads, head_dim]``.
+        """
+        queries, gates = self.q_proj(x), None
         if self.gated:
             both = ops.reshape(queries, [x.shape[0], self.n_heads, 2 * self.kv_params.head_dim])
             queries, gates = ops.split(both, [self.kv_params.head_dim] * 2, axis=2)
-        if self.shares_kv:
+        return queries, gates, None if self.shares_kv else self.k_proj(x)
+
+    def attend(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+        queries: TensorValue,
+        gates: TensorValue | None,
+        keys: TensorValue | None,
+    ) -> TensorValue:
+        """The attention output, of projected queries and keys; see `__call__`.
+
+        Args:
+            layer_idx: Which layer of the cache.
+            x: The layer's input.
+            kv_collection: The cache.
+            positional: What depends on positions.
+            input_row_offsets: The first row of each sequence.
+            queries: As `project` gives them, as are the next two.
+            gates: The gates.
+            keys: The keys.
+        """
+        remaining = list(positional)
+        if keys is None:
             queries = self._normalised(queries, self.q_norm)
             if self.rotated:
                 queries = self._rotate(queries, remaining.pop(0))
         else:
             queries = self._store(
-                layer_idx, queries, x, kv_collection, remaining, input_row_offsets
+                layer_idx, queries, keys, x, kv_collection, remaining, input_row_offsets
             )
         if remaining:
             queries = queries * ops.cast(remaining.pop(0), queries.dtype)
@@ -161,6 +201,7 @@ class DecoderAttention(QKVProjections):
         self,
         layer_idx: TensorValue,
         q: TensorValue,
+        k: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
         remaining: list[TensorValue],
@@ -172,7 +213,6 @@ class DecoderAttention(QKVProjections):
         """
         params = self.kv_params
         # a product each, which reads its weights in place
-        k = self.k_proj(x)
         v = k if self.keys_as_values else self.v_proj(x)
         after = self.qk_norm is not None and self.qk_norm.after_rotation
         if after and self.rotated:

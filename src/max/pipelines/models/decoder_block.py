@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from max.graph import TensorValue
@@ -62,6 +62,20 @@ class DecoderBlock(Module):
         self.parallel = parallel
         self.residual_multiplier = residual_multiplier
         self.normed_residual = normed_residual
+        self._over_devices: dict[str, Callable[..., TensorValue]] = {}
+
+    def split(self, name: str, parts: Callable[..., TensorValue]) -> None:
+        """Replaces the computation of a layer by that of its parts on several devices.
+
+        Args:
+            name: The attribute of the layer, whose weights stay those of the block.
+            parts: Takes the layer's arguments, and gives its result.
+        """
+        self._over_devices[name] = parts
+
+    def _layer(self, name: str) -> Callable[..., TensorValue] | None:
+        """The computation of a layer; None where the block has none of that name."""
+        return self._over_devices.get(name) or self.sublayers.get(name)
 
     def __call__(
         self,
@@ -83,7 +97,7 @@ class DecoderBlock(Module):
         Returns:
             ``[total_seq_len, dim]``, of x's dtype.
         """
-        mixer, mlp = self.sublayers.get(self.mixer_name), self.sublayers.get("mlp")
+        mixer, mlp = self._layer(self.mixer_name), self._layer("mlp")
         normed = self._norm("attention_input", x)
         if mixer is None:
             assert mlp is not None
@@ -95,12 +109,15 @@ class DecoderBlock(Module):
         attended = self._scaled(self._norm("attention_output", attended))
         if self.parallel:
             own = "mlp_input" in self.norm_places
-            output = self.mlp(self._norm("mlp_input", x) if own else normed)
+            assert mlp is not None
+            output = mlp(self._norm("mlp_input", x) if own else normed)
             return x + attended + self._scaled(self._norm("mlp_output", output))
         h = self._norm("attention_sum", (normed if self.normed_residual else x) + attended)
         return self._fed_forward(mlp, h)
 
-    def _fed_forward(self, mlp: Layer | None, h: TensorValue) -> TensorValue:
+    def _fed_forward(
+        self, mlp: Callable[..., TensorValue] | None, h: TensorValue
+    ) -> TensorValue:
         """The residual sum with the feed-forward layer's output; the input where there is none."""
         if mlp is None:
             return h

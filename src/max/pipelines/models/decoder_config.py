@@ -334,18 +334,27 @@ class DecoderConfig:
         factor = self.heads_of(index)[1] ** -0.5 if factor is None else factor
         return factor / (index + 1) if self.score_divisor_by_layer else factor
 
-    def cache_params(self, dtype: DType, page_size: int, **options: Any) -> KVCacheParams:
+    def cache_params(
+        self, dtype: DType, page_size: int, *, n_devices: int = 1, **options: Any
+    ) -> KVCacheParams:
         """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of layers.
+
+        Where there are more devices than KV heads, the shape counts the copies of each head.
 
         Args:
             dtype: The cache's dtype.
             page_size: Tokens per page.
+            n_devices: The number of devices that heads are split over.
             options: Further fields of `KVCacheParams`.
 
         Raises:
-            ConfigError: The model caches latents, and the dtype has 8 bits.
+            ConfigError: The model caches latents, and the dtype has 8 bits; or heads cannot be split over the devices.
         """
+        self.check_split(n_devices)
         forms = [self.heads_of(group[0] if group else 0) for group in self.cache_groups]
+        if not self.num_attention_layers:
+            forms = [(n_devices, dim) for _, dim in forms]
+        forms = [(max(heads, n_devices), dim) for heads, dim in forms]
         if self.latent is not None:
             forms = [(1, self.latent.cached_dim) for _ in forms]
             if dtype.size_in_bytes < 2:
@@ -368,12 +377,49 @@ class DecoderConfig:
             states=self.states,
             window=first.window,
             groups=tuple(groups[1:]),
+            n_devices=n_devices,
             **options,
         )
 
     def _group_window(self, group: list[int]) -> int | None:
         """The window of a group's layers."""
         return self.sliding_window if group and not self._is_full(group[0]) else None
+
+    def check_split(self, count: int) -> None:
+        """Checks that the layers can be split over devices.
+
+        Args:
+            count: The number of devices.
+
+        Raises:
+            ConfigError: A number of heads or features cannot be split; the message says over how many devices the model can.
+        """
+        problem = self._split_problem(count)
+        if problem is not None:
+            counts = [n for n in range(2, self.num_heads + 1) if self._split_problem(n) is None]
+            remedy = f"This model can be split over {' or '.join(map(str, counts))} devices."
+            raise ConfigError(
+                f"{problem} cannot be split over {count} devices",
+                remedy if counts else "This model runs on one device.",
+            )
+
+    def _split_problem(self, count: int) -> str | None:
+        """What keeps the model from being split over a number of devices."""
+        if count == 1 or not self.num_attention_layers:
+            return None
+        if self.num_heads % count:
+            return f"{self.num_heads} heads"
+        for kv_heads, _ in {self.heads_of(index) for index in range(self.num_layers)}:
+            if self.latent is None and kv_heads % count and count % kv_heads:
+                return f"{kv_heads} KV heads"
+        sizes = [self.intermediate_size, *self.layer_sizes]
+        if self.experts is not None:
+            sizes = [self.experts.size, self.experts.shared_size]
+            sizes += [self.intermediate_size] if self.experts.dense_layers else []
+        if self.experts_beside is not None:
+            sizes += [self.experts_beside.size]
+        few = next((size for size in sizes if 0 < size < count), None)
+        return None if few is None else f"{few} features of a feed-forward layer"
 
     @classmethod
     def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Self:

@@ -9,7 +9,8 @@ return_n_logits     si64 ``[1]``, on the CPU      for ``ReturnLogits.VARIABLE``:
                                                   last tokens per sequence; else unused
 blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size, kv_heads,
                                                   head_dim]``, updated in place; of latents
-                                                  ``[pages, 1, layers, page_size, 1, size]``
+                                                  ``[pages, 1, layers, page_size, 1, size]``;
+                                                  one for each device, with its own heads
 cache_lengths       u32 ``[batch]``               cached tokens of each sequence
 lookup_table        u32 ``[batch, max_pages]``    the pages of each sequence
 max_lengths         u32 ``[steps, 2]``            the largest number of new and of cached tokens
@@ -32,7 +33,7 @@ Outputs, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.dtype import DType
@@ -43,6 +44,7 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_weights import is_quantised, quantised_decoder
+from max.pipelines.models.tensor_parallel import split_over_devices
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
 __all__ = ["build_graph", "input_types"]
@@ -51,23 +53,24 @@ __all__ = ["build_graph", "input_types"]
 def input_types(
     config: DecoderConfig,
     kv_params: KVCacheParams,
-    device: DeviceRef | None = None,
     with_sampling: bool = False,
+    *,
+    devices: Sequence[DeviceRef] = (),
 ) -> list[Type[Any]]:
     """The types of the graph's inputs, in their order.
 
     Args:
         config: The shape of the model.
         kv_params: The shape of its KV cache.
-        device: Where it runs; the CPU by default.
         with_sampling: Whether the graph picks the next tokens.
+        devices: Where it runs; the CPU by default.
     """
-    device = DeviceRef.CPU() if device is None else device
+    device, *others = devices or [DeviceRef.CPU()]
     return [
         TensorType(DType.int64, ["total_seq_len"], device),
         TensorType(DType.uint32, [Dim("batch") + 1], device),
         TensorType(DType.int64, [1], DeviceRef.CPU()),
-        *paged_cache_types(kv_params, config.num_cached_layers, device, "batch"),
+        *paged_cache_types(kv_params, config.num_cached_layers, device, "batch", others),
         *(sampling_input_types(device, "batch") if with_sampling else ()),
     ]
 
@@ -80,7 +83,7 @@ def build_graph(
     return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
     with_sampling: bool = False,
     *,
-    device: DeviceRef | None = None,
+    devices: Sequence[DeviceRef] = (),
     use_subgraphs: bool = True,
     state_dict: Mapping[str, WeightData] | None = None,
 ) -> Graph:
@@ -93,18 +96,22 @@ def build_graph(
         dtype: The dtype of the weights.
         return_logits: Which tokens' logits are returned.
         with_sampling: Whether the graph picks the next tokens.
-        device: Where it runs; the CPU by default.
+        devices: Where it runs; the CPU by default. Over several, its layers are split.
         use_subgraphs: Whether equal blocks are staged once.
         state_dict: The weights; read where they are quantised: the graph takes their encodings.
 
     Raises:
-        ValueError: The cache does not fit the model, or the weights do not.
+        ValueError: The cache does not fit the model or the devices, or the weights do not.
+        WeightsError: A weight cannot be split over the devices.
     """
+    devices = devices or [DeviceRef.CPU()]
     if kv_params.states != config.states:
         raise ValueError(
             f"build_graph: a cache with the states {kv_params.states}; the model has {config.states}"
         )
-    own = config.cache_params(kv_params.dtype, kv_params.page_size or 1)
+    own = config.cache_params(
+        kv_params.dtype, kv_params.page_size or 1, n_devices=kv_params.n_devices
+    )
     given_form, form = (
         (p.n_kv_heads, p.head_dim, "latents" if p.is_mla else "keys and values")
         for p in (kv_params, own)
@@ -119,17 +126,24 @@ def build_graph(
                 *given_form, *form
             )
         )
+    if kv_params.n_devices != len(devices):
+        raise ValueError(
+            f"build_graph: a cache on {kv_params.n_devices} devices; the model runs on {len(devices)}"
+        )
     if state_dict is not None and is_quantised(state_dict):
-        model = quantised_decoder(decoder, config, kv_params, state_dict, device, return_logits)
+        model = quantised_decoder(decoder, config, kv_params, state_dict, devices[0], return_logits)
     else:
-        model = decoder(config, kv_params, dtype, device, return_logits)
+        model = decoder(config, kv_params, dtype, devices[0], return_logits)
         model.name_weights()
+    if len(devices) > 1:
+        split_over_devices(model, devices)
     model.use_subgraphs = use_subgraphs
-    types = input_types(config, kv_params, device, with_sampling)
+    types = input_types(config, kv_params, with_sampling, devices=devices)
     with Graph(decoder.__name__.lower(), input_types=types) as graph:
         tokens, offsets, return_n_logits, *others = graph.inputs
         groups = len(kv_params.groups)
-        cached = 4 + 2 * groups + (1 + len(kv_params.states) if kv_params.states else 0)
+        cached = (3 + len(devices)) + (1 + len(devices)) * groups
+        cached += 1 + len(kv_params.states) if kv_params.states else 0
         cache, sampling = others[:cached], others[cached:]
         outputs = model(
             tokens.tensor,

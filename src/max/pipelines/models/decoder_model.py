@@ -132,7 +132,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
         state_dict = split_fused(config, state_dict)
-        device = DeviceRef.from_device(self.devices[0])
+        devices = [DeviceRef.from_device(device) for device in self.devices]
         use_subgraphs = self.pipeline_config.model_config.use_subgraphs
 
         def stage() -> tuple[Graph, dict[str, DLPackArray]]:
@@ -144,7 +144,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
                 self.dtype,
                 self.return_logits,
                 with_sampling=True,
-                device=device,
+                devices=devices,
                 use_subgraphs=use_subgraphs,
                 state_dict=state_dict,
             )
@@ -154,7 +154,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         description = None
         if not is_gptq(state_dict):
             arguments = (
-                self.decoder_class, config, params, self.dtype, self.return_logits, str(device), use_subgraphs,
+                self.decoder_class, config, params, self.dtype, self.return_logits, [*map(str, devices)], use_subgraphs,
             )  # fmt: skip
             description = describe_staging(arguments, state_dict)
         return load_described(session, description, state_dict, stage, self.dtype)

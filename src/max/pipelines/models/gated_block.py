@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,15 @@ class ExpertsBeside(DecoderExperts):
         self.input_norm = RMSNorm(hidden_size, dtype, eps)
         self.output_norm = RMSNorm(hidden_size, dtype, eps)
         self.mlp_norm = RMSNorm(hidden_size, dtype, eps)
+        self._over_devices: Callable[..., TensorValue] | None = None
+
+    def split(self, parts: Callable[..., TensorValue]) -> None:
+        """Replaces the computation of the experts by that of their parts on several devices.
+
+        Args:
+            parts: Takes the arguments of `run`, and gives its result.
+        """
+        self._over_devices = parts
 
     def beside(self, h: TensorValue, y: TensorValue) -> TensorValue:
         """The sum of both, each normalised, of h's shape and dtype.
@@ -58,7 +68,8 @@ class ExpertsBeside(DecoderExperts):
         weights = weights * ops.gather(
             ops.cast(self.per_expert_scale, weights.dtype), chosen, axis=0
         )
-        own = self.run(self.input_norm(h), chosen, weights)
+        run = self._over_devices or self.run
+        own = run(self.input_norm(h), chosen, weights)
         return self.mlp_norm(y) + self.output_norm(own)
 
 
@@ -122,7 +133,9 @@ class GatedBlock(DecoderBlock):
             h = h + gate(h, vectors)
         return h * ops.cast(self.layer_scalar, h.dtype)
 
-    def _fed_forward(self, mlp: Layer | None, h: TensorValue) -> TensorValue:
+    def _fed_forward(
+        self, mlp: Callable[..., TensorValue] | None, h: TensorValue
+    ) -> TensorValue:
         assert mlp is not None
         y = mlp(self._norm("mlp_input", h))
         if "beside" in self.sublayers:

@@ -22,9 +22,11 @@ from typing import Any, Generic
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
+from max.graph import DeviceRef
 from max.graph.weights import Weights
 from max.graph.weights import WeightsAdapter as WeightsAdapter
 from max.interfaces import BaseContextType, LogProbabilities
+from max.nn.comm import Signals
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.encodings import SupportedEncoding
@@ -91,13 +93,10 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
     @property
     def signal_buffers(self) -> list[Tensor]:
-        """Buffers of the collectives between devices; none on a single device."""
-        if len(self.devices) > 1:
-            raise NotImplementedError(
-                f"{type(self).__name__}: a model on {len(self.devices)} devices needs collectives, "
-                "which this engine does not have yet; give one device"
-            )
-        return []
+        """Buffers of the collectives between devices, one a device; none on a single device."""
+        if len(self.devices) == 1:
+            return []
+        return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
 
     @classmethod
     @abstractmethod
@@ -259,16 +258,9 @@ class AlwaysSignalBuffersMixin:
 
     @property
     def signal_buffers(self) -> list[Tensor]:
-        """One buffer per device, even on a single device.
-
-        Raises:
-            NotImplementedError: The model runs on several devices.
-        """
+        """One buffer per device, even on a single device."""
         if len(self.devices) > 1:
-            raise NotImplementedError(
-                f"{type(self).__name__}: a model on {len(self.devices)} devices needs collectives, "
-                "which this engine does not have yet; give one device"
-            )
+            return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
         # on one device a collective is the identity, and does not read the buffer
         return [Tensor.zeros((1,), DType.uint8, device) for device in self.devices]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,15 @@ class SideBySideLayer(Module):
 
     def __init__(self, attention: Module, recurrent: Module, factors: SideBySide) -> None:
         self.self_attn, self.mixer, self.factors = attention, recurrent, factors
+        self._attend: Callable[..., TensorValue] | None = None
+
+    def split(self, parts: Callable[..., TensorValue]) -> None:
+        """Replaces the computation of the attention by that of its parts on several devices.
+
+        Args:
+            parts: Takes the attention's arguments, and gives its result.
+        """
+        self._attend = parts
 
     def __call__(
         self,
@@ -64,7 +74,7 @@ class SideBySideLayer(Module):
             input_row_offsets: The first row of each sequence.
         """
         factors, rest = self.factors, (kv_collection, positional, input_row_offsets)
-        attended = self.self_attn(layer_idx, x * factors.attention_in, *rest)
+        attended = (self._attend or self.self_attn)(layer_idx, x * factors.attention_in, *rest)
         moved = self.mixer(layer_idx, x, *rest)
         return moved * factors.recurrent_out + attended * factors.attention_out
 

@@ -42,6 +42,7 @@ llama_arch = SupportedArchitecture(
     task=PipelineTask.TEXT_GENERATION,
     tokenizer=TextTokenizer,
     default_weights_format=WeightsFormat.safetensors,
+    multi_gpu_supported=True,
     rope_type=RopeType.neox,
     weight_adapters={
         WeightsFormat.safetensors: convert_safetensor_state_dict,
