@@ -337,6 +337,16 @@ CASES: dict[str, Case] = {
     ),
     "gemma3n": Case("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N),
     "gemma4": Case("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4),
+    "gemma4_gguf": Case(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma4_experts": Case(
         "Gemma4ForCausalLM",
         "Gemma4TextConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -101,7 +102,7 @@ def _experts(state: dict[str, Array], config: Any) -> dict[str, Array]:
             result[f"{layer}.mlp.gate.e_score_correction.bias"] = value.reshape(-1)
         elif name.endswith(".router.weight") and "block_sparse_moe" in name:
             result[f"{stem}.layer.weight"] = value
-        elif name.endswith(".sinks"):
+        elif name.endswith((".sinks", ".layer_scalar")):
             result[f"{name}.weight"] = value
         else:
             result[name] = value
@@ -175,7 +176,8 @@ def write(
     Returns:
         The values of the quantised tensors, by their names in the file.
     """
-    config = model.config
+    config = copy.deepcopy(model.config)
+    config.allow_global_per_layer_attribute_access = True
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
@@ -185,12 +187,15 @@ def write(
         (v for k in ("intermediate_size", "n_inner", "ffn_hidden_size") if (v := getattr(config, k, None))),
         4 * config.hidden_size,
     )  # fmt: skip
-    writer.add_feed_forward_length(inner)
+    kinds_of_layers = config.model_type == "gemma4_text"
+    if not kinds_of_layers:
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     kv = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
     if getattr(config, "multi_query", False) and not config.new_decoder_architecture:
         kv = 1
-    writer.add_head_count_kv(kv or config.num_attention_heads)
+    if not kinds_of_layers:
+        writer.add_head_count_kv(kv or config.num_attention_heads)
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", 64)
     writer.add_context_length(getattr(config, "max_seq_len", longest))
     if (eps := getattr(config, "rms_norm_eps", None)) is not None:
@@ -199,7 +204,7 @@ def write(
         if (eps := getattr(config, key, None)) is not None:
             writer.add_layer_norm_eps(eps)
     head_dim = getattr(config, "head_dim", None)
-    if head_dim is not None:
+    if head_dim is not None and not kinds_of_layers:
         writer.add_key_length(head_dim)
     rope = getattr(config, "rope_parameters", None)
     if rope:

@@ -587,10 +587,13 @@ def test_page_tables_reserve_all_or_nothing():
     with pytest.raises(OutOfPagesError):
         tables.reserve([a, b], 1)
     assert b.request_id not in tables and (b.start_idx, b.active_idx) == (0, 5)
+    # b's first tokens are cached, but it has not run
+    assert (tables.opened_tokens, tables.reused_tokens) == (4, 0)
     tables.close(b.request_id)
     tables.close(a.request_id)
     tables.reserve([b], 2)
     assert b.start_idx == 4 and tables.free_pages == 0
+    assert (tables.opened_tokens, tables.reused_tokens) == (9, 4)
     cache.pages.check()
 
 

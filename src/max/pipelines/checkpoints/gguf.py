@@ -13,6 +13,7 @@ import numpy as np
 from max.graph.weights import GGUFFile
 from max.pipelines.checkpoints.gguf_families import FAMILIES, MIXTRAL
 from max.pipelines.checkpoints.gguf_latents import latents_of
+from max.pipelines.checkpoints.gguf_layer_kinds import BY_LAYER, layer_kinds_of
 from max.pipelines.checkpoints.gguf_recurrent import RECURRENT, recurrent_keys
 from max.pipelines.core.exceptions import ModelFilesError
 
@@ -105,7 +106,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         if name in RECURRENT
         else _number(file, f"{name}.{stored}")
         for key, stored in {**_REQUIRED, **_OPTIONAL}.items()
-        if f"{name}.{stored}" in values
+        if f"{name}.{stored}" in values and not (name == "gemma4" and stored in BY_LAYER)
     }
     config |= _counts(file, name)
     # blocks for predicting further tokens count there, and not in a config.json
@@ -152,6 +153,9 @@ def _special(
             "sliding_window": None,
             "layer_types": ["full_attention"] * config["num_hidden_layers"],
         }
+    if name == "gemma4":
+        rope = _rope(file, name, config["max_position_embeddings"])
+        return layer_kinds_of(file, name, rope)
     if name == "mpt":
         largest = file.metadata.get("mpt.attention.max_alibi_bias", 8.0)
         clip = config.get("clip_qkv")

@@ -84,6 +84,7 @@ FAMILIES: dict[str, GGUFFamily] = {
     "gemma": _llama_like("Gemma", "gemma"),
     "gemma2": _llama_like("Gemma2", "gemma2"),
     "gemma3": _llama_like("Gemma3", "gemma3_text"),
+    "gemma4": _llama_like("Gemma4", "gemma4_text"),
     "glm4": _llama_like("Glm4", "glm4"),
     "glm4moe": GGUFFamily("Glm4MoeForCausalLM", "glm4_moe", {**_GROUPED, "qk_norm": "use_qk_norm"}),
     "gpt-oss": GGUFFamily("GptOssForCausalLM", "gpt_oss", _EXPERTS),

@@ -189,7 +189,9 @@ class PagedKVCacheManager(ContextPages):
             recurrent states their tensors, and ``slots`` u32 ``[batch]``.
         """
         groups = range(len(self.pages.pools))
-        tables = [self._tables(context) for context in batch]
+        tables = [
+            [list(table) for table in self.pages.tables(context.request_id)] for context in batch
+        ]
         width = max((len(group[0]) for group in tables), default=1)
         lookup_tables = [np.zeros((len(batch), width), np.uint32) for _ in groups]
         for row, own in enumerate(tables):
@@ -238,23 +240,18 @@ class PagedKVCacheManager(ContextPages):
         if last is None or last.inputs is not inputs or len(last.tables) != len(batch):
             return self.get_runtime_inputs(batch)
         for row, context in enumerate(batch):
-            tables = self._tables(context)
+            tables = self.pages.tables(context.request_id)
             if tables != last.tables[row]:
                 if len(tables[0]) > last.lookup_tables[0].shape[1]:
                     return self.get_runtime_inputs(batch)
                 for lookup_table, table in zip(last.lookup_tables, tables, strict=True):
                     lookup_table[row, : len(table)] = table
-                last.tables[row] = tables
+                last.tables[row] = [list(table) for table in tables]
             last.cache_lengths[row] = context.start_idx
             if last.slots is not None and self.slots is not None:
                 last.slots[row] = self.slots.slot(context.request_id)
         last.max_lengths[0] = 1, last.cache_lengths.max()
         return inputs
-
-    def _tables(self, context: TextGenerationContext) -> list[list[int]]:
-        """The page tables of a request, one for each group of layers."""
-        groups = range(len(self.pages.pools))
-        return [self.pages.pages(context.request_id, group) for group in groups]
 
     def next_step(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext], step: int

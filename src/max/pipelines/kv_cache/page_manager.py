@@ -95,6 +95,7 @@ class PageManager:
         self.page_size, self.enable_prefix_caching = page_size, enable_prefix_caching
         self.pools = (PagePool(num_pages, window, swap), *more)
         """The pools of the groups."""
+        self._windowed = any(pool.window is not None for pool in self.pools)
         self._tables: dict[RequestID, _Table] = {}
         self.reused_tokens = 0
         """Tokens that prefix caching has saved; a request counts from its first step."""
@@ -153,6 +154,17 @@ class PageManager:
             KeyError: It has none.
         """
         return list(self._table(request_id).groups[group].pages)
+
+    def tables(self, request_id: RequestID) -> list[list[int]]:
+        """The tables of a request, one for each group, as in :meth:`pages`; not to be changed.
+
+        Args:
+            request_id: The request.
+
+        Raises:
+            KeyError: It has none.
+        """
+        return [group.pages for group in self._table(request_id).groups]
 
     def reuse_prefix(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> int:
         """Fills an empty table with cached pages that hold the first tokens of a request.
@@ -249,8 +261,10 @@ class PageManager:
         Raises:
             KeyError: The request has no table.
         """
-        count = 0
-        for pool, group in zip(self.pools, self._table(request_id).groups, strict=True):
+        groups, count = self._table(request_id).groups, 0
+        if not self._windowed:
+            return 0
+        for pool, group in zip(self.pools, groups, strict=True):
             end = min(pool.first_visible(length, self.page_size), len(group.pages))
             unseen = group.pages[group.returned : end]
             for page in unseen:
@@ -271,7 +285,8 @@ class PageManager:
         Raises:
             KeyError: It has no table.
         """
-        return max(0, pages_of(length, self.page_size) - len(self._table(request_id)))
+        held = len(self._table(request_id).groups[0].pages)
+        return max(0, pages_of(length, self.page_size) - held)
 
     def reserve(self, request_id: RequestID, length: int) -> list[int]:
         """Extends a request's tables to hold a number of tokens; all or nothing.
@@ -288,6 +303,8 @@ class PageManager:
             OutOfPagesError: Too few pages of a group are free; nothing was changed.
         """
         missing = self.missing_pages(request_id, length)
+        if not missing:
+            return []
         for pool in self.pools:
             if missing > pool.free_pages:
                 raise OutOfPagesError(missing, pool.free_pages, pool.num_pages)
@@ -309,10 +326,11 @@ class PageManager:
             ValueError: The table does not hold that many.
         """
         table = self._table(request_id)
-        if len(tokens) > len(table) * self.page_size:
+        held = len(table.groups[0].pages)
+        if len(tokens) > held * self.page_size:
             raise ValueError(
                 f"KV cache: {len(tokens)} tokens of request {request_id} in "
-                f"{len(table)} pages of {self.page_size}"
+                f"{held} pages of {self.page_size}"
             )
         if not self.enable_prefix_caching:
             return

@@ -20,6 +20,9 @@ GGUF_TOP = {
     "position_embd": "embed_positions",
     "output_norm": "norm",
     "output": "lm_head",
+    "per_layer_token_embd": "per_layer.embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer.per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer.per_layer_projection_norm",
 }
 GGUF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -54,6 +57,10 @@ GGUF_LAYER = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
     "post_ffw_norm": "mlp_output_norm",
+    "inp_gate": "gate.per_layer_input_gate",
+    "proj": "gate.per_layer_projection",
+    "post_norm": "gate.post_per_layer_input_norm",
+    "layer_output_scale.weight": "layer_scalar",
     "ssm_in": "mixer.in_proj",
     "ssm_conv1d": "mixer.conv1d",
     "ssm_x": "mixer.x_proj",

@@ -116,6 +116,8 @@ class PageTables:
 
     def __init__(self, source: PageSource) -> None:
         self._source = source
+        # tokens of each request when its table was opened, and those of them that were reused
+        self._opened: dict[RequestID, tuple[int, int]] = {}
         self.opened_tokens = 0
         """The tokens of all requests, each time that they got a page table."""
         self.reused_tokens = 0
@@ -161,9 +163,22 @@ class PageTables:
         if context.request_id in self:
             return False
         self._source.claim(context.request_id)
+        reused = self._source.reuse_prefix(context)
+        self._opened[context.request_id] = context.current_length, reused
         self.opened_tokens += context.current_length
-        self.reused_tokens += self._source.reuse_prefix(context)
+        self.reused_tokens += reused
         return True
+
+    def retract(self, request_id: RequestID) -> None:
+        """Removes a page table that :meth:`open` has just made, as if the request had never had it.
+
+        Args:
+            request_id: The request; no step has run with the table.
+        """
+        tokens, reused = self._opened[request_id]
+        self.opened_tokens -= tokens
+        self.reused_tokens -= reused
+        self.close(request_id)
 
     def lacking(self, length: int, step: int) -> tuple[int, int] | None:
         """Whether a request can never run; see :meth:`PageSource.lacking`.
@@ -215,7 +230,7 @@ class PageTables:
                 self.extend(context, num_steps)
         except OutOfPagesError:
             for context, start, active in opened:
-                self.close(context.request_id)
+                self.retract(context.request_id)
                 context.set_token_indices(start_idx=start, active_idx=active)
             raise
 
@@ -227,3 +242,4 @@ class PageTables:
         """
         if request_id in self:
             self._source.release(request_id)
+            self._opened.pop(request_id, None)

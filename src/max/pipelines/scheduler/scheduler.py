@@ -230,7 +230,7 @@ class TextScheduler:
     def _put_off(self, context: TextGenerationContext, opened: bool) -> bool:
         """Leaves a request waiting, as it was before :meth:`_admit`."""
         if opened:
-            self._tables.close(context.request_id)
+            self._tables.retract(context.request_id)
             context.reset()
         else:
             context.set_token_indices(active_idx=context.end_idx)
