@@ -416,6 +416,47 @@ def test_bad_requests_are_errors_of_their_own(served):
     assert messages[-1] == protocol.TokensGenerated("good", tuple(expected([1], 1)), FULL)
 
 
+class PreparingPipeline(CountingPipeline):
+    """Takes long to prepare a request with a grammar, and cannot prepare one with the grammar "bad"."""
+
+    def __init__(self) -> None:
+        super().__init__(seconds=0.002)
+        self.waiting, self.go = threading.Event(), threading.Event()
+
+    def prepare(self, one: TextContext) -> None:
+        if one.grammar == "bad":
+            raise InputError("the grammar is invalid")
+        if one.grammar is not None:
+            self.waiting.set()
+            assert self.go.wait(60)
+
+
+def test_running_requests_do_not_wait_for_a_grammar(served):
+    pipeline = PreparingPipeline()
+    channel = served(pipeline, LIMITS).channel
+    assert isinstance(channel.receive(), protocol.EngineReady)
+    running = protocol.GenerationRequest.of(context([1], 100))
+    channel.send(running)
+    channel.receive()
+    slow = protocol.GenerationRequest.of(context([2], 3)).with_grammar("slow")
+    channel.send(slow)
+    assert pipeline.waiting.wait(60)
+    tokens, ended = 0, False
+    while not ended:  # the other one is still being prepared
+        event = channel.receive()
+        assert event.request_id == running.request_id
+        tokens, ended = tokens + len(event.tokens), event.status.is_done
+    pipeline.go.set()
+    while not event.status.is_done or event.request_id != slow.request_id:
+        event = channel.receive()
+        assert event.request_id == slow.request_id
+    bad = protocol.GenerationRequest.of(context([3], 3)).with_grammar("bad")
+    channel.send(bad)
+    event = channel.receive()
+    assert isinstance(event, protocol.RequestFailed) and event.error.kind == "InputError"
+    channel.send(protocol.Shutdown())
+
+
 def test_an_engine_ends_with_its_users(served):
     pipeline = CountingPipeline(seconds=0.001)
     one = served(pipeline)

@@ -46,7 +46,8 @@ def test_queries_of_the_dashboard(query: str, samples: dict[str, set[str]]) -> N
     assert names
     for name in names:
         assert name in samples, f"/metrics has no {name}"
-        labels = re.findall(r"by \(([\w, ]+)\)", query) + re.findall(r"(\w+)=~", query)
+        grouped = ",".join(re.findall(r"by \(([\w, ]+)\)", query)).replace(" ", "")
+        labels = [*filter(None, grouped.split(",")), *re.findall(r"(\w+)=~", query)]
         for label in labels:
             assert label in samples[name], f"{name} has no label {label}"
         if query.startswith("histogram_quantile"):

@@ -71,6 +71,22 @@ class ConfiguredPipeline(BatchPipeline, Protocol):
         ...
 
 
+@runtime_checkable
+class PreparingPipeline(BatchPipeline, Protocol):
+    """A pipeline that can do a part of a request's work before its first batch."""
+
+    def prepare(self, context: Any) -> None:
+        """Does that part, such as compiling a grammar; from any thread, also while a batch runs.
+
+        Args:
+            context: The request; no batch has had it.
+
+        Raises:
+            ValueError: The request is invalid.
+        """
+        ...
+
+
 def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
     """The limits of batches in a pipeline's configuration.
 

@@ -6,8 +6,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from max.interfaces import GenerationStatus, RequestID
+from max.pipelines.core.context import TextContext
 from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.engine import (
     BatchPipeline,
@@ -15,6 +17,7 @@ from max.pipelines.generation.engine import (
     Engine,
     Failure,
     Outcome,
+    PreparingPipeline,
     limits_of,
 )
 from max.pipelines.generation.protocol import (
@@ -80,6 +83,15 @@ def serve(
     _Service(pipeline, limits, channel, stats_interval).run()
 
 
+@dataclass(frozen=True)
+class _Arrival:
+    """A request that the reader has prepared, or why it cannot run."""
+
+    request: GenerationRequest
+    context: TextContext | None
+    error: Exception | None = None
+
+
 class _Service:
     """One engine, one channel, and the thread that reads the channel."""
 
@@ -93,7 +105,7 @@ class _Service:
         self._pipeline = pipeline  # an engine does not keep it alive
         self._engine = Engine(pipeline, limits)
         self._channel, self._limits = channel, limits
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Arrival | CancelRequest | Shutdown] = queue.SimpleQueue()
         self._open: set[RequestID] = set()
         self._shutdown: Shutdown | None = None
         self._stats_interval, self._next_stats = stats_interval, 0.0
@@ -125,24 +137,39 @@ class _Service:
         return self._engine.idle if self._shutdown.finish else True
 
     def _read(self) -> None:
-        """Queues the commands, and lets an execution of several steps end for them."""
+        """Queues the commands, and lets an execution of several steps end for them.
+
+        What a new request needs before its first batch is done here: running requests do not wait for it.
+        """
         while True:
             try:
                 command = self._channel.receive()
             except EOFError:
                 command = Shutdown()
-            self._commands.put(command)
+            if isinstance(command, GenerationRequest):
+                self._commands.put(self._arrival(command))
+            else:
+                self._commands.put(command)
             self._engine.interrupt()
             if isinstance(command, Shutdown) and not command.finish:
                 return
+
+    def _arrival(self, request: GenerationRequest) -> _Arrival:
+        try:
+            context = request.to_context()
+            if isinstance(self._pipeline, PreparingPipeline):
+                self._pipeline.prepare(context)
+        except Exception as error:
+            return _Arrival(request, None, error)
+        return _Arrival(request, context)
 
     def _obey(self, wait: bool) -> None:
         """Carries out the queued commands; an idle engine waits for one."""
         while wait or not self._commands.empty():
             wait = False
             match self._commands.get():
-                case GenerationRequest() as request:
-                    self._submit(request)
+                case _Arrival() as arrival:
+                    self._submit(arrival)
                 case CancelRequest(request_id):
                     self._engine.cancel(RequestID(request_id))
                 case Shutdown() as shutdown:
@@ -172,14 +199,16 @@ class _Service:
             return []
         return [PromptStarted(request_id.value, at) for request_id, at in started]
 
-    def _submit(self, request: GenerationRequest) -> None:
+    def _submit(self, arrival: _Arrival) -> None:
+        request, context = arrival.request, arrival.context
         request_id = RequestID(request.request_id)
         try:
             if self._shutdown is not None:
                 raise RuntimeError("the engine is shutting down")
             if request_id in self._open:
                 raise ValueError(f"request {request_id} is open already")
-            context = request.to_context()
+            if context is None:
+                raise arrival.error or RuntimeError("the request has no context")
         except Exception as error:
             self._channel.send(RequestFailed(request.request_id, ErrorInfo.of(error)))
             return

@@ -241,6 +241,17 @@ class TextGenerationPipeline(
         if masks is not None:
             bitmask[index] = masks.result()[0]
 
+    def prepare(self, context: TextGenerationContextType) -> None:
+        """Compiles a request's grammar before its first batch; from any thread, also while a batch runs.
+
+        Args:
+            context: The request; no batch has had it.
+
+        Raises:
+            ValueError: The schema or the grammar is invalid.
+        """
+        self._constraints.begin(context)
+
     def prepare_batch(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
     ) -> tuple[ModelInputs, int, npt.NDArray[np.int32] | None, list[TextGenerationContextType]]:
