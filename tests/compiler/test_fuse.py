@@ -128,7 +128,7 @@ VIEWS: dict[str, tuple[Build, int]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_of_a_value(name: str) -> None:
-    """A view that keeps each element in its place joins what it reads; of square matrices the sizes do not tell."""
+    """A view that keeps element order is fused with its operand; square matrices have equal sizes when transposed."""
     view, count = VIEWS[name]
     assert launched(lambda x: in_place(x, view), [SQUARE]) == count
 
@@ -147,8 +147,8 @@ ROWS: dict[str, tuple[Build, tuple[int, ...], int]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_that_are_repeated(name: str) -> None:
-    """Sums of rows join an op only where they are repeated over the axis that was summed."""
+def test_broadcast_row_sums(name: str) -> None:
+    """Row sums are fused with an op only if they are broadcast over the reduced axis."""
     view, shape, count = ROWS[name]
 
     def build(x: TensorValue, y: TensorValue) -> TensorValue:
@@ -188,7 +188,7 @@ def test_fusion_makes_no_cycle() -> None:
 
 
 def test_a_merged_group_begins_with_its_first_op() -> None:
-    """The product lies between the first ops of both groups; the last sum would make it wait for itself."""
+    """The product lies between the first ops of both groups; merging the last sum too would make a cycle."""
 
     def build(x: TensorValue, y: TensorValue, w: TensorValue) -> TensorValue:
         first = ops.tanh(x)
@@ -199,8 +199,8 @@ def test_a_merged_group_begins_with_its_first_op() -> None:
     assert launched(build, [SQUARE] * 3) == 2
 
 
-def test_groups_of_which_one_waits_for_the_other() -> None:
-    """The sum joins the epilogue of the product, which waits for the sum's other operand."""
+def test_groups_that_depend_on_each_other() -> None:
+    """The sum joins the epilogue of the product, which depends on the other operand of the sum."""
 
     def build(x: TensorValue, w: TensorValue) -> TensorValue:
         first = ops.tanh(x)

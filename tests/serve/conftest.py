@@ -1,4 +1,4 @@
-"""A server in a process of its own, on a port that is free, and clients of it."""
+"""A server in another process on a free port, and its clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READY_S = 240.0
 
 
 class RunningServer:
-    """A server that was started with some options.
+    """A running server.
 
     Args:
         options: The options of ``max serve``.
@@ -53,23 +53,23 @@ class RunningServer:
         self._ready.set()
 
     def wait_ready(self) -> RunningServer:
-        """Waits for the line that says so."""
+        """Waits for the line that announces readiness."""
         assert self._ready.wait(READY_S) and self.url, "".join(self.lines)
         return self
 
     @property
     def output(self) -> str:
-        """What it has written."""
+        """The output of the server so far."""
         return "".join(self.lines)
 
     @property
     def worker(self) -> psutil.Process:
-        """Its worker process."""
+        """The process of its worker."""
         children = psutil.Process(self.process.pid).children()
         return next(p for p in children if "spawn_main" in " ".join(p.cmdline()))
 
     def stop(self) -> int:
-        """Ends it as an operator does, and gives its exit code."""
+        """Sends the signal of an operator, and returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -84,7 +84,7 @@ class RunningServer:
 
 @pytest.fixture(scope="session")
 def start_server() -> Iterator[Callable[..., RunningServer]]:
-    """Starts servers, which end with the session."""
+    """Starts servers, which are stopped at the end of the session."""
     servers: list[RunningServer] = []
 
     def start(*options: str) -> RunningServer:
@@ -98,7 +98,7 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
 
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., RunningServer]) -> RunningServer:
-    """A server of tiny-chat, for all tests that leave it as it is."""
+    """A server of tiny-chat, shared by all tests that do not change it."""
     return start_server(
         "--model", str(TINY), "--served-model-name", "tiny", "--max-length", "512",
         "--max-batch-size", "8", "--enable-echo", "--quantization-encoding", "float32",

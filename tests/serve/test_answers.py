@@ -1,4 +1,4 @@
-"""The parsers of answers: calls of tools and reasoning, however the text is cut into pieces."""
+"""Parsers of answers: tool calls and reasoning, for all ways to cut the text into pieces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TEXT = st.text(st.sampled_from("ab <>{}[]\n\"'"), max_size=12)
 
 
 def parse(parser, text: str, data: st.DataObject):
-    """The content, the reasoning and the calls of a text that comes in pieces."""
+    """Content, reasoning and calls of a text that is parsed in pieces."""
     content, reasoning, calls = "", "", []
     parts: list = []
     while text:
@@ -68,7 +68,7 @@ def parse(parser, text: str, data: st.DataObject):
 
 
 def written(tool_format, calls, indent=None, order=False) -> str:
-    """Calls as a model writes them."""
+    """The text of calls, as models write it."""
     objects = []
     for name, arguments in calls:
         pairs = {"name": name, tool_format.arguments_key: arguments}
@@ -155,7 +155,7 @@ def test_an_answer_without_reasoning(text, data) -> None:
     assert parse(ReasoningParser(PlainParser(), False), text, data) == (text, "", [])
 
 
-def test_reasoning_that_does_not_end(data=None) -> None:
+def test_unterminated_reasoning(data=None) -> None:
     parser = ReasoningParser(ToolParser(HERMES), True)
     assert parser.push("still <tool_call>") == [ReasoningPart("still <tool_call>")]
     assert parser.finish() == []
@@ -191,7 +191,7 @@ TOOLS = (
 
 
 def accepts(text_grammar: str, text: str) -> bool:
-    """Whether a grammar allows a text, whole."""
+    """Whether a grammar accepts a complete text."""
     tokenizer = LLTokenizer((TINY / "tokenizer.json").read_text(), n_vocab=4096, eos_token=[2])
     matcher = LLMatcher(tokenizer, text_grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()

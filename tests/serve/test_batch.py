@@ -1,4 +1,4 @@
-"""`max run-batch`: each request of a file gets the answer that a server gives it."""
+"""`max run-batch`: the answers of a file of requests equal those of a server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_file_of_requests(http: httpx.Client, tmp_path: Path) -> None:
         (json.dumps({"url": "/v1/completions", "body": {}}), "custom_id is None"),
     ],
 )
-def test_lines_that_are_no_requests(text: str, says: str) -> None:
+def test_invalid_lines(text: str, says: str) -> None:
     with pytest.raises(BatchLineError) as error:
         read_requests([line("a", {}), text])
     assert says in str(error.value)

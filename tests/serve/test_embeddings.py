@@ -1,4 +1,4 @@
-"""A server of an encoder: vectors, scores, errors, a worker that dies; against transformers."""
+"""A server of an encoder against transformers: vectors, scores, errors, a killed worker."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_vectors_for_ollama(encoder: RunningServer, vectors) -> None:
     client._client.close()
 
 
-def test_what_does_not_fit(api, plain: httpx.Client, http: httpx.Client) -> None:
+def test_invalid_requests(api, plain: httpx.Client, http: httpx.Client) -> None:
     for given, says in (
         (["w1", "w2 " * 100], "input.1 has 102 tokens, and the model reads 64"),
         ([[5], [999]], "token 999"),
@@ -113,8 +113,8 @@ def test_what_does_not_fit(api, plain: httpx.Client, http: httpx.Client) -> None
     assert text.status_code == 400 and "generates text" in text.text
 
 
-def test_many_at_once_and_a_worker_that_dies(api, encoder: RunningServer, vectors) -> None:
-    """All get their vectors: nothing was sent before the worker died."""
+def test_concurrent_requests_and_a_killed_worker(api, encoder: RunningServer, vectors) -> None:
+    """All requests are answered: they run again, as no result was sent before."""
 
     def one(number: int) -> bool:
         text = number % len(TEXTS)

@@ -1,4 +1,4 @@
-"""The client of a worker: what it repeats, what it fails, when it gives up. Workers are threads here."""
+"""The client of a worker: which requests it repeats or fails, and when it gives up. Workers are threads here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ACTIVE, END = GenerationStatus.ACTIVE, GenerationStatus.END_OF_SEQUENCE
 
 
 class FakeWorker:
-    """A worker whose events the test sends, and whose commands it reads."""
+    """A worker whose events the test sends and whose commands the test reads."""
 
     exit_reason = "signal SIGKILL"
     pid = 1
@@ -146,7 +146,7 @@ def test_a_stream_that_is_closed_cancels_its_request() -> None:
 
 
 def test_one_task_reads_several_requests() -> None:
-    """What waits of all of them comes at once; one is cancelled alone; an error comes last."""
+    """Waiting events of a stream are returned together; streams are cancelled one by one; an error is the last event."""
 
     async def test(client: EngineClient, workers: Workers) -> None:
         (worker,) = workers.started
@@ -180,7 +180,7 @@ def test_one_task_reads_several_requests() -> None:
 
 
 def test_a_dead_worker_is_replaced() -> None:
-    """What has sent nothing runs again, what may be repeated is told so, a begun stream fails."""
+    """Requests without events run again, repeatable ones send `Repeated`, other streams fail."""
 
     async def test(client: EngineClient, workers: Workers) -> None:
         first = workers.started[0]

@@ -1,4 +1,4 @@
-"""A server under faults: wrong keys, full queues, clients that leave, workers that die, signals."""
+"""Faults: wrong keys, full queues, disconnecting clients, killed workers, signals."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_route_but_health_needs_a_key(faulty: RunningServer) -> None:
             wrong.models.list()
 
 
-def test_a_client_that_leaves_frees_its_place_and_its_pages(api, plain) -> None:
+def test_a_disconnect_frees_slot_and_pages(api, plain) -> None:
     stream = api.completions.create(**LONG, max_tokens=2000, stream=True)
     next(stream)
     until(lambda: metric(plain, "maxserve_cache_num_used_blocks") > 0)
@@ -83,7 +83,7 @@ def test_a_client_that_leaves_frees_its_place_and_its_pages(api, plain) -> None:
     assert metric(plain, "maxserve_num_output_tokens_total") < 2000
 
 
-def test_a_client_that_leaves_before_a_whole_answer_has_a_status_of_its_own(plain) -> None:
+def test_a_disconnect_has_its_own_status(plain) -> None:
     count = 'maxserve_request_count_total{code="499",path="/v1/completions"}'
     with pytest.raises(httpx.ReadTimeout):
         plain.post("/v1/completions", json={**LONG, "max_tokens": 2000}, timeout=0.3)
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_before_a_whole_answer_has_a_status_of_its_own(plai
     until(lambda: plain.get("/load").json() == {"server_load": 0})
 
 
-def test_a_full_queue_is_429_and_says_when_to_come_back(api, plain) -> None:
+def test_a_full_queue_is_429_with_retry_after(api, plain) -> None:
     streams = [api.completions.create(**LONG, max_tokens=2000, stream=True) for _ in range(2)]
     for stream in streams:
         next(stream)
@@ -112,7 +112,7 @@ def test_a_killed_worker_is_replaced(api, plain, faulty: RunningServer) -> None:
     stream = api.completions.create(**LONG, max_tokens=2000, stream=True)
     next(stream)
     with ThreadPoolExecutor(2) as pool:
-        # one that runs, and one that waits
+        # one running request and one waiting
         answers = [pool.submit(api.completions.create, **short) for _ in range(2)]
         until(lambda: metric(plain, "maxserve_num_requests_queued") == 1)
         faulty.worker.kill()
@@ -129,8 +129,8 @@ def test_a_killed_worker_is_replaced(api, plain, faulty: RunningServer) -> None:
     assert "signal SIGKILL" in faulty.output
 
 
-def test_a_signal_lets_open_requests_end(api, faulty: RunningServer) -> None:
-    """The last test: the server is gone after it."""
+def test_a_signal_waits_for_open_requests(api, faulty: RunningServer) -> None:
+    """Must be the last test of the file: it ends the server."""
     stream = api.completions.create(**LONG, max_tokens=200, stream=True)
     text = next(stream).choices[0].text
     worker = faulty.worker
@@ -149,7 +149,7 @@ def test_a_task_that_is_not_the_models(start_server) -> None:
     assert "is for text_generation, not for embeddings_generation" in server.output
 
 
-def test_a_model_that_cannot_be_loaded_is_told_in_two_lines(start_server) -> None:
+def test_a_load_error_is_two_lines(start_server) -> None:
     server = start_server("--model", str(TINY / "nothing"))
     assert server.process.wait(WHILE_S) == 2
     server._reader.join(10)

@@ -1,4 +1,4 @@
-"""Random requests by the server's own schema, and bodies that are none: no status of 500, no hang."""
+"""Random requests by the schema of the server, and invalid bodies: no status 500, no hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PATHS = (
 
 
 def short(body: Any) -> Any:
-    """The body with few tokens to generate, so that the test is one of requests, not of the engine."""
+    """Limits the tokens to generate: the test is about requests, not the engine."""
     if isinstance(body, dict):
         body = {**body, **{name: 1 for name in LIMITS if isinstance(body.get(name), int)}}
         body.setdefault("max_tokens", 1)
@@ -85,7 +85,7 @@ def test_random_fields(http: httpx.Client, path: str) -> None:
     )
     def test(fields: dict[str, Any], whole: Any, bare: bool) -> None:
         body = whole if bare else short({"model": "tiny", **fields})
-        # NaN and infinity are no JSON, and Python's reader takes them
+        # NaN and infinity are not JSON, but Python's reader accepts them
         check(
             http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
         )
@@ -103,8 +103,8 @@ def test_random_fields(http: httpx.Client, path: str) -> None:
         b"\x16\x03\x01\x02\x00 no HTTP",
     ],
 )
-def test_connections_that_are_no_requests(server: RunningServer, http, request_text) -> None:
-    """Others do not notice, and half a request is no hang."""
+def test_invalid_http(server: RunningServer, http, request_text) -> None:
+    """Other connections are not affected, and an incomplete request does not block."""
     host, port = server.url.removeprefix("http://").split(":")
     with closing(socket.create_connection((host, int(port)), timeout=60)) as connection:
         try:

@@ -1,4 +1,4 @@
-"""Limits of API keys: what is refused, and that the Retry-After is true."""
+"""Limits of API keys: refused requests, and the accuracy of Retry-After."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Clock:
 
 
 def refused(limits: KeyLimits, client: str) -> int | None:
-    """The Retry-After of a request; None where it is accepted."""
+    """The Retry-After of a request; None: it is accepted."""
     try:
         with limits.enter(client):
             return None
@@ -37,7 +37,7 @@ def refused(limits: KeyLimits, client: str) -> int | None:
 
 @pytest.mark.parametrize("per_minute", [1, 7, 60, 250])
 def test_a_rate_and_its_retry_after(per_minute: float) -> None:
-    """After the time that it names a request is accepted, and a second and a half before it is not."""
+    """A request is accepted after that time, and refused 1.5 seconds before."""
     clock, numbers = Clock(), random.Random(per_minute)
     limits = KeyLimits(per_minute=per_minute, clock=clock)
     accepted = 0

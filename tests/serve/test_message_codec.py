@@ -1,4 +1,4 @@
-"""Messages of workers as msgpack: equal after a round trip, in their order, in one frame a step."""
+"""Messages of workers as msgpack: equal and in order after a round trip, one frame a step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_channel_sends_the_frames_of_its_codec() -> None:
 
 
 def test_a_step_is_one_frame() -> None:
-    """Each frame has one token of every sequence that runs."""
+    """Each frame has one token of every running sequence."""
     here, there = multiprocessing.Pipe()
     users = ConnectionChannel(here, MessageCodec())
     engine = ConnectionChannel(there, MessageCodec())
@@ -100,5 +100,5 @@ def test_a_step_is_one_frame() -> None:
     users.close()
     engine.close()
     assert list(tokens.values()) == [expected(prompt, 6) for prompt in prompts]
-    # the commands may be read in two parts at most
+    # the commands may arrive in two parts at most
     assert frames <= 12

@@ -61,7 +61,7 @@ def test_a_model_is_pulled_used_and_deleted(
     for name, data in hub.files.items():
         if not name.endswith(".md") and not name.startswith("."):
             assert (folder / "org" / "model" / name).read_bytes() == data
-    # a model that is there is left alone
+    # an existing model is not changed
     requests = len(hub.requests)
     assert client.pull("org/model:latest").status == "success"
     assert len(hub.requests) == requests
@@ -78,7 +78,7 @@ def test_a_model_is_pulled_used_and_deleted(
     client._client.close()
 
 
-def test_what_cannot_be_pulled_is_told_as_ollama_does(web: httpx.Client, folder: Path) -> None:
+def test_errors_of_pull_are_those_of_ollama(web: httpx.Client, folder: Path) -> None:
     answer = web.post("/api/pull", json={"model": "org/none"})
     assert answer.status_code == 200
     lines = [json.loads(line) for line in answer.text.splitlines()]
@@ -88,7 +88,7 @@ def test_what_cannot_be_pulled_is_told_as_ollama_does(web: httpx.Client, folder:
     assert whole.status_code == 500 and whole.json() == lines[1]
     bare = web.post("/api/pull", json={"model": "tiny", "stream": False}).json()["error"]
     assert "owner/model" in bare
-    # no path and no address: a client would read files of this machine
+    # paths and addresses are refused: a client could read local files
     for name in (str(TINY), f"file://{TINY}", "http://127.0.0.1/x", "../x", "a/b/c", ""):
         for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
             refused = web.request(method, path, json={"model": name})
@@ -111,7 +111,7 @@ def test_a_server_of_one_model_pulls_none(http: httpx.Client) -> None:
         assert answer.status_code == 400 and "without --model" in answer.json()["error"]
 
 
-def test_routes_that_come_later_say_so(http: httpx.Client) -> None:
+def test_missing_routes_are_501(http: httpx.Client) -> None:
     for path in ("/v1/load_lora_adapter", "/v1/audio/speech", "/v1/images/generations"):
         answer = http.post(path, json={})
         assert answer.status_code == 501 and "later" in answer.json()["error"]["message"]

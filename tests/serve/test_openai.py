@@ -1,4 +1,4 @@
-"""OpenAI's own client against `max serve`; texts against the pipeline in this process."""
+"""OpenAI's client against `max serve`; texts are compared with the pipeline in this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_conversation_is_answered_as_by_transformers(client, reference) -> Non
     assert answer.usage.total_tokens == len(tokens) + len(expected)
 
 
-def test_a_stream_joined_is_the_whole_answer(client) -> None:
+def test_a_stream_equals_the_whole_answer(client) -> None:
     options = {"model": "tiny", "messages": NORWAY, "temperature": 1.3, "seed": 5, "max_tokens": 40}
     whole = client.chat.completions.create(**options)
     stream = client.chat.completions.create(
@@ -100,7 +100,7 @@ def test_stop_texts_across_tokens(client, stream: bool) -> None:
         "temperature": 0,
     }
     whole = client.completions.create(**options).choices[0].text
-    # from the midst of the text to the midst of a token
+    # from the middle of the text to the middle of a token
     stop = whole[21:29]
     expected = whole[: whole.index(stop)]
     answer = client.completions.create(**options, stop=["nothing", stop], stream=stream)
@@ -152,7 +152,7 @@ def test_log_probabilities_of_a_conversation(client, stream: bool) -> None:
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == text
     for entry in entries:
         assert len(entry.top_logprobs) == 2
-        # greedy: the token is the likeliest
+        # greedy: the token is the most likely one
         assert entry.top_logprobs[0].token == entry.token
         assert entry.top_logprobs[0].logprob == entry.logprob
 
@@ -218,7 +218,7 @@ def test_a_parameter_that_does_not_fit_is_named(http: httpx.Client, change, para
     assert says in error["message"]
 
 
-def test_bodies_that_are_no_requests(http: httpx.Client) -> None:
+def test_invalid_bodies(http: httpx.Client) -> None:
     post = lambda **body: http.post("/v1/completions", **body)  # noqa: E731
     kind = {"Content-Type": "application/json"}
     assert "no JSON" in post(content=b"{", headers=kind).json()["error"]["message"]
@@ -235,14 +235,14 @@ def test_bodies_that_are_no_requests(http: httpx.Client) -> None:
     assert surrogate.status_code == 400, surrogate.text
 
 
-def test_fields_that_nobody_reads_are_named(http: httpx.Client) -> None:
+def test_unused_fields_are_named(http: httpx.Client) -> None:
     body = {"prompt": "a", "max_tokens": 1, "temprature": 0, "hört": 1}
     answer = http.post("/v1/completions", json=body)
     assert answer.headers["warning"] == '299 - "unknown fields are ignored: h?rt, temprature"'
     assert "warning" not in http.post("/v1/completions", json={"prompt": "a"}).headers
 
 
-def test_many_at_once_get_what_they_get_alone(client) -> None:
+def test_concurrent_requests_equal_single_ones(client) -> None:
     prompts = ["import os\n\ndef walk(", "The", "class Node:\n", "x = [", "def add(a, b):", "#"] * 2
 
     def run(prompt: str) -> str:

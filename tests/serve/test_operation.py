@@ -1,4 +1,4 @@
-"""What operators see: the dashboard's queries against the metrics, identifiers of requests in the logs."""
+"""Operation: queries of the dashboard against the metrics, request identifiers in the logs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_queries_of_the_dashboard(query: str, samples: dict[str, set[str]]) -> N
         if query.startswith("histogram_quantile"):
             assert name.endswith("_bucket")
     assert query.count("(") == query.count(")")
-    # counters are read as rates, gauges are not
+    # counters need a rate, gauges must not have one
     assert ("rate(" in query) == any(n.endswith(("_total", "_bucket")) for n in names)
 
 

@@ -183,6 +183,6 @@ def test_the_chat_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
     )
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not re.findall(r'(?:src|href)="|@import|url\(|innerHTML|eval\(', page.text)
-    # each element that the script names is there
+    # the page has each element that the script refers to
     named = set(re.findall(r'\$\("([\w-]+)"\)', page.text))
     assert named <= set(re.findall(r'id="([\w-]+)"', page.text))

@@ -21,7 +21,7 @@ SIZES = {"a": 100, "b": 100, "c": 300, "broken": 1}
 
 
 class Engine:
-    """The engine of a model that takes a while to load and to close."""
+    """The engine of a model, which takes time to load and to close."""
 
     def __init__(self, machine: Machine, name: str) -> None:
         self.machine, self.name, self.state = machine, name, EngineState.READY
@@ -33,7 +33,7 @@ class Engine:
 
 
 class Machine:
-    """Loads models into a memory of some size."""
+    """Loads models into a bounded memory."""
 
     def __init__(self, memory: int = 10**6) -> None:
         self.memory, self.loaded, self.most = memory, list[str](), 0
@@ -72,7 +72,7 @@ def run(test: Callable[[ModelPool, Machine], Awaitable[None]], memory=10**6, **l
 
 
 async def request(pool: ModelPool, name: str | None, seconds: float = 0, **options) -> str:
-    """Holds a model for some time, as a request does."""
+    """Holds a model for a time, like a request."""
     context = RequestContext()
     token = CURRENT_REQUEST.set(context)
     try:
@@ -193,7 +193,7 @@ def test_a_stopped_engine_is_loaded_again() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_requests(seed: int) -> None:
-    """Every request gets its model, and no more are loaded than may be."""
+    """Every request gets its model, and the limit of loaded models holds."""
     numbers = random.Random(seed)
 
     async def one(pool) -> None:

@@ -1,4 +1,4 @@
-"""A server without a model: models of a folder come on their first request and leave when idle."""
+"""A server without a model: models of a folder are loaded at their first request and unloaded when idle."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_models_come_and_go(router: RunningServer, web: httpx.Client) -> None:
     assert states(web) == dict.fromkeys(("tiny", "lab/other", "broken"), "unloaded")
     assert "Oslo" in answer(web, "tiny")
     assert states(web)["tiny"] == "loaded" and workers(router) == 1
-    # one at most: the other takes its place
+    # at most one model: the other one replaces it
     assert "Oslo" in answer(web, "lab/other")
     assert states(web) == {"tiny": "unloaded", "lab/other": "loaded", "broken": "unloaded"}
     assert workers(router) == 1
@@ -97,7 +97,7 @@ def test_load_unload_and_keep_alive(router: RunningServer, web: httpx.Client) ->
     assert web.post("/models/unload", json={"model": "tiny"}).json()["success"]
     assert states(web)["tiny"] == "unloaded" and workers(router) == 0
     assert web.post("/models/unload", json={"model": "tiny"}).status_code == 400
-    # Ollama's way
+    # by Ollama's API
     body = {"model": "tiny:latest", "messages": [], "stream": False}
     assert web.post("/api/chat", json={**body, "keep_alive": "1h"}).json()["done_reason"] == "load"
     (running,) = web.get("/api/ps").json()["models"]

@@ -1,4 +1,4 @@
-"""Long runs: many clients at once, and workers that are killed under them.
+"""Long runs: many concurrent clients, and killed workers.
 
 ``SOAK_SECONDS`` and ``SOAK_KILLS`` shorten them.
 """
@@ -23,7 +23,7 @@ CLIENTS = 64
 SOAK_S = float(os.environ.get("SOAK_SECONDS", "600"))
 KILLS = int(os.environ.get("SOAK_KILLS", "20"))
 ANSWERED_S, WARM_LOAD_S = 5.0, 1.5
-"""What a client waits at most after a kill, beyond the warm load, on a machine with this warm load."""
+"""The longest wait of a client after a kill, beyond the time of a warm load."""
 TOOL = {
     "type": "function",
     "function": {
@@ -91,7 +91,7 @@ def answer(
 
 
 def check_idle(client: httpx.Client) -> None:
-    """No request is open, and no page is held."""
+    """Asserts that no request is open and no page is held."""
     end = time.monotonic() + END_S
     while True:
         lines = client.get("/metrics").text.splitlines()
@@ -103,14 +103,14 @@ def check_idle(client: httpx.Client) -> None:
 
 
 def memory(server: RunningServer) -> int:
-    """The bytes that the processes of a server hold."""
+    """The resident memory of the processes of a server, in bytes."""
     process = psutil.Process(server.process.pid)
     return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
 
 
 @pytest.mark.long
 def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
-    """Each answer is the one that the same request gets alone; pages and memory come back."""
+    """Each answer equals that of a single request; pages and memory are released."""
     server = start(start_server)
     with httpx.Client(base_url=server.url, timeout=END_S) as client:
         requests = [body(p, extra, 8 + 8 * i) for p in PROMPTS for i, extra in enumerate(EXTRAS)]
@@ -130,7 +130,7 @@ def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
         return count
 
     held: list[int] = []
-    # what the first tenth has grown to must do for the others
+    # memory must not grow after the first tenth
     for seconds in (SOAK_S / 10, SOAK_S * 9 / 10):
         end = time.monotonic() + seconds
         with ThreadPoolExecutor(CLIENTS) as pool:
@@ -144,7 +144,7 @@ def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
 
 
 def wait_restarted(client: httpx.Client, kills: int) -> None:
-    """Waits until a worker runs again after the last of some kills."""
+    """Waits until a worker runs again after the last kill."""
     end = time.monotonic() + END_S
     while not (
         f"maxserve_worker_restarts {kills}.0" in client.get("/metrics").text
@@ -156,7 +156,7 @@ def wait_restarted(client: httpx.Client, kills: int) -> None:
 
 @pytest.mark.long
 def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> None:
-    """Every stream ends in time, with its text or with an error event; then the server is as before."""
+    """Every stream ends in time with its text or an error event; then the server works as before."""
     server = start(start_server)
     stop = threading.Event()
     request = {**body("import os", {"ignore_eos": True}, 60)}

@@ -24,7 +24,7 @@ def max_(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
 
 
 class Echo:
-    """Answers with the roles and texts that it gets."""
+    """Answers with the roles and texts of the request."""
 
     def stream(self, messages, sampling):
         if messages[-1]["content"] == "bad":

@@ -1,4 +1,4 @@
-"""Text from tokens: however the tokens come, the joined pieces are the same."""
+"""Text from tokens: the joined text does not depend on how the tokens are split into steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decode(tokens) -> str:
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The text before the stop that is complete first, read character by character."""
+    """The text before the first complete stop text, read character by character."""
     for end in range(len(text) + 1):
         ended = [stop for stop in stops if text[:end].endswith(stop)]
         if ended:
@@ -78,7 +78,7 @@ def test_bytes_of_all_tokens() -> None:
 
 
 def test_the_token_that_begins_a_stop_text_has_no_log() -> None:
-    """All tokens at once, so that the text ends exactly where that token begins."""
+    """All tokens in one step: the text ends exactly at the start of that token."""
     tokens = TOKENIZER.encode_now("ab\nb", add_special_tokens=False).tolist()
     texts = [decode([token]) for token in tokens]
     stop = "".join(texts[1:])

@@ -1,4 +1,4 @@
-"""Pythonic, DeepSeek and harmony: what is found in an answer, however its text is cut into pieces."""
+"""Pythonic, DeepSeek and harmony formats: parsed answers, for all ways to cut the text into pieces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CASES = [(f, answer.replace("{W}", WEATHER), *others) for f, answer, *others in 
 
 
 def collected(pieces: Sequence[str], name: str) -> tuple[str, str, list]:
-    """The reasoning, the content and the calls of an answer that comes in pieces."""
+    """Reasoning, content and calls of an answer that is parsed in pieces."""
     parser = parser_of(FORMATS[name])
     parts: list[AnswerPart] = []
     for piece in pieces:
@@ -98,7 +98,7 @@ def test_answers_cut_at_every_place(name, answer, reasoning, content, calls) -> 
 
 @pytest.mark.parametrize("name", ["deepseek", "pythonic", "harmony"])
 def test_random_texts_are_cut_alike(name) -> None:
-    """Texts of marks, braces and letters in any order: no error, and the pieces do not matter."""
+    """Random texts of marks, braces and letters: no error, and equal results for all pieces."""
     numbers = random.Random(name)
     words = [*FORMATS[name].marks, FORMATS[name].trigger, "[", "]", "(", ")", "{", "}", '"', "\\", "f(", "a=1",
              ", ", "\n", " ", "to=functions.f", "analysis", "json", "```json", "x", "{}"]  # fmt: skip
@@ -131,7 +131,7 @@ def tokenizer_with(marks: Sequence[str]) -> tuple[Any, dict[str, int]]:
 
 
 def accepts(grammar: str, text: str, marks: Sequence[str] = ()) -> bool:
-    """Whether a grammar takes a text to its end, token by token; marks may be special tokens."""
+    """Whether a grammar accepts a text, token by token; marks may be special tokens."""
     tokenizer, _ = tokenizer_with(marks)
     matcher = llguidance.LLMatcher(llguidance.hf.from_tokenizer(tokenizer), grammar)
     assert not matcher.is_error(), matcher.get_error()
@@ -140,7 +140,7 @@ def accepts(grammar: str, text: str, marks: Sequence[str] = ()) -> bool:
 
 
 @pytest.mark.parametrize("name", ["deepseek", "pythonic", "harmony"])
-def test_grammars_take_calls_that_fit(name) -> None:
+def test_grammars_accept_calls_that_fit(name) -> None:
     required = ToolChoice(ChoiceKind.REQUIRED)
     grammar = answer_grammar(TOOLS, required, FORMATS[name], {})
     assert grammar is not None
@@ -234,8 +234,8 @@ OPENINGS = {
 
 
 @pytest.mark.parametrize("name", ["pythonic", "harmony"])
-def test_whatever_a_model_writes_after_the_mark_of_a_call_parses(name) -> None:
-    """Random tokens of those that the grammar leaves."""
+def test_guided_calls_always_parse(name) -> None:
+    """Random tokens among those that the grammar allows."""
     tokenizer, special = tokenizer_with(FORMATS[name].marks)
     vocabulary = llguidance.hf.from_tokenizer(tokenizer)
     grammar = answer_grammar(SMALL, ToolChoice(), FORMATS[name], special)

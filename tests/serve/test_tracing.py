@@ -1,4 +1,4 @@
-"""Traces and histograms: the times of a request's phases, at a collector and in /metrics."""
+"""Traces and histograms: the phases of requests, at a collector and in /metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector:
-    """A collector of OTLP over HTTP that keeps what it gets."""
+    """A collector of OTLP over HTTP that stores all spans."""
 
     def __init__(self) -> None:
         self.bodies: list[tuple[str, bytes]] = []
@@ -46,7 +46,7 @@ class Collector:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def spans(self) -> list:
-        """The spans that have come, each with the attributes of its resource."""
+        """The received spans, each with the attributes of its resource."""
         service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
         found = []
         for path, body in self.bodies:

@@ -20,7 +20,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_template_makes_the_event_of_the_whole_data(text) -> None:
+def test_templates_equal_encoded_events(text) -> None:
     def data(content: str) -> dict:
         return {"model": 'a"b', "choices": [{"index": 0, "delta": {"content": content}, "n": None}]}
 

@@ -1,4 +1,4 @@
-"""Causal convolutions of each channel over ragged sequences, whose last inputs are a state."""
+"""Causal depthwise convolutions over ragged sequences; the state holds the last inputs of a sequence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def causal_conv(
                 for j in k.static_range(taps)
             ]
             start = k.cast(bias.load(c, width=width, mask=mask), k.f32)
-            # the inputs before the current one stay in registers
+            # the previous inputs stay in registers
             past = k.tile(k.f32, (taps - 1,), width=width, fill=0.0)
             if cache_lengths[b] > 0:
                 for i in k.static_range(taps - 1):

@@ -31,14 +31,14 @@ NORM_EPSILON = 1e-6
 """Added to the sum of squares of queries and keys that are normalised."""
 
 SHORTEST_CHUNK = 8
-"""Fewest tokens that are computed as a chunk; fewer are computed one by one."""
+"""Minimum number of tokens of a chunk; shorter remainders are computed token by token."""
 
 MOST_KEY_ELEMENTS = 512
-"""Most elements of a key."""
+"""Maximum size of a key."""
 
 
 class Head(NamedTuple):
-    """What a task reads and writes: one head of all tokens.
+    """The operands of a task: one head of all tokens.
 
     Args:
         out: `[total, value_dim]`.
@@ -60,7 +60,7 @@ class Head(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How the rule is computed, known at compile time.
+    """The compile-time parameters of the rule.
 
     Args:
         width: Lanes of a vector; a chunk has four times as many tokens, a block of values as many elements.
@@ -140,7 +140,7 @@ def step(h: Head, token: Any, memory: Scratch, f: Form) -> None:
     load_row(query, h.q[token], f.scale, f)
     decay = k.exp(k.f32(h.gates[token]))
     rate = k.f32(h.rates[token])
-    # the new state's product with the query is the old one's, and that of key and query
+    # (S + k uᵀ)ᵀ q = Sᵀ q + (k · q) u: the old state serves
     match = k.f32(0)
     for p in range(key_dim):
         match += key[p] * query[p]
@@ -187,7 +187,7 @@ def load_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> Non
 
 @k.inline
 def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> None:
-    """Multiplies keys and queries by the chunk's keys and by the decays between them, and leaves the decays to the last token."""
+    """Computes the products of keys and queries with the chunk's keys, scaled by the decays between tokens; writes the decays to the last token."""
     chunk, width = memory.updates.shape[0], f.width
     multiply(memory.scores, memory.rows, memory.columns[: memory.rows.shape[1]], False, f)
     for j in range(0, chunk, width):
@@ -197,7 +197,7 @@ def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> No
         decay = k.exp(k.f32(h.gates[first + t]))
         total *= decay
         memory.passed[t] = total
-        # decays of tokens after t are 0, so that no query sees their keys
+        # decays of later tokens are 0: causal mask
         for j in range(0, chunk, width):
             memory.decays.store(j, value=memory.decays.load(j, width=width) * decay)
         memory.decays[t] = 1.0
@@ -205,7 +205,7 @@ def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> No
             decays = memory.decays.load(j, width=width)
             for row in (t, chunk + t):
                 memory.scores.store(row, j, value=memory.scores.load(row, j, width=width) * decays)
-    # keys are multiplied by their decays to the end, for the update of the state
+    # the update of the state takes keys scaled by their decays to the end of the chunk
     for p in range(memory.rows.shape[1]):
         for j in range(0, chunk, width):
             key = memory.columns.load(p, j, width=width)

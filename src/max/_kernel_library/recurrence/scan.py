@@ -16,7 +16,7 @@ from max._kernel_library.recurrence.slots import check_states, floats, state_vie
 
 SCAN, SSD = "mo.selective_scan.ragged", "mo.ssd.ragged"
 CHUNK = 32
-"""Tokens that a tile of states reads before it is stored."""
+"""Tokens that a tile of states processes between load and store."""
 ROWS = 4
 """States of a tile; their inputs are scalars of B and C."""
 
@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
 
 @k.inline
 def softplus(x: Any) -> Any:
-    """`log(1 + exp(x))`; `x` itself above 20, as float32 cannot tell them apart."""
+    """`log(1 + exp(x))`; `x` above 20, where both are equal in float32."""
     return k.select(x > 20.0, x, k.log1p(k.exp(k.min(x, k.f32(20.0)))))
 
 
@@ -79,7 +79,7 @@ def ssd_tile(
         width: Lanes.
     """
     held = k.tile(k.f32, (rows, vectors), width=width)
-    # each loop has variables of its own: one that two loops bind would be a run-time value
+    # the loops use different variables: a variable of two loops would be a run-time value
     for i in k.static_range(rows):
         for j in k.static_range(vectors):
             held[i, j] = k.cast(states.load(n + i, p + j * width, width=width, mask=mask), k.f32)

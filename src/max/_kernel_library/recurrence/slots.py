@@ -16,7 +16,7 @@ from max._kernel_library.lowering import Arg, Operand, view
 
 @k.inline
 def check_slots(slots: Any, states: Any, ctx: Any) -> None:
-    """Raises where two sequences share a slot, or the states lack one. Workers share the comparisons."""
+    """Raises if two sequences share a slot or a slot is out of range. The comparisons are split over the workers."""
     for b in range(slots.shape[0]):
         if k.i64(slots[b]) >= states.shape[0]:
             raise IndexError(

@@ -27,7 +27,7 @@ __all__ = ["Alternating", "AlternatingBlock", "AlternatingStates", "SparseMLP"]
 
 @dataclass(frozen=True)
 class Alternating:
-    """The hidden states of a token, and what layers do besides.
+    """The hidden states of a token, and the options of layers.
 
     Args:
         count: The number of hidden states.
@@ -139,7 +139,7 @@ class _AltUp(Module):
         return predicted + factors * missed
 
     def scaled(self, x: TensorValue) -> TensorValue:
-        """The computed state as it meets the layer's vectors."""
+        """The computed state, scaled for the layer's vectors."""
         return x * ops.cast(self.correct_output_scale, x.dtype) if self.updates.scaled else x
 
 

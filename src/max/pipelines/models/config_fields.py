@@ -112,7 +112,7 @@ def base_fields(
         "quantization": read_quantization(keys),
         "prediction_layers": keys.integer("num_nextn_predict_layers", 0, MOST_LAYERS, 0),
     }
-    # an empty name: the file has no such key, and the family states the value itself
+    # an empty name: files have no such key, the family sets the value
     if key["num_hidden_layers"]:
         fields["num_layers"] = keys.integer(key["num_hidden_layers"], 1, MOST_LAYERS)
     if key["intermediate_size"]:
@@ -225,7 +225,7 @@ def _activation(keys: ConfigKeys, key: str, default: str, gated: bool) -> str:
 
 
 def window(keys: ConfigKeys, config: Any, default: int | None = None) -> int | None:
-    """``sliding_window``: how many tokens a token sees; null and a missing key differ.
+    """``sliding_window``, in tokens; null and a missing key differ.
 
     Args:
         keys: The keys of config.json.

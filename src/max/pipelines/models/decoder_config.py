@@ -201,7 +201,7 @@ class DecoderConfig:
         return not self.mixers_alone or self.kind_of(index) == "feed_forward"
 
     def places_of(self, index: int) -> tuple[str, ...]:
-        """Where a layer has norms; those of a feed-forward layer that stands alone are named as those of attention.
+        """The places of a layer's norms; the norms of a layer with only a feed-forward layer are named as those of attention.
 
         Args:
             index: The layer's index.
@@ -280,7 +280,7 @@ class DecoderConfig:
         return len(self.cache_groups[0])
 
     def window_of(self, index: int) -> int | None:
-        """How many tokens a token sees in a layer; None: all tokens before it.
+        """The window of a layer in tokens; None: all tokens before.
 
         A window that no sequence exceeds is None, too.
 

@@ -1,4 +1,4 @@
-"""Embeddings of their own for each layer (Gemma 3n and 4): a small vector of each token that gates a residual."""
+"""Embeddings for each layer (Gemma 3n and 4): a small vector a token, which gates a residual."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs"]
 
 @dataclass(frozen=True)
 class PerLayerInputs:
-    """The vectors that each layer takes of each token.
+    """The sizes of the vectors of layers and tokens.
 
     Args:
         size: The size of a vector.

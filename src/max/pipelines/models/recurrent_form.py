@@ -1,4 +1,4 @@
-"""What a decoder needs of recurrent layers: their states, and the layers themselves."""
+"""The interface of recurrent layers in decoders: their states, and the layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from max.nn.linear import Linear
 __all__ = ["LayerKind", "RecurrentForm"]
 
 LayerKind = Literal["attention", "recurrent", "both", "feed_forward"]
-"""What a block has besides its norms: attention, a recurrent layer, both side by side, or a feed-forward layer only."""
+"""The layers of a block besides norms: attention, a recurrent layer, both in parallel, or a feed-forward layer only."""
 
 
 class RecurrentForm(Protocol):

@@ -1,4 +1,4 @@
-"""Blocks with attention and a recurrent layer side by side, and the factors of their parts (Falcon-H1)."""
+"""Blocks with attention and a recurrent layer in parallel, and the factors of their parts (Falcon-H1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ScaledMLP", "SideBySide", "SideBySideLayer"]
 
 @dataclass(frozen=True)
 class SideBySide:
-    """The factors of blocks with attention and a recurrent layer side by side.
+    """The factors of blocks with attention and a recurrent layer in parallel.
 
     Args:
         attention_in: The factor of the attention's input.

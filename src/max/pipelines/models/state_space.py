@@ -76,7 +76,7 @@ class Mamba2Form:
         in_bias: Whether the input's projection has one.
         out_bias: Whether the output's projection has one.
         limits: The least and the greatest step.
-        norm: Where the norm of the scan's result stands: after its gate, before it, or nowhere.
+        norm: The place of the norm of the scan's result: after its gate, before it, or none.
         in_factor: The factor of the layer's input.
         factors: Those of the projection's parts: gate, x, B, C, steps.
     """

@@ -145,7 +145,7 @@ def mamba2_form(
     Args:
         keys: The keys of config.json.
         names: The family's keys.
-        hidden_size: The size of hidden states, by whose multiple the channels are given; None: heads and their size are.
+        hidden_size: The size of hidden states, if the number of channels is a multiple of it; None: the file has the number and size of heads.
         inner: The channels of all heads, where a key states them.
         activation: The key of the convolution's activation.
 
@@ -191,7 +191,7 @@ def _limits(keys: ConfigKeys, key: str) -> tuple[float, float]:
 
 
 def _number(value: Any) -> float | None:
-    """A bound of the steps; transformers writes an infinite one as a text in an object, other files as JSON's Infinity."""
+    """A bound of the steps; an infinite one is ``{"__float__": "Infinity"}`` in files of transformers, else JSON's Infinity."""
     if isinstance(value, Mapping):
         value = value.get("__float__")
     if value == "Infinity":
@@ -298,7 +298,7 @@ def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
 def periodic_layers(
     keys: ConfigKeys, kind: str, period: int, offset: int
 ) -> Callable[[int], bool]:
-    """Tells the layers that come once in each period.
+    """A predicate of the layers that occur once a period.
 
     Args:
         keys: The keys of config.json.

@@ -220,7 +220,7 @@ class WeightNames:
 
 
 class SharedMLPNames(WeightNames):
-    """Names of checkpoints where the MLP beside the experts is a block's only one if there are no experts."""
+    """Names of checkpoints whose shared MLP is the block's only MLP if there are no experts."""
 
     def from_safetensors(
         self, state_dict: Mapping[str, Any], **kwargs: Any
@@ -263,9 +263,9 @@ def _stack(
     groups: dict[str, dict[int, WeightData]] = {}
     for name, value in state_dict.items():
         for before, own in stacked.items():
-            layer, found, after = name.partition(f".{before}.")
+            layer, separator, after = name.partition(f".{before}.")
             index, _, part = after.partition(".")
-            if found and index.isdigit():
+            if separator and index.isdigit():
                 key = f"{layer}.{own}.{_replaced(part, names)}"
                 groups.setdefault(key, {})[int(index)] = value
                 break
