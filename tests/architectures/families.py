@@ -739,8 +739,7 @@ CASES: dict[str, Case] = {
         rope_parameters={
             **LONGROPE["rope_parameters"],
             "partial_rotary_factor": 1.0,
-            # transformers takes the short factors whatever the length is
-            "short_factor": [1.5, 4.0],
+            "short_factor": [1.2, 3.0],
             "short_mscale": 1.1,
             "long_mscale": 1.3,
         },

@@ -28,10 +28,14 @@ for line in sys.stdin:
             answer["code"] = llama_cpp.llama_model_quantize(
                 request["path"].encode(), request["out"].encode(), params
             )
+        elif request["kind"] == "tokens":
+            model = llama_cpp.Llama(request["path"], vocab_only=True)
+            text = request["text"].encode()
+            answer["tokens"] = model.tokenize(text, add_bos=False, special=True)
         else:
             # caches in float32
             model = llama_cpp.Llama(
-                request["path"], n_ctx=request["context"], logits_all=True, n_threads=2, type_k=0, type_v=0,
+                request["path"], n_ctx=request["context"], logits_all=True, n_threads=1, type_k=0, type_v=0,
                 n_batch=request["context"], verbose=True,
             )
             scores = []
@@ -95,11 +99,23 @@ class LlamaCpp:
         )
         return np.load(out)
 
+    def perplexity(self, path: Path, windows: Sequence[Sequence[int]]) -> float:
+        """The perplexity of windows of one length, of which each begins anew."""
+        logits = self.logits(path, windows, len(windows[0])).astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        chosen = np.take_along_axis(logs[:, :-1], np.array(windows)[:, 1:, None], 2)
+        return float(np.exp(-chosen.mean()))
+
     def quantise(self, path: Path, out: Path, file_type: int) -> None:
         """Quantises a file by llama.cpp's number of a kind of files."""
         assert self._ask(kind="quantize", path=str(path), out=str(out), ftype=file_type) == {
             "code": 0
         }
+
+    def tokens(self, path: Path, text: str) -> list[int]:
+        """The tokens of a text by a file's tokenizer."""
+        return self._ask(kind="tokens", path=str(path), text=text, context=8)["tokens"]
 
     def close(self) -> None:
         """Ends the process."""

@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, GptOssConfig, MixtralConfig, OlmoeConfig
+from transformers import DeepseekV3Config, GptOssConfig, Lfm2MoeConfig, MixtralConfig, OlmoeConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
@@ -301,6 +302,25 @@ def test_shards(rng: np.random.Generator) -> None:
     with torch.no_grad():
         want = block(torch.from_numpy(x)[None])[0].numpy()
     assert_close(first + second, want, scale=4.0)
+
+
+def test_sums_near_zero() -> None:
+    """LFM 2's divisor is the sum of weights and a number, which counts where all weights are small."""
+    config = Lfm2MoeConfig(
+        hidden_size=16, num_experts=6, num_experts_per_tok=2, routed_scaling_factor=1.5
+    )
+    router = Lfm2MoeTopKRouter(config)
+    rng = np.random.default_rng(4)
+    weight = -(1 + 0.1 * normal(rng, (6, 16)))
+    router.weight.data = torch.from_numpy(weight)
+    x = rng.uniform(0.6, 1.1, (5, 16)).astype(np.float32)
+    with torch.no_grad():
+        expected = router(torch.from_numpy(x), torch.zeros(6))[1].numpy()
+    assert expected.sum(-1).min() < 1.2, "the offset counts"
+    routing = ExpertRouting("sigmoid", normalised=True, scale=1.5, sum_offset=1e-6)
+    gate = RoutedMoEGate([CPU_REF], 16, 6, 2, DType.float32, routing)
+    actual = evaluate(gate, [x], "interpreter", {"gate_score.weight": weight})[1]
+    assert_close(actual, expected)
 
 
 def test_mistakes() -> None:

@@ -115,6 +115,7 @@ class ExpertRouting:
         has_correction: Whether a number is added to each expert's score for the choice only: ``e_score_correction_bias``.
         in_float32: Whether a 16-bit gate multiplies in float32, and its products are not rounded.
         least_sum: The least divisor of normalised weights.
+        sum_offset: Added to the divisor of normalised weights.
         jitter: Of sparsemixer: logits that are farther from the chosen one, relative to their size, than twice this do
             not count.
     """
@@ -128,6 +129,7 @@ class ExpertRouting:
     has_correction: bool = False
     in_float32: bool = False
     least_sum: float = 0.0
+    sum_offset: float = 0.0
     jitter: float = 0.01
 
 
@@ -224,7 +226,9 @@ class RoutedMoEGate(MoEGate):
             total = ops.sum(weights, axis=-1)
             if routing.least_sum:
                 total = ops.max(total, routing.least_sum)
-            weights = weights / (total + 1e-20 if routing.scoring == "sigmoid" else total)
+            # sigmoids may all be 0
+            offset = routing.sum_offset or (1e-20 if routing.scoring == "sigmoid" else 0.0)
+            weights = weights / (total + offset if offset else total)
         return experts, weights if routing.scale == 1.0 else weights * routing.scale
 
     def _sparsemixer(self, logits: TensorValue) -> tuple[TensorValue, TensorValue]:

@@ -24,6 +24,7 @@ def lfm2_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
         normalised=keys.flag("norm_topk_prob", True),
         scale=keys.number("routed_scaling_factor", over=0, default=1.0),
         has_correction=keys.flag("use_expert_bias", True),
+        sum_offset=1e-6,
     )
     experts = Experts(
         count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from max.nn.moe import ExpertRouting
@@ -21,6 +22,11 @@ def phimoe_fields(config: Any, keys: ConfigKeys) -> Fields:
     fields = base_fields(config, keys, eps=1e-5, longest=131072, theta=1e6)
     if fields["rope"].kind not in ("default", "longrope"):
         raise keys.error("rope_scaling", "the kind longrope, or none")
+    if fields["rope"].kind == "longrope":
+        # transformers takes the short factors whatever the length is, and both magnitudes
+        given = fields["rope"].parameters
+        given = {**given, "long_factor": given["short_factor"]}
+        fields["rope"] = replace(fields["rope"], parameters=given)
     count = keys.integer("num_local_experts", 2, LONGEST_SEQUENCE)
     chosen = keys.integer("num_experts_per_tok", 2, 2, 2)
     jitter = keys.number("router_jitter_noise", least=0, default=0.01)
