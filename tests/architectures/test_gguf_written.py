@@ -49,6 +49,10 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2_plain": {},
     "gemma3_plain": {},
+    "gemma4_gguf": {
+        "vocab_size_per_layer_input": VOCABULARY,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
     "glm4": {},
     "glm4_moe": {},
     "gpt2": {},
@@ -127,7 +131,7 @@ OTHERWISE = {
 }
 """Cases that llama.cpp computes in another way than transformers."""
 
-IN_HALVES = ("bloom", "falcon", "falcon_grouped", "gemma", "gemma2_plain", "gemma3_plain", "gpt2", "gpt_neox", "mpt", "phi_grouped", "starcoder2")  # fmt: skip
+IN_HALVES = ("bloom", "falcon", "falcon_grouped", "gemma", "gemma2_plain", "gemma3_plain", "gemma4_gguf", "gpt2", "gpt_neox", "mpt", "phi_grouped", "starcoder2")  # fmt: skip
 """Cases with GELU, which llama.cpp looks up by float16."""
 
 
@@ -165,7 +169,9 @@ def test_each_family_is_written() -> None:
 def test_files_are_read(case: str, models: Any) -> None:
     path, texts, expected = models(case)
     actual = read(path, case).step(dict(enumerate(texts))).logits
-    assert max(map(relative_error, actual, expected)) < 2e-5
+    # transformers' own error of Gemma 4 is 4e-5
+    bound = 1e-4 if case == "gemma4_gguf" else 2e-5
+    assert max(map(relative_error, actual, expected)) < bound
 
 
 @pytest.mark.parametrize("case", [case for case in WRITTEN if case not in OTHERWISE])
@@ -173,4 +179,7 @@ def test_llama_cpp_reads_files(case: str, models: Any, peer: llama_cpp.LlamaCpp)
     path, texts, expected = models(case)
     actual = peer.logits(path, texts)
     bound = 2e-3 if case in IN_HALVES else 2e-5
+    if case == "gemma4_gguf":
+        # scores are not divided by the heads' size: transformers with GELU in float16 is 2.2e-2 away, too
+        bound = 3e-2
     assert max(map(relative_error, actual, expected)) < bound

@@ -46,7 +46,7 @@ def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
     if config.norm.kind == "rms" or name == "phimoe":
         values["attention.layer_norm_rms_epsilon"] = float(config.norm_eps)
     values |= _attention(config, name) | _rotation(config, name) | _factors(config, name)
-    values |= _experts(config, name) | _recurrence(config)
+    values |= _experts(config, name) | _recurrence(config) | _layer_kinds(config, name)
     if name in ("gptneox", "stablelm"):
         values["use_parallel_residual"] = config.parallel
     return values
@@ -91,6 +91,39 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
     if name == "mpt":
         values["attention.max_alibi_bias"] = 8.0
     return values
+
+
+def _layer_kinds(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """What Gemma 4's layers with a window and without one differ in."""
+    if name != "gemma4":
+        return {}
+    if config.experts_beside is not None:
+        raise _refused(name, "experts beside the MLP as this engine reads them")
+    layers, inputs = range(config.num_layers), config.per_layer_inputs
+    if inputs is not None and inputs.vocab_size != config.vocab_size:
+        raise _refused(
+            name, f"vectors of layers for {inputs.vocab_size} of {config.vocab_size} tokens"
+        )
+    own = config.num_layers - config.shared_kv_layers
+    windowed = [i not in config.full_attention_layers for i in layers]
+    # llama.cpp takes the keys of the last two layers before those that share
+    if own < config.num_layers and windowed[max(own - 2, 0) : own] != [True, False]:
+        raise _refused(
+            name, "shared keys of other layers than the last with a window and the last without"
+        )
+    dim = (config.full_attention_heads or (0, config.head_dim))[1]
+    return {
+        "attention.head_count_kv": _one_or_list([config.heads_of(i)[0] for i in layers]),
+        "attention.key_length": dim,
+        "attention.value_length": dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": config.shared_kv_layers,
+        "embedding_length_per_layer_input": 0 if inputs is None else inputs.size,
+        "rope.dimension_count": dim,
+        "rope.dimension_count_swa": config.head_dim,
+    }
 
 
 def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def _mixer_form(config: DecoderConfig, own: str, array: Array) -> Array:
 
 
 def rope_factors(config: DecoderConfig) -> dict[str, Array]:
-    """The tables by which files divide frequencies: of Llama 3's rotation, and of LongRoPE.
+    """The tables by which files divide frequencies: of Llama 3's rotation, LongRoPE, and where a share of a head rotates.
 
     Args:
         config: The shape of the model.
@@ -258,6 +258,11 @@ def rope_factors(config: DecoderConfig) -> dict[str, Array]:
         return {"rope_freqs.weight": _llama3_factors(rope, rope.rotated_dim or config.head_dim)}
     if rope.kind == "factors":
         return {"rope_freqs.weight": np.array(given["factors"], np.float32)}
+    if rope.kind == "proportional":
+        dim = (config.full_attention_heads or (0, config.head_dim))[1]
+        # infinity has no place in files
+        divisors = np.minimum(rope.proportional_divisors(dim), 1e30)
+        return {"rope_freqs.weight": divisors.astype(np.float32)}
     if rope.kind == "longrope":
         return {
             f"rope_factors_{part}.weight": np.array(given[f"{part}_factor"], np.float32)

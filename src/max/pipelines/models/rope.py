@@ -235,14 +235,21 @@ class RopeConfig:
                     magnitude = self.longrope_magnitude()
                 return FactorRotaryEmbedding(list(p[f"{which}_factor"]), magnitude, **common)
             case "proportional":
-                # pairs past the share have frequency 0
-                pairs, turned = head_dim // 2, int(p["share"] * head_dim // 2)
-                divisors = [p["factor"]] * turned + [math.inf] * (pairs - turned)
-                return FactorRotaryEmbedding(divisors, **common)
+                return FactorRotaryEmbedding(self.proportional_divisors(head_dim), **common)
             case "yarn":
                 return self._yarn(common)
             case _:
                 return RotaryEmbedding(**common)
+
+    def proportional_divisors(self, head_dim: int) -> list[float]:
+        """The divisor of each pair's frequency where a share of a head rotates: infinity past the share.
+
+        Args:
+            head_dim: The size of a head.
+        """
+        pairs, share = head_dim // 2, self.parameters["share"]
+        rotated = int(share * head_dim // 2)
+        return [self.parameters["factor"]] * rotated + [math.inf] * (pairs - rotated)
 
     def _yarn(self, common: Mapping[str, Any]) -> RotaryEmbedding:
         p = self.parameters
