@@ -9,6 +9,17 @@ from __future__ import annotations
 import math
 
 from max.dtype import DType
+from max.experimental.array_api.bits import (
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    copysign,
+    nextafter,
+    signbit,
+)
 from max.experimental.array_api.creation import (
     arange,
     asarray,
@@ -85,6 +96,16 @@ from max.experimental.array_api.elementwise import (
     trunc,
     where,
 )
+from max.experimental.array_api.inverse import (
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    expm1,
+    hypot,
+    sinh,
+)
 from max.experimental.array_api.linear_algebra import matmul, matrix_transpose, tensordot, vecdot
 from max.experimental.array_api.manipulation import (
     broadcast_arrays,
@@ -107,11 +128,13 @@ from max.experimental.array_api.reductions import (
     all,
     any,
     count_nonzero,
+    cumulative_prod,
     cumulative_sum,
     diff,
     max,
     mean,
     min,
+    prod,
     std,
     sum,
     var,
@@ -120,27 +143,39 @@ from max.experimental.array_api.searching import (
     argmax,
     argmin,
     argsort,
+    nonzero,
+    searchsorted,
     sort,
     take,
     take_along_axis,
 )
+from max.experimental.array_api.sets import (
+    isin,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
 
 __all__ = [
-    "abs", "acos", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "asarray",
-    "astype", "atanh", "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast",
-    "ceil", "clip", "concat", "cos", "cosh", "count_nonzero", "cumulative_sum", "diff", "divide",
-    "e", "empty", "empty_like", "equal", "exp", "expand_dims", "eye", "finfo", "flip", "float32",
-    "float64", "floor", "floor_divide", "from_dlpack", "full", "full_like", "greater",
-    "greater_equal", "iinfo", "inf", "int16", "int32", "int64", "int8", "isdtype", "isfinite",
-    "isinf", "isnan", "less", "less_equal", "linspace", "log", "log10", "log1p", "log2",
-    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul",
-    "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis",
-    "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like", "permute_dims",
-    "pi", "positive", "pow", "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll",
-    "round", "sign", "sin", "sort", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum",
-    "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "tril", "triu", "trunc",
-    "uint16", "uint32", "uint64", "uint8", "unstack", "var", "vecdot", "where", "zeros",
-    "zeros_like",
+    "abs", "acos", "acosh", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "asarray",
+    "asin", "asinh", "astype", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
+    "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool",
+    "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil", "clip", "concat",
+    "copysign", "cos", "cosh", "count_nonzero", "cumulative_prod", "cumulative_sum", "diff",
+    "divide", "e", "empty", "empty_like", "equal", "exp", "expand_dims", "expm1", "eye", "finfo",
+    "flip", "float32", "float64", "floor", "floor_divide", "from_dlpack", "full", "full_like",
+    "greater", "greater_equal", "hypot", "iinfo", "inf", "int16", "int32", "int64", "int8",
+    "isdtype", "isfinite", "isin", "isinf", "isnan", "less", "less_equal", "linspace", "log",
+    "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min",
+    "minimum", "moveaxis", "multiply", "nan", "negative", "newaxis", "nextafter", "nonzero",
+    "not_equal", "ones", "ones_like", "permute_dims", "pi", "positive", "pow", "prod", "reciprocal",
+    "remainder", "repeat", "reshape", "result_type", "roll", "round", "searchsorted", "sign",
+    "signbit", "sin", "sinh", "sort", "sqrt", "square", "squeeze", "stack", "std", "subtract",
+    "sum", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "tril", "triu", "trunc",
+    "uint16", "uint32", "uint64", "uint8", "unique_all", "unique_counts", "unique_inverse",
+    "unique_values", "unstack", "var", "vecdot", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
 __array_api_version__ = "2024.12"

@@ -19,11 +19,13 @@ __all__ = [
     "all",
     "any",
     "count_nonzero",
+    "cumulative_prod",
     "cumulative_sum",
     "diff",
     "max",
     "mean",
     "min",
+    "prod",
     "std",
     "sum",
     "var",
@@ -87,6 +89,50 @@ def std(
 ) -> Tensor:
     """Standard deviations over axes."""
     return F.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+
+def prod(
+    x: Tensor, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: builtins.bool = False
+) -> Tensor:
+    """Products over axes, of halves with halves; small integers are multiplied in 64 bits."""
+
+    def over_last(flat: Tensor, axis: int) -> Tensor:
+        size = shape_of(flat)[-1]
+        if not size:
+            return Tensor.full([*shape_of(flat)[:-1], 1], 1, dtype=flat.dtype)
+        while size > 1:
+            half = size // 2
+            product = flat[..., :half] * flat[..., half : 2 * half]
+            flat = product if size % 2 == 0 else F.concat([product, flat[..., -1:]], axis=-1)
+            size = half + size % 2
+        return flat
+
+    return _reduced(over_last, _widened(x, dtype), axis, keepdims)
+
+
+def cumulative_prod(
+    x: Tensor,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DType | None = None,
+    include_initial: builtins.bool = False,
+) -> Tensor:
+    """The products of the elements up to each, in steps of 1, 2, 4, …; `include_initial` begins with 1."""
+    axis = 0 if axis is None else axis % x.rank
+    x = _widened(x, dtype)
+    size, step = shape_of(x)[axis], 1
+
+    def part(start: int, stop: int) -> Tensor:
+        return x[tuple(slice(start, stop) if a == axis else slice(None) for a in range(x.rank))]
+
+    while step < size:
+        x = F.concat([part(0, step), part(step, size) * part(0, size - step)], axis=axis)
+        step *= 2
+    if not include_initial:
+        return x
+    sizes = [1 if a == axis else n for a, n in enumerate(shape_of(x))]
+    return F.concat([Tensor.ones(sizes, dtype=x.dtype), x], axis=axis)
 
 
 def _truth(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
+from max.dtype import DType
 from max.experimental import functional as F
 from max.experimental.array_api.manipulation import moveaxis
 from max.experimental.tensor import Tensor
@@ -14,6 +15,8 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "nonzero",
+    "searchsorted",
     "sort",
     "take",
     "take_along_axis",
@@ -65,3 +68,34 @@ def sort(
 ) -> Tensor:
     """The elements in order along an axis."""
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
+
+
+def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
+    """For each axis the indices of the elements that are not 0; their number depends on the elements, so it is computed at once."""
+    if not x.rank:
+        raise ValueError("nonzero: the tensor has rank 0, expected an axis")
+    found = F.nonzero(x if x.dtype is DType.bool else F.not_equal(x, 0), "count")
+    return tuple([found[:, axis] for axis in range(x.rank)])
+
+
+def searchsorted(
+    x1: Tensor, x2: Any, /, *, side: str = "left", sorter: Tensor | None = None
+) -> Tensor:
+    """The indices at which `x2` would be inserted into `x1`, which is sorted: all pairs are compared.
+
+    Args:
+        x1: Values of rank 1 in ascending order.
+        x2: Values.
+        side: ``left`` of equal values, or ``right``.
+        sorter: Indices that sort `x1`, which then may have any order.
+
+    Raises:
+        ValueError: Another side.
+    """
+    if side not in ("left", "right"):
+        raise ValueError(f"searchsorted: the side is {side!r}, expected 'left' or 'right'")
+    values = x1 if sorter is None else take(x1, sorter)
+    x2 = x2 if isinstance(x2, Tensor) else Tensor.constant(x2, dtype=x1.dtype)
+    places = x2.unsqueeze(-1)
+    before = F.greater(places, values) if side == "left" else F.greater_equal(places, values)
+    return F.sum(before.cast(DType.int64), -1).squeeze(-1)
