@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "_interpreter": ENGINE_BASE | {"kernel"},
     "engine": ENGINE_BASE
     | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends", "_compiler", "_interpreter"},
-    "experimental": ENGINE_BASE | {"engine"},
+    "experimental": ENGINE_BASE | {"kernel", "engine"},
     "diagnostics": set(),
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
