@@ -213,6 +213,8 @@ def test_siblings_with_a_common_operand() -> None:
     """Siblings merge for a common operand as large as the results, not for a row."""
     assert launched(lambda x, y, w: (ops.tanh(x), ops.exp(x)), [SQUARE, SQUARE, WEIGHT]) == 1
     shapes = [SQUARE, SQUARE, WEIGHT]
+    both = launched(lambda x, y, w: (ops.tanh(x) + ops.tanh(y), ops.exp(x) * ops.exp(y)), shapes)
+    assert both == 1, "the second group is merged before its last op is visited"
     assert launched(lambda x, y, w: (ops.tanh(x + w), ops.exp(y + w)), shapes) == 2
 
 
@@ -222,6 +224,15 @@ def test_the_epilogue_of_a_product_has_its_shape() -> None:
 
     assert launched(lambda x, w: ops.tanh(x @ w) * 2, [SQUARE, SQUARE]) == 1
     assert launched(build, [SQUARE, SQUARE]) == 2
+
+
+def test_an_epilogue_with_an_operand_of_several_strides_is_a_launch_of_its_own() -> None:
+    """The product's rows of all batches are one axis; the other operand has no single stride over it."""
+
+    def build(x: TensorValue, w: TensorValue, y: TensorValue) -> TensorValue:
+        return ops.tanh(x @ w) - ops.permute(y, [1, 0, 2])
+
+    assert launched(build, [(2, 8, 8), (8, 8), (8, 2, 8)]) == 2
 
 
 def test_siblings_of_different_iteration_spaces_are_not_merged() -> None:

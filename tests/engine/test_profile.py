@@ -108,7 +108,7 @@ def test_operations_of_a_matmul_and_its_epilogue() -> None:
     ]
     with Graph("flops", input_types=types) as graph:
         x, w = [v.tensor for v in graph.inputs]
-        graph.output(ops.tanh(x @ w) + 1, ops.sum(x, axis=1))
+        graph.output(ops.tanh(x @ w) + 1, ops.sum(x, axis=1), ops.concat([x, x], axis=1))
     model = InferenceSession(devices=[CPU()]).load(graph)
     rng = np.random.default_rng(0)
     with model.profile() as profile:
@@ -120,6 +120,7 @@ def test_operations_of_a_matmul_and_its_epilogue() -> None:
     assert found["matmul+tanh+add"].flops == 17 * (2 * 64 * 32 + 2 * 32)
     assert found["reduce_sum"].flops == 17 * 64
     assert found["reduce_sum"].gigaflops > 0
+    assert found["concat"].flops == 0
     assert "GFLOP/s" in str(profile) and profile.to_dict()["kernels"][0]["flops"] > 0
 
 

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import threading
 import time
@@ -225,6 +226,8 @@ def test_threads_share_a_remote_engine(served):
     pipeline = CountingPipeline(seconds=0.0005)
     remote = RemoteGeneration(served(pipeline).channel)
     assert remote.ready == protocol.EngineReady(4, 2, 64)
+    readers = [t for t in threading.enumerate() if t.name == "engine events"]
+    assert readers and all(t.daemon for t in readers), "no reader keeps the process alive"
     wrong: list[int] = []
 
     def user(n: int) -> None:
@@ -245,6 +248,80 @@ def test_threads_share_a_remote_engine(served):
     assert max(pipeline.sizes) > 2, "requests of several threads run together"
     remote.close()
     assert pipeline.cache.free_pages == 64
+
+
+class ScriptedChannel:
+    """The users' end of a channel: the test is the engine."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue = queue.SimpleQueue()
+        self.sent: list[protocol.Command] = []
+        self.closed = False
+        self.events.put(protocol.EngineReady(4, 2, 64))
+
+    def send(self, message: protocol.Command) -> None:
+        self.sent.append(message)
+
+    def receive(self) -> protocol.Event:
+        return self.events.get()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_stream_that_is_closed_cancels_its_request():
+    """Its identifier is taken until the engine says that the request has ended."""
+    channel = ScriptedChannel()
+    remote = RemoteGeneration(channel)
+    one = context([1], 9)
+    name = one.request_id.value
+    channel.events.put(protocol.TokensGenerated(name, (5,), GenerationStatus.ACTIVE))
+    stream = remote.stream([one])
+    assert next(stream).tokens == [5]
+    assert channel.sent == [protocol.GenerationRequest.of(one)]
+    stream.close()
+    assert channel.sent[1:] == [protocol.CancelRequest(name)]
+    with pytest.raises(ValueError, match="is open already"):
+        next(remote.stream([one]))
+    channel.events.put(protocol.TokensGenerated(name, (), CANCELLED))
+    wait_for(lambda: not remote._calls)
+    channel.events.put(protocol.EngineStopped())
+
+
+def test_a_failed_request_is_not_cancelled():
+    channel = ScriptedChannel()
+    remote = RemoteGeneration(channel)
+    one = context([1], 9)
+    stream = remote.stream([one])
+    error = protocol.ErrorInfo("InputError", "too long")
+    threading.Timer(
+        0.05, channel.events.put, [protocol.RequestFailed(one.request_id.value, error)]
+    ).start()
+    with pytest.raises(InputError, match="too long"):
+        next(stream)
+    assert channel.sent == [protocol.GenerationRequest.of(one)]
+    channel.events.put(protocol.EngineStopped())
+
+
+@pytest.mark.timeout(60)
+def test_an_engine_that_stops_ends_its_requests():
+    channel = ScriptedChannel()
+    remote = RemoteGeneration(channel)
+    threading.Timer(0.05, channel.events.put, [protocol.EngineStopped()]).start()
+    for _ in range(2):  # while it runs, and after its end
+        with pytest.raises(RuntimeError, match="the engine has stopped"):
+            next(remote.stream([context([1], 9)]))
+
+
+@pytest.mark.parametrize("arguments", [(), (False,), (True,)])
+def test_close_waits_until_the_engine_has_stopped(arguments):
+    channel = ScriptedChannel()
+    remote = RemoteGeneration(channel)
+    stopped = protocol.EngineStopped()
+    threading.Timer(0.1, channel.events.put, [stopped]).start()
+    remote.close(*arguments)
+    assert channel.sent == [protocol.Shutdown(*arguments)] and channel.closed
+    assert remote._stopped is stopped
 
 
 def wait_for(condition) -> None:

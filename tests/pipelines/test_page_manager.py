@@ -41,6 +41,16 @@ def test_pages_are_handed_out_and_come_back():
     pages.check()
 
 
+def test_a_lost_page_is_noticed():
+    pages, a = PageManager(4, 2), RequestID("a")
+    pages.claim(a)
+    pages.reserve(a, 3)
+    pages.check()
+    pages.pools[0].take()
+    with pytest.raises(AssertionError):
+        pages.check()
+
+
 def test_what_is_not_there_is_an_error():
     pages, a = PageManager(4, 2), RequestID("a")
     for use in (pages.pages, pages.release, lambda r: pages.reserve(r, 1)):

@@ -76,6 +76,29 @@ def test_a_channel_sends_the_frames_of_its_codec() -> None:
     there.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "closed", "raised", "message"),
+    [
+        (ConnectionResetError("reset by peer"), False, EOFError, "reset by peer"),
+        (TypeError("no handle"), True, EOFError, "the channel was closed"),
+        (TypeError("no bytes"), False, TypeError, "no bytes"),
+    ],
+)
+def test_how_a_channel_ends(error, closed, raised, message) -> None:
+    """A connection that is reset, or that another thread closes, has ended; other errors are the reader's."""
+
+    class Broken:
+        def __init__(self) -> None:
+            self.closed = closed
+
+        def recv_bytes(self) -> bytes:
+            raise error
+
+    for receive in ("receive", "receive_all"):
+        with pytest.raises(raised, match=message):
+            getattr(ConnectionChannel(Broken()), receive)()
+
+
 def test_a_step_is_one_frame() -> None:
     """Each frame has one token of every running sequence."""
     here, there = multiprocessing.Pipe()
