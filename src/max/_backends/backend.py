@@ -207,5 +207,5 @@ class Backends:
     def cache_key(self) -> str | None:
         """The keys of all backends; None if the programs of one must not be kept on disk."""
         keys = [backend.cache_key for backend in self._all]
-        known = [key for key in keys if key is not None]
-        return "\n".join(known) if len(known) == len(keys) else None
+        cache_keys = [key for key in keys if key is not None]
+        return "\n".join(cache_keys) if len(cache_keys) == len(keys) else None

@@ -77,9 +77,9 @@ def products_are_right(target: k.CPUTarget) -> bool:
         shapes = ((np.float32, 32), (np.int32, 16))
         return [np.zeros((_WORKERS * rows, 32), dtype) for dtype, rows in shapes]
 
-    found, expected = results(), results()
+    actual, expected = results(), results()
     k.interpret(check_products, [*expected, *operands], num_workers=_WORKERS, target=target)
-    arrays = [*found, *operands]
+    arrays = [*actual, *operands]
     specs = [k.TensorSpec(k.scalar_type(x.dtype), x.shape) for x in arrays]
     ir = k.specialize(check_products, specs, target=target)
     entry = jit.compile_kernels([ir], target)[ir.key]
@@ -90,4 +90,4 @@ def products_are_right(target: k.CPUTarget) -> bool:
         Executor(pool, Program([launch], 1, ir.scratch_bytes)).run(np.zeros(1, np.int64))
     finally:
         pool.close()
-    return all(np.array_equal(x, y) for x, y in zip(found, expected, strict=True))
+    return all(np.array_equal(x, y) for x, y in zip(actual, expected, strict=True))

@@ -119,25 +119,27 @@ class Measurement:
         Raises:
             PoolIsBusyError: Something else ran on the pool, or `stopped` returned true.
         """
-        few, many = 1, self._most + 1
+        faster_rows, slower_rows = 1, self._most + 1
         rows = self._guess
-        while few < rows < many:
+        while faster_rows < rows < slower_rows:
             faster = self._few_is_faster(rows)
             if faster is None:
                 return None
             if faster:
-                few, rows = rows, min(2 * rows, self._most)
+                faster_rows, rows = rows, min(2 * rows, self._most)
             else:
-                many, rows = rows, rows // 2
-        between = (few + many) // 2
-        if few < between < many <= self._most:
+                slower_rows, rows = rows, rows // 2
+        between = (faster_rows + slower_rows) // 2
+        if faster_rows < between < slower_rows <= self._most:
             faster = self._few_is_faster(between)
             if faster is None:
                 return None
-            few = between if faster else few
+            faster_rows = between if faster else faster_rows
         stats.measured += 1
         # the result for the greatest measured number of rows holds for all greater ones
-        return Threshold(self._choice.most if few == self._most else few, self._quality)
+        return Threshold(
+            self._choice.most if faster_rows == self._most else faster_rows, self._quality
+        )
 
     def _few_is_faster(self, rows: int) -> bool | None:
         """Whether the GEMV path is faster; None if the program cannot have this number of rows."""
@@ -169,8 +171,8 @@ class Measurement:
         halves = slice(1, middle), slice(middle, None)
         best = [[min(way[half]) for way in taken] for half in halves]
         if rows <= self._guess:
-            return any(many > CLEARLY * few for few, many in best)
-        return all(few <= CLEARLY * many for few, many in best)
+            return any(many_time > CLEARLY * few_time for few_time, many_time in best)
+        return all(few_time <= CLEARLY * many_time for few_time, many_time in best)
 
     def _prepare(self, rows: int) -> _Ready | None:
         """Sizes and memory for which the launches have this number of rows; None if no sizes give it."""

@@ -79,9 +79,9 @@ class Family:
         Raises:
             ValueError, TypeError: What the op raises for tensors that do not fit.
         """
-        known = self._known(details)
-        if known is not None:
-            return known
+        cached_types = self._known(details)
+        if cached_types is not None:
+            return cached_types
         staged = self._stage(Pattern(details), place)
         self.structure = staged.structure
         values = staged.values[0]

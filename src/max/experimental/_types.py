@@ -34,13 +34,13 @@ _types: dict[tuple[DType, tuple[int, ...], DeviceRef], CellType] = {}
 def cell_type(dtype: DType, shape: tuple[int, ...], device: DeviceRef) -> CellType:
     """The type of a dtype, sizes and device."""
     key = (dtype, shape, device)
-    found = _types.get(key)
-    if found is None:
+    cell_type = _types.get(key)
+    if cell_type is None:
         if len(_types) >= _TYPES:
             # types in use go on to exist; a new object for an equal type costs a look-up that misses
             _types.clear()
-        found = _types.setdefault(key, CellType(dtype, shape, device))
-    return found
+        cell_type = _types.setdefault(key, CellType(dtype, shape, device))
+    return cell_type
 
 
 _cpu = DeviceRef.CPU()

@@ -180,8 +180,8 @@ class Tensor(Operations):
             raise TypeError("Tensor: expected one of data, storage and value")
         self._cell, self._value = None, value
         if data is not None:
-            made = Tensor.constant(data, dtype=dtype, device=device)
-            self._cell, self._value = made._cell, made._value
+            tensor = Tensor.constant(data, dtype=dtype, device=device)
+            self._cell, self._value = tensor._cell, tensor._value
         elif storage is not None:
             if not isinstance(storage, driver.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"Tensor: storage is {storage!r}, expected a max.driver.Tensor")
@@ -249,8 +249,8 @@ class Tensor(Operations):
         dtype, device = defaults(dtype, device)
         if in_graph():
             return cls.from_graph_value(ops.constant(value, dtype, DeviceRef.from_device(device)))
-        made = driver.Tensor.from_numpy(np.array(to_array(value, dtype)))
-        return cls(storage=made if device.is_host else made.to(device))
+        tensor = driver.Tensor.from_numpy(np.array(to_array(value, dtype)))
+        return cls(storage=tensor if device.is_host else tensor.to(device))
 
     @classmethod
     def full(

@@ -194,9 +194,9 @@ class ServedModel:
         except ValueError as error:
             raise of_user_error(error, param) from error
         current = current_request()
-        made = GenerationRequest.of(context)
+        engine_request = GenerationRequest.of(context)
         # the worker's log then names the request of the server's
-        request_id = "/".join(filter(None, (current.request_id, made.request_id)))
+        request_id = "/".join(filter(None, (current.request_id, engine_request.request_id)))
         return replace(
-            made, request_id=request_id, priority=current.priority, client=current.client
+            engine_request, request_id=request_id, priority=current.priority, client=current.client
         )

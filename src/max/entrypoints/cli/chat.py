@@ -187,14 +187,14 @@ class Session:
             self.messages.append({"role": "user", "content": text})
             self._answer()
             return True
-        name, _, rest = text[1:].partition(" ")
+        name, _, arguments = text[1:].partition(" ")
         if name in ("quit", "bye", "exit"):
             return False
         command = getattr(self, f"_do_{name}", None)
         if command is None:
             self._write(f"/{name} is no command; /help lists them\n")
         else:
-            command(rest.strip())
+            command(arguments.strip())
         return True
 
     def _do_help(self, rest: str) -> None:

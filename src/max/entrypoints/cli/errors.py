@@ -213,8 +213,8 @@ def _near_options(error: click.NoSuchOption) -> list[str]:
 
     if error.ctx is None:
         return []
-    known = [opt for param in error.ctx.command.params for opt in param.opts]
-    return difflib.get_close_matches(error.option_name, known, n=1)
+    option_names = [opt for param in error.ctx.command.params for opt in param.opts]
+    return difflib.get_close_matches(error.option_name, option_names, n=1)
 
 
 def _one_line(text: str) -> str:

@@ -110,7 +110,7 @@ def config_options(command: Any) -> Any:
         help="Keep packed weights on the disk, where later starts map them; --no-weight-cache neither writes nor reads "
         "them, as MAX_WEIGHT_CACHE_SIZE=0. [default: on]",
     )(command)
-    made: list[Callable[[Any], Any]] = []
+    decorators: list[Callable[[Any], Any]] = []
     for cls in (*PipelineConfig.PARTS.values(), PipelineConfig):
         hints = type_hints(cls)
         for name, f in options_of(cls).items():
@@ -118,8 +118,8 @@ def config_options(command: Any) -> Any:
                 hint = str if name == "device_specs" else hints[name]
                 # options without effect, and unsupported ones, are accepted for scripts but hidden
                 hidden = bool(f.metadata["no_effect"] or f.metadata["unsupported"])
-                made.append(_option(name, hint, f.metadata["help"], f.default, hidden))
-    for decorate in reversed(made):
+                decorators.append(_option(name, hint, f.metadata["help"], f.default, hidden))
+    for decorate in reversed(decorators):
         command = decorate(command)
     return command
 

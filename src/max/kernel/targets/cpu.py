@@ -75,13 +75,13 @@ class CPUTarget(LLVMTarget):
 
     @functools.cached_property
     def closure(self) -> frozenset[str]:
-        found, todo = set(self.features), list(self.features)
+        features, todo = set(self.features), list(self.features)
         while todo:
             for implied in _IMPLIED.get(todo.pop(), ()):
-                if implied not in found:
-                    found.add(implied)
+                if implied not in features:
+                    features.add(implied)
                     todo.append(implied)
-        return frozenset(found)
+        return frozenset(features)
 
     @functools.cached_property
     def vector_bits(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]

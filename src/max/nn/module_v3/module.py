@@ -286,10 +286,10 @@ def module_dataclass(cls: Any = None, /, *, repr: bool = False, **kwargs: Any) -
         if not issubclass(decorated, Module):
             raise TypeError(f"module_dataclass: {decorated.__name__} is not a subclass of Module")
         # modules compare and hash by identity, as tensors do: their comparison is element by element
-        made = dataclasses.dataclass(decorated, repr=repr, **{"eq": False, **kwargs})
-        if not repr and "_shown" not in vars(made):
-            setattr(made, "_shown", _shown_fields)  # noqa: B010  (a class that is not known here)
-        return made
+        dataclass_type = dataclasses.dataclass(decorated, repr=repr, **{"eq": False, **kwargs})
+        if not repr and "_shown" not in vars(dataclass_type):
+            setattr(dataclass_type, "_shown", _shown_fields)  # noqa: B010  (a class that is not known here)
+        return dataclass_type
 
     return decorate if cls is None else decorate(cls)
 

@@ -85,11 +85,11 @@ def parse_devices(value: Any) -> list[DeviceSpec]:
 
 def _parse_cache_strategy(value: Any) -> str:
     text = str(getattr(value, "value", value))
-    known = ["model_default", "paged"]
-    if text not in known:
+    strategies = ["model_default", "paged"]
+    if text not in strategies:
         raise ConfigError(
-            f"cache_strategy is {value!r}, which does not fit{did_you_mean(text, known)}",
-            f"It must be one of {', '.join(known)}.",
+            f"cache_strategy is {value!r}, which does not fit{did_you_mean(text, strategies)}",
+            f"It must be one of {', '.join(strategies)}.",
         )
     return text
 

@@ -95,13 +95,13 @@ def read_scores_activation(keys: ConfigKeys, outputs: int) -> str | None:
     if named is None:
         return "sigmoid" if outputs == 1 else None
     name = str(named).rpartition(".")[2]
-    known = {**_ACTIVATIONS, "Sigmoid": "sigmoid"}
-    if name not in known:
+    activations = {**_ACTIVATIONS, "Sigmoid": "sigmoid"}
+    if name not in activations:
         key = "sbert_ce_default_activation_function"
         raise (keys if section is None else section).error(
-            key if section is None else "activation_fn", f"one of torch's {', '.join(known)}"
+            key if section is None else "activation_fn", f"one of torch's {', '.join(activations)}"
         )
-    return known[name]
+    return activations[name]
 
 
 def _file(repo: HuggingFaceRepo, name: str) -> Path | None:

@@ -140,9 +140,9 @@ class TextEncoder:
             if name is None:
                 return ""
         if name not in files.prompts:
-            known = ", ".join(files.prompts) or "none"
+            prompt_names = ", ".join(files.prompts) or "none"
             near = did_you_mean(name, files.prompts)
-            raise ConfigError(f"the model has no prompt {name!r}{near}", f"It has {known}.")
+            raise ConfigError(f"the model has no prompt {name!r}{near}", f"It has {prompt_names}.")
         prompt = files.prompts[name]
         if prompt and not files.pools_prompts:
             raise ConfigError(

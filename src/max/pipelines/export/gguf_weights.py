@@ -95,8 +95,8 @@ def _split_latents(
     latent, split = config.latent, dict(weights)
     assert latent is not None
     for name in weights:
-        stem, found, _ = name.partition("kv_b_proj.weight")
-        if not found:
+        stem, suffix, _ = name.partition("kv_b_proj.weight")
+        if not suffix:
             continue
         array = Tensor.from_dlpack(split.pop(name).data).to_numpy()
         heads = array.reshape(config.num_heads, latent.plain_dim + latent.value_dim, latent.rank)

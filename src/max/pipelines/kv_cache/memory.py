@@ -130,8 +130,8 @@ def swap_slots(
         return 0
     sizes = [page_bytes(*group) for group in group_shapes(params, num_layers)]
     used = sum(count * size for count, size in zip(num_pages, sizes, strict=True))
-    wanted = int(space * 2**30)
-    left = wanted if host_memory is None else min(wanted, host_memory - used)
+    requested_bytes = int(space * 2**30)
+    left = requested_bytes if host_memory is None else min(requested_bytes, host_memory - used)
     return max(left // sum(sizes), 0)
 
 

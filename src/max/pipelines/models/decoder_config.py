@@ -418,8 +418,8 @@ class DecoderConfig:
             sizes += [self.intermediate_size] if self.experts.dense_layers else []
         if self.experts_beside is not None:
             sizes += [self.experts_beside.size]
-        few = next((size for size in sizes if 0 < size < count), None)
-        return None if few is None else f"{few} features of a feed-forward layer"
+        smaller_size = next((size for size in sizes if 0 < size < count), None)
+        return None if smaller_size is None else f"{smaller_size} features of a feed-forward layer"
 
     @classmethod
     def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Self:

@@ -73,9 +73,9 @@ class SideBySideLayer(Module):
             positional: What the attention takes of positions.
             input_row_offsets: The first row of each sequence.
         """
-        factors, rest = self.factors, (kv_collection, positional, input_row_offsets)
-        attended = (self._attend or self.self_attn)(layer_idx, x * factors.attention_in, *rest)
-        moved = self.mixer(layer_idx, x, *rest)
+        factors, inputs = self.factors, (kv_collection, positional, input_row_offsets)
+        attended = (self._attend or self.self_attn)(layer_idx, x * factors.attention_in, *inputs)
+        moved = self.mixer(layer_idx, x, *inputs)
         return moved * factors.recurrent_out + attended * factors.attention_out
 
 

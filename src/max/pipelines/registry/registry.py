@@ -134,9 +134,11 @@ class PipelineRegistry:
         Args:
             names: Their names; others are ignored. By default all.
         """
-        wanted = None if names is None else {*names}
+        requested_names = None if names is None else {*names}
         for module, own in OWN_ARCHITECTURES.items():
-            if module in self._own_loaded or (wanted is not None and wanted.isdisjoint(own)):
+            if module in self._own_loaded or (
+                requested_names is not None and requested_names.isdisjoint(own)
+            ):
                 continue
             self._own_loaded.add(module)
             for architecture in importlib.import_module(
@@ -246,11 +248,11 @@ class PipelineRegistry:
         """
         names = self.get_active_huggingface_config(huggingface_repo).architectures
         self.load_own(names)
-        known = self.architectures
+        candidates = self.architectures
         # sentence-transformers' file makes a model of text an embedder
         if self._embedders.keys() & {*names} and huggingface_repo.file_exists("modules.json"):
-            known = {**known, **self._embedders}
-        return next((known[name] for name in names if name in known), None)
+            candidates = {**candidates, **self._embedders}
+        return next((candidates[name] for name in names if name in candidates), None)
 
     def architecture_of(
         self, pipeline_config: PipelineConfig, override: str | None = None

@@ -108,16 +108,17 @@ def verify(model: StoredModel) -> list[str]:
 
 
 def _check_room(source: Source, partial: Path, max_bytes: int | None) -> None:
-    known = sum(file.size or 0 for file in source.files)
-    if max_bytes is not None and known > max_bytes:
+    total_bytes = sum(file.size or 0 for file in source.files)
+    if max_bytes is not None and total_bytes > max_bytes:
         raise ModelFilesError(
-            f"{source.address} has {known} bytes, and {max_bytes} are allowed", "Raise --max-size."
+            f"{source.address} has {total_bytes} bytes, and {max_bytes} are allowed",
+            "Raise --max-size.",
         )
     present = sum(path.stat().st_size for path in partial.iterdir() if path.is_file())
     free = shutil.disk_usage(partial).free
-    if known - present > free - _RESERVE:
+    if total_bytes - present > free - _RESERVE:
         raise ModelFilesError(
-            f"{source.address} needs {known - present} more bytes, and the disk of {partial} has {free}",
+            f"{source.address} needs {total_bytes - present} more bytes, and the disk of {partial} has {free}",
             "Free some (`max rm`), or set MAX_MODELS_DIR to another disk.",
         )
 

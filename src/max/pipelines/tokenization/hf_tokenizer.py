@@ -105,17 +105,17 @@ class HFTokenizer:
         from tokenizers import AddedToken
 
         added = self.backend_tokenizer.get_added_tokens_decoder()
-        known = {token.content for token in added.values()}
+        added_texts = {token.content for token in added.values()}
         missing: list[AddedToken] = []
         for entry in entries:
-            if entry["content"] not in known:
+            if entry["content"] not in added_texts:
                 set_flags = {f: entry[f] for f in _TOKEN_FLAGS if f in entry}
                 missing.append(AddedToken(entry["content"], **set_flags))
-                known.add(entry["content"])
+                added_texts.add(entry["content"])
         for text in self.special_tokens_map.values():
-            if text not in known:
+            if text not in added_texts:
                 missing.append(AddedToken(text, special=True, normalized=False))
-                known.add(text)
+                added_texts.add(text)
         if missing:
             self.backend_tokenizer.add_tokens(missing)
 

@@ -156,8 +156,8 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                         f"{where} has a block of type {other!r}; the model takes text", param=where
                     )
         if texts or calls:
-            made: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
-            plain.append({**made, "tool_calls": calls} if calls else made)
+            converted: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+            plain.append({**converted, "tool_calls": calls} if calls else converted)
     return plain
 
 

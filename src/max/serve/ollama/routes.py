@@ -269,7 +269,7 @@ async def generate(request: Request) -> Response:
     params = model.sampling_params(options.sampling_input())
     grammar = _grammar(body.format)
     if body.raw or not model.template:
-        made = await model.engine_request(
+        generation = await model.engine_request(
             TextGenerationRequest(
                 request_id=RequestID(new_id("ollama")),
                 model_name=model.name,
@@ -280,7 +280,7 @@ async def generate(request: Request) -> Response:
             param="prompt",
         )
         job = ChatJob(
-            model, (TextSequence(made.with_grammar(grammar), options.stops),), PlainParser
+            model, (TextSequence(generation.with_grammar(grammar), options.stops),), PlainParser
         )
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []

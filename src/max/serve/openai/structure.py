@@ -69,25 +69,25 @@ def grammar_of(body: GrammarFields) -> str | None:
     Raises:
         ApiError: It is invalid, or there are several.
     """
-    found: list[tuple[str, Callable[[Any], str], Any]] = []
+    constraints: list[tuple[str, Callable[[Any], str], Any]] = []
     if body.response_format is not None:
-        found += _of_format(body.response_format)
+        constraints += _of_format(body.response_format)
     outputs = body.structured_outputs
     if outputs is not None:
-        found += [
+        constraints += [
             ("structured_outputs.json", grammar.of_json_schema, outputs.json_),
             ("structured_outputs.regex", grammar.of_regex, outputs.regex),
             ("structured_outputs.choice", grammar.of_choices, outputs.choice),
             ("structured_outputs.grammar", grammar.of_grammar, outputs.grammar),
             ("structured_outputs.json_object", _object, outputs.json_object or None),
         ]
-    found += [
+    constraints += [
         ("guided_json", grammar.of_json_schema, body.guided_json),
         ("guided_regex", grammar.of_regex, body.guided_regex),
         ("guided_choice", grammar.of_choices, body.guided_choice),
         ("guided_grammar", grammar.of_grammar, body.guided_grammar),
     ]
-    given = [each for each in found if each[2] is not None]
+    given = [each for each in constraints if each[2] is not None]
     if not given:
         return None
     if len(given) > 1:

@@ -122,13 +122,13 @@ def completion_logprobs(
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
     for log in logs:
-        known = log.log_probability == log.log_probability
+        is_number = log.log_probability == log.log_probability
         tokens.append(vocabulary.text(log.token))
-        values.append(log.log_probability if known else None)
+        values.append(log.log_probability if is_number else None)
         # the own token is among them, as in OpenAI's
         chosen = {log.token: log.log_probability}
         likely = {**dict(log.top[:top]), **(chosen if top else {})}
-        tops.append({vocabulary.text(t): p for t, p in likely.items()} if known else None)
+        tops.append({vocabulary.text(t): p for t, p in likely.items()} if is_number else None)
         offsets.append(offset + log.offset)
     return {
         "tokens": tokens,
