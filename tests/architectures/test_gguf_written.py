@@ -31,6 +31,15 @@ NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 MANY_KV = {"num_key_value_heads": 6}
 NO_WINDOW = {"sliding_window": None}
 
+# what files of Llama 4 do not state
+LLAMA4 = {
+    "attention_chunk_size": 8192,
+    "no_rope_layer_interval": 4,
+    "attn_scale": 0.1,
+    "floor_scale": 8192,
+    "attn_temperature_tuning": True,
+}
+
 WRITTEN: dict[str, dict[str, Any]] = {
     "arcee": NO_BIAS,
     "bloom": {},
@@ -68,6 +77,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "jamba": {},
     "lfm2": {},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
+    "llama4": {**LLAMA4, "num_hidden_layers": 5},
+    "llama4_dense": {**LLAMA4, "use_qk_norm": True, "num_hidden_layers": 4, **NO_BIAS},
     "mamba": {},
     "mamba2": {},
     "minimax_m2": {},
@@ -162,7 +173,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, session: InferenceSession) 
 
 def test_each_family_is_written() -> None:
     architectures = {architecture_of(CASES[case].architecture) for case in WRITTEN}
-    assert architectures == {*FAMILIES}
+    assert architectures == {*FAMILIES} - {"gemma4"}, "files of Gemma 4 are only read"
 
 
 @pytest.mark.parametrize("case", WRITTEN)

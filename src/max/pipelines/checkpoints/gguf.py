@@ -147,6 +147,9 @@ def _special(
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         large = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[name]
         return {"query_pre_attn_scalar": hidden / heads if large else head_dim}
+    if name == "llama4":
+        # as llama.cpp tells Maverick, which has none, from Scout
+        return {"use_qk_norm": config.get("num_experts") != 128}
     if name == "exaone4" and "sliding_window" not in config:
         # the family's default is a window
         return {

@@ -110,6 +110,23 @@ FAMILIES: dict[str, GGUFFamily] = {
     "jamba": _llama_like("Jamba", "jamba"),
     "lfm2": _llama_like("Lfm2", "lfm2"),
     "lfm2moe": _llama_like("Lfm2Moe", "lfm2_moe", first_k_dense_replace="num_dense_layers"),
+    "llama4": GGUFFamily(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        {
+            **_EXPERTS,
+            "intermediate_size": "intermediate_size_mlp",
+            "moe_intermediate_size": "intermediate_size",
+            "moe_layer_interval": "interleave_moe_layer_step",
+        },
+        # files do not state these
+        {
+            "attention_chunk_size": 8192,
+            "no_rope_layer_interval": 4,
+            "attn_scale": 0.1,
+            "floor_scale": 8192,
+        },
+    ),
     "mamba": _llama_like("Mamba", "mamba"),
     "mamba2": _llama_like("Mamba2", "mamba2"),
     "minimax-m2": GGUFFamily("MiniMaxM2ForCausalLM", "minimax_m2", _EXPERTS),

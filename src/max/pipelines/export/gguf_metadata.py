@@ -211,7 +211,7 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
         "expert_used_count": experts.per_token,
         "expert_feed_forward_length": experts.size,
     }
-    if name not in ("llama", "phimoe", "gpt-oss", "granitemoe", "granitehybrid", "jamba"):
+    if name not in ("llama", "phimoe", "gpt-oss", "granitemoe", "granitehybrid", "jamba", "llama4"):
         values["expert_weights_norm"] = routing.normalised
         values["expert_weights_scale"] = float(routing.scale)
     if name in _STATES_GATING:
@@ -222,13 +222,24 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
         values["expert_shared_count"] = experts.shared_size // experts.size
     if experts.shared_size:
         values["expert_shared_feed_forward_length"] = experts.shared_size
-    if experts.dense_layers == frozenset(range(count)):
+    if name == "llama4":
+        values["interleave_moe_layer_step"] = _step(config, name)
+    elif experts.dense_layers == frozenset(range(count)):
         values["leading_dense_block_count"] = count
-    elif name not in ("jamba", "llama4"):
+    elif name != "jamba":
         raise _refused(name, "layers without experts between layers with some")
     if name == "ernie4_5-moe":
         values["interleave_moe_layer_step"] = 1
     return values
+
+
+def _step(config: DecoderConfig, name: str) -> int:
+    """The distance of layers with experts, of which the last of each group of layers is one."""
+    dense = config.experts.dense_layers if config.experts is not None else frozenset[int]()
+    for step in range(1, config.num_layers + 1):
+        if dense == {i for i in range(config.num_layers) if (i + 1) % step}:
+            return step
+    raise _refused(name, "layers with experts at uneven distances")
 
 
 def _recurrence(config: DecoderConfig) -> dict[str, Any]:
