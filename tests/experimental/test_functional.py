@@ -119,3 +119,21 @@ def test_random_programs(seed: int) -> None:
                 np.testing.assert_allclose(tensor.to_numpy(), expected, rtol=1e-4, atol=1e-4)
     # a program for each of the first sizes, and one with symbols for all others
     assert compiled_programs() - before <= 60
+
+
+def test_names_of_later_releases() -> None:
+    array = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    x, y = Tensor.from_dlpack(array), Tensor.from_dlpack(array[::-1].copy())
+    for result, expected in (
+        (F.full((2, 3), 2.5), np.full((2, 3), 2.5)),
+        (F.full_like(x, 2), np.full((3, 5), 2)),
+        (F.zeros_like(x.type), np.zeros((3, 5))),
+        (F.ones_like(x), np.ones((3, 5))),
+        (F.elementwise_max(x, y), np.maximum(array, array[::-1])),
+        (F.elementwise_min(x, 0.25), np.minimum(array, np.float32(0.25))),
+        (F.clip(x, -0.5, 0.5), array.clip(-0.5, 0.5)),
+        (F.clamp(x, y, 1.0), np.minimum(np.maximum(array, array[::-1]), 1)),
+        (x.clip(min=-0.25), array.clip(min=-0.25)),
+        (x.clip(max=0.25), array.clip(max=0.25)),
+    ):
+        np.testing.assert_array_equal(result.to_numpy(), expected.astype(np.float32))

@@ -46,6 +46,11 @@ class Operations:
         """The smallest elements along an axis, which keeps size 1."""
         return apply(ops.min, (self,), {"axis": axis})
 
+    def clip(self, *, min: Any = None, max: Any = None) -> Self:
+        """The elements, not below `min` and not above `max`; None is no bound."""
+        result = self if min is None else apply(ops.max, (self, min), {})
+        return result if max is None else apply(ops.min, (result, max), {})
+
     def mean(self, axis: int = -1) -> Self:
         """The means along an axis, which keeps size 1."""
         return apply(ops.mean, (self, axis), {})

@@ -199,3 +199,41 @@ def _store(destination: Any, source: Any, indices: Any) -> None:
         ops.buffer_store(destination, source)
     else:
         ops.buffer_store_slice(destination, source, indices)
+
+
+# names of later releases, which max.graph.ops has no ops of: not in __all__
+
+full, zeros, ones = Tensor.full, Tensor.zeros, Tensor.ones
+
+
+def full_like(like: Tensor | TensorType, value: float) -> Tensor:
+    """A tensor of the type of another one, with one value everywhere."""
+    return Tensor.full_like(like.type if isinstance(like, Tensor) else like, value)
+
+
+def zeros_like(like: Tensor | TensorType) -> Tensor:
+    """A tensor of zeros of the type of another one."""
+    return full_like(like, 0)
+
+
+def ones_like(like: Tensor | TensorType) -> Tensor:
+    """A tensor of ones of the type of another one."""
+    return full_like(like, 1)
+
+
+def elementwise_max(lhs: Any, rhs: Any) -> Tensor:
+    """The greater of two elements; NaN where one is."""
+    return max(lhs, rhs)
+
+
+def elementwise_min(lhs: Any, rhs: Any) -> Tensor:
+    """The smaller of two elements; NaN where one is."""
+    return min(lhs, rhs)
+
+
+def clip(x: Tensor, lower_bound: Any, upper_bound: Any) -> Tensor:
+    """The elements, not below one bound and not above the other."""
+    return min(max(x, lower_bound), upper_bound)
+
+
+clamp = clip
