@@ -192,6 +192,8 @@ def _write_family(shape: str, checkpoint: Path, target: Path) -> None:
     model = getattr(transformers, model_class).from_pretrained(checkpoint, dtype="float32")
 
     def without_tokenizer(writer: Any) -> None:
+        if head_dim := SHAPES[shape].get("head_dim"):
+            writer.add_value_length(head_dim)
         writer.add_tokenizer_model("no_vocab")
         writer.add_vocab_size(SHAPES[shape]["vocab_size"])
 
