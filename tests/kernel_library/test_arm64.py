@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
@@ -95,13 +96,18 @@ def code(
     return assembly(ir, features)
 
 
+def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The labelled blocks of a function: the label, and the instructions up to the next one."""
+    for block in re.split(r"\n(?=\.?\w+:)", text):
+        label, *body = block.split("\n")
+        lines = [re.sub(r"\s*//.*", "", x).strip() for x in body if re.match(r"\t[a-z]", x)]
+        yield label.split(":")[0], lines
+
+
 def loops(text: str) -> list[Loop]:
     """The innermost loops of a function."""
     innermost: list[Loop] = []
-    for block in re.split(r"\n(?=\.?\w+:)", text):
-        label, *body_lines = block.split("\n")
-        name = label.split(":")[0]
-        lines = [re.sub(r"\s*//.*", "", x).strip() for x in body_lines if re.match(r"\t[a-z]", x)]
+    for name, lines in blocks(text):
         ends = [n for n, x in enumerate(lines) if x.startswith("b") and re.search(rf"{name}$", x)]
         if ends:
             body = lines[: ends[0] + 1]
@@ -132,7 +138,9 @@ def with_most(text: str, instruction: str) -> list[Loop]:
 def test_tiles_of_many_rows(kind: str, features: tuple[str, ...], instruction: str) -> None:
     """24 products a step in k: two loads of columns, one load a row, whose element is multiplied as a lane."""
     text = compiled(kind, features)
-    tiles = [loop for loop in loops(text) if loop.ops[instruction] == 24 and "prfm" not in loop.ops]
+    # a step that prefetches leaves the loop's first block, so that the block need not end with the branch back
+    steps = [Loop(lines, Counter(x.split()[0] for x in lines)) for _, lines in blocks(text)]
+    tiles = [step for step in steps if step.ops[instruction] == 24 and "prfm" not in step.ops]
     assert tiles
     for loop in tiles:
         assert len(loop.lines) <= 46, "\n".join(loop.lines)

@@ -33,11 +33,7 @@ __all__ = ["EXPORT_TYPES", "architecture_of", "export_gguf"]
 EXPORT_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
 """The types of matrices in written files; vectors are float32."""
 
-_ONLY_READ = ("gemma4",)
-"""Architectures whose files are not written."""
-_ARCHITECTURES = {
-    family.name: name for name, family in FAMILIES.items() if name not in _ONLY_READ
-} | {
+_ARCHITECTURES = {family.name: name for name, family in FAMILIES.items()} | {
     MIXTRAL.name: "llama",
     "DeepseekV3ForCausalLM": "deepseek2",
     "GraniteMoeSharedForCausalLM": "granitemoe",
