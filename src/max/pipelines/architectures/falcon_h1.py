@@ -55,11 +55,8 @@ def falcon_h1_fields(config: Any, keys: ConfigKeys) -> Fields:
 LAYER = {**HYBRID_LAYER, **mixer_names("mamba", "both.mixer"), "self_attn": "both.self_attn"}
 # the norm's name has no end in files
 BOTH = {"ffn_norm": "post_attention_layernorm.weight"}
-BOTH |= {
-    stored: f"both.{own}"
-    for stored, own in GGUF_LAYER.items()
-    if own.startswith(("mixer.", "self_attn."))
-}
+PARTS = ("mixer.", "self_attn.")
+BOTH |= {name: f"both.{own}" for name, own in GGUF_LAYER.items() if own.startswith(PARTS)}
 NAMES = WeightNames(
     gguf_layer=BOTH,
     top=HYBRID_TOP,

@@ -37,12 +37,12 @@ def lfm2_fields(config: Any, keys: ConfigKeys) -> Fields:
 def lfm2_dense_fields(config: Any, keys: ConfigKeys) -> Fields:
     """The fields of a dense LFM 2's config: the MLP's inner size is adjusted."""
     fields = lfm2_fields(config, keys)
-    size = fields["intermediate_size"]
     if keys.flag("block_auto_adjust_ff_dim", True):
         multiple = keys.integer("block_multiple_of", 1, LONGEST_SEQUENCE, 256)
         factor = keys.number("block_ffn_dim_multiplier", over=0, default=1.0)
-        size = -(-int(factor * int(2 * size / 3)) // multiple) * multiple
-    return fields | {"intermediate_size": size}
+        size = int(factor * int(2 * fields["intermediate_size"] / 3))
+        fields["intermediate_size"] = -(-size // multiple) * multiple
+    return fields
 
 
 LAYER_NAMES = {
