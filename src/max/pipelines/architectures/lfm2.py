@@ -66,7 +66,6 @@ STORED_FORMS: dict[str, Any] = {
 
 NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, **STORED_FORMS)
 
-ARCHITECTURES = [
-    decoder_family("Lfm2ForCausalLM", ["LiquidAI/LFM2-350M"], lfm2_dense_fields, names=NAMES)
-]
+EXAMPLES = ["LiquidAI/LFM2-350M"]
+ARCHITECTURES = [decoder_family("Lfm2ForCausalLM", EXAMPLES, lfm2_dense_fields, names=NAMES)]
 """The architectures of this module, for the registry."""
