@@ -87,6 +87,15 @@ class PreparingPipeline(BatchPipeline, Protocol):
         ...
 
 
+@runtime_checkable
+class WarmingPipeline(BatchPipeline, Protocol):
+    """A pipeline that can do some requests' common work before the first of them arrives."""
+
+    def warm_up(self) -> None:
+        """Does that work; from any thread, also while a batch runs."""
+        ...
+
+
 def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
     """The limits of batches in a pipeline's configuration.
 

@@ -9,6 +9,8 @@ and neither side sees the other's state. A conversation::
     engine -> TokensGenerated ...                 per request, in the order of its tokens
     engine -> TokensGenerated | RequestFailed     the last event of each request
     engine -> EngineStats                         now and then, where the engine was told to
+    user   -> ForgetPrefixes
+    engine -> PrefixesForgotten
     user   -> Shutdown
     engine -> EngineStopped                       the last event of all
 
@@ -185,6 +187,28 @@ class CancelRequest:
     """
 
     request_id: str
+
+
+@dataclass(frozen=True)
+class ForgetPrefixes:
+    """Empties the prefix cache; requests that run keep their pages.
+
+    Args:
+        number: Identifies the answer.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
+class PrefixesForgotten:
+    """No request that starts after this event reuses tokens that were cached before it.
+
+    Args:
+        number: That of the :class:`ForgetPrefixes`.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -397,9 +421,15 @@ class EngineStopped:
     error: ErrorInfo | None = None
 
 
-Command: TypeAlias = GenerationRequest | CancelRequest | Shutdown
+Command: TypeAlias = GenerationRequest | CancelRequest | ForgetPrefixes | Shutdown
 """What an engine receives."""
 Event: TypeAlias = (
-    EngineReady | PromptStarted | TokensGenerated | RequestFailed | EngineStats | EngineStopped
+    EngineReady
+    | PromptStarted
+    | TokensGenerated
+    | RequestFailed
+    | PrefixesForgotten
+    | EngineStats
+    | EngineStopped
 )
 """What an engine sends."""

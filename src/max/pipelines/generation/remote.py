@@ -19,6 +19,7 @@ from max.pipelines.generation.protocol import (
     ErrorInfo,
     Event,
     GenerationRequest,
+    PrefixesForgotten,
     PromptStarted,
     RequestFailed,
     Shutdown,
@@ -145,7 +146,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                         events.put(event)
                     self._calls.clear()
                     return
-                if isinstance(event, EngineReady | EngineStats | PromptStarted):
+                if isinstance(event, EngineReady | EngineStats | PromptStarted | PrefixesForgotten):
                     continue
                 if (events := self._calls.get(event.request_id)) is not None:
                     events.put(event)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from max.interfaces import GenerationStatus, RequestID
 from max.pipelines.core.context import TextContext
@@ -18,6 +20,7 @@ from max.pipelines.generation.engine import (
     Failure,
     Outcome,
     PreparingPipeline,
+    WarmingPipeline,
     limits_of,
 )
 from max.pipelines.generation.protocol import (
@@ -28,13 +31,19 @@ from max.pipelines.generation.protocol import (
     EngineStopped,
     ErrorInfo,
     Event,
+    ForgetPrefixes,
     GenerationRequest,
+    PrefixesForgotten,
     PromptStarted,
     RequestFailed,
     Shutdown,
     TokensGenerated,
 )
 from max.pipelines.scheduler import SchedulerLimits
+
+logger = logging.getLogger("max.pipelines")
+WARM_UP_DELAY_S = 0.3
+"""An engine that idles that long after its start warms its pipeline up."""
 
 
 def serve_pipeline(
@@ -92,6 +101,9 @@ class _Arrival:
     error: Exception | None = None
 
 
+_Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes | Shutdown
+
+
 class _Service:
     """One engine, one channel, and the thread that reads the channel."""
 
@@ -105,7 +117,7 @@ class _Service:
         self._pipeline = pipeline  # an engine does not keep it alive
         self._engine = Engine(pipeline, limits)
         self._channel, self._limits = channel, limits
-        self._commands: queue.SimpleQueue[_Arrival | CancelRequest | Shutdown] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._open: set[RequestID] = set()
         self._shutdown: Shutdown | None = None
         self._stats_interval, self._next_stats = stats_interval, 0.0
@@ -119,6 +131,11 @@ class _Service:
             self._channel.send(
                 EngineReady(self._limits.max_batch_size, cache.page_size, cache.total_num_pages)
             )
+            if isinstance(self._pipeline, WarmingPipeline):
+                warm_up, name = self._pipeline.warm_up, "engine warm-up"
+                threading.Thread(
+                    target=self._warm_up, args=(warm_up,), name=name, daemon=True
+                ).start()
             while not self._stopped():
                 self._obey(wait=self._engine.idle)
                 events = [self._event(outcome) for outcome in self._engine.step()]
@@ -154,6 +171,16 @@ class _Service:
             if isinstance(command, Shutdown) and not command.finish:
                 return
 
+    def _warm_up(self, warm_up: Callable[[], None]) -> None:
+        """Warms the pipeline up once the engine idles: that may hold the interpreter for long."""
+        time.sleep(WARM_UP_DELAY_S)
+        while not self._engine.idle:
+            time.sleep(WARM_UP_DELAY_S)
+        try:
+            warm_up()
+        except Exception as error:  # the requests that need it fail for the same reason, and say so
+            logger.debug("warm-up: %s", error)
+
     def _arrival(self, request: GenerationRequest) -> _Arrival:
         try:
             context = request.to_context()
@@ -172,6 +199,10 @@ class _Service:
                     self._submit(arrival)
                 case CancelRequest(request_id):
                     self._engine.cancel(RequestID(request_id))
+                case ForgetPrefixes(number):
+                    (cache,) = self._pipeline.kv_managers
+                    cache.forget_prefixes()
+                    self._channel.send(PrefixesForgotten(number))
                 case Shutdown() as shutdown:
                     self._shutdown = shutdown
                     if not shutdown.finish:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ from max.pipelines.sampling.log_probabilities import of_rows
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
 from max.pipelines.scheduler.page_tables import PageTables
 from max.pipelines.structured.constraint import Constraints, is_constrained
+from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from max.graph.weights import WeightsFormat
@@ -251,6 +253,12 @@ class TextGenerationPipeline(
             ValueError: The schema or the grammar is invalid.
         """
         self._constraints.begin(context)
+
+    def warm_up(self) -> None:
+        """Makes the vocabulary of structured output, which the first request with a grammar would else
+        wait for; from any thread. Nothing happens where no request can have a grammar."""
+        if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
+            self._constraints.warm_up(self._tokenizer.eos_token_ids)
 
     def prepare_batch(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int

@@ -49,6 +49,10 @@ class ContextPages:
         """Pages that no request holds, of the group that has the fewest."""
         return self.pages.free_pages
 
+    def forget_prefixes(self) -> None:
+        """Makes all cached pages empty, and lets no page in use serve another request."""
+        self.pages.forget_prefixes()
+
     def contains(self, request_id: RequestID) -> bool:
         """Whether a request has a page table.
 

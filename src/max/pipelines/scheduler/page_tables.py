@@ -32,6 +32,10 @@ class PageSource(Protocol):
         """Pages that no request holds, of the group that has the fewest."""
         ...
 
+    def forget_prefixes(self) -> None:
+        """Makes all cached pages empty, and lets no page in use serve another request."""
+        ...
+
     def contains(self, request_id: RequestID) -> bool:
         """Whether a request has a page table.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -49,11 +50,23 @@ class Constraints:
     def __init__(self, delegate: Any) -> None:
         self._delegate = delegate
         self._vocabularies: dict[tuple[int, ...], Any] = {}
+        self._lock = threading.Lock()  # guards the vocabularies
         self._pool = ThreadPoolExecutor(1, "structured output")
 
     def words(self) -> int:
         """The width of a mask: words of 32 tokens."""
         return (len(self._delegate) + 31) // 32
+
+    def warm_up(self, eos_token_ids: Iterable[int]) -> None:
+        """Does what the first request with a grammar would else wait for; from any thread.
+
+        Args:
+            eos_token_ids: The tokens that end the sequences of requests.
+
+        Raises:
+            ConfigError: llguidance is not installed.
+        """
+        self._vocabulary(eos_token_ids)
 
     def begin(self, context: TextGenerationContext) -> None:
         """Gives a request its matcher, where it has a grammar and no matcher.
@@ -110,15 +123,16 @@ class Constraints:
             logger.error("request %s: %s", context.request_id, matcher.get_error())
             context.status = GenerationStatus.CANCELLED
 
-    def _vocabulary(self, eos: set[int]) -> Any:
+    def _vocabulary(self, eos: Iterable[int]) -> Any:
         key = tuple(sorted(eos))
-        if key not in self._vocabularies:
-            self._vocabularies[key] = llguidance().LLTokenizer(
-                self._delegate.backend_tokenizer.to_str(),
-                n_vocab=len(self._delegate),
-                eos_token=list(key) or None,
-            )
-        return self._vocabularies[key]
+        with self._lock:
+            if key not in self._vocabularies:
+                self._vocabularies[key] = llguidance().LLTokenizer(
+                    self._delegate.backend_tokenizer.to_str(),
+                    n_vocab=len(self._delegate),
+                    eos_token=list(key) or None,
+                )
+            return self._vocabularies[key]
 
     def _masks(self, rows: list[tuple[Any, int]], size: int) -> Mask:
         masks = np.full((size, self.words()), -1, np.int32)

@@ -282,6 +282,11 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         self._eos = own if own is not None else min(self._eos_token_ids, default=-1)
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """All tokens that end a sequence: the tokenizer's own, and those that the model's configs name."""
+        return frozenset(self._eos_token_ids)
+
+    @property
     def eos(self) -> int:
         """The token that ends a sequence; -1 if the model has none."""
         return self._eos

@@ -44,7 +44,7 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
         title="Supremum",
         version=__version__,
         middleware=[cors] if origins else [],
-        # its pages load scripts from other hosts
+        # FastAPI's own load scripts from other hosts; /docs is of max.serve.web
         docs_url=None,
         redoc_url=None,
     )
@@ -63,6 +63,7 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
         later,
     ):
         app.include_router(module.router)
+    app.include_router(web.docs_router)
     if state.settings.web_page:
         app.include_router(web.router)
     app.add_exception_handler(ApiError, _api_error)

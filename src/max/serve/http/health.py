@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from max._version import __version__
-from max.serve.http.state import json_response, state_of
+from max.serve.http.state import json_response, refuse_foreign_pages, state_of
 from max.serve.metrics import CONTENT_TYPE
 from max.serve.worker.client import EngineState
 
@@ -45,6 +47,29 @@ async def load(request: Request) -> Response:
     """
     models = state_of(request).pool.loaded()
     return json_response({"server_load": sum(model.admission.open for model in models)})
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(
+    request: Request,
+    reset_running_requests: bool = False,
+    reset_external: bool = False,
+) -> Response:
+    """Empties the prefix cache of every loaded model, the part on the host included.
+
+    Requests that run keep their pages and go on; a request that starts afterwards reads its whole prompt.
+
+    Args:
+        request: The connection.
+        reset_running_requests: vLLM's: changes nothing, as running requests do not keep the cache from
+            being emptied.
+        reset_external: vLLM's: changes nothing, as no other process holds a part of the cache.
+    """
+    state = state_of(request)
+    refuse_foreign_pages(request, state)
+    engines = [model.engine for model in state.pool.loaded() if not model.encodes]
+    await asyncio.gather(*(engine.forget_prefixes() for engine in engines))
+    return json_response({"success": True})
 
 
 @router.get("/metrics")

@@ -23,7 +23,7 @@ from max.serve.tracing import Tracing
 
 logger = logging.getLogger("max.serve.requests")
 
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/favicon.ico"})
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/docs", "/favicon.ico"})
 """Paths that need no key: they say nothing of the model, and what they start asks for the key."""
 UNTRACED_PATHS = OPEN_PATHS | {"/metrics"}
 """Paths that programs ask again and again."""

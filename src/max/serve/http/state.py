@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from max.pipelines.store.local import ModelStore
+from max.serve.errors import ApiError
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.pool import ModelPool
@@ -66,6 +68,23 @@ def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerSt
         plain = "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in names)
         request.scope["state"]["unknown_fields"] = plain
     return request.app.state.server
+
+
+def refuse_foreign_pages(request: Request, state: ServerState) -> None:
+    """Refuses a request that a web page of another host sends: a browser sends a POST of any page.
+
+    Args:
+        request: The request.
+        state: The server; the origins of its ``cors_origins`` may send it.
+
+    Raises:
+        ApiError: Status 403.
+    """
+    origin = request.headers.get("origin")
+    if origin is None or origin in state.settings.cors_origins:
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise ApiError(f"web pages of {origin} may not change models", status=403)
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -18,7 +17,7 @@ from max.pipelines.store.pull import pull as pull_model
 from max.pipelines.store.sources import Source, of_hub
 from max.serve.errors import ApiError
 from max.serve.http.failures import as_api_error
-from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.state import ServerState, json_response, refuse_foreign_pages, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.ollama.routes import json_line, read_body
 from max.serve.ollama.schemas import DeleteBody, PullBody
@@ -98,11 +97,7 @@ async def refused(request: Request) -> Response:
 
 def _store(request: Request, state: ServerState) -> ModelStore:
     """The models folder of a router; requests of foreign web pages are refused."""
-    origin = request.headers.get("origin")
-    if origin is not None and origin not in state.settings.cors_origins:
-        # a page of any host can send a POST without asking first
-        if urlsplit(origin).netloc != request.headers.get("host"):
-            raise ApiError(f"web pages of {origin} may not change models", status=403)
+    refuse_foreign_pages(request, state)
     if state.store is None:
         raise ApiError(
             "this server was started with one model; `max serve` without --model has a models folder"

@@ -1,4 +1,4 @@
-"""The route of the chat page."""
+"""The chat page and the page of the API; they load nothing from another host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 router = APIRouter(include_in_schema=False)
+docs_router = APIRouter(include_in_schema=False)
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
@@ -17,15 +18,26 @@ _POLICY = (
 
 
 @cache
-def _page() -> str:
-    return files("max.serve.web").joinpath("index.html").read_text(encoding="utf-8")
+def _text(name: str) -> str:
+    return files("max.serve.web").joinpath(name).read_text(encoding="utf-8")
+
+
+def _page(name: str) -> Response:
+    """A page whose policy forbids it to load anything from another host."""
+    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+    return Response(_text(name), media_type="text/html", headers=headers)
 
 
 @router.get("/")
-async def page() -> Response:
-    """The chat page; it loads nothing from another host, and its policy forbids it."""
-    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-    return Response(_page(), media_type="text/html", headers=headers)
+async def chat_page() -> Response:
+    """The chat page."""
+    return _page("index.html")
+
+
+@docs_router.get("/docs")
+async def docs_page() -> Response:
+    """The routes and their fields, from ``/openapi.json``."""
+    return _page("docs.html")
 
 
 @router.get("/favicon.ico")

@@ -21,7 +21,9 @@ from max.pipelines.generation.protocol import (
     EngineStopped,
     ErrorInfo,
     Event,
+    ForgetPrefixes,
     GenerationRequest,
+    PrefixesForgotten,
     PromptStarted,
     RequestFailed,
     Shutdown,
@@ -250,6 +252,8 @@ class EngineClient:
         self.restarts = 0
         """The number of workers that died."""
         self._past_steps = (StepTimes(), StepTimes())  # of workers that died
+        self._forgetting: dict[int, asyncio.Future[None]] = {}
+        self._forgets = 0
 
     @property
     def state(self) -> EngineState:
@@ -353,6 +357,19 @@ class EngineClient:
         if self._open.pop(request_id, None) is not None:
             self._send(CancelRequest(request_id))
 
+    async def forget_prefixes(self) -> None:
+        """Empties the prefix cache, and waits until it is empty; running requests keep their pages."""
+        if self._state is not EngineState.READY:
+            return  # the next worker begins with an empty cache
+        self._forgets += 1
+        number, answer = self._forgets, self._loop.create_future()
+        self._forgetting[number] = answer
+        self._send(ForgetPrefixes(number))
+        try:
+            await answer
+        finally:
+            del self._forgetting[number]
+
     async def close(self, finish: bool = True, timeout: float | None = None) -> None:
         """Stops the worker, and waits until it has ended; open requests then end with an error.
 
@@ -428,6 +445,9 @@ class EngineClient:
                 self._set_state(EngineState.READY)
                 for entry in list(self._open.values()):
                     self._submit(entry)
+            case PrefixesForgotten(number):
+                if (answer := self._forgetting.get(number)) is not None and not answer.done():
+                    answer.set_result(None)
             case EngineStats():
                 self.stats = event
             case EngineStopped(error):
@@ -449,6 +469,9 @@ class EngineClient:
 
     def _lost(self, worker: Worker) -> None:
         """Starts another worker; requests that have sent nothing wait for it, the others end."""
+        for answer in self._forgetting.values():  # the cache has gone with the worker
+            if not answer.done():
+                answer.set_result(None)
         if self._state is EngineState.STOPPED:
             return
         self._worker = None

@@ -19,7 +19,9 @@ from max.pipelines.generation.protocol import (
     EngineReady,
     EngineStats,
     EngineStopped,
+    ForgetPrefixes,
     GenerationRequest,
+    PrefixesForgotten,
     PromptStarted,
     RequestFailed,
     Shutdown,
@@ -40,6 +42,8 @@ _PLAIN: dict[int, type[Any]] = {
     9: EncodeRequest,
     10: RankRequest,
     11: PromptStarted,
+    12: ForgetPrefixes,
+    13: PrefixesForgotten,
 }
 _TAGS = {TokensGenerated: _TOKENS, TextsEncoded: _VALUES} | {
     kind: tag for tag, kind in _PLAIN.items()
