@@ -233,6 +233,14 @@ MISTAKES = {
     "quantize dtype": (
         lambda x: ops.quantize(Q4_0, x), [(I, (2, 32))], TypeError, "expected a floating-point type",
     ),
+    "quantize weights": (
+        lambda x, w: ops.quantize(Q4_0, x, w), [(F, (2, 64)), (F, (32,))], ValueError,
+        r"the weights are f32\[32\] for f32\[2, 64\], expected one for each of 64 columns",
+    ),
+    "quantize dtype of weights": (
+        lambda x, w: ops.quantize(Q4_0, x, w), [(F, (2, 32)), (DType.bfloat16, (32,))], TypeError,
+        "expected float32",
+    ),
 }  # fmt: skip
 
 

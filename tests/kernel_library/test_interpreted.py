@@ -606,6 +606,24 @@ CASES: dict[
         )
         for encoding in ("Q4_K", "Q5_K", "Q6_K")
     },
+    # weights are the same in each row
+    **{
+        f"quantize {encoding} weighted": (
+            "mo.quantize",
+            [floats(1, columns), np.abs(floats(columns))],
+            [
+                (
+                    np.uint8,
+                    (
+                        1,
+                        columns // BLOCK_FORMATS[encoding].elements * BLOCK_FORMATS[encoding].bytes,
+                    ),
+                )
+            ],
+            {"encoding": encoding},
+        )
+        for encoding, columns in (("Q4_0", 64), ("Q4_K", 256), ("Q6_K", 256))
+    },
     "quantize Q4_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 18))], {"encoding": "Q4_0"}),
     "qmatmul": (
         "mo.qmatmul",

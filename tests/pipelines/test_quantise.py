@@ -83,6 +83,30 @@ def test_kernels_encode_as_numpy(kind, dtype, session, rng):
     assert np.mean(blocks_of(data) == encode(exact, name)) > 0.98
 
 
+@pytest.mark.parametrize("kind", [k for k in QUANTISED_KINDS if k not in ("q8_0", "int8")])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_kernels_weigh_as_numpy(kind, dtype, session, rng):
+    """Of stacked matrices, each has its own weights; the weighted errors of rows are those of NumPy's blocks, and no larger than without."""
+    values = np.stack([strange(rng, 512), strange(rng, 512)]).astype(dtype)
+    exact = values.astype(np.float32)
+    weights = np.exp(rng.standard_normal((2, 512)) * 1.5).astype(np.float32)
+    data = Quantiser(session).encode(weight("a", values), kind, weights)
+    name = kind.upper()
+    assert data.quantization_encoding is QuantizationEncoding(name)
+    blocks = blocks_of(data)
+    expected = encode(exact, name, weights[:, None])
+    assert blocks.shape == expected.shape and np.mean(blocks == expected) > 0.98
+    plain = blocks_of(Quantiser(session).encode(weight("a", values), kind))
+
+    def errors(of: np.ndarray) -> np.ndarray:
+        decoded = gguf.quants.dequantize(of, gguf.GGMLQuantizationType[name])
+        return (weights[:, None] * np.square(decoded - exact)).sum(-1)
+
+    assert (errors(blocks) <= errors(plain) * (1 + 1e-5) + 1e-12).all()
+    np.testing.assert_allclose(errors(blocks).sum(), errors(expected).sum(), rtol=0.01)
+    assert errors(blocks).sum() < 0.9 * errors(plain).sum()
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "kind", "expected"),
     [

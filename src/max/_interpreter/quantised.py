@@ -18,7 +18,7 @@ def _dequantize(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 @implements("quantize")
 def _quantize(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
-    return encode(operands[0], op.attr("encoding"))
+    return encode(operands[0], op.attr("encoding"), *operands[1:])
 
 
 @implements("qmatmul")

@@ -89,22 +89,25 @@ def decode(blocks: npt.NDArray[Any], name: str) -> Floats:
     return out.reshape(*blocks.shape[:-1], blocks.shape[-1] // form.bytes * form.elements)
 
 
-def encode(values: npt.NDArray[Any], name: str) -> Bytes:
+def encode(values: npt.NDArray[Any], name: str, weights: npt.NDArray[Any] | None = None) -> Bytes:
     """Blocks that hold values as closely as the format can.
 
-    Q4_0 and Q8_0 are those of the ``gguf`` package, bit by bit. Scales of the K formats are fitted by least squares, the best of
-    a few roundings.
+    Without weights, Q4_0 and Q8_0 are those of the ``gguf`` package, bit by bit. Scales of the K formats are fitted by least
+    squares, the best of a few roundings. With weights the scales of all formats but Q8_0 minimise the weighted sum of
+    squared errors; a block that is better without the weights, under the same sum, is encoded without them.
 
     Args:
         values: Finite floats ``[…, elements]``.
         name: The format, such as ``Q4_K``.
+        weights: The weight of each element's squared error, finite and not negative, of a shape that broadcasts to that of
+            `values`; None: all are equal.
 
     Returns:
         uint8 ``[…, elements / elements_per_block * block_size]``.
 
     Raises:
-        ValueError: The format is unknown, the last dimension is not a multiple of its block, or a value is not finite or
-            too large for float16 scales.
+        ValueError: The format is unknown, the last dimension is not a multiple of its block, a value is not finite or
+            too large for float16 scales, or the weights do not fit.
     """
     form = _form("encode", name)
     if values.ndim < 1 or values.shape[-1] % form.elements:
@@ -114,11 +117,41 @@ def encode(values: npt.NDArray[Any], name: str) -> Bytes:
     flat = np.ascontiguousarray(values, np.float32).reshape(-1, form.elements)
     if not np.isfinite(flat).all():
         raise ValueError(f"encode: {name} holds finite values only")
+    of_blocks = None if weights is None else _weights(values, weights).reshape(-1, form.elements)
     out = np.empty((len(flat), form.bytes), np.uint8)
     with np.errstate(all="ignore"):
         for start in range(0, len(flat), _AT_ONCE):
-            out[start : start + _AT_ONCE] = _ENCODERS[name](flat[start : start + _AT_ONCE])
+            part = slice(start, start + _AT_ONCE)
+            w = None if of_blocks is None else of_blocks[part]
+            out[part] = _best(flat[part], name, w)
     return out.reshape(*values.shape[:-1], values.shape[-1] // form.elements * form.bytes)
+
+
+def _weights(values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> Floats:
+    """Weights of the shape of the values.
+
+    Raises:
+        ValueError: They do not broadcast to it, or one is negative or not finite.
+    """
+    try:
+        wide = np.broadcast_to(weights.astype(np.float32), values.shape)
+    except ValueError:
+        raise ValueError(
+            f"encode: weights {list(weights.shape)} of values {list(values.shape)}, expected a shape that broadcasts to it"
+        ) from None
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError("encode: a weight is negative or not finite")
+    return wide
+
+
+def _best(x: Floats, name: str, w: Floats | None) -> Bytes:
+    """Blocks of the encoder; with weights, for each block the better of its results with and without them."""
+    plain = _ENCODERS[name](x, None)
+    if w is None or name == "Q8_0":
+        return plain
+    fitted = _ENCODERS[name](x, w)
+    errors = [(w * np.square(_DECODERS[name](blocks) - x)).sum(1) for blocks in (plain, fitted)]
+    return np.where((errors[1] < errors[0])[:, None], fitted, plain)
 
 
 # bytes and bits --------------------------------------------------------------------------------
@@ -155,7 +188,12 @@ def _decode_q4_0(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * q.astype(np.float32)
 
 
-def _encode_q4_0(x: Floats) -> Bytes:
+def _encode_q4_0(x: Floats, w: Floats | None) -> Bytes:
+    if w is not None:
+        half = _half_bytes(_fit_symmetric(x, 8, w)[:, None], "Q4_0")
+        d = half.view(np.float16).astype(np.float32)
+        q = (np.clip(np.rint(x * _inverse(d)), -8, 7) + 8).astype(np.uint8)
+        return np.concatenate([half, q[:, :16] | q[:, 16:] << 4], 1)
     largest = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1)
     d = largest / np.float32(-8)
     # in float64, as the product and the sum are rounded once
@@ -168,7 +206,8 @@ def _decode_q8_0(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
-def _encode_q8_0(x: Floats) -> Bytes:
+def _encode_q8_0(x: Floats, w: Floats | None) -> Bytes:
+    del w  # 8 bits need no weights
     d = np.abs(x).max(1, keepdims=True) / np.float32(127)
     scaled = x * _inverse(d)
     # halves away from zero
@@ -212,36 +251,48 @@ def _decode_q5_k(blocks: Bytes) -> Floats:
     return _affine(blocks, low | fifth << 4)
 
 
-def _fit_affine(x: Floats, most: int) -> tuple[Floats, Floats]:
+def _attempts(most: int, weighted: bool) -> Floats:
+    """How many steps each attempt of a fit gives the range of a part.
+
+    Attempts with weights reach further: elements of little weight may be clipped.
+    """
+    reach, count = (3, 25) if weighted else (1, 15)
+    return np.linspace(most - reach, most + reach, count, dtype=np.float32)
+
+
+def _fit_affine(x: Floats, most: int, w: Floats | None) -> tuple[Floats, Floats]:
     """Scale and offset of parts ``[…, 32]``, so that ``scale q - offset`` is near x for q in 0 … most."""
     low = np.minimum(x.min(-1, keepdims=True), 0)
     width = x.max(-1, keepdims=True) - low
     best = np.full(low.shape, np.inf, np.float32)
     scale: Floats = width / np.float32(most)
     offset: Floats = -low
-    n = x.shape[-1]
-    sum_x = x.sum(-1, keepdims=True)
-    for levels in np.linspace(most - 1, most + 1, 15, dtype=np.float32):
+    n = np.float32(x.shape[-1]) if w is None else w.sum(-1, keepdims=True)
+    wx = x if w is None else w * x
+    sum_x = wx.sum(-1, keepdims=True)
+    for levels in _attempts(most, w is not None):
         q = np.clip(np.rint((x - low) * (levels * _inverse(width))), 0, most)
-        sum_q, sum_qq = q.sum(-1, keepdims=True), (q * q).sum(-1, keepdims=True)
-        sum_qx = (q * x).sum(-1, keepdims=True)
+        wq = q if w is None else w * q
+        sum_q, sum_qq = wq.sum(-1, keepdims=True), (wq * q).sum(-1, keepdims=True)
+        sum_qx = (wq * x).sum(-1, keepdims=True)
         slope: Floats = (n * sum_qx - sum_x * sum_q) * _inverse(n * sum_qq - sum_q * sum_q)
-        start = (sum_x - slope * sum_q) / np.float32(n)
+        start = (sum_x - slope * sum_q) / n
         # offsets are not negative: the line then goes through 0
         through = sum_qx * _inverse(sum_qq)
         slope = np.where(start > 0, through, slope)
         start = np.minimum(start, 0)
-        error = np.square(slope * q + start - x).sum(-1, keepdims=True)
+        squares = np.square(slope * q + start - x)
+        error = (squares if w is None else w * squares).sum(-1, keepdims=True)
         better = (error < best) & (slope > 0)
         best = np.where(better, error, best)
         scale, offset = np.where(better, slope, scale), np.where(better, -start, offset)
     return scale[..., 0], offset[..., 0]
 
 
-def _encode_affine(x: Floats, most: int, name: str) -> tuple[Bytes, Bytes]:
+def _encode_affine(x: Floats, most: int, name: str, w: Floats | None) -> tuple[Bytes, Bytes]:
     """The first 16 bytes of blocks, and q ``[n, 8, 32]``."""
     parts = x.reshape(-1, 8, 32)
-    scale, offset = _fit_affine(parts, most)
+    scale, offset = _fit_affine(parts, most, None if w is None else w.reshape(-1, 8, 32))
     head: list[Bytes] = []
     fields: list[Bytes] = []
     factors: list[Floats] = []
@@ -261,13 +312,13 @@ def _packed_halves(q: Bytes, shape: tuple[int, ...]) -> Bytes:
     return (pairs[..., 0, :] | pairs[..., 1, :] << 4).reshape(len(pairs), -1)
 
 
-def _encode_q4_k(x: Floats) -> Bytes:
-    head, q = _encode_affine(x, 15, "Q4_K")
+def _encode_q4_k(x: Floats, w: Floats | None) -> Bytes:
+    head, q = _encode_affine(x, 15, "Q4_K", w)
     return np.concatenate([head, _packed_halves(q, (-1, 4, 2, 32))], 1)
 
 
-def _encode_q5_k(x: Floats) -> Bytes:
-    head, q = _encode_affine(x, 31, "Q5_K")
+def _encode_q5_k(x: Floats, w: Floats | None) -> Bytes:
+    head, q = _encode_affine(x, 31, "Q5_K", w)
     fifth = np.bitwise_or.reduce(q >> 4 << np.arange(8, dtype=np.uint8)[:, None], 1)
     return np.concatenate([head, fifth, _packed_halves(q, (-1, 4, 2, 32))], 1)
 
@@ -282,25 +333,26 @@ def _decode_q6_k(blocks: Bytes) -> Floats:
     return (scale[:, :, None] * q.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
 
 
-def _fit_symmetric(x: Floats, most: int) -> Floats:
+def _fit_symmetric(x: Floats, most: int, w: Floats | None) -> Floats:
     """Scales of parts, so that ``scale q`` is near x for q in -most … most - 1."""
     largest = np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1)
     best = np.full(largest.shape, -1, np.float32)
     scale = largest / np.float32(-most)
-    for levels in np.linspace(most - 1, most + 1, 15, dtype=np.float32):
+    for levels in _attempts(most, w is not None):
         q = np.clip(np.rint(x * (-levels * _inverse(largest))), -most, most - 1)
-        sum_qx, sum_qq = (q * x).sum(-1, keepdims=True), (q * q).sum(-1, keepdims=True)
+        wq = q if w is None else w * q
+        sum_qx, sum_qq = (wq * x).sum(-1, keepdims=True), (wq * q).sum(-1, keepdims=True)
         fitted = sum_qx * _inverse(sum_qq)
-        # the squared error is sum x^2 less this
+        # the sum of squared errors is that of x^2 less this
         gain = sum_qx * fitted
         better = gain > best
         best, scale = np.where(better, gain, best), np.where(better, fitted, scale)
     return scale[..., 0]
 
 
-def _encode_q6_k(x: Floats) -> Bytes:
+def _encode_q6_k(x: Floats, w: Floats | None) -> Bytes:
     parts = x.reshape(-1, 16, 16)
-    scale = _fit_symmetric(parts, 32)
+    scale = _fit_symmetric(parts, 32, None if w is None else w.reshape(-1, 16, 16))
     largest = np.take_along_axis(scale, np.abs(scale).argmax(1)[:, None], 1)
     d = _half_bytes(largest / np.float32(-128), "Q6_K")
     unit = d.view(np.float16).astype(np.float32)
@@ -321,7 +373,7 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q5_K": _decode_q5_k,
     "Q6_K": _decode_q6_k,
 }
-_ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
+_ENCODERS: dict[str, Callable[[Floats, Floats | None], Bytes]] = {
     "Q4_0": _encode_q4_0,
     "Q8_0": _encode_q8_0,
     "Q4_K": _encode_q4_k,

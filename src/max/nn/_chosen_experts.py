@@ -8,8 +8,9 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.quantization import QuantizationEncoding
 from max.nn._experts import grouped_matmul_ragged, moe_create_indices
+from max.nn.layer import Layer
 
-__all__ = ["Activation", "run_experts", "swiglu"]
+__all__ = ["Activation", "ExpertProduct", "run_experts", "swiglu"]
 
 Activation = Callable[[TensorValue, TensorValue], TensorValue]
 """From the results of gate and up projection to the input of the down projection."""
@@ -18,6 +19,42 @@ Activation = Callable[[TensorValue, TensorValue], TensorValue]
 def swiglu(gate: TensorValue, up: TensorValue) -> TensorValue:
     """``silu(gate) * up``."""
     return ops.silu(gate) * up
+
+
+class ExpertProduct(Layer):
+    """Rows times the weights of their experts; a layer, so that hooks observe its rows.
+
+    Args:
+        weight: ``[experts, out_dim, in_dim]``, or encoded rows.
+        encoding: The encoding of the weight; None: not encoded.
+
+    Attributes:
+        weight: The weight.
+    """
+
+    def __init__(self, weight: TensorValue, encoding: QuantizationEncoding | None) -> None:
+        self.weight, self._encoding = weight, encoding
+
+    def __call__(
+        self,
+        rows: TensorValue,
+        experts: TensorValue,
+        starts: TensorValue,
+        ids: TensorValue,
+        stats: TensorValue,
+    ) -> TensorValue:
+        """``[rows, out_dim]``, of the rows' dtype.
+
+        Args:
+            rows: ``[rows, in_dim]``, sorted by expert.
+            experts: The expert of each row, integers ``[rows]``.
+            starts: As `moe_create_indices` gives them, as are the next two.
+            ids: The expert of each group.
+            stats: The most rows of a group, and the number of groups.
+        """
+        return grouped_matmul_ragged(
+            rows, self.weight, starts, ids, stats, quantization_encoding=self._encoding
+        )
 
 
 def run_experts(
@@ -73,16 +110,17 @@ def run_experts(
     if weights_first:
         rows = ops.cast(ops.cast(rows, DType.float32) * ops.gather(shares, index, axis=0), x.dtype)
 
+    of_rows = ops.gather(chosen, index, axis=0)
+
     def product(
         v: TensorValue,
         weight: TensorValue,
         bias: TensorValue | None,
         encoding: QuantizationEncoding | None,
     ) -> TensorValue:
-        y = grouped_matmul_ragged(v, weight, starts, ids, stats, quantization_encoding=encoding)
+        y = ExpertProduct(weight, encoding)(v, of_rows, starts, ids, stats)
         if bias is None:
             return y
-        of_rows = ops.gather(chosen, index, axis=0)
         return y + ops.cast(ops.gather(bias, of_rows, axis=0), y.dtype)
 
     if isinstance(gate_up, tuple):

@@ -170,3 +170,20 @@ def sampling_input(values: dict[str, Any]) -> SamplingParamsInput:
                 f"{ids!r} are not numbers with commas between", param_hint="--stop-token-ids"
             ) from None
     return SamplingParamsInput(**mine)
+
+
+def text_of(path: str) -> str:
+    """The text of a file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        click.UsageError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{path} is no UTF-8 text: {error}") from error
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import config_options, given
+from max.entrypoints.cli.options import config_options, given, text_of
 
 
 @click.command("perplexity", short_help="Measure how well a model predicts a text.")
@@ -37,10 +36,6 @@ def perplexity(model: str, text: str, window: int, windows: int | None, **option
     for name in ("max_length", "max_batch_size", "enable_echo"):
         if values.pop(name, None) is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is set by --window")
-    try:
-        content = Path(text).read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"{text} is no UTF-8 text: {error}") from error
-    result = measure(content, window, windows, **values)
+    result = measure(text_of(text), window, windows, **values)
     click.echo(f"perplexity {result.value:.4f}")
     click.echo(f"{result.windows} windows of {window} tokens, {result.tokens} predicted", err=True)

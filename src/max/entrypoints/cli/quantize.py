@@ -8,8 +8,12 @@ from pathlib import Path
 import click
 
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.options import text_of
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
+
+WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
+"""Types whose scales an importance matrix changes."""
 
 
 @click.command("quantize", short_help="Write a model as a quantised GGUF file.")
@@ -19,14 +23,25 @@ TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
     "--type", "kind", type=click.Choice(TYPES), default="q4_k", show_default=True,
     help="The type of matrices. Embedding and output layer have at least 6 bits, vectors 32.",
 )  # fmt: skip
+@click.option(
+    "--imatrix", metavar="TEXT_FILE", type=click.Path(exists=True, dir_okay=False),
+    help="A text for an importance matrix: errors are weighted by the inputs that it gives the matrices.",
+)  # fmt: skip
 @log_level_option
-def quantize(model: str, path: str, kind: str) -> None:
+def quantize(model: str, path: str, kind: str, imatrix: str | None) -> None:
     """Write the model in FOLDER, in the Hugging Face layout, as a GGUF file, which llama.cpp reads too."""
     from max.engine import InferenceSession
     from max.pipelines.export.gguf_file import export_gguf
 
     if not path.endswith(".gguf"):
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
+    text: str | None = None
+    if imatrix is not None:
+        if kind not in WEIGHTED_TYPES:
+            raise click.UsageError(
+                f"--imatrix serves {', '.join(WEIGHTED_TYPES)}; the type {kind} has no weighted scales"
+            )
+        text = text_of(imatrix)
     begin = time.perf_counter()
-    size = export_gguf(Path(model), Path(path), kind, InferenceSession())
+    size = export_gguf(Path(model), Path(path), kind, InferenceSession(), text)
     click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)

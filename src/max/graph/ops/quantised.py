@@ -45,22 +45,30 @@ def dequantize(encoding: QuantizationEncoding, quantized: TensorValue) -> Tensor
     return stage("dequantize", (as_tensor(quantized),), attrs)
 
 
-def quantize(encoding: QuantizationEncoding, x: TensorValueLike) -> TensorValue:
+def quantize(
+    encoding: QuantizationEncoding,
+    x: TensorValueLike,
+    weights: TensorValueLike | None = None,
+) -> TensorValue:
     """Encodes a tensor in quantised blocks (an extension). `max.graph.quantization.quantize` encodes arrays.
 
     Args:
         encoding: Q4_0, Q4_K, Q5_K, Q6_K or Q8_0.
         x: Floats ``[…, elements]``. A value that is not finite makes its block undefined.
+        weights: The weight of each column's squared errors, float32 ``[elements]``, finite and not negative; None: all are
+            equal. Scales of all encodings but Q8_0 then minimise the weighted sum.
 
     Returns:
-        uint8 ``[…, elements / elements_per_block * block_size]``. Blocks of Q4_0 and Q8_0 are equal to the ``gguf``
-        package's; scales of the others are fitted by least squares.
+        uint8 ``[…, elements / elements_per_block * block_size]``. Without weights, blocks of Q4_0 and Q8_0 are equal to the
+        ``gguf`` package's; scales of the others are fitted by least squares.
 
     Raises:
-        ValueError: The encoding is not supported, or `elements` is not a multiple of its block.
-        TypeError: The tensor is not of a floating-point type.
+        ValueError: The encoding is not supported, `elements` is not a multiple of its block, or the weights have another
+            shape.
+        TypeError: The tensor is not of a floating-point type, or the weights are not float32.
     """
-    return stage("quantize", (as_tensor(x),), {"encoding": _encoding("quantize", encoding)})
+    operands = [as_tensor(x)] if weights is None else [as_tensor(x), as_tensor(weights)]
+    return stage("quantize", tuple(operands), {"encoding": _encoding("quantize", encoding)})
 
 
 def qmatmul(

@@ -79,6 +79,16 @@ def _infer_quantize(types: Types, attrs: Attrs) -> Types:
     if not x.dtype.is_float():
         raise TypeError(f"quantize: the operand is {x.short}, expected a floating-point type")
     blocks = _blocks_of("quantize", x, attrs, form.elements, "elements")
+    if len(types) > 1:
+        weights = tensor("quantize", types, 1)
+        if weights.dtype is not DType.float32:
+            raise TypeError(f"quantize: the weights are {weights.short}, expected float32")
+        if weights.shape != x.shape[-1:]:
+            raise ValueError(
+                f"quantize: the weights are {weights.short} for {x.short}, expected one for each of "
+                f"{x.shape[-1]} columns"
+            )
+        same_device("quantize", [x, weights])
     shape = (*x.shape[:-1], blocks * form.bytes)
     return (TensorType.get(DType.uint8, shape, x.device),)
 
@@ -86,7 +96,7 @@ def _infer_quantize(types: Types, attrs: Attrs) -> Types:
 define(
     OpSpec(
         "mo.quantize",
-        (1, 1),
+        (1, 2),
         1,
         attributes={"encoding": str},
         infer=_infer_quantize,

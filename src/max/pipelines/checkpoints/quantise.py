@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from max._config import cache_dir
@@ -37,6 +38,7 @@ _STACKED = re.compile(r"\.experts\.\w+_proj\.weight$")
 _OF_TOKENS = re.compile(r"(^|\.)(lm_head|embed_tokens)\.weight$")
 _SMALLER = {"q4_k": "q4_0", "q5_k": "q8_0", "q6_k": "q8_0"}
 """What a matrix is encoded in whose rows are no multiples of 256."""
+_OF_8_BITS = ("q8_0", "int8")
 _BLOCKS_AT_ONCE = 1 << 15
 _FORMAT = 1
 """Changes with the encoders: cached weights of another number are not read."""
@@ -74,14 +76,18 @@ class Quantiser:
 
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
-        self._programs: dict[tuple[DType, str], Model] = {}
+        self._programs: dict[tuple[DType, str, bool], Model] = {}
 
-    def encode(self, weight: WeightData, kind: str) -> WeightData:
+    def encode(
+        self, weight: WeightData, kind: str, importance: npt.NDArray[np.float32] | None = None
+    ) -> WeightData:
         """A weight in blocks.
 
         Args:
             weight: Floats ``[…, rows, columns]``; columns are a multiple of the block's elements.
             kind: One of `QUANTISED_KINDS`; ``int8`` has one scale a row, in blocks of Q8_0.
+            importance: The weight of each column's squared errors ``[columns]``, or for each matrix ``[…, columns]``; encodings
+                of 8 bits need none. None: all are equal.
 
         Returns:
             uint8 ``[…, rows, bytes]``.
@@ -93,7 +99,33 @@ class Quantiser:
         if values.dtype not in _FLOATS:
             values = Tensor.from_dlpack(weight.astype(DType.float32).data)
         stored = values.to_numpy()
-        array = stored.reshape(-1, stored.shape[-1])
+        if importance is not None and importance.ndim > 1 and kind not in _OF_8_BITS:
+            matrices = [
+                self._blocks(weight.name, matrix, values.dtype, kind, columns)
+                for matrix, columns in zip(
+                    stored.reshape(-1, *stored.shape[-2:]),
+                    importance.reshape(-1, stored.shape[-1]),
+                    strict=True,
+                )
+            ]
+            out = np.concatenate(matrices)
+        else:
+            array = stored.reshape(-1, stored.shape[-1])
+            out = self._blocks(weight.name, array, values.dtype, kind, importance)
+        encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+        return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
+            Tensor.from_numpy(out.reshape(*stored.shape[:-1], -1)), weight.name, encoding
+        )
+
+    def _blocks(
+        self,
+        name: str,
+        array: npt.NDArray[Any],
+        dtype: DType,
+        kind: str,
+        importance: npt.NDArray[np.float32] | None,
+    ) -> npt.NDArray[np.uint8]:
+        """The blocks of a matrix ``[rows, columns]``."""
         rows, columns = array.shape
         encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
         elements, size = BLOCK_FORMATS[encoding.value]
@@ -101,27 +133,30 @@ class Quantiser:
         step = max(_BLOCKS_AT_ONCE * elements // columns, 1)
         for start in range(0, rows, step):
             part = np.ascontiguousarray(array[start : start + step])
-            _check(weight.name, part)
+            _check(name, part)
             if kind == "int8":
                 out[start : start + step] = _rows_of_int8(part)
-            else:
-                blocks = self._program(values.dtype, encoding.value).execute(
-                    Tensor.from_numpy(part.reshape(-1, elements))
-                )[0]
-                assert isinstance(blocks, Tensor)
-                out[start : start + step] = blocks.to_numpy().reshape(len(part), -1)
-        return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
-            Tensor.from_numpy(out.reshape(*stored.shape[:-1], -1)), weight.name, encoding
-        )
+                continue
+            weighted = importance is not None and kind not in _OF_8_BITS
+            operands = [Tensor.from_numpy(part)]
+            if importance is not None and weighted:
+                operands.append(Tensor.from_numpy(importance))
+            blocks = self._program(dtype, encoding.value, weighted).execute(*operands)[0]
+            assert isinstance(blocks, Tensor)
+            out[start : start + step] = blocks.to_numpy()
+        return out
 
-    def _program(self, dtype: DType, encoding: str) -> Model:
-        if (dtype, encoding) not in self._programs:
-            elements = BLOCK_FORMATS[encoding].elements
-            kind = TensorType(dtype, ["blocks", elements], DeviceRef.CPU())
-            with Graph(f"quantise_{encoding}", input_types=[kind]) as graph:
-                graph.output(ops.quantize(QuantizationEncoding(encoding), graph.inputs[0].tensor))
-            self._programs[dtype, encoding] = self._session.load(graph)
-        return self._programs[dtype, encoding]
+    def _program(self, dtype: DType, encoding: str, weighted: bool) -> Model:
+        key = dtype, encoding, weighted
+        if key not in self._programs:
+            types = [TensorType(dtype, ["rows", "columns"], DeviceRef.CPU())]
+            if weighted:
+                types.append(TensorType(DType.float32, ["columns"], DeviceRef.CPU()))
+            with Graph(f"quantise_{encoding}", input_types=types) as graph:
+                inputs = [value.tensor for value in graph.inputs]
+                graph.output(ops.quantize(QuantizationEncoding(encoding), *inputs))
+            self._programs[key] = self._session.load(graph)
+        return self._programs[key]
 
 
 def _check(name: str, values: np.ndarray[Any, Any]) -> None:

@@ -24,9 +24,11 @@ from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.export.gguf_metadata import decoder_metadata
 from max.pipelines.export.gguf_weights import StoredWeight, rope_factors, stored_weights
+from max.pipelines.export.importance import ImportanceMatrix, importance_matrix
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.registry import PIPELINE_REGISTRY
+from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
 __all__ = ["EXPORT_TYPES", "architecture_of", "export_gguf"]
 
@@ -54,7 +56,9 @@ _PLAIN: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
 }
 
 
-def export_gguf(folder: Path, path: Path, kind: str, session: InferenceSession) -> int:
+def export_gguf(
+    folder: Path, path: Path, kind: str, session: InferenceSession, text: str | None = None
+) -> int:
     """Writes a GGUF file of a model's folder.
 
     Args:
@@ -63,6 +67,7 @@ def export_gguf(folder: Path, path: Path, kind: str, session: InferenceSession) 
         kind: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits; rows that blocks of 256 do not fill are
             of a type with blocks of 32, others float16.
         session: Compiles and runs the kernels that encode.
+        text: The text of an importance matrix, by which errors are weighted; None: all weigh the same.
 
     Returns:
         The bytes of the tensors.
@@ -103,9 +108,13 @@ def export_gguf(folder: Path, path: Path, kind: str, session: InferenceSession) 
     metadata |= tokenizer_metadata(repo, int(weights["embed_tokens.weight"].shape[0]))
     permuted = model.gguf_interleaves_rope and not config.interleaved_rope
     tensors = stored_weights(config, architecture, model.weight_names, permuted, weights)
+    matrix: ImportanceMatrix | None = None
+    if text is not None:
+        tokens = active_tokenizer(repo).encode(text, add_special_tokens=False)
+        matrix = importance_matrix(model.decoder_class, config, weights, tokens, session)
     quantiser = Quantiser(session)
     entries = [_table(key, table) for key, table in rope_factors(config).items()]
-    entries += [_entry(tensor, kind, quantiser) for tensor in tensors]
+    entries += [_entry(tensor, kind, quantiser, matrix) for tensor in tensors]
     write_gguf(path, metadata, entries)
     return sum(entry.nbytes for entry in entries)
 
@@ -139,16 +148,21 @@ def _table(name: str, values: npt.NDArray[Any]) -> GGUFEntry:
     return GGUFEntry(name, "F32", values.shape, values.nbytes, lambda: values)
 
 
-def _entry(tensor: StoredWeight, kind: str, quantiser: Quantiser) -> GGUFEntry:
+def _entry(
+    tensor: StoredWeight, kind: str, quantiser: Quantiser, matrix: ImportanceMatrix | None
+) -> GGUFEntry:
     shape = tensor.shape
     chosen = encoding_for(tensor.own, shape, kind) if kind.upper() in BLOCK_FORMATS else None
     if chosen is not None:
         form, encoding = BLOCK_FORMATS[chosen.upper()], chosen
+        importance: npt.NDArray[np.float32] | None = None
+        if matrix is not None:
+            by_name = (matrix.of(name) for name in tensor.input_names)
+            importance = next((columns for columns in by_name if columns is not None), None)
 
         def encoded() -> npt.NDArray[Any]:
-            data = quantiser.encode(
-                WeightData.from_numpy(tensor.values(), tensor.own), encoding
-            ).data
+            values = WeightData.from_numpy(tensor.values(), tensor.own)
+            data = quantiser.encode(values, encoding, importance).data
             return Tensor.from_dlpack(data).to_numpy()
 
         nbytes = math.prod(shape) // form.elements * form.bytes

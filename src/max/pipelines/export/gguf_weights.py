@@ -46,6 +46,13 @@ class StoredWeight:
     shape: tuple[int, ...]
     values: Callable[[], Array]
 
+    @property
+    def input_names(self) -> list[str]:
+        """The decoder's names of weights with the same input: its own, and those of the parts of a fused projection."""
+        stem, _, end = self.own.rpartition(".")
+        layer, _, projection = stem.rpartition(".")
+        return [self.own, *(f"{layer}.{part}.{end}" for part in _PARTS.get(projection, ()))]
+
 
 def stored_weights(
     config: DecoderConfig,

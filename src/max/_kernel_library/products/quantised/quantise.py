@@ -1,17 +1,26 @@
 """Floats to quantised blocks. Q4_0 and Q8_0 round as `max.dtype.blocks.encode` does; scales of the K formats are fitted by the same
-least squares, with sums in another order.
+least squares, with sums in another order, and so are those of Q4_0 where elements have weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.products.quantised.dequantise import WIDTH, half_at, lower_flat
+from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.products.quantised.dequantise import (
+    WIDTH,
+    decode_block,
+    half_at,
+    lower_flat,
+)
 from max.dtype.blocks import BLOCK_FORMATS
 
 TRIES = 15
 """Roundings of a part of a K block, of which the best is taken."""
+WEIGHTED_TRIES = 25
+"""The same where elements have weights."""
 UNFITTED = 3e38
 """An error above all others."""
 
@@ -71,8 +80,18 @@ def load_half_part(x: Any, at: Any) -> Any:
 
 
 @k.inline
-def levels_of(most: int, attempt: Any) -> Any:
-    """How many steps an attempt gives the range: ``most - 1`` to ``most + 1``."""
+def load_weights(w: Any, at: Any, weighted: bool) -> Any:
+    """The weights of 16 neighbours; 1 where all are equal."""
+    if weighted:
+        return load_half_part(w, at)
+    return k.splat(k.f32(1), WIDTH)
+
+
+@k.inline
+def levels_of(most: int, attempt: Any, weighted: bool) -> Any:
+    """How many steps an attempt gives the range: ``most - 1`` to ``most + 1``, with weights ``most - 3`` to ``most + 3``."""
+    if weighted:
+        return k.f32(attempt) * (6.0 / (WEIGHTED_TRIES - 1)) + (most - 3.0)
     return k.f32(attempt) * (2.0 / (TRIES - 1)) + (most - 1.0)
 
 
@@ -83,30 +102,33 @@ def rounded_within(q: Any, least: Any, most: Any) -> Any:
 
 
 @k.inline
-def fit_affine(x: Any, most: int) -> Any:
+def fit_affine(x: Any, w: Any, most: int, weighted: bool) -> Any:
     """Scale and offset of 32 elements, so that ``scale q - offset`` is near them for q in 0 … most."""
     v0, v1 = load_half_part(x, 0), load_half_part(x, WIDTH)
+    w0, w1 = load_weights(w, 0, weighted), load_weights(w, WIDTH, weighted)
     low = k.min(k.reduce_min(k.min(v0, v1)), 0.0)
     width = k.reduce_max(k.max(v0, v1)) - low
-    sum_x = k.reduce_add(v0 + v1)
+    sum_w = k.reduce_add(w0 + w1) if weighted else k.f32(32)
+    sum_x = k.reduce_add(w0 * v0 + w1 * v1)
     best = k.f32(UNFITTED)
     scale = width / k.f32(most)
     offset = -low
-    for attempt in range(TRIES):
-        steps = levels_of(most, attempt) * inverse(width)
+    for attempt in range(WEIGHTED_TRIES if weighted else TRIES):
+        steps = levels_of(most, attempt, weighted) * inverse(width)
         q0 = rounded_within((v0 - low) * steps, 0, most)
         q1 = rounded_within((v1 - low) * steps, 0, most)
-        sum_q = k.reduce_add(q0 + q1)
-        sum_qq = k.reduce_add(q0 * q0 + q1 * q1)
-        sum_qx = k.reduce_add(q0 * v0 + q1 * v1)
-        slope = (32.0 * sum_qx - sum_x * sum_q) * inverse(32.0 * sum_qq - sum_q * sum_q)
-        start = (sum_x - slope * sum_q) / 32.0
+        wq0, wq1 = w0 * q0, w1 * q1
+        sum_q = k.reduce_add(wq0 + wq1)
+        sum_qq = k.reduce_add(wq0 * q0 + wq1 * q1)
+        sum_qx = k.reduce_add(wq0 * v0 + wq1 * v1)
+        slope = (sum_w * sum_qx - sum_x * sum_q) * inverse(sum_w * sum_qq - sum_q * sum_q)
+        start = (sum_x - slope * sum_q) / sum_w
         if start > 0.0:  # offsets are not negative: the line then goes through 0
             slope = sum_qx * inverse(sum_qq)
             start = k.f32(0)
-        # the squared error less the sum of x^2, which is the same for all attempts
+        # the sum of squared errors less that of x^2, which is the same for all attempts
         error = slope * (slope * sum_qq + 2.0 * (start * sum_q - sum_qx))
-        error += start * (32.0 * start - 2.0 * sum_x)
+        error += start * (sum_w * start - 2.0 * sum_x)
         if error < best:
             if slope > 0.0:
                 best = error
@@ -125,12 +147,14 @@ def pack_six_bits(out: Any, fields: Any) -> None:
 
 
 @k.inline
-def encode_affine(out: Any, x: Any, floats: Any, fields: Any, fifth: bool) -> None:
+def encode_affine(
+    out: Any, x: Any, w: Any, floats: Any, fields: Any, fifth: bool, weighted: bool
+) -> None:
     """A block of Q4_K or Q5_K; `floats` and `fields` are scratch memory of 16 elements each."""
     most = 31 if fifth else 15
     scale_top, offset_top = k.f32(0), k.f32(0)
     for part in range(8):
-        scale, offset = fit_affine(x[part * 32 :], most)
+        scale, offset = fit_affine(x[part * 32 :], w[part * 32 :], most, weighted)
         floats[part] = scale
         floats[8 + part] = offset
         scale_top, offset_top = k.max(scale_top, scale), k.max(offset_top, offset)
@@ -162,7 +186,7 @@ def quantised_part(x: Any, part: int, at: int, floats: Any, most: int) -> Any:
 
 
 @k.inline
-def fit_symmetric(v: Any) -> Any:
+def fit_symmetric(v: Any, w: Any, weighted: bool) -> Any:
     """The scale of 16 elements, so that ``scale q`` is near them for q in -32 … 31."""
     top, bottom = k.reduce_max(v), k.reduce_min(v)
     largest = top
@@ -170,11 +194,12 @@ def fit_symmetric(v: Any) -> Any:
         largest = bottom
     scale = largest / -32.0
     best = k.f32(-1)
-    for attempt in range(TRIES):
-        q = rounded_within(v * (-levels_of(32, attempt) * inverse(largest)), -32, 31)
-        sum_qx, sum_qq = k.reduce_add(q * v), k.reduce_add(q * q)
+    for attempt in range(WEIGHTED_TRIES if weighted else TRIES):
+        steps = -levels_of(32, attempt, weighted) * inverse(largest)
+        q = rounded_within(v * steps, -32, 31)
+        sum_qx, sum_qq = k.reduce_add(w * q * v), k.reduce_add(w * q * q)
         fitted = sum_qx * inverse(sum_qq)
-        # the squared error is sum x^2 less this
+        # the sum of squared errors is that of x^2 less this
         gain = sum_qx * fitted
         if gain > best:
             best = gain
@@ -183,11 +208,40 @@ def fit_symmetric(v: Any) -> Any:
 
 
 @k.inline
-def encode_q6_k(out: Any, x: Any, floats: Any) -> None:
+def encode_weighted_q4_0(out: Any, x: Any, w: Any) -> None:
+    """A block of Q4_0 whose scale minimises the weighted error."""
+    v0, v1 = load_half_part(x, 0), load_half_part(x, WIDTH)
+    w0, w1 = load_half_part(w, 0), load_half_part(w, WIDTH)
+    top, bottom = k.reduce_max(k.max(v0, v1)), k.reduce_min(k.min(v0, v1))
+    largest = top
+    if -bottom > top:
+        largest = bottom
+    scale = largest / -8.0
+    best = k.f32(-1)
+    for attempt in range(WEIGHTED_TRIES):
+        steps = -levels_of(8, attempt, True) * inverse(largest)
+        q0, q1 = rounded_within(v0 * steps, -8, 7), rounded_within(v1 * steps, -8, 7)
+        sum_qx = k.reduce_add(w0 * q0 * v0 + w1 * q1 * v1)
+        sum_qq = k.reduce_add(w0 * q0 * q0 + w1 * q1 * q1)
+        fitted = sum_qx * inverse(sum_qq)
+        gain = sum_qx * fitted
+        if gain > best:
+            best = gain
+            scale = fitted
+    store_half(out, 0, scale)
+    d = inverse(half_at(out, 0))
+    low = k.cast(rounded_within(v0 * d, -8, 7) + 8.0, k.u8)
+    high = k.cast(rounded_within(v1 * d, -8, 7) + 8.0, k.u8)
+    out.store(2, value=low | high << 4)
+
+
+@k.inline
+def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
     """A block of Q6_K; `floats` is scratch memory of 16 elements."""
     largest = k.f32(0)
     for part in range(16):
-        scale = fit_symmetric(load_half_part(x, part * 16))
+        of_part = load_weights(w, part * 16, weighted)
+        scale = fit_symmetric(load_half_part(x, part * 16), of_part, weighted)
         floats[part] = scale
         if k.abs(scale) > k.abs(largest):
             largest = scale
@@ -215,6 +269,37 @@ def quantised_q6(x: Any, part: int, floats: Any) -> Any:
     return k.cast(q + 32.0, k.u8)
 
 
+@k.inline
+def encode_block(
+    block: Any, x: Any, w: Any, floats: Any, fields: Any, encoding: str, weighted: bool
+) -> None:
+    """A block of an encoding. `floats` and `fields` are scratch memory of 16 elements each."""
+    if encoding == "Q8_0":
+        encode_q8_0(block, x)
+    if encoding == "Q4_0":
+        if weighted:
+            encode_weighted_q4_0(block, x, w)
+        else:
+            encode_q4_0(block, x)
+    if encoding == "Q4_K":
+        encode_affine(block, x, w, floats, fields, False, weighted)
+    if encoding == "Q5_K":
+        encode_affine(block, x, w, floats, fields, True, weighted)
+    if encoding == "Q6_K":
+        encode_q6_k(block, x, w, floats, weighted)
+
+
+@k.inline
+def weighted_error(block: Any, x: Any, w: Any, decoded: Any, encoding: str) -> Any:
+    """The weighted sum of squared errors of a block; `decoded` is scratch memory of its elements."""
+    decode_block(decoded, block, encoding)
+    total = k.splat(k.f32(0), WIDTH)
+    for i in range(0, BLOCK_FORMATS[encoding].elements, WIDTH):
+        error = load_half_part(decoded, i) - load_half_part(x, i)
+        total = total + load_half_part(w, i) * error * error
+    return k.reduce_add(total)
+
+
 @k.kernel
 def quantise(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> None:
     """`out` `[blocks * bytes]` from `x` `[blocks * elements]`."""
@@ -222,17 +307,53 @@ def quantise(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> Non
     floats = ctx.scratch(k.f32, (16,))
     fields = ctx.scratch(k.u8, (16,))
     for b in ctx.parallel(x.shape[0] // elements):
+        values = x[b * elements :]
+        encode_block(out[b * size :], values, values, floats, fields, encoding, False)
+
+
+@k.kernel
+def quantise_weighted(
+    out: k.Output, x: k.Input, weights: k.Input, ctx: k.Context, *, encoding: str
+) -> None:
+    """`out` `[blocks * bytes]` from `x` `[blocks * elements]`, rows of as many elements as there are weights.
+
+    Each block is encoded with and without weights, and the better one is written.
+    """
+    elements, size = BLOCK_FORMATS[encoding]
+    floats = ctx.scratch(k.f32, (16,))
+    fields = ctx.scratch(k.u8, (16,))
+    decoded = ctx.scratch(k.f32, (elements,))
+    fitted = ctx.scratch(k.u8, (size,))
+    in_row = weights.shape[0] // elements
+    for b in ctx.parallel(x.shape[0] // elements):
         block, values = out[b * size :], x[b * elements :]
-        if encoding == "Q8_0":
-            encode_q8_0(block, values)
-        if encoding == "Q4_0":
-            encode_q4_0(block, values)
-        if encoding == "Q4_K":
-            encode_affine(block, values, floats, fields, False)
-        if encoding == "Q5_K":
-            encode_affine(block, values, floats, fields, True)
-        if encoding == "Q6_K":
-            encode_q6_k(block, values, floats)
+        w = weights[b % in_row * elements :]
+        encode_block(block, values, values, floats, fields, encoding, False)
+        encode_block(fitted, values, w, floats, fields, encoding, True)
+        plain = weighted_error(block, values, w, decoded, encoding)
+        if weighted_error(fitted, values, w, decoded, encoding) < plain:
+            for i in range(size):
+                block[i] = fitted[i]
 
 
-LOWERINGS = {"mo.quantize": lower_flat(quantise)}
+_lower_plain = lower_flat(quantise)
+
+
+def _lower(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    # 8 bits need no weights
+    if len(operands) == 1 or attributes["encoding"] == "Q8_0":
+        return _lower_plain(operands[:1], results, attributes, target)
+    args = (
+        view("result", 0, results[0], (range(len(results[0].shape)),), static=False),
+        view("operand", 0, operands[0], (range(len(operands[0].shape)),), static=False),
+        view("operand", 1, operands[1], static=False),
+    )
+    return KernelCall(quantise_weighted, args, {"encoding": attributes["encoding"]})
+
+
+LOWERINGS = {"mo.quantize": _lower}

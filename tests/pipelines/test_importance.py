@@ -1,0 +1,189 @@
+"""Importance matrices: sums against hooks of transformers, files that are quantised with them, and bad input."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from max.engine import InferenceSession
+from max.entrypoints.cli import cli
+from max.graph.weights import load_weights
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.core.exceptions import InputError
+from max.pipelines.export.gguf_file import export_gguf
+from max.pipelines.export.importance import ImportanceMatrix, importance_matrix
+from max.pipelines.lib.hf_utils import HuggingFaceRepo
+from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.fused_weights import split_fused
+from max.pipelines.registry import PIPELINE_REGISTRY
+from tests.pipelines.test_gguf_export import folder_of
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+
+
+@pytest.fixture(scope="module")
+def session():
+    return InferenceSession()
+
+
+def matrix_of(folder: Path, tokens: list[int], session: InferenceSession, window: int):
+    """Our matrix of a folder's model."""
+    source = HuggingFaceConfig.load(HuggingFaceRepo(str(folder)))
+    (name,) = source.architectures
+    PIPELINE_REGISTRY.load_own([name])
+    model = PIPELINE_REGISTRY.architectures[name].pipeline_model
+    assert issubclass(model, DecoderModel)
+    config = model.config_class.from_huggingface(source)
+    stored = {key: w.data() for key, w in load_weights(sorted(folder.glob("*.safetensors"))).items()}  # fmt: skip
+    weights = split_fused(config, model.weight_names.from_safetensors(stored))
+    return importance_matrix(model.decoder_class, config, weights, tokens, session, window)
+
+
+def sums_of_hooks(model, windows: list[list[int]]) -> dict[str, np.ndarray]:
+    """The sums of squares of inputs of transformers' linear layers."""
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(1))
+
+    def hook(name):
+        def add(module, args):
+            rows = args[0].detach().double().reshape(-1, args[0].shape[-1])
+            sums[name] = sums[name] + rows.square().sum(0).numpy()
+
+        return add
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(hook(name))
+    with torch.no_grad():
+        for window in windows:
+            model(torch.tensor([window]))
+    return sums
+
+
+def test_sums_are_those_of_hooks(session):
+    """On the bundled model; ours runs in its bfloat16, transformers in float32. The last 10 tokens are no window."""
+    tokens = transformers.AutoTokenizer.from_pretrained(TINY)((TINY / "heldout.txt").read_text("utf-8")[:2000]).input_ids[:138]  # fmt: skip
+    matrix = matrix_of(TINY, tokens, session, 64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    expected = sums_of_hooks(model, [tokens[:64], tokens[64:128]])
+    expected.pop("lm_head")  # tied to the embedding
+    assert {f"{name.removeprefix('model.')}.weight" for name in expected} == set(matrix.sums)
+    for name, sums in expected.items():
+        own = f"{name.removeprefix('model.')}.weight"
+        np.testing.assert_allclose(matrix.sums[own], sums, rtol=0.05, atol=0.01 * sums.mean())
+        assert matrix.counts[own] == 128
+
+
+def test_sums_of_experts(session, tmp_path):
+    """A random Mixtral: each expert has the sums of the tokens that its router sent to it."""
+    from transformers.models.mixtral import modeling_mixtral
+
+    folder = folder_of(tmp_path / "m", "Mixtral", num_local_experts=4, num_experts_per_tok=2, intermediate_size=64, tie_word_embeddings=False)  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert isinstance(model, modeling_mixtral.MixtralForCausalLM)
+    tokens = np.random.default_rng(0).integers(3, 4096, 64).tolist()
+    sums = {"gate": defaultdict(float), "down": defaultdict(float)}
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+
+    def observed(layer):
+        def hook(module, args):
+            # hidden states, and the chosen experts of each token
+            x, chosen = args[0].detach().double(), args[1]
+            for expert in range(4):
+                rows = x[(chosen == expert).any(-1)]
+                counts[layer, expert] = len(rows)
+                gate, up = (rows @ module.gate_up_proj[expert].double().T).chunk(2, -1)
+                inner = torch.nn.functional.silu(gate) * up
+                sums["gate"][layer, expert] = rows.square().sum(0).numpy()
+                sums["down"][layer, expert] = inner.square().sum(0).numpy()
+
+        return hook
+
+    for index, layer in enumerate(model.model.layers):
+        layer.mlp.experts.register_forward_pre_hook(observed(index))
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    matrix = matrix_of(folder, tokens, session, 64)
+    assert matrix.sums["lm_head.weight"].shape == (256,)
+    for layer in range(2):
+        for name, ours in (("gate", "gate_proj"), ("gate", "up_proj"), ("down", "down_proj")):
+            own = f"layers.{layer}.mlp.experts.{ours}.weight"
+            assert matrix.counts[own].sum() == 2 * 64
+            for expert in range(4):
+                # a router's near tie may fall otherwise in bfloat16
+                assert abs(matrix.counts[own][expert] - counts[layer, expert]) <= 1
+                if matrix.counts[own][expert] == counts[layer, expert]:
+                    np.testing.assert_allclose(
+                        matrix.sums[own][expert], sums[name][layer, expert], rtol=0.1,
+                        atol=0.05 * np.mean(sums[name][layer, expert]),
+                    )  # fmt: skip
+
+
+def test_importance_of_columns():
+    """Has a mean of 1; an expert without tokens has that of all, and no column less than 1/10,000."""
+    sums = np.array([[1.0, 3.0], [0.0, 0.0], [0.0, 4.0]])
+    counts = np.array([2, 0, 1])
+    matrix = ImportanceMatrix({"a": sums, "b": np.zeros(3)}, {"a": counts, "b": np.array(0)})
+    expected = [[0.5, 1.5], [2 / 8, 14 / 8], [1e-4, 2.0]]
+    np.testing.assert_allclose(matrix.of("a"), np.array(expected, np.float32))
+    assert matrix.of("b") is None and matrix.of("c") is None
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "q4_0"])
+def test_files_have_smaller_weighted_errors(kind, session, tmp_path):
+    """Without a text a file is what it was; with one, errors of products with the text's inputs are smaller."""
+    text = (TINY / "heldout.txt").read_text("utf-8")
+    export_gguf(TINY, tmp_path / "plain.gguf", kind, session)
+    done = CliRunner().invoke(cli, ["quantize", str(TINY), str(tmp_path / "fitted.gguf"), "--type", kind, "--imatrix", _written(tmp_path, text[:4000])])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    tokens = transformers.AutoTokenizer.from_pretrained(TINY)(text[:4000]).input_ids
+    matrix = matrix_of(TINY, tokens, session, 512)
+    plain, fitted = (
+        {t.name: t for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
+        for name in ("plain", "fitted")
+    )
+    folder = {key: w.data() for key, w in load_weights([TINY / "model.safetensors"]).items()}
+    for part, own in (("ffn_up", "mlp.up_proj"), ("attn_output", "self_attn.o_proj")):
+        exact = np.asarray(folder[f"model.layers.1.{own}.weight"].data.to_numpy(), np.float32)
+        weights = matrix.of(f"layers.1.{own}.weight")
+        errors = [
+            (weights * np.square(gguf.quants.dequantize(t.data, t.tensor_type) - exact)).sum()
+            for t in (plain[f"blk.1.{part}.weight"], fitted[f"blk.1.{part}.weight"])
+        ]
+        assert errors[1] < 0.97 * errors[0]
+    # the embedding has no importance
+    name = "token_embd.weight"
+    np.testing.assert_array_equal(plain[name].data, fitted[name].data)
+
+
+def _written(folder: Path, text: str) -> str:
+    path = folder / "text.txt"
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_bad_input(session, tmp_path):
+    run = CliRunner().invoke
+    out = str(tmp_path / "x.gguf")
+    short = _written(tmp_path, "too short")
+    with pytest.raises(InputError, match=r"has \d+ tokens, fewer than a window of 512"):
+        run(cli, ["quantize", str(TINY), out, "--imatrix", short], catch_exceptions=False)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for args, message in (
+        (["--imatrix", str(binary)], "is no UTF-8 text"),
+        (["--imatrix", str(tmp_path / "none.txt")], "does not exist"),
+        (["--type", "q8_0", "--imatrix", short], "the type q8_0 has no weighted scales"),
+    ):
+        done = run(cli, ["quantize", str(TINY), out, *args])
+        assert done.exit_code == 2 and message in done.stderr
+    assert not Path(out).exists()
+    with pytest.raises(InputError, match="the text has the token 9999, and the model's vocabulary 4096 tokens"):  # fmt: skip
+        matrix_of(TINY, [9999] * 8, session, 8)
