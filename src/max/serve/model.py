@@ -93,6 +93,11 @@ class ServedModel:
         """Whether its answers may begin with reasoning."""
         return "<think>" in self.template
 
+    @property
+    def marks_reasoning(self) -> bool:
+        """Whether its reasoning can be told from its answers."""
+        return self.reasons or self.tool_format.syntax == "harmony"
+
     def apply_template(
         self,
         messages: list[Any],

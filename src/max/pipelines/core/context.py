@@ -18,6 +18,7 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 
 CHUNK_SIZE = 128
 """The token array grows in multiples of this."""
@@ -45,6 +46,7 @@ class TextContext:
         ignore_eos: Whether to continue after one of ``eos_token_ids``.
         json_schema: The schema that the text must match.
         grammar: The grammar that the text must match (``max.pipelines.structured``).
+        reasoning_budget: How long the answer may reason; None: as long as it does.
         sampling_params: How tokens are chosen.
         model_name: The name of the requested model.
         status: The state of the generation.
@@ -79,8 +81,12 @@ class TextContext:
     _draft_offset: int = 0
     target_endpoint: str | None = None
     grammar: str | None = None
+    reasoning_budget: ReasoningBudget | None = None
+    _reasoning_limit: ReasoningLimit | None = None
 
     def __post_init__(self) -> None:
+        if self.reasoning_budget is not None and self._reasoning_limit is None:
+            self._reasoning_limit = ReasoningLimit(self.reasoning_budget)
         if self.tokens.ndim != 1:
             raise InputError(
                 f"the prompt's tokens have shape {self.tokens.shape}; expected one dimension"
@@ -191,6 +197,11 @@ class TextContext:
     def matcher(self) -> Any | None:
         """The grammar matcher that constrains the text to a schema."""
         return self._matcher
+
+    @property
+    def reasoning_limit(self) -> ReasoningLimit | None:
+        """Names the tokens that end the reasoning where its budget is used up."""
+        return self._reasoning_limit
 
     def set_matcher(self, matcher: Any) -> None:
         """Sets the grammar matcher.

@@ -35,6 +35,7 @@ from max.interfaces import (
 )
 from max.pipelines.core.context import TextAndVisionContext, TextContext
 from max.pipelines.core.exceptions import ConfigError, InputError, ModelFilesError, UserError
+from max.pipelines.core.reasoning import ReasoningBudget
 
 _USER_ERRORS: dict[str, type[UserError]] = {
     error.__name__: error for error in (UserError, InputError, ConfigError, ModelFilesError)
@@ -92,6 +93,7 @@ class GenerationRequest:
         ignore_eos: Whether the sequence goes on after one of ``eos_token_ids``.
         json_schema: The schema of the text.
         grammar: The grammar of the text.
+        reasoning_budget: How long the answer may reason; None: as long as it does.
         model_name: The requested model.
         sampling: How tokens are chosen.
         priority: Requests of a lower value come first.
@@ -108,6 +110,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     json_schema: str | None = None
     grammar: str | None = None
+    reasoning_budget: ReasoningBudget | None = None
     model_name: str = ""
     sampling: Sampling = Sampling()
     priority: int = 0
@@ -143,6 +146,7 @@ class GenerationRequest:
             ignore_eos=context.ignore_eos,
             json_schema=context.json_schema,
             grammar=context.grammar,
+            reasoning_budget=context.reasoning_budget,
             model_name=context.model_name,
             sampling=Sampling.of(context.sampling_params),
         )
@@ -173,6 +177,7 @@ class GenerationRequest:
             ignore_eos=self.ignore_eos,
             json_schema=self.json_schema,
             grammar=self.grammar,
+            reasoning_budget=self.reasoning_budget,
             model_name=self.model_name,
             sampling_params=self.sampling.to_params(),
         )

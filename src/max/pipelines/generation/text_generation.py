@@ -19,12 +19,15 @@ from max.interfaces import (
     Pipeline,
     PipelineTokenizer,
     RequestID,
+    TextGenerationContext,
     TextGenerationContextType,
     TextGenerationInputs,
     TextGenerationOutput,
     TextGenerationRequest,
 )
+from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import UserError
+from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.decode_loop import DecodeLoop
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
@@ -294,6 +297,9 @@ class TextGenerationPipeline(
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
                 num_steps = 1  # a chunk has no next token; penalties count each token
+            limit = _reasoning_limit(context)
+            if limit is not None:
+                num_steps = limit.bounded_steps(num_steps, len(context.generated_tokens))
         self._page_tables.reserve(flat, num_steps)
         return flat, num_steps
 
@@ -361,7 +367,8 @@ class TextGenerationPipeline(
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = self._pipeline_model.execute(model_inputs)
             tokens = self._next_tokens(outputs, batch, step, masks)
-            steps.append(np.asarray(tokens.to(CPU()).to_numpy(), np.int64))
+            chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
+            steps.append(self._with_ended_reasoning(chosen, batch) if num_steps == 1 else chosen)
             if enable_log_probs:
                 logs.append(self._log_probabilities(outputs, batch, steps[-1]))
             if step + 1 < num_steps:
@@ -370,7 +377,7 @@ class TextGenerationPipeline(
                     kv_cache_inputs=self._kv_manager.next_step(cast(Any, cache), batch, step + 1)
                 )
                 model_inputs = self._pipeline_model.prepare_next_token_inputs(tokens, model_inputs)
-            elif step == 0:
+            elif step == 0 and steps[-1] is chosen:
                 self._last_step = _LastStep.of(batch, model_inputs, tokens)
         generated = np.array(steps, np.int32).T
         responses = self.update_context_and_prepare_responses(
@@ -408,6 +415,28 @@ class TextGenerationPipeline(
             return outputs.next_tokens
         bitmask = None if masks is None else masks.result()
         return self._sampler.sample(_last_logits(outputs), batch, step, bitmask)
+
+    def _with_ended_reasoning(
+        self, chosen: npt.NDArray[np.int64], batch: Sequence[TextGenerationContextType]
+    ) -> npt.NDArray[np.int64]:
+        """The tokens of a step ``[batch]``, with those that end a reasoning whose budget is used up.
+
+        A new array where one was replaced: the model's own tensor has the token that it chose.
+        """
+        forced: dict[int, int] = {}
+        for row, context in enumerate(batch):
+            limit = _reasoning_limit(context)
+            if limit is None or context.active_idx < context.end_idx:
+                continue
+            generated = context.generated_tokens.tolist()
+            token = limit.forced_token(generated, cast(TextTokenizer, self._tokenizer).decode_now)
+            if token is not None and token != chosen[row]:
+                forced[row] = token
+        if not forced:
+            return chosen
+        tokens = chosen.copy()
+        tokens[list(forced)] = list(forced.values())
+        return tokens
 
     def _log_probabilities(
         self,
@@ -478,6 +507,11 @@ class TextGenerationPipeline(
             request_id: The request.
         """
         self._page_tables.close(request_id)
+
+
+def _reasoning_limit(context: TextGenerationContext) -> ReasoningLimit | None:
+    """The limit on the reasoning of a request; contexts of other classes have none."""
+    return context.reasoning_limit if isinstance(context, TextContext) else None
 
 
 def _last_logits(outputs: ModelOutputs) -> Tensor:

@@ -25,6 +25,7 @@ from max.serve.errors import ApiError
 from max.serve.generation import RunOptions
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
+from max.serve.model import ServedModel
 from max.serve.openai.wire import encode_json, new_id
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
@@ -124,8 +125,23 @@ async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
             tool_choice=choice_of(body),
             stops=stops,
             template_options=options,
+            reasoning_tokens=_reasoning_tokens(body, model),
         ),
     )
+
+
+def _reasoning_tokens(body: MessagesBody, model: ServedModel) -> int | None:
+    """The most tokens of reasoning; None: no limit, as for a model that does not mark its reasoning."""
+    limit = (body.thinking or {}).get("budget_tokens")
+    if limit is None or (body.thinking or {}).get("type") == "disabled":
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < body.max_tokens:
+        raise ApiError(
+            f"thinking.budget_tokens is {limit!r}; it must be a number of tokens from 1 to less than "
+            f"max_tokens, which is {body.max_tokens}",
+            param="thinking.budget_tokens",
+        )
+    return limit if model.marks_reasoning else None
 
 
 def _reason(finish_reason: str | None, stop: str | None) -> str:

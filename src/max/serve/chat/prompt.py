@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
+from max.pipelines.core.reasoning import ReasoningBudget
 from max.serve.chat.parts import AnswerParser, PlainParser
-from max.serve.chat.reasoning import BEGIN, ReasoningParser
+from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
 from max.serve.chat.run import ChatJob
+from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
 from max.serve.chat.tools.formats import ToolFormat, description
 from max.serve.chat.tools.grammars import answer_grammar
@@ -39,6 +41,7 @@ class Conversation:
         count: The number of answers.
         log_probabilities: The number of likeliest tokens; 0: no log-probabilities.
         template_options: More variables of the chat template.
+        reasoning_tokens: The most tokens of reasoning; None: as many as the model makes.
     """
 
     request_id: str
@@ -52,6 +55,7 @@ class Conversation:
     count: int = 1
     log_probabilities: int = 0
     template_options: dict[str, Any] = field(default_factory=dict)
+    reasoning_tokens: int | None = None
 
 
 async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
@@ -97,15 +101,21 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     marks = (
         (tool_format.trigger, tool_format.optional_trigger, *tool_format.marks) if marked else ()
     )
+    thinks = text.rstrip().endswith(BEGIN)
+    parses_reasoning = model.reasons and may_reason(conversation)
+    if parses_reasoning:
+        marks = (*marks, BEGIN, END)
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     sequence = TextSequence(
-        request.with_grammar(grammar),
+        replace(
+            request,
+            grammar=grammar,
+            reasoning_budget=reasoning_budget(model, conversation, thinks, bool(tools)),
+        ),
         conversation.stops,
         conversation.include_stop,
         visible,
     )
-    thinks = text.rstrip().endswith(BEGIN)
-    parses_reasoning = model.reasons and may_reason(conversation)
 
     def new_parser() -> AnswerParser:
         if tool_format.syntax == "harmony" and conversation.grammar is None:
@@ -114,6 +124,47 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         return ReasoningParser(parser, thinks) if parses_reasoning else parser
 
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser)
+
+
+def reasoning_budget(
+    model: ServedModel, conversation: Conversation, begun: bool, may_call: bool
+) -> ReasoningBudget | None:
+    """How long an answer may reason; None: as long as it does.
+
+    Args:
+        model: The model.
+        conversation: The conversation.
+        begun: Whether the prompt ends in the mark that begins reasoning.
+        may_call: Whether the answer may call a tool.
+
+    Raises:
+        ApiError: The model's chat template has no marks of reasoning.
+    """
+    limit = conversation.reasoning_tokens
+    if limit is None:
+        return None
+    if model.tool_format.syntax == "harmony":
+        if conversation.grammar is not None:
+            return None
+        # a call chooses its channel
+        begin, end, closing = harmony.REASONING, harmony.END, harmony.END + harmony.NEXT
+        closing += "" if may_call else harmony.ANSWER
+    elif model.reasons:
+        if not may_reason(conversation):
+            return None
+        begin, end, closing = BEGIN, END, END
+    else:
+        raise ApiError(
+            f"{model.name} does not mark its reasoning: its chat template has no {BEGIN}, so there is "
+            "nothing to limit; leave the budget out, or limit the answer with max_tokens",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+
+    def tokens(text: str) -> list[int]:
+        return model.all_tokens(text, special=False)
+
+    return ReasoningBudget(limit, begin, end, begun, len(tokens(begin)), tuple(tokens(closing)))
 
 
 def may_reason(conversation: Conversation) -> bool:

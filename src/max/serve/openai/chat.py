@@ -64,6 +64,8 @@ class ChatCompletionRequest(SamplingFields, GrammarFields):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # vLLM's: the most tokens of reasoning; -1: no limit
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     # they change nothing here, as nothing is stored, and every request is of one tier
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -132,6 +134,9 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             count=body.n or 1,
             log_probabilities=max(body.top_logprobs or 0, 1) if body.logprobs else 0,
             template_options=options,
+            reasoning_tokens=None
+            if body.thinking_token_budget == -1
+            else body.thinking_token_budget,
         ),
     )
 

@@ -11,6 +11,10 @@ from max.serve.chat.tools.marks import CallParts, first_mark, held
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+REASONING = f"{CHANNEL}analysis{MESSAGE}"
+"""The begin of a message of reasoning."""
+NEXT, ANSWER = f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
+"""The begin of a message's header, and the rest of that of a message for the user."""
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 # the prompt may end within a header, and the answer go on with its recipient

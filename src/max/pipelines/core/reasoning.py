@@ -1,0 +1,88 @@
+"""A limit on the tokens that a model thinks before it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReasoningBudget:
+    """How long an answer may reason.
+
+    Args:
+        tokens: The most tokens of reasoning.
+        begin: The text that begins reasoning, at the begin of an answer.
+        end: The text that ends it.
+        begun: Whether the prompt ends within reasoning.
+        begin_length: The number of tokens of ``begin``.
+        closing: The tokens that are forced where the budget is used up; their text holds ``end``.
+    """
+
+    tokens: int
+    begin: str
+    end: str
+    begun: bool
+    begin_length: int
+    closing: tuple[int, ...]
+
+
+class ReasoningLimit:
+    """Follows one answer, and names the tokens that end its reasoning.
+
+    Marks may be several tokens, and their letters may be split in several ways: the text is looked at,
+    once, when the budget is used up.
+
+    Args:
+        budget: The budget.
+    """
+
+    def __init__(self, budget: ReasoningBudget) -> None:
+        self._budget = budget
+        opening = 0 if budget.begun else budget.begin_length
+        self._check_at: int | None = budget.tokens + opening  # tokens of the answer
+        self._closed_at: int | None = None
+
+    def bounded_steps(self, steps: int, generated: int) -> int:
+        """The steps until a token may have to be forced; 1 where the next one may.
+
+        Args:
+            steps: The most steps.
+            generated: The number of tokens of the answer.
+        """
+        if self._closed_at is not None:
+            return 1 if generated - self._closed_at < len(self._budget.closing) else steps
+        if self._check_at is None:
+            return steps
+        return min(steps, max(1, self._check_at - generated))
+
+    def forced_token(
+        self, generated: Sequence[int], decode: Callable[[Sequence[int]], str]
+    ) -> int | None:
+        """The token that must follow; None: any.
+
+        Args:
+            generated: The tokens of the answer.
+            decode: Makes text of tokens, marks included.
+        """
+        count, closing = len(generated), self._budget.closing
+        if self._closed_at is None:
+            if self._check_at is None or count < self._check_at:
+                return None
+            reasons = self._reasons(decode(generated))
+            self._check_at = count + 1 if reasons is None else None
+            if not reasons:
+                return None
+            self._closed_at = count
+        at = count - self._closed_at
+        return closing[at] if at < len(closing) else None
+
+    def _reasons(self, text: str) -> bool | None:
+        """Whether an answer is within reasoning; None: its text may still begin it."""
+        budget = self._budget
+        if budget.begun:
+            return budget.end not in text
+        text = text.lstrip()
+        if text.startswith(budget.begin):
+            return budget.end not in text
+        return None if budget.begin.startswith(text) else False
