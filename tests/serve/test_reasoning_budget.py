@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -12,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from max.interfaces import SamplingParams
+from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationRequest
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
+from max.pipelines.generation.coroutines import run_async
+from max.pipelines.generation.generation import Generation
+from max.pipelines.generation.protocol import GenerationRequest
 from max.serve.chat.parts import ContentPart, ReasoningPart
 from max.serve.chat.prompt import Conversation, reasoning_budget
 from max.serve.chat.tools.formats import FORMATS
@@ -198,3 +203,28 @@ def test_a_model_without_marks_has_no_budget(http: httpx.Client) -> None:
     assert "<think>" in error["message"]
     unlimited = http.post("/v1/chat/completions", json={**BODY, "thinking_token_budget": -1})
     assert unlimited.status_code == 200
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_the_model_reads_the_forced_tokens(reference, budget) -> None:
+    tokenizer, greedy = reference
+    config = PipelineConfig(model_path=str(TINY), max_length=64, quantization_encoding="float32")
+    own, pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)
+    params = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+    context = run_async(
+        own.new_context(
+            TextGenerationRequest(
+                request_id=RequestID(), model_name="", prompt="The capital of Norway is",
+                sampling_params=params,
+            )
+        )
+    )  # fmt: skip
+    closing = tokenizer.encode("</think>", add_special_tokens=False)
+    request = GenerationRequest.of(context)
+    limit = ReasoningBudget(budget, "<think>", "</think>", True, 2, tuple(closing))
+    context = replace(request, reasoning_budget=limit).to_context()
+    (output,) = Generation.of(pipeline).run([context])
+    prompt = list(request.tokens)
+    thoughts = greedy(prompt, budget) if budget else []
+    answer = greedy([*prompt, *thoughts, *closing], 12 - budget - len(closing))
+    assert list(output.tokens) == [*thoughts, *closing, *answer]
