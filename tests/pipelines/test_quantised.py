@@ -264,13 +264,13 @@ def test_encodings_of_files(files, tmp_path):
         encoding(weight_path=[mixed], quantization_encoding="q4_0")
     with pytest.raises(ConfigError, match="stores q8_0, which cannot be converted to float32"):
         encoding(weight_path=[files["Q8_0"]], quantization_encoding="float32")
-    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "rwkv7")
     writer.add_tensor("a", np.zeros(3, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelFilesError, match="the architecture 'mamba' of GGUF files is not supp"):
+    with pytest.raises(ModelFilesError, match="the architecture 'rwkv7' of GGUF files is not supp"):
         PipelineConfig(model_path=tmp_path / "other.gguf")
 
 
