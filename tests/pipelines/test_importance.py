@@ -9,12 +9,14 @@ import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 from max.engine import InferenceSession
 from max.entrypoints.cli import cli
 from max.graph.weights import load_weights
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.core.exceptions import InputError
+from max.pipelines.checkpoints.quantise import encoding_for
+from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.export.gguf_file import export_gguf
 from max.pipelines.export.importance import ImportanceMatrix, importance_matrix
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
@@ -34,8 +36,8 @@ def session():
     return InferenceSession()
 
 
-def matrix_of(folder: Path, tokens: list[int], session: InferenceSession, window: int):
-    """Our matrix of a folder's model."""
+def model_of(folder: Path):
+    """A folder's model: its class, its config, and its weights by the decoder's names."""
     source = HuggingFaceConfig.load(HuggingFaceRepo(str(folder)))
     (name,) = source.architectures
     PIPELINE_REGISTRY.load_own([name])
@@ -43,7 +45,12 @@ def matrix_of(folder: Path, tokens: list[int], session: InferenceSession, window
     assert issubclass(model, DecoderModel)
     config = model.config_class.from_huggingface(source)
     stored = {key: w.data() for key, w in load_weights(sorted(folder.glob("*.safetensors"))).items()}  # fmt: skip
-    weights = split_fused(config, model.weight_names.from_safetensors(stored))
+    return model, config, split_fused(config, model.weight_names.from_safetensors(stored))
+
+
+def matrix_of(folder: Path, tokens: list[int], session: InferenceSession, window: int):
+    """Our matrix of a folder's model."""
+    model, config, weights = model_of(folder)
     return importance_matrix(model.decoder_class, config, weights, tokens, session, window)
 
 
@@ -124,6 +131,40 @@ def test_sums_of_experts(session, tmp_path):
                         matrix.sums[own][expert], sums[name][layer, expert], rtol=0.1,
                         atol=0.05 * np.mean(sums[name][layer, expert]),
                     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("Gemma2", {"head_dim": 64, "sliding_window": 16}),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+        ("Mamba2", {"num_heads": 8, "head_dim": 64, "n_groups": 1, "state_size": 16}),
+    ],
+)  # fmt: skip
+def test_each_matrix_has_an_importance(kind, changed, session, tmp_path):
+    """Of families with caches of several groups, and with states."""
+    folder = folder_of(tmp_path / "m", kind, **changed)
+    tokens = np.random.default_rng(0).integers(3, 4096, 70).tolist()
+    matrix = matrix_of(folder, tokens, session, 32)
+    weights = model_of(folder)[2]
+    shapes = {name: [int(size) for size in w.shape] for name, w in weights.items()}
+    encoded = {name for name, shape in shapes.items() if encoding_for(name, shape, "q4_k")}
+    encoded -= {"embed_tokens.weight", "lm_head.weight"}
+    assert encoded and encoded <= set(matrix.sums)
+    for name in encoded:
+        importance = matrix.of(name)
+        assert importance.shape == (shapes[name][-1],)
+        assert matrix.counts[name] == 64
+        np.testing.assert_allclose(importance.mean(), 1, rtol=1e-2)
+
+
+def test_a_checkpoint_without_finite_inputs(session, tmp_path):
+    folder = folder_of(tmp_path / "m", "Llama", num_hidden_layers=1)
+    stored = load_file(folder / "model.safetensors")
+    stored["model.layers.0.input_layernorm.weight"][3] = np.inf
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(ModelFilesError, match=r"'layers.0.self_attn.._proj.weight' are not finite"):
+        matrix_of(folder, list(range(3, 20)), session, 8)
 
 
 def test_importance_of_columns():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from max.interfaces import PipelineTask, TextGenerationInputs
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -15,7 +16,7 @@ from max.pipelines.core.exceptions import InputError
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
-__all__ = ["BATCH", "Perplexity", "log_probabilities", "perplexity", "windows_of"]
+__all__ = ["BATCH", "Perplexity", "log_probabilities", "perplexity", "predictions", "windows_of"]
 
 BATCH = 8
 """Windows that are computed together."""
@@ -69,14 +70,19 @@ def log_probabilities(pipeline: Any, windows: list[list[int]]) -> Iterator[list[
             pipeline.release(context.request_id)
 
 
-def perplexity(text: str, window: int, most: int | None = None, **options: Any) -> Perplexity:
-    """The perplexity of a text, read in windows of which each begins anew.
+def predictions(
+    text: str, window: int, most: int | None = None, **options: Any
+) -> npt.NDArray[np.float64]:
+    """The log-probability of each token of a text but the first of each window; each window begins anew.
 
     Args:
         text: The text.
         window: Tokens of a window.
-        most: How many windows at most; all of them by default.
+        most: The maximum number of windows; all of them by default.
         options: Of `PipelineConfig`: the model, its encoding and so on.
+
+    Returns:
+        float64 ``[windows, window - 1]``.
 
     Raises:
         InputError: The text has fewer tokens than a window.
@@ -93,5 +99,21 @@ def perplexity(text: str, window: int, most: int | None = None, **options: Any) 
             "Give a longer text, or a smaller --window.",
         )
     pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
-    logs = np.concatenate([np.array(row) for row in log_probabilities(pipeline, windows)])
-    return Perplexity(math.exp(-float(logs.mean())), len(windows), logs.size)
+    return np.array(list(log_probabilities(pipeline, windows)))
+
+
+def perplexity(text: str, window: int, most: int | None = None, **options: Any) -> Perplexity:
+    """The perplexity of a text, read in windows of which each begins anew.
+
+    Args:
+        text: The text.
+        window: Tokens of a window.
+        most: The maximum number of windows; all of them by default.
+        options: Of `PipelineConfig`: the model, its encoding and so on.
+
+    Raises:
+        InputError: The text has fewer tokens than a window.
+        UserError: An option or the model's files do not fit.
+    """
+    logs = predictions(text, window, most, **options)
+    return Perplexity(math.exp(-float(logs.mean())), len(logs), logs.size)
