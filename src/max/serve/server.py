@@ -205,7 +205,7 @@ async def _listen(
         timeout_keep_alive=30,
     )
     server = _Server(config)
-    with start_metrics_listener(settings, metrics):
+    with start_metrics_listener(settings, metrics), _logged_load(settings, pool):
         serving = asyncio.ensure_future(server.serve([listener]))
         stopped = asyncio.ensure_future(stop.wait())
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -218,6 +218,39 @@ async def _listen(
         server.force_exit = True
         again.cancel()
         await serving
+
+
+@contextlib.contextmanager
+def _logged_load(settings: ServerSettings, pool: ModelPool) -> Iterator[None]:
+    """Logs the load of busy engines from time to time, where the level shows it."""
+    interval = settings.logs.load_interval_s
+    if not interval or not logger.isEnabledFor(logging.INFO):
+        yield
+        return
+
+    async def log_load() -> None:
+        while True:
+            await asyncio.sleep(interval)
+            for model in pool.loaded():
+                if (engine := model.engine).open_requests:
+                    stats = engine.stats
+                    logger.info(
+                        "%s: %d running, %d waiting, %d pages used, %d preemptions, %d of %d prompt "
+                        "tokens from the cache",
+                        model.name,
+                        stats.running,
+                        stats.waiting,
+                        stats.used_pages,
+                        stats.preemptions,
+                        stats.reused_tokens,
+                        stats.prompt_tokens,
+                    )
+
+    task = asyncio.ensure_future(log_load())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def _on_signals(stop: asyncio.Event) -> None:

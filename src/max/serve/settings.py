@@ -7,6 +7,23 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class LogSettings:
+    """Where the log of a server goes.
+
+    Args:
+        file: A file that gets each line besides the console; None: none.
+        prefix: Begins each line.
+        structured: Whether a line is a JSON object.
+        load_interval_s: Seconds between two lines of level info with the load of a busy engine; 0: none.
+    """
+
+    file: str | None = None
+    prefix: str = ""
+    structured: bool = False
+    load_interval_s: float = 3.0
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """The settings of a server, without those of its model.
 
@@ -30,6 +47,7 @@ class ServerSettings:
         web_page: Whether ``/`` is the chat page.
         log_requests: Whether each request is logged.
         otlp_endpoint: Where traces are sent, by OTLP over HTTP; None: nothing is traced.
+        logs: Where the log goes.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +69,7 @@ class ServerSettings:
     web_page: bool = True
     log_requests: bool = False
     otlp_endpoint: str | None = None
+    logs: LogSettings = LogSettings()
 
 
 @dataclass(frozen=True)
@@ -60,7 +79,9 @@ class WorkerSettings:
     Args:
         config: The fields of ``PipelineConfig`` that are set.
         log_level: The level of the ``max`` logger.
+        logs: Where its log goes.
     """
 
     config: dict[str, Any]
     log_level: str = "warning"
+    logs: LogSettings = LogSettings()

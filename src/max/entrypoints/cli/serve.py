@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from max.entrypoints.cli import log_level_option
+from max._config import flags
+from max.entrypoints.cli import LEVELS, log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options import config_options, given
-from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.settings import LogSettings, ServerSettings, WorkerSettings
 
 TOOL_PARSERS = [
     "hermes",
@@ -27,6 +29,7 @@ TOOL_PARSERS = [
     "generic",
 ]
 _PREFIX = "MAX_SERVE_"
+_CONSOLE_LEVEL = _PREFIX + "LOGS_CONSOLE_LEVEL"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 
 
@@ -158,6 +161,26 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
 )
 @_option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /.")
 @_option("--log-requests/--no-log-requests", env="LOG_REQUESTS", help="Log each request.")
+@_option("--log-prefix", env="LOG_PREFIX", default="", help="Begins each line of the log.")
+@_option(
+    "--log-file",
+    env="LOGS_FILE_PATH",
+    type=click.Path(dir_okay=False, writable=True),
+    help="A file that gets each line of the log besides the console.",
+)
+@click.option(
+    "--structured-logging/--no-structured-logging",
+    envvar="MODULAR_STRUCTURED_LOGGING",
+    show_envvar=True,
+    help="Write each line of the log as a JSON object.",
+)
+@_option(
+    "--load-log-interval",
+    env="SCHEDULER_STATS_LOG_INTERVAL_S",
+    type=click.FloatRange(min=0),
+    default=3.0,
+    help="Seconds between two lines with the load of a busy engine, of level info; 0: none.",
+)
 @click.option(
     "--otlp-endpoint",
     envvar=[_PREFIX + "OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
@@ -182,8 +205,18 @@ def serve(context: click.Context, **options: Any) -> None:
         _check_router(config, settings)
     elif models_dir is not None:
         raise CommandError("--model and --models-dir are given", "Give one of them.")
-    level = context.find_root().meta.get("log_level", "warning")
-    worker_settings = WorkerSettings(config, level)
+    level = context.find_root().meta.get("log_level") or _console_level()
+    worker_settings = WorkerSettings(config, level, settings.logs)
+    if settings.logs != LogSettings() or level != "warning":
+        from max.serve.logs import set_up_logs
+
+        try:
+            set_up_logs(level, settings.logs)
+        except OSError as error:
+            raise CommandError(
+                f"cannot write the log {settings.logs.file}: {error.strerror or error}",
+                "Give another --log-file.",
+            ) from error
     # each import of these takes a while: the worker, a process of its own, starts before the last
     from max.serve.listener import open_socket
 
@@ -210,6 +243,16 @@ def serve(context: click.Context, **options: Any) -> None:
         run_server(settings, FirstModel(worker_settings, worker), listener)
     finally:
         worker.kill()
+
+
+def _console_level() -> str:
+    """The level of the log where ``--log-level`` does not set it."""
+    level = os.environ.get(_CONSOLE_LEVEL, "").lower() or flags.MAX_LOG_LEVEL
+    if level not in LEVELS.choices:
+        raise CommandError(
+            f"{_CONSOLE_LEVEL} is {level!r}", f"It must be one of {', '.join(LEVELS.choices)}."
+        )
+    return level
 
 
 def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
@@ -283,4 +326,10 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         web_page=options.pop("ui"),
         log_requests=bool(options.pop("log_requests")),
         otlp_endpoint=_endpoint(options.pop("otlp_endpoint")),
+        logs=LogSettings(
+            file=options.pop("log_file"),
+            prefix=options.pop("log_prefix"),
+            structured=bool(options.pop("structured_logging")),
+            load_interval_s=options.pop("load_log_interval"),
+        ),
     )

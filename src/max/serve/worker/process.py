@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import signal
 from multiprocessing.connection import Connection
@@ -14,6 +13,7 @@ from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.protocol import EngineStopped, ErrorInfo
 from max.pipelines.generation.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
+from max.serve.logs import set_up_logs
 from max.serve.settings import WorkerSettings
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
@@ -35,8 +35,7 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("max").setLevel(settings.log_level.upper())
+    set_up_logs(settings.log_level, settings.logs)
 
     channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
     try:
