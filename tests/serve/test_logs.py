@@ -43,7 +43,7 @@ def test_lines_of_json_with_a_prefix_and_a_file(start_server, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
-        ("MAX_SERVE_LOGS_CONSOLE_LEVEL", "loud", "debug, info, warning"),
+        ("MAX_SERVE_LOGS_CONSOLE_LEVEL", "loud", "'debug', 'info', 'warning'"),
         ("MAX_SERVE_LOGS_FILE_PATH", "/no/such/folder/log", "log"),
         ("MODULAR_STRUCTURED_LOGGING", "perhaps", "structured"),
     ],

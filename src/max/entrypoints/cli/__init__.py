@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from max._version import __version__
 from max.entrypoints.cli.errors import CommandError, report, set_up_logging
@@ -111,20 +112,28 @@ def set_log_level(ctx: click.Context, param: click.Parameter, value: str | None)
         param: The option.
         value: The level; None if it is not set.
     """
+    of_environment = param.name is not None and (
+        ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
+    )
+    if of_environment and "log_level" in ctx.find_root().meta:
+        return value  # an option before the command comes first
     if value is not None:
         ctx.find_root().meta["log_level"] = value.lower()
         set_up_logging(value)
     return value
 
 
-def log_level_option(command: Any) -> Any:
+def log_level_option(command: Any, envvar: str | None = None) -> Any:
     """Adds ``--log-level`` to a command.
 
     Args:
         command: The command.
+        envvar: A variable of the environment that sets it too.
     """
     return click.option(
         "--log-level",
+        envvar=envvar,
+        show_envvar=envvar is not None,
         type=LEVELS,
         expose_value=False,
         is_eager=True,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from max._config import flags
-from max.entrypoints.cli import LEVELS, log_level_option
+from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options import config_options, given
 from max.serve.settings import LogSettings, ServerSettings, WorkerSettings
@@ -29,7 +29,6 @@ TOOL_PARSERS = [
     "generic",
 ]
 _PREFIX = "MAX_SERVE_"
-_CONSOLE_LEVEL = _PREFIX + "LOGS_CONSOLE_LEVEL"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 
 
@@ -188,7 +187,7 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
     help="Send traces to this collector, by OTLP over HTTP. Not set: nothing is traced or sent.",
 )
 @config_options
-@log_level_option
+@partial(log_level_option, envvar=_PREFIX + "LOGS_CONSOLE_LEVEL")
 @click.pass_context
 def serve(context: click.Context, **options: Any) -> None:
     """Serve a model over HTTP.
@@ -205,7 +204,7 @@ def serve(context: click.Context, **options: Any) -> None:
         _check_router(config, settings)
     elif models_dir is not None:
         raise CommandError("--model and --models-dir are given", "Give one of them.")
-    level = context.find_root().meta.get("log_level") or _console_level()
+    level = context.find_root().meta.get("log_level") or flags.MAX_LOG_LEVEL
     worker_settings = WorkerSettings(config, level, settings.logs)
     if settings.logs != LogSettings() or level != "warning":
         from max.serve.logs import set_up_logs
@@ -243,16 +242,6 @@ def serve(context: click.Context, **options: Any) -> None:
         run_server(settings, FirstModel(worker_settings, worker), listener)
     finally:
         worker.kill()
-
-
-def _console_level() -> str:
-    """The level of the log where ``--log-level`` does not set it."""
-    level = os.environ.get(_CONSOLE_LEVEL, "").lower() or flags.MAX_LOG_LEVEL
-    if level not in LEVELS.choices:
-        raise CommandError(
-            f"{_CONSOLE_LEVEL} is {level!r}", f"It must be one of {', '.join(LEVELS.choices)}."
-        )
-    return level
 
 
 def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
