@@ -256,7 +256,7 @@ def _attempts(most: int, weighted: bool) -> Floats:
 
     Attempts with weights reach further: elements of little weight may be clipped.
     """
-    reach, count = (3, 25) if weighted else (1, 15)
+    reach, count = (3, 31) if weighted else (1, 15)
     return np.linspace(most - reach, most + reach, count, dtype=np.float32)
 
 

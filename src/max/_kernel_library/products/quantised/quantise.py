@@ -19,7 +19,7 @@ from max.dtype.blocks import BLOCK_FORMATS
 
 TRIES = 15
 """Roundings of a part of a K block, of which the best is taken."""
-WEIGHTED_TRIES = 25
+WEIGHTED_TRIES = 31
 """The same where elements have weights."""
 UNFITTED = 3e38
 """An error above all others."""
@@ -102,38 +102,90 @@ def rounded_within(q: Any, least: Any, most: Any) -> Any:
 
 
 @k.inline
+def joined_halves(a: Any, b: Any, size: int) -> Any:
+    """Sums of the halves of each run of `size` lanes, those of `a` and then those of `b`: a step of 16 sums over 16 lanes."""
+    half = size // 2
+    low = [i for i in range(2 * WIDTH) if i % size < half]
+    high = [i for i in range(2 * WIDTH) if i % size >= half]
+    return k.shuffle(a, b, low) + k.shuffle(a, b, high)
+
+
+@k.inline
+def affine_sums(
+    v0: Any,
+    v1: Any,
+    w0: Any,
+    w1: Any,
+    low: Any,
+    unit: Any,
+    most: int,
+    weighted: bool,
+    first: int,
+    count: int,
+) -> Any:
+    """Sums of ``w q``, ``w q^2`` and ``w q x`` of `count` attempts from `first`, in runs of ``WIDTH / count`` lanes each."""
+    if count == 1:
+        steps = levels_of(most, first, weighted) * unit
+        q0 = rounded_within((v0 - low) * steps, 0, most)
+        q1 = rounded_within((v1 - low) * steps, 0, most)
+        wq0, wq1 = w0 * q0, w1 * q1
+        return wq0 + wq1, wq0 * q0 + wq1 * q1, wq0 * v0 + wq1 * v1
+    half = count // 2
+    a = affine_sums(v0, v1, w0, w1, low, unit, most, weighted, first, half)
+    b = affine_sums(v0, v1, w0, w1, low, unit, most, weighted, first + half, half)
+    size = WIDTH // half
+    return (
+        joined_halves(a[0], b[0], size),
+        joined_halves(a[1], b[1], size),
+        joined_halves(a[2], b[2], size),
+    )
+
+
+@k.inline
+def inverses(scales: Any) -> Any:
+    """1 / scale of 16 scales; 0 for 0."""
+    return k.select(scales == 0.0, k.splat(k.f32(0), WIDTH), 1.0 / scales)
+
+
+@k.inline
 def fit_affine(x: Any, w: Any, most: int, weighted: bool) -> Any:
-    """Scale and offset of 32 elements, so that ``scale q - offset`` is near them for q in 0 … most."""
+    """Scale and offset of 32 elements, so that ``scale q - offset`` is near them for q in 0 … most.
+
+    The sums of 16 attempts are the lanes of vectors, and their lines are fitted together.
+    """
     v0, v1 = load_half_part(x, 0), load_half_part(x, WIDTH)
     w0, w1 = load_weights(w, 0, weighted), load_weights(w, WIDTH, weighted)
     low = k.min(k.reduce_min(k.min(v0, v1)), 0.0)
     width = k.reduce_max(k.max(v0, v1)) - low
+    unit = inverse(width)
     sum_w = k.reduce_add(w0 + w1) if weighted else k.f32(32)
     sum_x = k.reduce_add(w0 * v0 + w1 * v1)
     best = k.f32(UNFITTED)
     scale = width / k.f32(most)
     offset = -low
-    for attempt in range(WEIGHTED_TRIES if weighted else TRIES):
-        steps = levels_of(most, attempt, weighted) * inverse(width)
-        q0 = rounded_within((v0 - low) * steps, 0, most)
-        q1 = rounded_within((v1 - low) * steps, 0, most)
-        wq0, wq1 = w0 * q0, w1 * q1
-        sum_q = k.reduce_add(wq0 + wq1)
-        sum_qq = k.reduce_add(wq0 * q0 + wq1 * q1)
-        sum_qx = k.reduce_add(wq0 * v0 + wq1 * v1)
-        slope = (sum_w * sum_qx - sum_x * sum_q) * inverse(sum_w * sum_qq - sum_q * sum_q)
+    lanes = k.iota(k.i32, WIDTH)
+    tries = WEIGHTED_TRIES if weighted else TRIES
+    for first in k.static_range(0, tries, WIDTH):
+        sum_q, sum_qq, sum_qx = affine_sums(v0, v1, w0, w1, low, unit, most, weighted, first, WIDTH)
+        slope = (sum_w * sum_qx - sum_x * sum_q) * inverses(sum_w * sum_qq - sum_q * sum_q)
         start = (sum_x - slope * sum_q) / sum_w
-        if start > 0.0:  # offsets are not negative: the line then goes through 0
-            slope = sum_qx * inverse(sum_qq)
-            start = k.f32(0)
+        # offsets are not negative: the line then goes through 0
+        above = start > 0.0
+        slope = k.select(above, sum_qx * inverses(sum_qq), slope)
+        start = k.select(above, k.splat(k.f32(0), WIDTH), start)
         # the sum of squared errors less that of x^2, which is the same for all attempts
         error = slope * (slope * sum_qq + 2.0 * (start * sum_q - sum_qx))
         error += start * (sum_w * start - 2.0 * sum_x)
-        if error < best:
-            if slope > 0.0:
-                best = error
-                scale = slope
-                offset = -start
+        fits = (error < best) & (slope > 0.0) & (lanes < tries - first)
+        least = k.reduce_min(k.select(fits, error, k.splat(k.f32(UNFITTED), WIDTH)))
+        if least < best:
+            best = least
+            chosen = fits & (error == least)
+            # the first of equal ones
+            lane = k.reduce_min(k.select(chosen, lanes, k.splat(k.i32(WIDTH), WIDTH)))
+            lowest = k.splat(k.f32(-UNFITTED), WIDTH)
+            scale = k.reduce_max(k.select(lanes == lane, slope, lowest))
+            offset = -k.reduce_max(k.select(lanes == lane, start, lowest))
     return scale, offset
 
 
