@@ -37,7 +37,7 @@ ABSENT_OPTIONS = {
     "--task-arg": "tasks take no arguments",
     "--profile-serve": "`--log-level debug` and /metrics say what a server does",
     "--sim-failure": "faults are tested by killing the worker",
-    "--log-prefix": _SERVER,
+    "--log-prefix": "only the log of `max serve` has one",
     "--config-file": "options are given one by one",
 }
 """Prefixes of options of MAX, and why they are absent."""
