@@ -238,52 +238,66 @@ def quantised_part(x: Any, part: int, at: int, floats: Any, most: int) -> Any:
 
 
 @k.inline
-def fit_symmetric(v: Any, w: Any, weighted: bool) -> Any:
-    """The scale of 16 elements, so that ``scale q`` is near them for q in -32 … 31."""
-    top, bottom = k.reduce_max(v), k.reduce_min(v)
+def symmetric_sums(
+    v: Any, w: Any, unit: Any, most: int, weighted: bool, first: int, count: int
+) -> Any:
+    """Sums of ``w q x`` and ``w q^2`` of attempts, as `affine_sums`; `v` and `w` are tuples of vectors."""
+    if count == 1:
+        steps = -levels_of(most, first, weighted) * unit
+        q = rounded_within(v[0] * steps, -most, most - 1)
+        qx, qq = w[0] * q * v[0], w[0] * q * q
+        if len(v) > 1:
+            q = rounded_within(v[1] * steps, -most, most - 1)
+            return qx + w[1] * q * v[1], qq + w[1] * q * q
+        return qx, qq
+    half = count // 2
+    a = symmetric_sums(v, w, unit, most, weighted, first, half)
+    b = symmetric_sums(v, w, unit, most, weighted, first + half, half)
+    size = WIDTH // half
+    return joined_halves(a[0], b[0], size), joined_halves(a[1], b[1], size)
+
+
+@k.inline
+def fit_symmetric(v: Any, w: Any, most: int, weighted: bool) -> Any:
+    """The scale of one or two vectors of 16 elements, so that ``scale q`` is near them for q in -most … most - 1."""
+    top, bottom = k.reduce_max(v[0]), k.reduce_min(v[0])
+    if len(v) > 1:
+        top = k.max(top, k.reduce_max(v[1]))
+        bottom = k.min(bottom, k.reduce_min(v[1]))
     largest = top
     if -bottom > top:
         largest = bottom
-    scale = largest / -32.0
+    unit = inverse(largest)
+    scale = largest / k.f32(-most)
     best = k.f32(-1)
-    for attempt in range(WEIGHTED_TRIES if weighted else TRIES):
-        steps = -levels_of(32, attempt, weighted) * inverse(largest)
-        q = rounded_within(v * steps, -32, 31)
-        sum_qx, sum_qq = k.reduce_add(w * q * v), k.reduce_add(w * q * q)
-        fitted = sum_qx * inverse(sum_qq)
+    lanes = k.iota(k.i32, WIDTH)
+    lowest = k.splat(k.f32(-UNFITTED), WIDTH)
+    tries = WEIGHTED_TRIES if weighted else TRIES
+    for first in k.static_range(0, tries, WIDTH):
+        sum_qx, sum_qq = symmetric_sums(v, w, unit, most, weighted, first, WIDTH)
+        fitted = sum_qx * inverses(sum_qq)
         # the sum of squared errors is that of x^2 less this
         gain = sum_qx * fitted
-        if gain > best:
-            best = gain
-            scale = fitted
+        fits = (gain > best) & (lanes < tries - first)
+        most_gain = k.reduce_max(k.select(fits, gain, lowest))
+        if most_gain > best:
+            best = most_gain
+            chosen = fits & (gain == most_gain)
+            # the first of equal ones
+            lane = k.reduce_min(k.select(chosen, lanes, k.splat(k.i32(WIDTH), WIDTH)))
+            scale = k.reduce_max(k.select(lanes == lane, fitted, lowest))
     return scale
 
 
 @k.inline
 def encode_weighted_q4_0(out: Any, x: Any, w: Any) -> None:
     """A block of Q4_0 whose scale minimises the weighted error."""
-    v0, v1 = load_half_part(x, 0), load_half_part(x, WIDTH)
-    w0, w1 = load_half_part(w, 0), load_half_part(w, WIDTH)
-    top, bottom = k.reduce_max(k.max(v0, v1)), k.reduce_min(k.min(v0, v1))
-    largest = top
-    if -bottom > top:
-        largest = bottom
-    scale = largest / -8.0
-    best = k.f32(-1)
-    for attempt in range(WEIGHTED_TRIES):
-        steps = -levels_of(8, attempt, True) * inverse(largest)
-        q0, q1 = rounded_within(v0 * steps, -8, 7), rounded_within(v1 * steps, -8, 7)
-        sum_qx = k.reduce_add(w0 * q0 * v0 + w1 * q1 * v1)
-        sum_qq = k.reduce_add(w0 * q0 * q0 + w1 * q1 * q1)
-        fitted = sum_qx * inverse(sum_qq)
-        gain = sum_qx * fitted
-        if gain > best:
-            best = gain
-            scale = fitted
-    store_half(out, 0, scale)
+    v = load_half_part(x, 0), load_half_part(x, WIDTH)
+    weights = load_half_part(w, 0), load_half_part(w, WIDTH)
+    store_half(out, 0, fit_symmetric(v, weights, 8, True))
     d = inverse(half_at(out, 0))
-    low = k.cast(rounded_within(v0 * d, -8, 7) + 8.0, k.u8)
-    high = k.cast(rounded_within(v1 * d, -8, 7) + 8.0, k.u8)
+    low = k.cast(rounded_within(v[0] * d, -8, 7) + 8.0, k.u8)
+    high = k.cast(rounded_within(v[1] * d, -8, 7) + 8.0, k.u8)
     out.store(2, value=low | high << 4)
 
 
@@ -292,8 +306,8 @@ def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
     """A block of Q6_K; `floats` is scratch memory of 16 elements."""
     largest = k.f32(0)
     for part in range(16):
-        of_part = load_weights(w, part * 16, weighted)
-        scale = fit_symmetric(load_half_part(x, part * 16), of_part, weighted)
+        v = load_half_part(x, part * 16)
+        scale = fit_symmetric((v,), (load_weights(w, part * 16, weighted),), 32, weighted)
         floats[part] = scale
         if k.abs(scale) > k.abs(largest):
             largest = scale
