@@ -39,7 +39,27 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
     )
 
 
+def _read_config(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """Reads the file of ``--config-file``; its parser is imported only then."""
+    if value is not None:
+        from max.entrypoints.cli.config_file import read_config_file
+
+        read_config_file(context, Path(value))
+    return value
+
+
 @click.command("serve", short_help="Serve a model over HTTP.")
+@_option(
+    "--config-file",
+    env="CONFIG_FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    help="A YAML or JSON file with values of options; the command line and variables come before it.",
+)
 @_option("--host", env="HOST", default="127.0.0.1", help="The address to listen on.")
 @_option(
     "--port",
