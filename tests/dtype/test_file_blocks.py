@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import gguf
 import numpy as np
 import pytest
@@ -127,6 +129,30 @@ def test_what_8_bits_do_not_hold():
     assert to_kernel_blocks(alone, "Q4_1") is None
     alone[:, 4:] = 0x7F
     assert to_kernel_blocks(alone, "Q4_1") is not None
+
+
+@pytest.mark.parametrize("name", ["Q5_0", "TQ2_0", "Q3_K"])
+def test_memory_of_conversions(name, rng):
+    """Groups are independent of each other: memory grows with the elements, not with the square of the groups."""
+    blocks = random_blocks(rng, name, 64, 64)
+    elements = blocks.size // FILE_FORMATS[name].block.bytes * FILE_FORMATS[name].block.elements
+    tracemalloc.start()
+    try:
+        assert to_kernel_blocks(blocks, name) is not None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * elements
+
+
+def test_a_scale_that_float16_does_not_hold_counts_by_its_own_elements(rng):
+    """A group with a subnormal scale is much in error, but beside the others its elements are small."""
+    values = random_blocks(rng, "MXFP4", 1, 64)
+    values.reshape(-1, 17)[:, 0] = 127
+    values.reshape(-1, 17)[0, 0] = 127 - 27  # a step of 2^-28, where those of float16 are 2^-24
+    assert to_kernel_blocks(values, "MXFP4") is not None
+    values.reshape(-1, 17)[1:, 1:] = 0  # now the others are zeros
+    assert to_kernel_blocks(values, "MXFP4") is None
 
 
 def test_shapes():

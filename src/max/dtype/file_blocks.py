@@ -183,12 +183,12 @@ class _Converted(NamedTuple):
 
 
 def _half_scales(scale: Array, q: Array) -> tuple[Array, float, float]:
-    """Scales ``[n, groups]`` as float16, the squares of the error that this makes, and those of the values."""
+    """Scales ``[n, 1]`` of elements ``[n, 32]`` as float16, the squares of the error that this makes, and those of the values."""
     half = scale.astype(np.float16)
     if not np.isfinite(half).all():
         raise ValueError("a scale is too large for float16")
     exact = scale.astype(np.float64)
-    squares = np.square(q, dtype=np.int16).sum(-1, dtype=np.int64)
+    squares = np.square(q, dtype=np.int16).sum(-1, dtype=np.int64, keepdims=True)
     error = float((np.square(half - exact) * squares).sum())
     return half, error, float((np.square(exact) * squares).sum())
 
