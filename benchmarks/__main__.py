@@ -38,7 +38,8 @@ README = ROOT / "README.md"
 HEAD = """# Benchmarks
 
 The newest figures at a glance; above 1 Supremum is faster. All tables follow, and [what limits
-us](log/2026-11-21-limits.md) reads them against the machine's limits.
+us](log/2026-11-21-limits.md) reads them against the machine's limits, [benchmarks-limits.md](benchmarks-limits.md)
+against the targets of model families and servers.
 
 <!-- benchmarks -->
 <!-- end -->
