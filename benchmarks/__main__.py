@@ -130,7 +130,7 @@ class Section:
         title: Its title.
         about: What stands above it.
         rows: Measures, and gives head and rows as they come; it takes the arguments and the folder of models.
-        cells: So many cells of a row name its case.
+        cells: How many cells of a row name its case.
         minutes: About how long it takes with the defaults.
         like: The section of the same columns but the first, with whose ratios those of this one are compared.
         group: Which cell says what a ratio is averaged with.
@@ -250,7 +250,7 @@ def merge(entries: Sequence[Mapping[str, Any]], cells: int) -> tuple[list[str], 
 
     Args:
         entries: The section's runs, the oldest first; those with other columns than the newest are left out.
-        cells: So many cells of a row, from the first on, name its case.
+        cells: How many cells of a row, from the first on, name its case.
     """
     head = entries[-1]["rows"][:2]
     rows: dict[str, str] = {}

@@ -180,7 +180,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--unseen", type=int, help="so many random shapes of each block instead")
+    parser.add_argument(
+        "--unseen", type=int, help="measure this number of random shapes of each block instead"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()

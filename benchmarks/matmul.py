@@ -85,7 +85,7 @@ def listed(
 
 
 def drawn(seed: int, count: int, dtypes: Sequence[str] = tuple(BYTES)) -> Iterator[Case]:
-    """So many cases of each dtype with sizes drawn at random, evenly on a logarithmic scale.
+    """Cases with sizes drawn at random, evenly on a logarithmic scale.
 
     Args:
         seed: Of the draw.
@@ -178,7 +178,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--dtypes", nargs="+", default=list(BYTES), choices=list(BYTES))
     parser.add_argument("--layers", nargs="+", help="N,K …")
-    parser.add_argument("--unseen", type=int, help="so many random sizes of each dtype instead")
+    parser.add_argument(
+        "--unseen", type=int, help="measure this number of random sizes of each dtype instead"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()

@@ -87,10 +87,10 @@ class Prompts:
         self._numbers = random.Random(0)
 
     def text(self, tokens: int) -> str:
-        """A text of so many tokens, or one fewer where a word has two.
+        """A random text of a given length in tokens.
 
         Args:
-            tokens: The number of tokens.
+            tokens: The number of tokens; the text has one fewer where it ends inside a word of two.
         """
         words: list[str] = []
         while True:
@@ -108,7 +108,7 @@ class Prompts:
 async def closed_loop(
     server: Server, prompts: Sequence[str], output: int, clients: int
 ) -> list[Sample]:
-    """So many clients, each of which sends a request when its last one has ended."""
+    """Sends the prompts from a fixed number of clients; a client sends its next request when the last one has ended."""
     waiting = list(reversed(prompts))
     samples: list[Sample] = []
 
@@ -121,7 +121,7 @@ async def closed_loop(
 
 
 async def at_rate(server: Server, prompts: Sequence[str], output: int, rate: float) -> list[Sample]:
-    """Requests at random times, so many a second on average."""
+    """Sends the prompts at random times; `rate` is the mean number of requests per second."""
     numbers, tasks = random.Random(1), list[asyncio.Task[Sample]]()
     for prompt in prompts:
         tasks.append(asyncio.ensure_future(measure_one(server.target, server.body(prompt, output))))

@@ -99,7 +99,9 @@ class Quantiser:
         if values.dtype not in _FLOATS:
             values = Tensor.from_dlpack(weight.astype(DType.float32).data)
         stored = values.to_numpy()
-        if importance is not None and importance.ndim > 1 and kind not in _OF_8_BITS:
+        if kind in _OF_8_BITS:
+            importance = None
+        if importance is not None and importance.ndim > 1:
             matrices = [
                 self._blocks(weight.name, matrix, values.dtype, kind, columns)
                 for matrix, columns in zip(
@@ -137,11 +139,11 @@ class Quantiser:
             if kind == "int8":
                 out[start : start + step] = _rows_of_int8(part)
                 continue
-            weighted = importance is not None and kind not in _OF_8_BITS
             operands = [Tensor.from_numpy(part)]
-            if importance is not None and weighted:
+            if importance is not None:
                 operands.append(Tensor.from_numpy(importance))
-            blocks = self._program(dtype, encoding.value, weighted).execute(*operands)[0]
+            program = self._program(dtype, encoding.value, importance is not None)
+            blocks = program.execute(*operands)[0]
             assert isinstance(blocks, Tensor)
             out[start : start + step] = blocks.to_numpy()
         return out

@@ -16,7 +16,7 @@ from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.rope import RopeConfig
 from max.pipelines.models.state_space import Mamba2Form
-from max.pipelines.models.weight_names import GGUF_LAYER, GGUF_TOP, WeightNames
+from max.pipelines.models.weight_names import GGUF_LAYER, GGUF_TOP, WeightNames, renamed
 
 __all__ = ["StoredWeight", "rope_factors", "stored_weights"]
 
@@ -27,6 +27,14 @@ _FUSED_ROWS = {
     "gate_up_proj": ("glm4", "phi3"),
 }
 """Fused projections, and the architectures whose files have them."""
+_MIXER = (
+    ".mixer.A",
+    ".mixer.D",
+    ".mixer.norm.weight",
+    ".mixer.conv1d.weight",
+    ".mixer.conv.weight",
+)
+"""Ends of names of recurrent layers' parameters that files have in another shape."""
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -138,19 +146,13 @@ def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, li
 
 
 def _name(own: str, inverse: Mapping[str, str], top: Mapping[str, str], architecture: str) -> str:
-    prefix, names, part = "", top, own
-    if own.startswith("layers."):
-        _, index, part = own.split(".", 2)
-        prefix, names = f"blk.{index}.", inverse
-    if part in names:
-        return f"{prefix}{names[part]}"
-    stem, _, end = part.rpartition(".")
-    if stem in names:
-        return f"{prefix}{names[stem]}.{end}"
-    raise ModelFilesError(
-        f"the weight {own!r} has no name in GGUF files of {architecture}",
-        "Check that config.json and the weight files belong together.",
-    )
+    name = renamed(own, ("layers", "blk"), inverse, top)
+    if name is None:
+        raise ModelFilesError(
+            f"the weight {own!r} has no name in GGUF files of {architecture}",
+            "Check that config.json and the weight files belong together.",
+        )
+    return name
 
 
 def _stored(
@@ -167,9 +169,9 @@ def _stored(
             array = step(array)
         return np.ascontiguousarray(array)
 
-    if steps and len(parts) == 1:
-        # conversions change shapes of small weights only
-        shape = _shape_after(config, own, shape)
+    if own.endswith(_MIXER):
+        # other conversions keep shapes
+        shape = _mixer_form(config, own, np.empty(shape, np.int8)).shape
     return StoredWeight(own, name, shape, values)
 
 
@@ -185,9 +187,7 @@ def _steps(config: DecoderConfig, permuted: bool, own: str) -> list[Callable[[Ar
         steps.append(lambda array: _neighbours(array, heads))
     if (factor := _factor(config, own)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
-    if own.endswith(
-        (".mixer.A", ".mixer.D", ".mixer.norm.weight", ".mixer.conv1d.weight", ".mixer.conv.weight")
-    ):
+    if own.endswith(_MIXER):
         steps.append(lambda array: _mixer_form(config, own, array))
     return steps
 
@@ -230,14 +230,6 @@ def _factor(config: DecoderConfig, own: str) -> Array | None:
     }
     factor = factors.get(own.split(".")[-2]) if "." in own else None
     return None if factor is None else np.asarray(factor, np.float32)
-
-
-def _shape_after(config: DecoderConfig, own: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if own.endswith(
-        (".mixer.A", ".mixer.D", ".mixer.norm.weight", ".mixer.conv1d.weight", ".mixer.conv.weight")
-    ):
-        return _mixer_form(config, own, np.empty(shape, np.int8)).shape
-    return shape
 
 
 def _mixer_form(config: DecoderConfig, own: str, array: Array) -> Array:

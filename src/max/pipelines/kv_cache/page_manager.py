@@ -285,8 +285,7 @@ class PageManager:
         Raises:
             KeyError: It has no table.
         """
-        held = len(self._table(request_id).groups[0].pages)
-        return max(0, pages_of(length, self.page_size) - held)
+        return max(0, pages_of(length, self.page_size) - len(self._table(request_id)))
 
     def reserve(self, request_id: RequestID, length: int) -> list[int]:
         """Extends a request's tables to hold a number of tokens; all or nothing.
@@ -326,11 +325,10 @@ class PageManager:
             ValueError: The table does not hold that many.
         """
         table = self._table(request_id)
-        held = len(table.groups[0].pages)
-        if len(tokens) > held * self.page_size:
+        if len(tokens) > len(table) * self.page_size:
             raise ValueError(
                 f"KV cache: {len(tokens)} tokens of request {request_id} in "
-                f"{held} pages of {self.page_size}"
+                f"{len(table)} pages of {self.page_size}"
             )
         if not self.enable_prefix_caching:
             return

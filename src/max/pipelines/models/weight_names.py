@@ -12,7 +12,7 @@ from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 
-__all__ = ["GGUF_LAYER", "GGUF_TOP", "OUTPUT_NORMS", "SANDWICH_NORMS", "SharedMLPNames", "WeightNames"]
+__all__ = ["GGUF_LAYER", "GGUF_TOP", "OUTPUT_NORMS", "SANDWICH_NORMS", "SharedMLPNames", "WeightNames", "renamed"]
 
 GGUF_TOP = {
     "token_embd": "embed_tokens",
@@ -237,22 +237,42 @@ class SharedMLPNames(WeightNames):
         return {name.replace(".mlp.shared.", ".mlp."): value for name, value in weights.items()}
 
 
+def renamed(
+    name: str, prefixes: tuple[str, str], layer: Mapping[str, str], top: Mapping[str, str]
+) -> str | None:
+    """The name of a weight under another naming of a model, such as that of GGUF files; None where the tables lack it.
+
+    Tables have whole names of weights, or names without their last part.
+
+    Args:
+        name: The name.
+        prefixes: What the names of layers' weights begin with, before a number: in `name`, and in the result.
+        layer: The new names of the weights of a layer.
+        top: Those of the other weights.
+    """
+    before, after = prefixes
+    prefix, names, part = "", top, name
+    if name.startswith(f"{before}."):
+        _, index, part = name.split(".", 2)
+        prefix, names = f"{after}.{index}.", layer
+    if part in names:
+        return f"{prefix}{names[part]}"
+    stem, _, end = part.rpartition(".")
+    return f"{prefix}{names[stem]}.{end}" if stem in names else None
+
+
 def _own_name_of_gguf(name: str, layer: Mapping[str, str], top: Mapping[str, str]) -> str:
     """The decoder's name of a weight in a GGUF file.
 
     Raises:
         WeightsError: The tables lack it.
     """
-    prefix, names, part = "", top, name
-    if name.startswith("blk."):
-        _, index, part = name.split(".", 2)
-        prefix, names = f"layers.{index}.", layer
-    if part in names:
-        return f"{prefix}{names[part]}"
-    stem, _, end = part.rpartition(".")
-    if stem in names:
-        return f"{prefix}{names[stem]}.{end}"
-    raise WeightsError(f"the GGUF file has the weight {name!r}, which the architecture does not")
+    own = renamed(name, ("blk", "layers"), layer, top)
+    if own is None:
+        raise WeightsError(
+            f"the GGUF file has the weight {name!r}, which the architecture does not"
+        )
+    return own
 
 
 def _stack(
