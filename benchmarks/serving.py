@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +160,17 @@ Row = dict[str, Any]
 
 
 class Report:
-    """The rows as they are measured: printed, and kept for the file."""
+    """The rows as they are measured: printed, and written to the file at once, as a run may be cut short.
 
-    def __init__(self) -> None:
+    Args:
+        path: The JSON file, or None.
+        quick: Whether the cases are small.
+    """
+
+    def __init__(self, path: Path | None, quick: bool) -> None:
         self.rows: list[Row] = []
+        self.path = path
+        self.header = {"machine": machine(), "commit": commit(), "quick": quick}
 
     def add(self, model: str, case: str, engine: str, **figures: Any) -> None:
         """Adds a row.
@@ -180,6 +187,9 @@ class Report:
             for name, value in figures.items()
         )
         print(f"{model} | {case} | {engine} | {values}", flush=True)
+        if self.path is not None:
+            text = json.dumps({**self.header, "rows": self.rows}, indent=1, ensure_ascii=False)
+            self.path.write_text(text + "\n")
 
 
 def measure_throughput(
@@ -216,13 +226,13 @@ def measure_first_tokens(
     sizes: Sizes,
     rate: float,
 ) -> None:
-    """Times to the first token at 70 % of a rate, the same for all."""
+    """Times to the first token at a rate of requests a second, the same for all."""
     for server in servers:
         texts = [prompts.text(sizes.prompt) for _ in range(sizes.arrivals)]
-        figures = summary(run(at_rate(server, texts, sizes.output, 0.7 * rate)), rate)
+        figures = summary(run(at_rate(server, texts, sizes.output, rate)), rate)
         spread = figures["ttft_ms"]
         report.add(
-            name, f"{0.7 * rate:.2f} requests/s", server.engine,
+            name, f"{rate:.2f} requests/s", server.engine,
             ttft_p50_ms=spread.get("median"), ttft_p99_ms=spread.get("p99"), failed=figures["failed"],
             errors=figures["errors"],
         )  # fmt: skip
@@ -248,7 +258,7 @@ def measure_added(
 ) -> None:
     """What the server adds to a step of the engine alone at 16 streams: both in turn, three times."""
     streams = min(16, setup.batch)
-    weights = {"weights": str(setup.gguf)} if setup.encoding in FILE_TYPES else {}
+    weights: dict[str, Any] = {"weights": str(setup.gguf)} if setup.encoding in FILE_TYPES else {}
     engine = Worker(
         "benchmarks.workers.supremum_llm", AVX2 if setup.avx2 else {}, model=str(setup.checkpoint),
         dtype=setup.encoding, batch=streams, **weights,
@@ -375,7 +385,7 @@ def measure_vectors(
 
 CASES: dict[str, str] = {
     "throughput": "tokens a second, with and without a shared prefix",
-    "first": "times to the first token at 70 % of the best peer's throughput (runs throughput first)",
+    "first": "times to the first token at 70 % of the best peer's throughput (without --rate that is measured first)",
     "added": "what HTTP adds to a step at 16 streams",
     "disturbed": "the time between tokens while long prompts come in",
     "starts": "from the command to the first answer",
@@ -403,10 +413,11 @@ def measure_model(
         measure_starts(report, name, setup, [e for e in args.engines if e in (OURS, "llama.cpp")])
     if {"throughput", "first", "added", "idle"} & set(cases):
         with started(setup, args.engines) as servers:
-            rate = 0.0
-            if "throughput" in cases or "first" in cases:
-                rate = measure_throughput(report, name, servers, prompts, sizes)
-            if "first" in cases:
+            rate: float | None = args.rate
+            if "throughput" in cases or ("first" in cases and rate is None):
+                measured = measure_throughput(report, name, servers, prompts, sizes)
+                rate = 0.7 * measured if rate is None else rate
+            if "first" in cases and rate is not None:
                 measure_first_tokens(report, name, servers, prompts, sizes, rate)
             if "idle" in cases:
                 measure_idle(report, name, servers, sizes)
@@ -440,6 +451,12 @@ def main() -> None:
         choices=list(CASES),
         help="; ".join(f"{k}: {v}" for k, v in CASES.items()).replace("%", "%%"),
     )
+    parser.add_argument("--clients", nargs="+", type=int, help="numbers of clients (16 64)")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        help="requests/s of the case `first`; by default 70 %% of the best peer's throughput",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="small cases: a check of the harness, no figures"
     )
@@ -472,30 +489,20 @@ def main() -> None:
     args.folder.mkdir(exist_ok=True)
     args.logs = Path(tempfile.mkdtemp(prefix="supremum-serving-"))
     sizes = QUICK if args.quick else Sizes()
-    report = Report()
+    if args.clients:
+        sizes = replace(sizes, clients=tuple(args.clients))
+    report = Report(args.json, args.quick)
     print(machine(), "logs:", args.logs, flush=True)
     begin = time.monotonic()
-    try:
-        for shape in args.shapes:
-            for encoding in args.encodings:
-                if shape in SHAPES and not fits(shape, encoding):
-                    print(
-                        f"{shape} {encoding}: rows that {encoding} has no blocks for are in q4_0 or q8_0"
-                    )
-                measure_model(report, shape, encoding, args.cases, args, sizes)
-        if args.encoder is not None:
-            measure_vectors(
-                report, args.encoder, args.encoder_gguf, args.logs, args.binaries, sizes
-            )
-    finally:
-        if args.json is not None:
-            result = {
-                "machine": machine(),
-                "commit": commit(),
-                "quick": args.quick,
-                "rows": report.rows,
-            }
-            args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    for shape in args.shapes:
+        for encoding in args.encodings:
+            if shape in SHAPES and not fits(shape, encoding):
+                print(
+                    f"{shape} {encoding}: rows that {encoding} has no blocks for are in q4_0 or q8_0"
+                )
+            measure_model(report, shape, encoding, args.cases, args, sizes)
+    if args.encoder is not None:
+        measure_vectors(report, args.encoder, args.encoder_gguf, args.logs, args.binaries, sizes)
     print(f"{(time.monotonic() - begin) / 60:.1f} minutes")
 
 
