@@ -216,7 +216,14 @@ ARM_BYTES = [[], ["dotprod"], ["dotprod", "i8mm"]]
 @pytest.mark.parametrize("narrow", [False, True], ids=["all", "narrow"])
 @pytest.mark.parametrize(
     "features",
-    [["sse2"], ["avx2"], ["avx512f", "avx512bw", "avx512vnni"], *ARM_BYTES],
+    [
+        ["sse2"],
+        ["ssse3"],
+        ["avx2"],
+        ["avx512f", "avx512bw"],
+        ["avx512f", "avx512bw", "avx512vnni"],
+        *ARM_BYTES,
+    ],
     ids=str,
 )
 def test_dots_of_either_sign(features, narrow, width):
@@ -242,6 +249,47 @@ def test_dots_of_either_sign(features, narrow, width):
         plain = np.zeros(width, np.int32)
         k.interpret(kernel, [plain, a, b], {"W": width, "narrow": narrow})
         np.testing.assert_array_equal(plain, want)
+
+
+@k.kernel
+def pair_dots(
+    out: k.Output[k.i32, 1],
+    a: k.Input,
+    b: k.Input[k.i8, 1],
+    weights: k.Input[k.i16, 1],
+    *,
+    W: int,
+):
+    pairs = k.splat(k.i16(-5), 2 * W)
+    for j in range(0, a.shape[0], 4 * W):
+        pairs = k.dot_i8(pairs, a.load(j, width=4 * W), b.load(j, width=4 * W), narrow=True)
+    out.store(0, value=k.dot_i16(k.splat(k.i32(3), W), pairs, weights.load(0, width=2 * W)))
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16, 48])
+@pytest.mark.parametrize("features", [[], ["ssse3"], ["avx2"], ["avx512f", "avx512bw"]], ids=str)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_pair_dots(features, width, dtype):
+    """Sums of two products in 16 bits, then of two of these times 16 bits: at their bounds in some lanes."""
+    host = k.host_target()
+    if (features and not host.is_x86) or not all(host.has(f) for f in features):
+        pytest.skip(f"this machine lacks {features}")
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 21, 12 * width).astype(dtype)
+    b = rng.integers(-127, 128, 12 * width).astype(np.int8)
+    a[: 2 * width], b[: 2 * width] = 127, rng.choice([-127, 127])
+    a[4 * width :], b[4 * width :] = a[4 * width :] % 2, b[4 * width :] % 5
+    weights = rng.integers(-(2**15), 2**15, 2 * width).astype(np.int16)
+    weights[:width] = -(2**15)
+    out, plain = np.zeros(width, np.int32), np.zeros(width, np.int32)
+    target = k.CPUTarget(frozenset(features), host.triple, "x86-64" if host.is_x86 else "generic")
+    compiled(pair_dots, [out, a, b, weights], {"W": width}, target=target)
+    k.interpret(pair_dots, [plain, a, b, weights], {"W": width})
+    pairs = -5 + (a.astype(np.int64) * b).reshape(3, 2 * width, 2).sum((0, 2))
+    assert np.abs(pairs).max() < 2**15
+    want = 3 + (pairs * weights).reshape(-1, 2).sum(1)
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(plain, want)
 
 
 @pytest.mark.parametrize("width", [2, 4, 8, 48])

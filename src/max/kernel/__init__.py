@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     count_leading_zeros, count_trailing_zeros = lang.count_leading_zeros, lang.count_trailing_zeros
     reduce_add, reduce_max, reduce_min = lang.reduce_add, lang.reduce_max, lang.reduce_min
     reduce_mul = lang.reduce_mul
-    dot_bf16, dot_i8 = lang.dot_bf16, lang.dot_i8
+    dot_bf16, dot_i8, dot_i16 = lang.dot_bf16, lang.dot_i8, lang.dot_i16
     matrix_tiles, target, tile, vectors = lang.matrix_tiles, lang.target, lang.tile, lang.vectors
     acos, atanh, cos, erf, exp, exp2 = (
         mathlib.acos,
@@ -140,7 +140,7 @@ _NAMES = {
         "abs all any max min print round assume brief static_assert static_range unroll bitcast cast "
         "cast_unchecked ceil floor trunc copysign fma sqrt ceildiv isinf isnan concat deinterleave interleave "
         "iota select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add reduce_max "
-        "reduce_min reduce_mul dot_bf16 dot_i8 matrix_tiles target tile vectors"
+        "reduce_min reduce_mul dot_bf16 dot_i8 dot_i16 matrix_tiles target tile vectors"
     ),
     "max.kernel.language.mathlib": "pow acos atanh cos erf exp exp2 log log1p log2 polynomial rsqrt sigmoid silu sin tanh",
 }

@@ -189,6 +189,13 @@ OPS: dict[str, tuple[int | None, Rule]] = {
             lambda s: s.args[0].type is s.ref.type and s.args[1].type.width == 4 * s.ref.type.width,
         ),
     ),
+    **dict.fromkeys(
+        ("pair_dot_i8", "dot_i16"),
+        (
+            3,
+            lambda s: s.args[0].type is s.ref.type and s.args[1].type.width == 2 * s.ref.type.width,
+        ),
+    ),
     # memory and context
     "gep": (
         2,

@@ -236,15 +236,31 @@ def dot_bf16(acc: Any, a: Any, b: Any) -> Any:
 def dot_i8(acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
     """``acc[i] + sum(a[4i+j] * b[4i+j])`` in i32: ``vpdpbusd``, ``usdot`` or ``sdot`` where the target has it.
 
+    With lanes of i16, ``acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]``; the result must fit.
+
     Args:
-        acc: ``SIMD[i32, n]``.
+        acc: ``SIMD[i32, n]``, or ``SIMD[i16, 2n]``.
         a: ``SIMD[u8, 4n]`` or ``SIMD[i8, 4n]``.
         b: ``SIMD[i8, 4n]``.
         narrow: Promises that no element of ``a`` exceeds 128 and that none of ``b`` is -128, where the target lacks these
             instructions: sums of two products then fit in 16 bits.
     """
     products = a.data.astype(np.int32) * b.data.astype(np.int32)
-    return Value(acc.data + products.reshape(-1, 4).sum(1, dtype=np.int32), acc.dtype)
+    count = products.size // acc.data.size
+    sums = products.reshape(-1, count).sum(1, dtype=np.int32)
+    return Value(acc.data + sums.astype(acc.data.dtype), acc.dtype)
+
+
+def dot_i16(acc: Any, a: Any, b: Any) -> Any:
+    """``acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]`` in i32: ``vpmaddwd`` where the target has it.
+
+    Args:
+        acc: ``SIMD[i32, n]``.
+        a: ``SIMD[i16, 2n]``.
+        b: ``SIMD[i16, 2n]``.
+    """
+    products = a.data.astype(np.int32) * b.data.astype(np.int32)
+    return Value(acc.data + products.reshape(-1, 2).sum(1, dtype=np.int32), acc.dtype)
 
 
 # ***** control *****

@@ -15,6 +15,7 @@ _MULTIPLY_ADD = {
     8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
     16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
 }
+_SIGN = {4: "llvm.x86.ssse3.psign.b.128", 8: "llvm.x86.avx2.psign.b"}
 
 
 def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[str]:
@@ -23,7 +24,7 @@ def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[s
     On arm64 an instruction can take a broadcast word from one lane of a register. LLVM prefers a broadcast load, which costs
     more than a plain load. It is hidden from LLVM as a load of 64 bits with a float in their low half.
     """
-    count = 32 // int(element[1:])
+    count = a.type.width // width
     word = w.words.get(a.id) if isinstance(a, Ref) else None
     if word is None:
         return pieces(w, w.atom(a), element, count * width, count * piece)
@@ -95,19 +96,61 @@ def dot_i8(w: Writer, s: Let) -> None:
     _by_pieces(w, s, "i32", "i8", piece, functools.partial(_call_i8, w, name, piece))
 
 
-def narrow_dot_i8(w: Writer, s: Let) -> None:
-    """Unsigned by signed, if the sum of two products fits 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
-    piece = w.target.narrow_dot_i8_lanes(s.ref.type.width)
+def _add_narrow(w: Writer, piece: int, acc: str, a: str, b: str) -> str:
+    """Adds sums of four products of unsigned and signed bytes: ``vpmaddubsw`` and ``vpmaddwd``."""
     bytes_name, words_name = _MULTIPLY_ADD[piece]
     sums, shorts, octets = f"<{piece} x i32>", f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
     ones = f"<{', '.join(['i16 1'] * (2 * piece))}>"
+    pairs = w.call(shorts, bytes_name, [(octets, a), (octets, b)])
+    fours = w.call(sums, words_name, [(shorts, pairs), (shorts, ones)])
+    return w.temp(f"add {sums} {acc}, {fours}")
+
+
+def narrow_dot_i8(w: Writer, s: Let) -> None:
+    """Unsigned by signed, if the sum of two products fits 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
+    piece = w.target.narrow_dot_i8_lanes(s.ref.type.width)
+    _by_pieces(w, s, "i32", "i8", piece, functools.partial(_add_narrow, w, piece))
+
+
+def narrow_signed_dot_i8(w: Writer, s: Let) -> None:
+    """Signed by signed, if the sum of two products fits 16 bits: on x86 magnitudes, with their signs moved by ``vpsignb``."""
+    if not w.target.is_x86:
+        signed_dot_i8(w, s)
+        return
+    piece = w.target.narrow_signed_dot_i8_lanes(s.ref.type.width)
+    octets = f"<{4 * piece} x i8>"
 
     def multiply(acc: str, a: str, b: str) -> str:
-        pairs = w.call(shorts, bytes_name, [(octets, a), (octets, b)])
-        fours = w.call(sums, words_name, [(shorts, pairs), (shorts, ones)])
-        return w.temp(f"add {sums} {acc}, {fours}")
+        size = w.call(octets, f"llvm.abs.v{4 * piece}i8", [(octets, a), ("i1", "false")])
+        signed = w.call(octets, _SIGN[piece], [(octets, b), (octets, a)])
+        return _add_narrow(w, piece, acc, size, signed)
 
     _by_pieces(w, s, "i32", "i8", piece, multiply)
+
+
+def pair_dot_i8(w: Writer, s: Let) -> None:
+    """Unsigned by signed, sums of two in 16 bits: ``vpmaddubsw``."""
+    lanes = s.ref.type.width // 2
+    piece = w.target.narrow_dot_i8_lanes(lanes)
+    shorts, octets = f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
+
+    def multiply(acc: str, a: str, b: str) -> str:
+        pairs = w.call(shorts, _MULTIPLY_ADD[piece][0], [(octets, a), (octets, b)])
+        return w.temp(f"add {shorts} {acc}, {pairs}")
+
+    _by_pieces(w, s, "i16", "i8", 2 * piece, multiply)
+
+
+def dot_i16(w: Writer, s: Let) -> None:
+    """Products of 16 bits, sums of two: ``vpmaddwd``."""
+    piece = w.target.narrow_dot_i8_lanes(s.ref.type.width)
+    sums, shorts = f"<{piece} x i32>", f"<{2 * piece} x i16>"
+
+    def multiply(acc: str, a: str, b: str) -> str:
+        pairs = w.call(sums, _MULTIPLY_ADD[piece][1], [(shorts, a), (shorts, b)])
+        return w.temp(f"add {sums} {acc}, {pairs}")
+
+    _by_pieces(w, s, "i32", "i16", piece, multiply)
 
 
 def signed_dot_i8(w: Writer, s: Let) -> None:

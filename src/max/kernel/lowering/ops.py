@@ -22,7 +22,15 @@ from max.kernel.lowering.arithmetic import (
     shift,
 )
 from max.kernel.lowering.conversions import bitcast, cast
-from max.kernel.lowering.dots import dot_bf16, dot_i8, narrow_dot_i8, signed_dot_i8
+from max.kernel.lowering.dots import (
+    dot_bf16,
+    dot_i8,
+    dot_i16,
+    narrow_dot_i8,
+    narrow_signed_dot_i8,
+    pair_dot_i8,
+    signed_dot_i8,
+)
 from max.kernel.lowering.lanes import extract, insert, select, shuffle, splat
 from max.kernel.lowering.memory import (
     address,
@@ -86,7 +94,9 @@ OPS: dict[str, Callable[[Writer, Let], None]] = {
     "dot_i8": dot_i8,
     "narrow_dot_i8": narrow_dot_i8,
     "signed_dot_i8": signed_dot_i8,
-    "narrow_signed_dot_i8": signed_dot_i8,
+    "narrow_signed_dot_i8": narrow_signed_dot_i8,
+    "pair_dot_i8": pair_dot_i8,
+    "dot_i16": dot_i16,
     "atomic_add": atomic_add,
     "libm": libm,
     "ult": lambda w, s: binary(w, s, "icmp ult"),

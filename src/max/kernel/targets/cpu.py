@@ -133,6 +133,11 @@ class CPUTarget(LLVMTarget):
             return 8
         return 4 if width % 4 == 0 and self.has("ssse3") else 0
 
+    def narrow_signed_dot_i8_lanes(self, width: int) -> int:
+        """Lanes that ``vpsignb`` takes of ``width`` in a narrow ``k.dot_i8`` of a signed ``a``; 0 where there is none."""
+        lanes = self.narrow_dot_i8_lanes(width)
+        return lanes if lanes < 16 else 0
+
     def signed_dot_i8_lanes(self, width: int) -> int:
         """Lanes that the instructions of ``k.dot_i8`` take of ``width`` where ``a`` is signed; 0 where there are none.
 

@@ -70,6 +70,10 @@ class Target(ABC):
         """Lanes that a pair of 16-bit multiply-adds takes of ``width`` in a narrow ``k.dot_i8``; 0 if there is none."""
         return 0
 
+    def narrow_signed_dot_i8_lanes(self, width: int) -> int:
+        """Lanes that ``vpsignb`` takes of ``width`` in a narrow ``k.dot_i8`` of a signed ``a``; 0 if there is none."""
+        return 0
+
     def signed_dot_i8_lanes(self, width: int) -> int:
         """Lanes that the instructions of ``k.dot_i8`` take of ``width`` for a signed ``a``; 0 if there are none."""
         return 0

@@ -45,9 +45,7 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
     x = k.bitcast(k.splat(word, acc.width), k.i8)
     if magnitude:
         x = k.select(x == -128, k.i8(-1), k.i8(0)) if second else k.max(x, k.i8(-127))
-        value = k.bitcast(elements ^ 128, k.i8)
-        x = k.select(value < 0, 0 - x, x)
-        return k.dot_i8(acc, k.bitcast(k.abs(value), k.u8), x, narrow=True)
+        return k.dot_i8(acc, k.bitcast(elements ^ 128, k.i8), x, narrow=True)
     if k.target().signed_bytes:
         return k.dot_i8(acc, k.bitcast(elements ^ 128, k.i8), x)
     return k.dot_i8(acc, elements, x)

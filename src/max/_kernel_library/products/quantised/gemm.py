@@ -13,7 +13,9 @@ from max._kernel_library.products.quantised.packed import LINE
 from max._kernel_library.products.quantised.unpacking import (
     QuantisedTiling,
     UnpackedStrip,
+    add_pairs,
     add_products,
+    starting_sums,
 )
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
 from max._kernel_library.tiles.strips import COLUMNS
@@ -31,21 +33,29 @@ def multiply_block(
     """Adds the products of a part of a block of x with two vectors of columns; see `multiply_strip`."""
     form, width = t.form, t.width
     steps = 8 // form.parts
-    acc = k.tile(k.i32, (rows, 2), width=width, fill=0)
-    if not form.affine and not t.signed:
-        for r in k.static_range(rows):
-            zero_sum = q.zero_sums.view(k.i32)[(n * form.parts + p) * rows + r]
-            for v in k.static_range(2):
-                acc[r, v] = k.splat(zero_sum, width)
-    # not unrolled: LLVM would hoist the loads of all steps and spill the sums
-    for j in range(p * steps, (p + 1) * steps):
-        at = (n * 8 + j) * LINE + 4 * first
-        low = strip.elements.load(at, width=4 * width)
-        high = strip.elements.load(at + 4 * width, width=4 * width)
-        for r in k.static_range(rows):
-            word = q.words[(n * rows + r) * 8 + j]
-            acc[r, 0] = add_products(acc[r, 0], low, word, t)
-            acc[r, 1] = add_products(acc[r, 1], high, word, t)
+    fold = min(t.fold, steps) or steps
+    acc = starting_sums(q.zero_sums[(n * form.parts + p) * rows :], rows, 2, t)
+    words = q.words[n * rows * 8 :]
+    lines = strip.elements[n * 8 * LINE + 4 * first :]
+    unroll = 2 if t.narrow else 1
+    for begin in range(p * steps, (p + 1) * steps, fold):
+        pairs = k.tile(k.i16, (rows, 2), width=2 * width, fill=0)
+        # not unrolled further: LLVM would hoist the loads of all steps and spill the sums
+        for even in range(begin, begin + fold, unroll):
+            for i in k.static_range(unroll):
+                j = even + i
+                low = lines.load(j * LINE, width=4 * width)
+                high = lines.load(j * LINE + 4 * width, width=4 * width)
+                for r in k.static_range(rows):
+                    word = words[r * 8 + j]
+                    if t.fold:
+                        pairs[r, 0] = add_products(pairs[r, 0], low, word, t)
+                        pairs[r, 1] = add_products(pairs[r, 1], high, word, t)
+                    else:
+                        acc[r, 0] = add_products(acc[r, 0], low, word, t)
+                        acc[r, 1] = add_products(acc[r, 1], high, word, t)
+        if t.fold:
+            add_pairs(acc, pairs, rows, 2, t)
     for v in k.static_range(2):
         column = first + v * width
         scale = strip.scales.load((n * form.parts + p) * COLUMNS + column, width=width)

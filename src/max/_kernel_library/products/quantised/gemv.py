@@ -9,9 +9,11 @@ from max._kernel_library.products.quantised.activations import Rounded
 from max._kernel_library.products.quantised.packed import LINE, PackedFormat
 from max._kernel_library.products.quantised.unpacking import (
     QuantisedTiling,
+    add_pairs,
     add_products,
     load_elements,
     load_scales,
+    starting_sums,
 )
 from max._kernel_library.tiles.micro_kernels import store_sums
 from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
@@ -52,6 +54,30 @@ def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, form: Packed
 
 
 @k.inline
+def add_word(
+    acc: Any, lines: Any, words: Any, j: int, vectors: tuple[int, ...], first: Any, rows: int,
+    t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of a word of each row of a block of x with some vectors of columns.
+
+    Args:
+        acc: A tile of sums in i32 or i16.
+        lines: The lines of the block.
+        words: The words of the block, eight a row.
+        j: The number of the word.
+        vectors: The numbers of the vectors.
+        first: The first column of vector 0.
+        rows: Rows of x.
+        t: The tiling.
+    """
+    for i in k.static_range(len(vectors)):
+        at = 4 * (first + vectors[i] * t.width)
+        elements = load_elements(lines, at, j, t.form, t.width) ^ t.lowered
+        for r in k.static_range(rows):
+            acc[r, i] = add_products(acc[r, i], elements, words[r * 8 + j], t)
+
+
+@k.inline
 def add_block(
     sums: Any, q: Rounded, b: Any, scales: Any, lines: Any, vectors: tuple[int, ...], first: Any,
     rows: int, t: QuantisedTiling,
@@ -73,21 +99,25 @@ def add_block(
     unit_scales, inside = scales
     packed, line = lines
     steps = 8 // form.parts
+    fold = min(t.fold, steps) or steps
     count = len(vectors)
+    words = q.words[b * q.height * 8 :]
     for p in k.static_range(form.parts):
-        acc = k.tile(k.i32, (rows, count), width=width, fill=0)
-        if not form.affine and not t.signed:
-            for r in k.static_range(rows):
-                zero_sum = q.zero_sums.view(k.i32)[(b * form.parts + p) * q.height + r]
-                for i in k.static_range(count):
-                    acc[r, i] = k.splat(zero_sum, width)
-        for j in k.static_range(p * steps, (p + 1) * steps):
-            for i in k.static_range(count):
-                at = line + 4 * (first + vectors[i] * width)
-                elements = load_elements(packed, at, j, form, width)
-                for r in k.static_range(rows):
-                    word = q.words[(b * q.height + r) * 8 + j]
-                    acc[r, i] = add_products(acc[r, i], elements, word, t)
+        acc = starting_sums(q.zero_sums[(b * form.parts + p) * q.height :], rows, count, t)
+        for begin in k.static_range(p * steps, (p + 1) * steps, fold):
+            pairs = k.tile(k.i16, (rows, count), width=2 * width, fill=0)
+            sums_of_four = pairs if t.fold else acc
+            if t.narrow and form.bits in (4, 8):
+                # words j and 4 + j are in one line, or four lines apart
+                for j in range(4):
+                    block = packed[line + j * LINE :]
+                    for half in k.static_range(2):
+                        add_word(sums_of_four, block, words[j:], 4 * half, vectors, first, rows, t)
+            else:
+                for j in k.static_range(begin, begin + fold):
+                    add_word(sums_of_four, packed[line:], words, j, vectors, first, rows, t)
+            if t.fold:
+                add_pairs(acc, pairs, rows, count, t)
         for i in k.static_range(count):
             at = first + vectors[i] * width
             scale = load_scales(unit_scales, at, form, inside * form.parts + p, 0, width)

@@ -61,6 +61,8 @@ BLOCK_ROWS = 240
 """Most rows of a task, a multiple of each tile height."""
 MAX_TILE_ROWS = 6
 """Rows of a tile with 32 registers."""
+LEAST_TILE_ROWS = 4
+"""Rows of a tile with 16 registers: its sums in f32 wait in memory."""
 STREAMED, KEPT = 0, 3
 """Localities of prefetches: of weights larger than the caches, which then do not displace other data, and of others."""
 
@@ -120,7 +122,7 @@ def gemm_strip(
         c.store(i, value=k.splat(k.f32(0), width))
     for begin in range(0, blocks, PANEL):
         length = k.min(PANEL, blocks - begin)
-        zero = t.form.zero if tiles is not None else 0
+        zero = t.form.zero if tiles is not None else t.lowered
         unpack_strip(memory.strip, packed, begin, length, zero, t)
         for i in range(first_tile, last_tile):
             rounded = block_of(q, blocks * q.height, i, begin, t.form)
@@ -142,7 +144,7 @@ def multiply_quantised(
     """The products of a launch; see `qmatmul_packed`."""
     form = t.form
     in_tiles = ctx.target.tile_products
-    tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else 2
+    tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else LEAST_TILE_ROWS
     tile = gemm_amx.TILE_ROWS if in_tiles else tile
     rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
     blocks = inner // BLOCK

@@ -10,6 +10,9 @@ from max._kernel_library.products.quantised.packed import LINE, ROWS, PackedForm
 from max._kernel_library.tiles.strips import COLUMNS
 from max.kernel import Target
 
+LARGEST_SUM = 2**15 - 1
+"""The largest sum in 16 bits."""
+
 
 @dataclass(frozen=True)
 class QuantisedTiling:
@@ -19,20 +22,33 @@ class QuantisedTiling:
         form: The weight's format.
         width: Lanes of a vector of sums.
         signed: Whether elements of 8 bits are multiplied as signed numbers: where products of bytes are limited to magnitudes of 128.
+        fold: Words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
+        narrow: Whether a product takes several instructions: then loops over the words of a block are not unrolled, as LLVM would move
+            loads of all words to their beginning and spill them.
         zero: What the zero sums of x account for; 0 where elements are multiplied as signed numbers.
     """
 
     form: PackedFormat
     width: int
     signed: bool
+    fold: int
+    narrow: bool
     zero: int
+
+    @property
+    def lowered(self) -> int:
+        """What is subtracted from elements before they are multiplied."""
+        return self.form.zero if self.signed else 0
 
 
 def quantised_tiling(target: Target, form: PackedFormat) -> QuantisedTiling:
     """The tiling for a target and a format."""
     width = target.width(k.f32)
     signed = form.bits == 8 and not target.dot_i8_lanes(width)
-    return QuantisedTiling(form, width, signed, 0 if signed else form.zero)
+    narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
+    # two products a lane and word; words of x have magnitudes up to 127
+    fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
+    return QuantisedTiling(form, width, signed, fold, narrow, 0 if signed else form.zero)
 
 
 class UnpackedStrip(NamedTuple):
@@ -74,14 +90,42 @@ def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -
 
 @k.inline
 def add_products(acc: Any, elements: Any, word: Any, t: QuantisedTiling) -> Any:
-    """Adds the products of four neighbours in k of each column with those of a row of x, which are one word."""
+    """Adds the products of four neighbours in k of each column with those of a row of x, which are one word.
+
+    Args:
+        acc: Sums in i32, or in i16 (`QuantisedTiling.fold`), of two products each.
+        elements: The elements as bytes, less `QuantisedTiling.lowered`.
+        word: The word of x.
+        t: The tiling.
+    """
     x = k.bitcast(k.splat(word, t.width), k.i8)
     if t.signed:
-        elements = k.bitcast(elements ^ 128, k.i8)
+        elements = k.bitcast(elements, k.i8)
     elif k.target().signed_bytes:
         # less than 128: the same number as a signed byte
         elements = k.bitcast(elements, k.i8)
     return k.dot_i8(acc, elements, x, narrow=True)
+
+
+@k.inline
+def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantisedTiling) -> Any:
+    """Accumulators of a part of a block: the zero sums of `rows` rows, `count` vectors each."""
+    acc = k.tile(k.i32, (rows, count), width=t.width, fill=0)
+    if not t.form.affine and not t.signed:
+        for r in k.static_range(rows):
+            zero_sum = zero_sums.view(k.i32)[r]
+            for v in k.static_range(count):
+                acc[r, v] = k.splat(zero_sum, t.width)
+    return acc
+
+
+@k.inline
+def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantisedTiling) -> None:
+    """Adds sums in i16 to accumulators."""
+    ones = k.splat(k.i16(1), 2 * t.width)
+    for r in k.static_range(rows):
+        for v in k.static_range(count):
+            acc[r, v] = k.dot_i16(acc[r, v], pairs[r, v], ones)
 
 
 @k.inline

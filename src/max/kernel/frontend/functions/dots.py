@@ -20,7 +20,7 @@ from max.kernel.frontend.functions.vectors import (
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import describe
 from max.kernel.language import lang
-from max.kernel.types import BOOL, bf16, f32, i8, i32, u8, vector
+from max.kernel.types import BOOL, bf16, f32, i8, i16, i32, u8, vector
 
 FUNCTIONS = HandlerTable()
 
@@ -42,6 +42,8 @@ def emit_dot_bf16(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
 @FUNCTIONS.emits(lang.dot_i8)
 def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
     acc, a, b = (as_vector(fe, x, "k.dot_i8") for x in (acc, a, b))
+    if acc.type.dtype is i16:
+        return _emit_pair_dot_i8(fe, acc, a, b)
     width = acc.type.width
     signed = a.type is vector(i8, 4 * width)
     if (
@@ -50,7 +52,10 @@ def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) ->
         or b.type is not vector(i8, 4 * width)
     ):
         operands = f"{describe(acc)}, {describe(a)} and {describe(b)}"
-        fe.fail(f"k.dot_i8 takes SIMD[i32, n], SIMD[u8 or i8, 4n] and SIMD[i8, 4n], got {operands}")
+        fe.fail(
+            "k.dot_i8 takes SIMD[i32, n] or SIMD[i16, 2n], SIMD[u8 or i8, 4n] and SIMD[i8, 4n], "
+            f"got {operands}"
+        )
     target = fe.target
     unsigned_lanes, signed_lanes = target.dot_i8_lanes(width), target.signed_dot_i8_lanes(width)
     if signed and signed_lanes:
@@ -58,6 +63,8 @@ def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) ->
     if not signed and unsigned_lanes:
         return fe.b.op("dot_i8", (acc, a, b), acc.type)
     if narrow and target.narrow_dot_i8_lanes(width):
+        if signed and target.narrow_signed_dot_i8_lanes(width):
+            return fe.b.op("narrow_signed_dot_i8", (acc, a, b), acc.type)
         if signed:  # |a| * (sign(a) * b)
             negative = fe.b.op("lt", (a, coerce(fe, 0, a.type)), vector(BOOL.dtype, 4 * width))
             b = emit_select(fe, negative, binary(fe, "sub", 0, b), b)
@@ -73,8 +80,39 @@ def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) ->
         correction = binary(fe, "shl", sums, 7)
         product = emit_dot_i8(fe, acc, shifted, b, narrow)
         return binary(fe, "sub" if signed else "add", product, correction)
-    for j in range(4):
-        lanes = tuple(range(j, 4 * width, 4))
-        x, y = (cast(fe, emit_shuffle(fe, v, None, lanes), i32) for v in (a, b))
+    return _add_lane_products(fe, acc, a, b, 4)
+
+
+def _add_lane_products(fe: Frontend, acc: Any, a: Any, b: Any, count: int) -> Any:
+    """Adds the products of `count` neighbours without instructions for them."""
+    for j in range(count):
+        lanes = tuple(range(j, count * acc.type.width, count))
+        x, y = (cast(fe, emit_shuffle(fe, v, None, lanes), acc.type.dtype) for v in (a, b))
         acc = binary(fe, "add", acc, binary(fe, "mul", x, y))
     return acc
+
+
+def _emit_pair_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
+    """`k.dot_i8` with lanes of i16."""
+    width = acc.type.width
+    unsigned = a.type is vector(u8, 2 * width)
+    if b.type is not vector(i8, 2 * width) or not (unsigned or a.type is b.type):
+        operands = f"{describe(acc)}, {describe(a)} and {describe(b)}"
+        fe.fail(
+            f"k.dot_i8 takes SIMD[i16, 2n], SIMD[u8 or i8, 4n] and SIMD[i8, 4n], got {operands}"
+        )
+    if unsigned and width % 2 == 0 and fe.target.narrow_dot_i8_lanes(width // 2):
+        return fe.b.op("pair_dot_i8", (acc, a, b), acc.type)
+    return _add_lane_products(fe, acc, a, b, 2)
+
+
+@FUNCTIONS.emits(lang.dot_i16)
+def emit_dot_i16(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
+    acc, a, b = (as_vector(fe, x, "k.dot_i16") for x in (acc, a, b))
+    pair = vector(i16, 2 * acc.type.width)
+    if acc.type.dtype is not i32 or a.type is not pair or b.type is not pair:
+        operands = f"{describe(acc)}, {describe(a)} and {describe(b)}"
+        fe.fail(f"k.dot_i16 takes SIMD[i32, n] and twice SIMD[i16, 2n], got {operands}")
+    if fe.target.narrow_dot_i8_lanes(acc.type.width):
+        return fe.b.op("dot_i16", (acc, a, b), acc.type)
+    return _add_lane_products(fe, acc, a, b, 2)
