@@ -10,7 +10,7 @@ from max import driver
 from max.experimental._signatures import Signature
 from max.experimental._types import CellType
 
-__all__ = ["Call", "Cell"]
+__all__ = ["Call", "Cell", "Unsettled"]
 
 
 class Cell:
@@ -19,11 +19,12 @@ class Cell:
     Args:
         type: Its type.
         storage: Its memory; None where it is not computed yet.
-        call: The call that computes it; None where it is in memory.
-        index: Which of the results of the call it is.
+        call: The call that computes it, or the replay that the call is part of; None where it is in memory.
+        index: Which of the results of the call it is. Not set in a replay.
 
     Attributes:
-        holder: Refers to the tensor on a cell that is not computed; a value that no tensor holds is not kept.
+        holder: Refers to the tensor on a cell that is not computed; a value that no tensor holds is not kept. Not set in
+            a replay.
     """
 
     __slots__ = ("__weakref__", "call", "holder", "index", "storage", "type")
@@ -32,11 +33,24 @@ class Cell:
         self,
         type: CellType,
         storage: driver.Tensor | None = None,
-        call: Call | None = None,
+        call: Call | Unsettled | None = None,
         index: int = 0,
     ) -> None:
         self.type, self.storage, self.call, self.index = type, storage, call, index
         self.holder: weakref.ref[Any] | None = None
+
+    def keep(self, storage: driver.Tensor) -> None:
+        """Takes the elements, which are computed now.
+
+        Raises:
+            RuntimeError: They have another shape than was recorded.
+        """
+        if self.type.shape != storage.shape:
+            raise RuntimeError(
+                f"an eager tensor of shape {list(self.type.shape)} was computed with shape {list(storage.shape)}; "
+                "please report this"
+            )
+        self.storage, self.call, self.holder = storage, None, None
 
 
 class Call:
@@ -55,3 +69,13 @@ class Call:
     ) -> None:
         self.signature, self.inputs, self.place = signature, inputs, place
         self.results: tuple[weakref.ref[Cell], ...] = ()
+
+
+class Unsettled:
+    """Stands for the calls of cells that have none yet, see `max.experimental._replays`."""
+
+    __slots__ = ()
+
+    def settle(self) -> None:
+        """Gives the cells their calls."""
+        raise NotImplementedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from max.experimental._recorder import record
+from max.experimental._recorder import THREAD, begin, end_replay, record
 from max.graph import Value
 from max.graph.current import CURRENT
 
@@ -38,6 +38,14 @@ def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         if isinstance(result, list | tuple):
             return type(result)([_wrap_value(item) for item in result])
         return result
+    replay = THREAD.replay
+    if replay is None and THREAD.begins:
+        replay = begin(op)
+    if replay is not None:
+        result = replay.follow(op, args, kwargs)
+        if result is not None:
+            return result
+        end_replay(replay)
     structure, cells = record(op, args, kwargs)
     if structure is None:
         return _wrap_cell(cells[0])

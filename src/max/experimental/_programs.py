@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from max.experimental._signatures import EXAMPLES
 from max.experimental._staging import Staged, Step, stage
 from max.graph import Graph
 
-__all__ = ["Recording", "compiled_programs", "run", "staged"]
+__all__ = ["Bound", "Recording", "compiled_programs", "execute", "program_of", "staged"]
 
 _PROGRAMS = 1024
 """Programs that are kept, each with the numbers of its inputs; the oldest are dropped."""
@@ -68,7 +68,7 @@ class _Compiled(NamedTuple):
         ]
 
 
-class _Bound(NamedTuple):
+class Bound(NamedTuple):
     """A program with its inputs after the leaves."""
 
     model: Model
@@ -87,7 +87,7 @@ class _Structure:
 
 
 _structures: dict[tuple[Any, ...], _Structure] = {}
-_bound: dict[tuple[Any, ...], _Bound] = {}
+_bound: dict[tuple[Any, ...], Bound] = {}
 _lock = threading.RLock()
 _compilations = 0
 
@@ -97,8 +97,8 @@ def compiled_programs() -> int:
     return _compilations
 
 
-def run(recording: Recording) -> list[driver.Tensor]:
-    """Runs calls, and returns the outputs."""
+def program_of(recording: Recording) -> Bound:
+    """The program of calls, compiled where none is kept."""
     calls, leaves, inputs, outputs = recording
     places = [item for source in inputs for pair in source for item in pair]
     key = (
@@ -112,14 +112,30 @@ def run(recording: Recording) -> list[driver.Tensor]:
             if len(_bound) >= _PROGRAMS:
                 _bound.pop(next(iter(_bound)))
             _bound[key] = program
+    return program
+
+
+def execute(
+    program: Bound, leaves: Sequence[Any], place: Callable[[int], tuple[str, int]]
+) -> list[driver.Tensor]:
+    """Runs a program.
+
+    Args:
+        program: The program.
+        leaves: The tensors in memory that it reads.
+        place: Returns file and line of a call by its number, for errors.
+
+    Returns:
+        The outputs.
+    """
     try:
-        return program.model.execute(*[leaf.storage for leaf in leaves], *program.extra)
+        return program.model.execute(*leaves, *program.extra)
     except Exception as error:
-        _relocate(error, calls)
+        _relocate(error, place)
         raise
 
 
-def _find(recording: Recording, places: list[int]) -> _Bound:
+def _find(recording: Recording, places: list[int]) -> Bound:
     calls, leaves, _, outputs = recording
     structure_key = (
         *[call.signature.family for call in calls], *[leaf.type.kind for leaf in leaves], *places,
@@ -130,7 +146,7 @@ def _find(recording: Recording, places: list[int]) -> _Bound:
     for compiled in structure.compiled:
         extra = compiled.extra(details)
         if extra is not None:
-            return _Bound(compiled.model, extra)
+            return Bound(compiled.model, extra)
     structure.examples.append(details)
     compiled = None
     if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
@@ -145,7 +161,7 @@ def _find(recording: Recording, places: list[int]) -> _Bound:
     del structure.compiled[8:]
     extra = compiled.extra(details)
     assert extra is not None
-    return _Bound(compiled.model, extra)
+    return Bound(compiled.model, extra)
 
 
 def staged(recording: Recording) -> Graph:
@@ -195,11 +211,13 @@ def _size_carrier(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return _carrier[:size]
 
 
-def _relocate(error: Exception, calls: Sequence[Call]) -> None:
+def _relocate(error: Exception, place: Callable[[int], tuple[str, int]]) -> None:
     """Replaces the numbers of calls in an error's message by the lines of the user's program."""
 
-    def place(match: re.Match[str]) -> str:
-        filename, line = calls[int(match[1])].place
+    def staged_at(match: re.Match[str]) -> str:
+        filename, line = place(int(match[1]))
         return f"(staged at {filename}:{line})"
 
-    error.args = tuple([_STAGED_AT.sub(place, a) if isinstance(a, str) else a for a in error.args])
+    error.args = tuple(
+        [_STAGED_AT.sub(staged_at, a) if isinstance(a, str) else a for a in error.args]
+    )

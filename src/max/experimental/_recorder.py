@@ -1,25 +1,34 @@
-"""The recorder: calls on eager tensors are recorded, and run when a value is needed."""
+"""The recorder: calls on eager tensors are recorded, and run when a value is needed.
+
+A thread that records what it recorded before from the same line on follows a trace instead (`_traces`, `_replays`).
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 from weakref import ref
 
 from max._config import flags
 from max.experimental._cells import Call, Cell
+from max.experimental._holders import LOCK, held
 from max.experimental._nans import check_nans
-from max.experimental._programs import Recording, run, staged
+from max.experimental._programs import Recording, execute, program_of, staged
+from max.experimental._replays import Replay, settle_all
 from max.experimental._signatures import signature_of
 from max.experimental._templates import describe
+from max.experimental._traces import Capture, Trace, UserLine
 from max.experimental._types import type_of
 from max.graph import Graph
-from max.graph.graph import user_place
+from max.graph._places import user_frame, user_place
 
 __all__ = [
     "PENDING_CALLS",
-    "hold",
+    "THREAD",
+    "begin",
+    "end_replay",
     "materialize",
     "materialize_all",
     "pending",
@@ -29,30 +38,103 @@ __all__ = [
 
 PENDING_CALLS = 1024
 """Calls that are recorded before they run by themselves, so that a program that needs no value uses bounded memory."""
+_SITES = 1024
+"""Lines at which stretches begin that are kept; the oldest are dropped."""
+_MISSES = 2
+"""Stretches that leave their trace one after the other, after which it is dropped."""
+_MOST_SKIPPED = 255
+"""The maximum number of stretches between a trace that was dropped and the next capture."""
 
-_holders: list[ref[Any]] = []
-"""Tensors that were not computed when they were made."""
-_most_holders = 4 * PENDING_CALLS
-"""With more of them, those that are gone or computed are removed."""
-_recorded = threading.local()
-_lock = threading.RLock()
+
+class _Site:
+    """A line of the program at which stretches begin.
+
+    Attributes:
+        code: Its code, kept alive as its identity is the key of the site.
+        trace: What the program did from here on.
+        misses: How many stretches left the trace, one after the other.
+        skipped: How many stretches are recorded without a capture.
+        pause: `skipped` of the last time.
+    """
+
+    __slots__ = ("code", "misses", "pause", "skipped", "trace")
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.trace: Trace | None = None
+        self.misses = self.skipped = self.pause = 0
+
+    def missed(self) -> None:
+        """Notes that a stretch left the trace. One that is left again and again is dropped, each time for longer."""
+        self.misses += 1
+        if self.misses >= _MISSES:
+            self.trace, self.misses = None, 0
+            self.skipped = self.pause = min(2 * self.pause + 1, _MOST_SKIPPED)
 
 
-def hold(cell: Cell, tensor: Any) -> None:
-    """Notes that a tensor is on a cell that is not computed, so that a run which comes by keeps its value."""
-    global _most_holders
-    holder = cell.holder = ref(tensor)
-    _holders.append(holder)
-    if len(_holders) > _most_holders:
-        with _lock:
-            _holders[:] = [ref(tensor) for tensor in pending()]
-            _most_holders = max(4 * PENDING_CALLS, 2 * len(_holders))
+class _Thread(threading.local):
+    """What a thread records.
+
+    Attributes:
+        replay: The trace that it follows; None if it records.
+        capture: What it recorded since the last value, if that is kept.
+        site: Where the stretch began.
+        begins: Whether the next call begins a stretch.
+        calls: How many calls were recorded since the last value.
+    """
+
+    replay: Replay | None = None
+    capture: Capture | None = None
+    site: _Site | None = None
+    begins = True
+    calls = 0
+
+
+THREAD = _Thread()
+_sites: dict[tuple[int, int, Callable[..., Any]], _Site] = {}
+
+
+def begin(op: Callable[..., Any]) -> Replay | None:
+    """Begins a stretch with a call of an op; the caller's caller made it.
+
+    Returns:
+        The trace to follow; None to record.
+    """
+    THREAD.begins = False
+    if flags.MAX_DEBUG_NANS:
+        return None
+    frame, _ = user_frame(2)
+    code = frame.f_code
+    key = (id(code), frame.f_lasti, op)
+    site = THREAD.site = _sites.get(key)
+    if site is None:
+        if len(_sites) >= _SITES:
+            with LOCK:
+                _sites.pop(next(iter(_sites)))
+        _sites[key] = THREAD.site = _Site(code)
+    elif site.trace is not None:
+        replay = THREAD.replay = Replay(site.trace)
+        return replay
+    elif site.skipped:
+        site.skipped -= 1
+    else:
+        THREAD.capture = Capture()
+    return None
+
+
+def end_replay(replay: Replay) -> None:
+    """Records the calls of this thread's replay, as the next one is another than in the trace."""
+    THREAD.replay = None
+    THREAD.calls = replay.position
+    if THREAD.site is not None:
+        THREAD.site.missed()
+    replay.settle()
 
 
 def pending() -> list[Any]:
     """The tensors that are not computed yet."""
-    tensors = [holder() for holder in list(_holders)]
-    return [tensor for tensor in tensors if tensor is not None and tensor._cell.storage is None]
+    settle_all()
+    return held()
 
 
 def record(
@@ -90,37 +172,83 @@ def record(
         Cell(type_, None, call, index) for index, type_ in enumerate(signature.results) if type_
     ]
     call.results = tuple([ref(cell) for cell in results])
+    capture = THREAD.capture
+    if capture is not None:
+        frame, depth = user_frame()
+        line = UserLine(frame.f_code, frame.f_lasti, depth, place)
+        capture.add(call, args, kwargs, results, line)
     if flags.MAX_DEBUG_NANS:
         materialize(results)
         check_nans(call, cells, results)
-    count = getattr(_recorded, "calls", 0) + 1
-    _recorded.calls = count
+    count = THREAD.calls + 1
+    THREAD.calls = count
     if count >= PENDING_CALLS:
-        materialize(results)
-        materialize_all()
+        _flush(results)
     return structure, results
+
+
+def _flush(results: Sequence[Cell]) -> None:
+    """Computes everything; the last call has these results."""
+    materialize(results)
+    materialize_all()
+
+
+class _FlushingStructure:
+    """The structure of the results of a call after which everything is computed."""
+
+    def __init__(self, structure: type | None) -> None:
+        self._structure = structure
+
+    def __call__(self, tensors: list[Any]) -> Any:
+        _flush([tensor._cell for tensor in tensors])
+        return tensors[0] if self._structure is None else self._structure(tensors)
 
 
 def materialize(cells: Sequence[Cell]) -> None:
     """Computes cells, and with them what they depend on that the program holds."""
-    with _lock:
+    with LOCK:
         targets = [cell for cell in cells if cell.storage is None]
         if not targets:
             return
+        replay, capture = THREAD.replay, THREAD.capture
+        THREAD.replay = THREAD.capture = None
+        THREAD.begins, THREAD.calls = True, 0
+        if replay is not None and _finish(replay, targets):
+            return
         recording, outputs = _recording(targets)
-        for cell, storage in zip(outputs, run(recording), strict=True):
-            if cell.type.shape != storage.shape:
-                raise RuntimeError(
-                    f"an eager tensor of shape {list(cell.type.shape)} was computed with shape {list(storage.shape)}; "
-                    "please report this"
-                )
-            cell.storage, cell.call, cell.holder = storage, None, None
-        _recorded.calls = 0
+        held = [] if capture is None else capture.held(targets)
+        program = program_of(recording)
+        storages = execute(
+            program,
+            [leaf.storage for leaf in recording.leaves],
+            lambda number: recording.calls[number].place,
+        )
+        if capture is not None and THREAD.site is not None:
+            structure = None
+            if capture.calls == PENDING_CALLS:
+                structure = _FlushingStructure
+            THREAD.site.trace = capture.finish(
+                targets, recording, outputs, held, program, structure
+            )
+        for cell, storage in zip(outputs, storages, strict=True):
+            cell.keep(storage)
+
+
+def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
+    """Runs the program of this thread's replay; False if it is not the one for these values."""
+    site = THREAD.site
+    if not replay.finish(targets):
+        if site is not None:
+            site.missed()
+        return False
+    if site is not None:
+        site.misses = site.pause = 0
+    return True
 
 
 def materialize_all() -> None:
     """Computes all tensors that the program holds."""
-    with _lock:
+    with LOCK:
         materialize([tensor._cell for tensor in pending()])
 
 
@@ -132,7 +260,7 @@ def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
     leaf_cells: list[Cell] = []
     inputs: list[tuple[tuple[int, int], ...]] = []
     # depth first, without recursion: chains are as long as PENDING_CALLS
-    stack: list[Call] = [cell.call for cell in reversed(targets) if cell.call]
+    stack: list[Call] = [_call_of(cell) for cell in reversed(targets)]
     while stack:
         call = stack[-1]
         if call in numbers:
@@ -143,8 +271,7 @@ def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
         for cell in call.inputs:
             storage = cell.storage
             if storage is None:
-                source = cell.call
-                assert source is not None
+                source = _call_of(cell)
                 number = numbers.get(source)
                 if number is None:
                     first.append(source)
@@ -172,14 +299,25 @@ def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
                 kept[id(cell)] = cell
     outputs: list[tuple[int, int]] = []
     for cell in kept.values():
-        assert cell.call is not None
-        outputs.append((numbers[cell.call], cell.index))
+        outputs.append((numbers[_call_of(cell)], cell.index))
     return Recording(calls, leaf_cells, inputs, outputs), list(kept.values())
+
+
+def _call_of(cell: Cell) -> Call:
+    """The call that computes a cell."""
+    call = cell.call
+    if isinstance(call, Replay):
+        call.settle()
+        call = cell.call
+    assert isinstance(call, Call)
+    return call
 
 
 def _run_now(call: Call) -> list[Cell]:
     """Runs a call with results whose sizes only a run tells."""
-    with _lock:
+    # the stretch ends with it
+    THREAD.capture, THREAD.begins = None, True
+    with LOCK:
         materialize(call.inputs)
         leaves: dict[int, int] = {}
         cells: list[Cell] = []
@@ -189,12 +327,16 @@ def _run_now(call: Call) -> list[Cell]:
                 cells.append(cell)
         sources = tuple([(-1, leaves[id(cell.storage)]) for cell in call.inputs])
         outputs = [(0, index) for index in range(len(call.signature.results))]
-        storages = run(Recording([call], cells, [sources], outputs))
+        storages = execute(
+            program_of(Recording([call], cells, [sources], outputs)),
+            [cell.storage for cell in cells],
+            lambda _: call.place,
+        )
     return [Cell(type_of(storage), storage) for storage in storages]
 
 
 def staged_graph() -> Graph:
     """A graph of what was recorded, with the tensors that are not computed yet as outputs."""
-    with _lock:
+    with LOCK:
         recording, _ = _recording([tensor._cell for tensor in pending()])
     return staged(recording)

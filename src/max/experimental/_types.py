@@ -6,7 +6,7 @@ from typing import Any
 
 from max import driver
 from max.dtype import DType
-from max.graph import DeviceRef
+from max.graph import DeviceRef, Dim
 
 __all__ = ["CellType", "cell_type", "type_of"]
 
@@ -17,10 +17,11 @@ _TYPES = 1 << 16
 class CellType:
     """The type of a cell. Equal types are one object, so that they compare and hash by identity."""
 
-    __slots__ = ("device", "dtype", "shape")
+    __slots__ = ("device", "dims", "dtype", "shape")
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], device: DeviceRef) -> None:
         self.dtype, self.shape, self.device = dtype, shape, device
+        self.dims = [Dim(size) for size in shape]
 
     @property
     def kind(self) -> tuple[DType, int, DeviceRef]:

@@ -29,10 +29,11 @@ import numpy as np
 from max import driver
 from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
-from max.experimental import _mutation, _recorder
+from max.experimental import _mutation, _recorder, _replays
 from max.experimental._cells import Cell
 from max.experimental._defaults import contextvar_context, default_device, default_dtype, defaults
 from max.experimental._dispatch import apply, bind_tensor, in_graph
+from max.experimental._holders import hold
 from max.experimental._operations import Operations
 from max.experimental._types import type_of
 from max.graph import (
@@ -124,7 +125,7 @@ class ComputeGraph:
         """
         if tensor._cell is None or tensor._cell.storage is not None:
             raise TypeError(f"add_unrealized: {tensor!r} has a value already")
-        _recorder.hold(tensor._cell, tensor)
+        hold(tensor._cell, tensor)
 
     async def evaluate(self, tensor: Tensor) -> None:
         """Computes a tensor, and with it the tensors that it depends on.
@@ -192,7 +193,7 @@ class Tensor(Operations):
         tensor = cls.__new__(cls)
         tensor._cell, tensor._value = cell, None
         if cell.storage is None:
-            _recorder.hold(cell, tensor)
+            hold(cell, tensor)
         return tensor
 
     @classmethod
@@ -601,3 +602,4 @@ def _sizes(op: str, shape: ShapeLike) -> tuple[int, ...]:
 
 
 bind_tensor(Tensor._of_cell, Tensor.from_graph_value)
+_replays.bind_tensor(Tensor)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 
 from max import mlir
 
-__all__ = ["location_at", "user_place"]
+__all__ = ["location_at", "user_frame", "user_place"]
 
 _STAGING = tuple(
     [str(Path(__file__).parents[1] / name) for name in ("graph", "nn", "experimental")]
@@ -24,7 +25,19 @@ def location_at(filename: str, line: int) -> mlir.LocationAttr:
 
 def user_place() -> tuple[str, int]:
     """File and line of the innermost frame outside of `_STAGING`."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame, _ = user_frame(2)
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def user_frame(depth: int = 1) -> tuple[FrameType, int]:
+    """The innermost frame outside of `_STAGING`, and the number of frames from it to the caller of this function.
+
+    Args:
+        depth: The frame to begin with; 1 is that of the caller.
+    """
+    frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
+    depth -= 1
     while frame.f_code.co_filename.startswith(_STAGING) and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+        depth += 1
+    return frame, depth

@@ -1,0 +1,264 @@
+"""Traces: what a stretch of a program recorded between two values, kept to predict the next time.
+
+A stretch begins with the first call after a value was computed, and ends where the next one is. When the same line
+begins a second stretch, its calls are captured: the op and arguments of each, and the program that computed the value.
+From then on `max.experimental._replays` compares calls with the trace instead of looking their signatures up.
+
+Values of a trace are numbered in the order of the calls: the tensors in memory that a call reads first, then its
+results. An argument is matched by a specification:
+
+- an int: the value of that number;
+- a `CellType`: a tensor in memory of this type, which becomes the next value;
+- a tuple of one: a constant, see `equals`;
+- a `Nested`: a list, tuple or slice of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from max.experimental._cells import Call, Cell
+from max.experimental._programs import Bound, Recording
+from max.experimental._signatures import Signature
+from max.experimental._types import CellType
+from max.graph.dim import StaticDim
+
+__all__ = ["Capture", "Nested", "Step", "Trace", "UserLine", "equals"]
+
+
+class UserLine(NamedTuple):
+    """An instruction of the user's program that called an op."""
+
+    code: CodeType
+    instruction: int
+    """`f_lasti` of its frame."""
+    depth: int
+    """The number of frames between it and the function that records."""
+    place: tuple[str, int]
+    """File and line."""
+
+
+class Nested(NamedTuple):
+    """The specification of a list, tuple or slice."""
+
+    kind: type
+    items: tuple[Any, ...]
+
+
+class Step(NamedTuple):
+    """A call of a trace."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    """The specifications of the arguments."""
+    keywords: tuple[tuple[str, Any], ...]
+    """Names and specifications of keyword arguments."""
+    structure: Callable[..., Any] | None
+    """What the op returns: None for one tensor, else `list` or `tuple`."""
+    types: tuple[CellType, ...]
+    """The types of the results."""
+    line: UserLine
+    signature: Signature
+    inputs: tuple[int, ...]
+    """The numbers of the values that it reads, in the order of the signature."""
+    first: int
+    """The number of its first result."""
+
+
+class Trace(NamedTuple):
+    """The calls between two values, and the program that computed the second."""
+
+    steps: tuple[Step, ...]
+    targets: list[int]
+    """The values that were asked for."""
+    held: list[bool]
+    """Whether the program held a tensor on each result when the value was computed, in the order of the calls."""
+    results: list[int]
+    """The numbers of the results."""
+    leaves: list[int]
+    """The value that each input of the program is."""
+    shared: list[tuple[int, int]]
+    """Pairs of leaves that have to be on the same memory."""
+    outputs: list[int]
+    """The value that each output of the program is."""
+    order: list[int]
+    """The step that each call of the program is."""
+    program: Bound
+    lasting: bool
+    """Whether tensors were held that the program does not compute."""
+
+
+def equals(value: Any, constant: Any) -> bool:
+    """Whether an argument stages what a constant of a trace does; they are not the same object."""
+    kind = type(value)
+    if isinstance(value, StaticDim):
+        value, kind = int(value), int
+    if isinstance(constant, StaticDim):
+        constant = int(constant)
+    if kind is not type(constant):
+        return False
+    if kind is float:
+        # 0.0 equals -0.0
+        return value == constant and (value != 0.0 or value.hex() == constant.hex())
+    try:
+        hash(value)
+    except TypeError:
+        return False  # its content may have changed
+    return bool(value == constant)
+
+
+class _NotTraceableError(Exception):
+    """A stretch that cannot be predicted."""
+
+
+class Capture:
+    """The calls of a stretch while they are recorded."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._calls: dict[Call, int] = {}
+        self._numbers: dict[int, int] = {}
+        """Numbers by the identity of cells, which `_values` keeps alive."""
+        self._values: list[Cell] = []
+        self._failed = False
+
+    def add(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        results: Sequence[Cell],
+        line: UserLine,
+    ) -> None:
+        """Adds a call and its results."""
+        if self._failed:
+            return
+        family = call.signature.family
+        try:
+            specs = tuple([self._spec(arg) for arg in args])
+            keywords = tuple([(name, self._spec(arg)) for name, arg in kwargs.items()])
+            inputs = tuple([self._numbers[id(cell)] for cell in call.inputs])
+        except _NotTraceableError:
+            self._failed = True
+            return
+        first = len(self._values)
+        for cell in results:
+            self._number(cell)
+        types = tuple([cell.type for cell in results])
+        self._calls[call] = len(self._steps)
+        self._steps.append(
+            Step(
+                family.template.op, specs, keywords, family.structure, types, line, call.signature,
+                inputs, first,
+            )
+        )  # fmt: skip
+
+    def _number(self, cell: Cell) -> None:
+        self._numbers[id(cell)] = len(self._values)
+        self._values.append(cell)
+
+    def _spec(self, value: Any) -> Any:
+        cell: Cell | None = getattr(value, "_cell", None)
+        if cell is not None:
+            number = self._numbers.get(id(cell))
+            if number is not None:
+                return number
+            if cell.storage is None:
+                raise _NotTraceableError  # of an earlier stretch, or of another thread
+            self._number(cell)
+            return cell.type
+        kind = type(value)
+        if kind is slice:
+            bounds = (value.start, value.stop, value.step)
+            return Nested(slice, tuple([self._spec(bound) for bound in bounds]))
+        if isinstance(value, list | tuple):
+            return Nested(kind, tuple([self._spec(item) for item in value]))
+        if isinstance(value, Mapping | np.ndarray):
+            raise _NotTraceableError
+        if kind is float and math.isnan(value):
+            raise _NotTraceableError
+        return (value,)
+
+    def finish(
+        self,
+        targets: Sequence[Cell],
+        recording: Recording,
+        outputs: Sequence[Cell],
+        held: Sequence[bool],
+        program: Bound,
+        last: Callable[[Any], Callable[..., Any]] | None,
+    ) -> Trace | None:
+        """The trace of the stretch; None if it read or computed tensors of others.
+
+        Args:
+            targets: The values that were asked for.
+            recording: What was run for them.
+            outputs: The cells of its outputs.
+            held: Whether a tensor is on each result of the calls, in order.
+            program: What ran it.
+            last: Makes the structure of the last call from the structure of its results; None to leave it.
+        """
+        if (
+            self._failed
+            or not self._steps
+            or any(call not in self._calls for call in recording.calls)
+        ):
+            return None
+        if last is not None:
+            step = self._steps[-1]
+            self._steps[-1] = step._replace(structure=last(step.structure))
+        results = [
+            number
+            for step in self._steps
+            for number in range(step.first, step.first + len(step.types))
+        ]
+        numbers = self._numbers
+        by_memory: dict[int, int] = {}
+        leaves: list[int] = []
+        for cell in recording.leaves:
+            number = numbers.get(id(cell))
+            if number is None:
+                return None
+            by_memory[id(cell.storage)] = number
+            leaves.append(number)
+        shared: list[tuple[int, int]] = []
+        is_result = set(results)
+        for number, cell in enumerate(self._values):
+            if number in is_result:
+                continue
+            other = by_memory.get(id(cell.storage))
+            if other is not None and other != number:
+                shared.append((other, number))
+        output_numbers = [numbers[id(cell)] for cell in outputs]
+        computed = set(output_numbers)
+        return Trace(
+            tuple(self._steps),
+            [numbers[id(cell)] for cell in targets],
+            list(held),
+            results,
+            leaves,
+            shared,
+            output_numbers,
+            [self._calls[call] for call in recording.calls],
+            program,
+            any(on and n not in computed for on, n in zip(held, results, strict=True)),
+        )
+
+    @property
+    def calls(self) -> int:
+        """How many calls were recorded."""
+        return len(self._steps)
+
+    def held(self, targets: Sequence[Cell]) -> list[bool]:
+        """Whether the program holds a tensor on each result so far, or needs its elements now."""
+        needed = {id(cell) for cell in targets}
+        return [
+            id(cell) in needed or ((holder := cell.holder) is not None and holder() is not None)
+            for step in self._steps
+            for cell in self._values[step.first : step.first + len(step.types)]
+        ]

@@ -1,0 +1,400 @@
+"""Programs that repeat themselves follow traces: the values, errors and lines have to be those of a first time."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max._config import flags
+from max.experimental import Tensor, _dispatch, _replays, _traces
+from max.experimental import functional as F
+from max.experimental._programs import compiled_programs
+from max.experimental._recorder import PENDING_CALLS
+from max.nn.module_v3 import LayerNorm, Linear, Module, Sequential
+
+RNG = np.random.default_rng(5)
+
+
+def array(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The ops that are recorded, and not followed."""
+    ops: list[Any] = []
+    record = _dispatch.record
+
+    def counting(op: Any, args: Any, kwargs: Any) -> Any:
+        ops.append(op)
+        return record(op, args, kwargs)
+
+    monkeypatch.setattr(_dispatch, "record", counting)
+    yield ops
+
+
+def same(got: Tensor, want: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(got.to_numpy(), want, rtol=2e-5, atol=2e-5)
+
+
+def test_what_repeats_is_followed_and_not_recorded(records: list[Any]) -> None:
+    a, b = array(3, 4), array(4, 2)
+    x, w = Tensor.constant(a), Tensor.constant(b)
+
+    def step(x: Tensor) -> Tensor:
+        left, right = F.split(F.tanh(x @ w + 0.5), [1, 1], axis=1)
+        y = F.concat([right, left * 2], axis=1)[:, :1]
+        return y.reshape((3, 1)).cast(y.dtype)
+
+    def expected(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.tanh(a @ b + 0.5)[:, 1:]
+
+    before = compiled_programs()
+    for turn in range(12):
+        if turn == 2:
+            records.clear()
+        a = array(3, 4)
+        same(step(Tensor.constant(a) if turn else x), expected(a if turn else x.to_numpy()))
+    assert not records
+    assert compiled_programs() - before == 1
+
+
+def test_parameters_that_change_between_steps() -> None:
+    module = Sequential(Linear(5, 4), LayerNorm(4), Linear(4, 3))
+    memory = {name: array(*[int(d) for d in p.shape]) for name, p in module.parameters}
+    module.load_state_dict(memory)
+
+    def expected(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        h = a @ memory["0.weight"].T + memory["0.bias"]
+        h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-5)
+        h = h * memory["1.weight"] + memory["1.bias"]
+        return h @ memory["2.weight"].T + memory["2.bias"]
+
+    for turn in range(24):
+        a = array(2, 5)
+        same(module(Tensor.constant(a)), expected(a))
+        name = list(memory)[turn % len(memory)]
+        match turn % 4:
+            case 0:  # through the array that shares the memory
+                memory[name] *= 1.5
+            case 1:  # through the tensor
+                parameter = dict(module.parameters)[name]
+                parameter[...] = parameter.to_numpy() + 0.25
+            case 2:  # another array
+                memory = {name: value + 0.5 for name, value in memory.items()}
+                module.load_state_dict(memory)
+            case _:
+                pass
+
+
+def test_a_write_in_the_middle_comes_after_the_reads_before_it() -> None:
+    a = array(4)
+    for turn in range(10):
+        x = Tensor.constant(a)
+        dead = x * 3  # noqa: F841
+        y = x * 2
+        z = y + x
+        if turn > 5:
+            x[0] = 100.0
+        end = z + x
+        want = 3 * a + a
+        if turn > 5:
+            want[0] = 3 * a[0] + 100.0
+        same(end, want)
+
+
+def test_control_flow_that_changes() -> None:
+    choices = RNG.integers(0, 3, 60)
+    w = array(3, 3)
+    weight = Tensor.constant(w)
+    for turn, choice in enumerate([0] * 6 + list(choices) + [1] * 6):
+        a = array(2, 3)
+        x = Tensor.constant(a)
+        y, want = x @ weight, a @ w
+        if choice == 1:
+            y, want = F.tanh(y), np.tanh(want)
+        elif choice == 2 and float(F.sum(F.sum(y), 0)) > 0:
+            y, want = -y, -want
+        elif choice == 2:
+            y, want = y * 0.5, want * 0.5
+        z, want_z = y + x, want + a
+        if turn % 3 == 0:
+            same(y, want)
+        same(z, want_z)
+
+
+def test_shapes_and_dtypes_that_change() -> None:
+    for rows in [3, 3, 3, 3, 5, 3, 7, 8, 9, 10, 11, 3]:
+        for dtype in (np.float32, np.float64):
+            a = array(rows, 2).astype(dtype)
+            x = Tensor.constant(a)
+            y = F.concat([x, x * 2], axis=0)
+            assert y.shape == [2 * rows, 2]
+            same(y.reshape((-1,)) + 1, np.concatenate([a, a * 2]).reshape(-1) + 1)
+
+
+def test_constants_that_compare_equal_differ() -> None:
+    x = Tensor.constant([-0.0, 2.0])
+    for number in [0.0] * 4 + [-0.0] * 4:
+        # -0.0 + 0.0 is 0.0, and -0.0 + -0.0 is -0.0
+        got = (x + number).to_numpy()
+        assert math.copysign(1, got[0]) == (1 if math.copysign(1, number) > 0 else -1)
+    for axis in [0, 0, 0, False, 0, True]:
+        if type(axis) is bool:
+            with pytest.raises(TypeError):
+                F.sum(x, axis)
+        else:
+            assert F.sum(x, axis).item() == 2.0
+
+
+def test_lists_of_arguments_may_change_in_place() -> None:
+    sizes = [1, 3]
+    a = array(4, 2)
+    for turn in range(8):
+        sizes[:] = [1, 3] if turn % 4 else [2, 2]
+        first, second = F.split(Tensor.constant(a), sizes, axis=0)
+        same(first * 2, a[: sizes[0]] * 2)
+        same(second * 2, a[sizes[0] :] * 2)
+
+
+def test_operands_that_were_one_tensor_become_two() -> None:
+    a, b = array(3), array(3)
+    for turn in range(10):
+        x = Tensor.from_dlpack(a)
+        y = Tensor.from_dlpack(a if turn % 5 < 3 else b)
+        z = x if turn % 2 else y
+        other = z.to_numpy()
+        same((x * 2 - y) * z, (a * 2 - y.to_numpy()) * other)
+
+
+def test_errors_name_the_line_of_the_call_and_leave_the_record_usable() -> None:
+    x = Tensor.constant(array(3, 2))
+    for turn in range(8):
+        y = x * 2
+        if turn > 4:
+            with pytest.raises(ValueError, match="shape|size|broadcast|dim"):
+                y + Tensor.constant(array(7, 5))
+        if turn == 6:
+            with pytest.raises(ZeroDivisionError):
+                _ = 1 / 0
+        same(y + 1, x.to_numpy() * 2 + 1)
+
+
+def _line_of_failure(run: Callable[[], object]) -> str:
+    with pytest.raises(IndexError) as raised:
+        run()
+    return str(raised.value).rpartition("test_traces.py:")[2].rstrip(")")
+
+
+def test_errors_of_a_run_name_the_line_that_was_followed() -> None:
+    table = Tensor.constant(array(4, 2))
+
+    def look_up(index: int, other: bool) -> Tensor:
+        y = table * 2
+        indices = Tensor.from_dlpack(np.int64([index]))
+        if other:
+            z = F.gather(y, indices, axis=0)
+        else:
+            z = F.gather(y, indices, axis=0)
+        return z + 1
+
+    start = look_up.__code__.co_firstlineno
+    for _ in range(4):
+        _ = look_up(1, other=False).realize
+    for other, line in ((False, start + 6), (True, start + 4)):
+        assert _line_of_failure(lambda: look_up(9, other=other).realize) == str(line)  # noqa: B023
+        same(look_up(2, other=other), table.to_numpy()[2:3] * 2 + 1)
+
+
+def test_a_run_that_fails_leaves_values_that_can_be_computed() -> None:
+    table = Tensor.constant(array(4, 2))
+    indices = np.int64([1])
+    for turn in range(8):
+        indices[0] = 9 if turn == 6 else 1
+        y = table * 2
+        z = F.gather(y, Tensor.from_dlpack(indices), axis=0) + 1
+        if turn == 6:
+            with pytest.raises(IndexError):
+                _ = z.realize
+            indices[0] = 2
+            same(y, table.to_numpy() * 2)
+        same(z, table.to_numpy()[indices] * 2 + 1)
+
+
+def test_values_that_are_used_early_or_late_or_kept() -> None:
+    w = array(3, 3)
+    weight = Tensor.constant(w)
+    kept: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
+    for turn in range(30):
+        a = array(2, 3)
+        y, want_y = Tensor.constant(a) @ weight, a @ w
+        if turn % 5 == 4:
+            same(y, want_y)
+        z, want_z = y * 2, want_y * 2
+        side, want_side = y - 1, want_y - 1
+        if turn % 7 == 6:
+            kept.append((side, want_side))
+        if turn % 4 == 3:
+            kept.append((y, want_y))
+        del side
+        end = F.tanh(z)
+        same(end, np.tanh(want_z))
+        if turn % 3 == 2:
+            same(z, want_z)
+    for tensor, want in kept:
+        same(tensor, want)
+
+
+def test_values_beside_the_path_stay_pending() -> None:
+    for turn in range(8):
+        a = array(3)
+        x = Tensor.constant(a)
+        beside = x * 3
+        _ = (x + 1).realize
+        assert not beside.real
+        same(beside + 1 if turn % 2 else beside, a * 3 + turn % 2)
+
+
+def test_tensors_without_references_are_freed_and_not_computed() -> None:
+    x = Tensor.constant(array(3))
+    for _ in range(6):
+        y = x * 2
+        reference = weakref.ref(y)
+        z = y + 1
+        del y
+        assert reference() is None
+        _ = z.realize
+    gc.collect()
+    assert not _replays._replays
+
+
+def test_what_another_thread_recorded() -> None:
+    a = array(4)
+    x = Tensor.constant(a)
+    for turn in range(8):
+        box: list[Tensor] = []
+
+        def produce() -> None:
+            for _ in range(4):
+                y = x * 2
+                z = y + 1
+                _ = z.realize if _ < 3 else box.append(z)  # noqa: B023
+
+        worker = threading.Thread(target=produce)
+        worker.start()
+        worker.join()
+        if turn % 2:
+            x[0] = float(turn)  # what the thread recorded is computed before
+        same(box[0] * 2, (a * 2 + 1) * 2)
+        a = x.to_numpy().copy()
+    gc.collect()
+    assert len(_replays._replays) < _replays._MOST_REPLAYS
+
+
+def test_threads_that_follow_the_same_trace_and_share_values() -> None:
+    w = array(3, 3)
+    weight = Tensor.constant(w)
+    failures: list[BaseException] = []
+    shared: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(60):
+                a = rng.standard_normal((2, 3)).astype(np.float32)
+                y = F.tanh(Tensor.constant(a) @ weight)
+                want = np.tanh(a @ w)
+                shared.append((y, want))
+                z = y * 2 + 1
+                if rng.integers(4) == 0:
+                    other, want_other = shared[int(rng.integers(len(shared)))]
+                    same(other + 1, want_other + 1)
+                same(z, want * 2 + 1)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    for tensor, want in shared:
+        same(tensor, want)
+
+
+def test_nans_are_looked_for_in_the_middle_of_a_trace() -> None:
+    x = Tensor.constant([4.0, -1.0])
+    for turn in range(6):
+        y = x * 2
+        with flags.override(MAX_DEBUG_NANS=turn == 5):
+            if turn == 5:
+                with pytest.raises(FloatingPointError, match="sqrt: 1 of"):
+                    F.sqrt(y)
+                continue
+            z = F.sqrt(y)
+        assert np.isnan(z.to_numpy()[1])
+
+
+def test_stretches_that_end_by_their_length(records: list[Any]) -> None:
+    x = Tensor.constant([1.0, 2.0])
+    y, count = x, 0
+    before = compiled_programs()
+    while count < 6 * PENDING_CALLS:
+        y = y * 0.5 + 1.0
+        count += 2
+    assert len(records) == 2 * PENDING_CALLS
+    assert compiled_programs() - before == 1
+    same(y, np.float32([2, 2]))
+    # a value in the middle of the stretch
+    for _ in range(100):
+        y = y * 0.5 + 1.0
+    same(y, np.float32([2, 2]))
+
+
+def test_a_program_without_repetition_is_not_captured_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captures: list[object] = []
+    make = _traces.Capture.__init__
+
+    def counting(self: Any) -> None:
+        captures.append(self)
+        make(self)
+
+    monkeypatch.setattr(_traces.Capture, "__init__", counting)
+    x = Tensor.constant(array(3))
+    ops = [F.tanh, F.exp, F.sin, F.cos, F.abs]
+    for turn in range(300):
+        y = x * 0.5
+        for bit in range(4):
+            y = ops[(turn >> bit) % 5](y)
+        _ = y.realize
+    assert len(captures) < 30
+
+
+class _Branching(Module):
+    """A module whose result depends on an element."""
+
+    def __init__(self) -> None:
+        self.weight = Tensor.constant(array(3))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        return y * 2 if y[0].item() > 0 else y - 1
+
+
+def test_elements_that_decide() -> None:
+    module = _Branching()
+    w = module.weight.to_numpy()
+    for _ in range(30):
+        a = array(3)
+        want = a * w
+        same(module(Tensor.constant(a)), want * 2 if want[0] > 0 else want - 1)
