@@ -1,4 +1,4 @@
-"""`broadcast_to` with a shape that is a tensor: the engine and the interpreter read it when the graph runs."""
+"""`broadcast_to` with a shape that is a tensor: the engine and the interpreter read it at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cond` and `while_loop`: interpreter and engine against Python, errors, and turns without allocations."""
+"""`cond` and `while_loop`: interpreter and engine against Python, errors, and iterations without allocations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def graph_of(types: list[Any], build: Callable[..., Any], name: str = "graph") -
 
 @pytest.fixture(params=["interpreted", 1, 2], ids=["interpreted", "one worker", "two workers"])
 def run(request: pytest.FixtureRequest) -> Callable[..., list[np.ndarray]]:
-    """Runs a graph, after its text was parsed back to the same."""
+    """Checks that a graph's text parses back to the same graph, and runs it."""
 
     def run(graph: Graph, *inputs: Any, weights: Any = None) -> list[np.ndarray]:
         module = graph.to_mlir()
@@ -74,7 +74,7 @@ def test_cond(run, rng: np.random.Generator) -> None:
 
 
 def test_results_of_a_branch_that_are_given_in(run, rng: np.random.Generator) -> None:
-    """A value of the graph around, twice and as a view, is a result of its own."""
+    """A value of the enclosing graph that a branch returns twice and as a view is copied for each result."""
     graph = graph_of(
         [tensor(dtype=BOOL), tensor(4, 3)],
         lambda p, x: ops.cond(
@@ -90,7 +90,7 @@ def test_results_of_a_branch_that_are_given_in(run, rng: np.random.Generator) ->
 
 
 def test_branches_see_sizes_around_them(run) -> None:
-    """The size n is of no operand of the branch."""
+    """The branch uses the size n, which is no dimension of its operands."""
     graph = graph_of(
         [tensor(dtype=BOOL), tensor("n"), tensor()],
         lambda p, x, y: (
@@ -157,7 +157,7 @@ def test_carried_dtypes(run, dtype: DType) -> None:
 
 
 def test_loops_in_loops(run) -> None:
-    """The n-th triangle numbers, summed; the inner loop runs from 0 to n - 1 turns, each time anew."""
+    """Sums of triangle numbers by nested loops; the inner loop runs 0 to n - 1 iterations and starts with new values each time."""
 
     def build(n: Any) -> Any:
         def body(i: Any, total: Any) -> Any:
@@ -174,7 +174,7 @@ def test_loops_in_loops(run) -> None:
 
 
 def test_large_carried_values_and_work_for_all_workers(run, rng: np.random.Generator) -> None:
-    """Kernels that hand out work by counters find them zeroed at each turn, in inner loops too."""
+    """Counters that distribute the work of a kernel are zero at the start of each iteration, in inner loops too."""
     w = (rng.standard_normal((96, 96)) / 10).astype(np.float32)
 
     def build(x: Any) -> Any:
@@ -232,7 +232,7 @@ def test_buffers_in_branches_and_bodies(run) -> None:
 
 
 def test_weights_in_branches(run, rng: np.random.Generator) -> None:
-    """Weights of branches are the graph's; work on weights alone is done once, whichever way is taken."""
+    """Branches share the graph's weights; an expression of weights alone is computed once, whichever branch runs."""
     w = Weight("w", F32, [4, 4], DEVICE)
     v = Weight("v", F32, [4, 4], DEVICE)
     graph = graph_of(
@@ -272,7 +272,7 @@ def test_in_a_subgraph_with_a_prefix(run, rng: np.random.Generator) -> None:
 
 
 def test_sizes_and_prints_inside(run, capfd: pytest.CaptureFixture[str]) -> None:
-    """A loop with a value that the host must read is driven by the host."""
+    """A loop whose values the host must read is executed by the host."""
 
     def build(x: Any, n: Any) -> Any:
         def body(i: Any, total: Any) -> Any:
@@ -344,7 +344,7 @@ def raise_at(out: k.Output, x: k.Input, limit: k.Input, ctx: k.Context):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_errors_in_a_loop_leave_it(threads: int) -> None:
-    """Also from a loop that would never end."""
+    """Errors of kernels also end a loop that would not terminate."""
 
     def build(x: Any, limit: Any) -> Any:
         def body(s: Any) -> Any:
@@ -393,12 +393,12 @@ def test_a_constant_predicate_is_decided_at_compile_time() -> None:
 
 
 def test_a_loop_holds_what_it_uses() -> None:
-    """Memory of what was made before a loop is not given to others while it runs."""
+    """Memory of values that were computed before a loop is not reused while the loop runs."""
     rng = np.random.default_rng(3)
 
     def build(x: Any) -> Any:
         kept = [ops.exp(x * (0.1 * i)) for i in range(4)]
-        # needs contiguous memory of its own, as matmul takes it
+        # matmul needs a contiguous operand in memory of its own
         kept = [value @ constant(np.eye(16), F32) for value in kept]
 
         def body(i: Any, s: Any) -> Any:

@@ -121,7 +121,7 @@ def histogram(state: k.InOut[k.i64, 1], x: k.Input[k.i32, 1], ctx: k.Context):
 
 
 def test_state_across_calls() -> None:
-    """In order, through subgraphs and loops too."""
+    """Updates happen in program order, through subgraphs and loops too."""
     bins = _OpaqueType("histogram", {"size": 4, "dtype": DType.int64})
     line = TensorType(DType.int32, ["n"], DEVICE)
     with Graph("count", input_types=[bins, line]) as graph:

@@ -1,4 +1,4 @@
-"""Graphs that are loaded by a description: staged once, then found on the disk, with the same results."""
+"""Graphs loaded by a description: staged once, then read from the disk cache, with equal results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_cache(tmp_path: Path):
 
 
 def weights(seed: int, dtype: type = np.float32, rows: int = 5) -> dict[str, WeightData]:
-    """A matrix and a vector."""
+    """Weights: a matrix and a vector."""
     rng = np.random.default_rng(seed)
     arrays = {"w": rng.standard_normal((rows, 3)), "b": rng.standard_normal(3)}
     return {name: WeightData.from_numpy(a.astype(dtype), name) for name, a in arrays.items()}
@@ -46,7 +46,7 @@ def weights(seed: int, dtype: type = np.float32, rows: int = 5) -> dict[str, Wei
 def affine(
     values: dict[str, WeightData], table: np.ndarray, dtype: DType = DType.float32
 ) -> Callable[[], tuple[Graph, dict[str, Any]]]:
-    """Stages ``(x + table) @ w + b``; the constant is too big to stand in the module's text."""
+    """Stages ``(x + table) @ w + b``; the constant is too large for the module's text."""
 
     def stage() -> tuple[Graph, dict[str, Any]]:
         rows = int(values["w"].shape[0])
@@ -63,7 +63,7 @@ def affine(
 
 
 def load(values: dict[str, WeightData], description: str | None, **options: Any) -> np.ndarray:
-    """The model's result for one input, loaded by a session of its own."""
+    """Loads the model in a new session and returns its result for one input."""
     rows = int(values["w"].shape[0])
     table = options.pop("table", np.arange(100 * rows, dtype=np.float32).reshape(100, rows) / 64)
     model = load_described(
@@ -95,7 +95,7 @@ def test_the_second_load_stages_nothing_and_takes_new_weights(dtype: DType) -> N
     x = np.linspace(-1, 1, 500, dtype=np.float32).reshape(100, 5)
     np.testing.assert_array_equal(model.execute(x)[0].to_numpy(), first)
     assert counts()[0] == modules and counts()[1] > recipes
-    # other values of the same kinds
+    # other values of the same types
     load(weights(2), text, dtype=dtype)
     assert counts()[0] == modules
 
@@ -103,7 +103,7 @@ def test_the_second_load_stages_nothing_and_takes_new_weights(dtype: DType) -> N
 def test_other_descriptions_stage() -> None:
     load(weights(1), describe_staging([1], weights(1)))
     modules = stats.modules
-    # the same program, from the disk: staged, not compiled
+    # the program comes from the disk: the graph is staged, not compiled
     recipes = stats.recipes
     load(weights(1), describe_staging([2], weights(1)))
     assert (stats.modules, stats.recipes) == (modules, recipes)
@@ -113,7 +113,7 @@ def test_other_descriptions_stage() -> None:
 
 
 def large(seed: int) -> dict[str, WeightData]:
-    """Weights with a matrix that is packed."""
+    """Weights whose matrix is packed."""
     rng = np.random.default_rng(seed)
     arrays = {"w": rng.standard_normal((640, 512)), "b": rng.standard_normal(512)}
     return {name: WeightData.from_numpy(a.astype(np.float32), name) for name, a in arrays.items()}
@@ -156,7 +156,7 @@ def test_packed_weights_lie_in_memory_that_was_requested_before(
         model = load_described(InferenceSession(), "product", values, product(values))
         (y,) = model.execute(x)
         np.testing.assert_allclose(y.to_numpy(), x @ w + b, rtol=1e-4, atol=1e-4)
-    # the second load finds the recipe: nothing is compiled meanwhile
+    # the second load finds the recipe and compiles nothing
     (one,) = made
     assert one.sizes == [641 * 512 * 4, 640 * 512 * 4]
     with pytest.raises(ZeroDivisionError):
@@ -253,7 +253,7 @@ def test_different_values_have_different_descriptions() -> None:
         np.nextafter(0.1, 1).item(), RopeConfig(), RopeConfig(theta=1.0), RopeConfig(parameters={"factor": 2}),
     ]  # fmt: skip
     texts = [_store.describe(value) for value in values]
-    # an empty list and an empty tuple stage the same
+    # an empty list and an empty tuple stage the same graph
     assert texts[values.index([])] == texts[values.index(())]
     assert len({*texts}) == len(texts) - 1, [t for t in texts if texts.count(t) > 1]
 
@@ -272,7 +272,7 @@ def test_values_of_unknown_kinds_have_none(value: Any) -> None:
 
 
 def changed(value: Any) -> Any:
-    """Another value of a field."""
+    """Returns a different value for a field."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, Enum):
@@ -291,7 +291,7 @@ def changed(value: Any) -> Any:
 
 
 def with_field(value: Any, name: str) -> Any:
-    """A copy of a dataclass with another value of a field, without its checks."""
+    """Copies a dataclass with one field replaced, without running its checks."""
     other = copy(value)
     object.__setattr__(other, name, changed(getattr(value, name)))
     return other
@@ -320,7 +320,7 @@ def test_kinds_of_weights_are_described() -> None:
     ]
     assert None not in texts and len({*texts}) == len(texts)
     assert describe_staging([], weights(2)) == texts[0]
-    # elements that are less aligned
+    # elements with a smaller alignment
     block = np.zeros(64, np.uint8)
     start = -block.ctypes.data % 64
     shifted = WeightData.from_numpy(block[start % 32 + 1 :][:8], "w")

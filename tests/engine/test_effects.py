@@ -1,4 +1,4 @@
-"""Buffers and custom ops: effects happen in order, through subgraphs too."""
+"""Buffers and custom ops: effects happen in program order, through subgraphs too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error messages for inputs that do not fit."""
+"""Error messages for inputs of the wrong shape, dtype or device."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def test_a_kernel_that_raises(load: Load) -> None:
     for _ in range(3):
         with pytest.raises(IndexError, match="gather.*7"):
             model.execute(x, np.array([0, 7]))
-        # the pool is sound: the next execution gives the right result
+        # the pool still works: the next execution is correct
         assert model.execute(x, np.array([4]))[0].to_numpy().tolist() == [[8, 9]]

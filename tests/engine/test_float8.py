@@ -1,4 +1,4 @@
-"""The floats of 8 and 4 bits: conversions bit by bit as ml_dtypes', and ops that compute, move and store them."""
+"""Floats of 8 and 4 bits: conversions equal ml_dtypes' bit for bit; ops compute, move and store them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tensor(dtype: DType, *shape) -> TensorType:
 
 
 def same_codes(got: np.ndarray, want: np.ndarray) -> None:
-    """The same numbers and zeros; NaN is NaN, whatever its sign and payload."""
+    """Asserts equal numbers and equal signs of zeros; any NaN equals any NaN."""
     assert got.dtype == want.dtype
     a, b = got.astype(np.float32), want.astype(np.float32)
     np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
@@ -53,7 +53,7 @@ def same_codes(got: np.ndarray, want: np.ndarray) -> None:
 @pytest.mark.parametrize("goal", [DType.float32, DType.float16, DType.bfloat16, DType.float64])
 def test_every_code_widens_exactly(dtype: DType, goal: DType) -> None:
     _, model = load([tensor(dtype, "n")], lambda x: x.cast(goal))
-    # a length that leaves a tail
+    # a length with a tail of less than a vector
     codes = np.concatenate([every_code(dtype), every_code(dtype)[:13]])
     got = model.execute(codes)[0].to_numpy()
     with np.errstate(all="ignore"):
@@ -64,7 +64,7 @@ def test_every_code_widens_exactly(dtype: DType, goal: DType) -> None:
 
 
 def interesting(dtype: DType, rng: np.random.Generator) -> np.ndarray:
-    """Each number, what lies halfway between neighbours and next to that, the ends, and any bits."""
+    """All representable numbers, the midpoints of neighbours and the floats next to them, the extremes, and random bits."""
     finite = np.unique(every_code(dtype).astype(np.float32))
     finite = finite[np.isfinite(finite)]
     halfway = (finite[1:] + finite[:-1]) / 2
@@ -91,7 +91,7 @@ def test_float32_rounds_as_ml_dtypes_does(dtype: DType, rng: np.random.Generator
 
 
 def test_one_element_and_empty(dtype: DType) -> None:
-    """Without vectors."""
+    """The conversion of single elements."""
     _, model = load(
         [tensor(DType.float32)], lambda x: (x.cast(dtype), x.cast(dtype).cast(DType.float32) * 2)
     )
@@ -116,12 +116,12 @@ def test_ops_compute_in_float32(dtype: DType, rng: np.random.Generator) -> None:
     for got, want in zip(model.execute(x, y), expected, strict=True):
         array = got.to_numpy()
         assert array.dtype == want.dtype
-        # one unit of the last place: the interpreter rounds after each op
+        # one unit in the last place: the interpreter rounds after each op
         assert_close(array.astype(np.float32), want.astype(np.float32), dtype=dtype.to_numpy())
 
 
 def test_moves(dtype: DType, rng: np.random.Generator) -> None:
-    """Bytes move as they are, NaNs with them."""
+    """Ops that move elements keep their bytes, those of NaNs too."""
 
     def build(x, i):
         moved = ops.concat([x.T, x.T], axis=0)
@@ -141,7 +141,7 @@ def test_moves(dtype: DType, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_matmul(dtype: DType, rows: int, rng: np.random.Generator) -> None:
-    """Products of 8-bit weights, widened where they are packed; sums in float32."""
+    """Products with 8-bit weights, which are converted when they are packed; sums are float32."""
 
     def build(x, w):
         return x.cast(DType.float32) @ w.cast(DType.float32).T, x @ w.T
@@ -153,7 +153,7 @@ def test_matmul(dtype: DType, rows: int, rng: np.random.Generator) -> None:
     want = x.astype(np.float64) @ w.astype(np.float64).T
     assert_close(wide, want.astype(np.float32), scale=8.0)
     rounded = want.astype(np.float32).astype(dtype.to_numpy()).astype(np.float32)
-    # a sum next to a tie may go either way
+    # a sum next to a tie may be rounded up or down
     assert_close(narrow, rounded, dtype=dtype.to_numpy())
     assert np.mean(narrow == rounded) > 0.95
 

@@ -1,4 +1,4 @@
-"""Models of other formats are told apart from damaged graphs."""
+"""Files of other model formats raise another error than damaged graph files."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def reach(
     *,
     write: bool,
 ):
-    """One access at an index from an input, which is not checked without MAX_KERNEL_CHECK."""
+    """Accesses one element at an index from an input; only MAX_KERNEL_CHECK would check it."""
     if ctx.worker == 0:
         at = n[0]
         if write:
@@ -64,7 +64,7 @@ def _guarded():
 
 
 def layers(x):
-    """Outputs, blocks of the arena, weights, constants, results computed once."""
+    """Outputs, blocks of the arena, weights, constants, and values that are computed at load."""
     w = Weight("w", DType.float32, (24, 24), DEVICE)
     b = Weight("b", DType.float32, (24,), DEVICE)
     y = ops.softmax(x @ ops.transpose(w, 0, 1) + b * 2.0)
@@ -154,7 +154,7 @@ print(model.execute(np.zeros(5, np.float32), np.array([{at}]))[0].to_numpy()[:2]
 
 
 def ends(where, write, at):
-    """The exit status of a process that makes the access."""
+    """Returns the exit status of a process that makes the access."""
     return subprocess.run(
         [sys.executable, "-c", SCRIPT.format(where=where, write=write, at=at)],
         capture_output=True,
@@ -172,7 +172,7 @@ def ends(where, write, at):
 def test_the_first_element_behind_the_end_cannot_be_touched(where, write):
     with flags.override(MAX_KERNEL_CHECK=0):
         (y,) = reaching(where, write).execute(np.zeros(5, np.float32), np.array([4]))
-    assert ends(where, write, 5) < 0  # a signal
-    if where == "output":  # nothing wrote its other elements
+    assert ends(where, write, 5) < 0  # ended by a signal
+    if where == "output":  # its other elements still contain the pattern
         never = np.array([0xFBFBFBFB], np.uint32).view(np.float32)[0]
         np.testing.assert_array_equal(y.to_numpy(), [never] * 4 + [1])

@@ -1,4 +1,4 @@
-"""Ctrl-C and events end executions: real signals to processes of their own, endless loops, barriers that not all workers reach."""
+"""Ctrl-C and events end executions: signals to subprocesses, endless loops, barriers that some workers never reach."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from max.engine import ExecutionInterrupted, InferenceSession, interrupt_on
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 
-# a process that hangs in native code handles no signal
+# a process that hangs in native code handles no Python signal
 pytestmark = pytest.mark.timeout(120, method="thread")
 
 DEVICE = DeviceRef.CPU()
@@ -33,7 +33,7 @@ ALLOWED = 10 * SECONDS
 
 @k.register("test_interrupt_spin")
 def spin(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
-    """Never ends: it waits for an event that does not happen."""
+    """A loop that does not terminate."""
     y[0] = 0
     while x[0] + y[0] < 1:
         y[0] = y[0] * 0
@@ -41,7 +41,7 @@ def spin(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
 
 @k.register("test_interrupt_lost")
 def lost(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
-    """The last worker never reaches the barrier; with one worker no barrier waits."""
+    """The last worker never reaches the barrier; a barrier of one worker does not wait."""
     if ctx.worker == ctx.num_workers - 1:
         while x[0] < 1:
             y[1] = x[0]
@@ -52,7 +52,7 @@ def lost(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
 
 @k.register("test_interrupt_divergent")
 def divergent(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
-    """Worker 0 waits twice, the others once."""
+    """Worker 0 waits at the barrier twice, the others once."""
     ctx.barrier()
     if ctx.worker == 0:
         ctx.barrier()
@@ -61,7 +61,7 @@ def divergent(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
 
 @k.register("test_interrupt_rows")
 def rows(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context, *, count: int, length: int):
-    """Counted loops that take minutes."""
+    """Counted loops that run for minutes."""
     for row in ctx.parallel(count):
         total = x[0]
         for _ in range(length):
@@ -111,7 +111,7 @@ ZEROS = np.zeros(4, np.float32)
 
 
 def works(threads):
-    """Whether the pool runs the next program."""
+    """Returns whether the pool still runs a program."""
     model = load(lambda x: ops.softmax(x + 1), threads)
     return all(np.allclose(model.execute(ZEROS)[0].to_numpy(), 0.25) for _ in range(3))
 
@@ -158,12 +158,12 @@ def test_an_event_ends_what_another_thread_executes_and_nothing_else():
         stops[index].set()
         threads[index].join(5)
         assert ends[index] is not None
-    # outside of the block the event means nothing
+    # outside the block the event has no effect
     assert load(lambda x: x + 1, 2).execute(ZEROS)[0].to_numpy().tolist() == [1.0] * 4
 
 
 def test_an_event_ends_an_interpreted_model():
-    """Between two ops, in loops too: this one would take a million turns."""
+    """Events are checked between two ops, also in a loop, here one of a million iterations."""
     with Graph("interpreted", input_types=[TensorType(DType.float32, (4,), DEVICE)]) as graph:
         turns = ops.constant(0, DType.int64, DEVICE)
         _, x = ops.while_loop(
@@ -183,7 +183,7 @@ def test_short_executions_under_an_event_are_as_ever():
     stop.set()
     with interrupt_on(stop):
         for _ in range(100):
-            # one that a busy machine makes long may be interrupted
+            # on a busy machine even a short execution may be interrupted
             with contextlib.suppress(ExecutionInterrupted):
                 assert model.execute(ZEROS)[0].to_numpy()[0] == 1
                 completed += 1
@@ -249,7 +249,7 @@ print("sound", flush=True)
 
 
 class Child:
-    """A script in an interpreter of its own, which is sent signals."""
+    """Starts a script in a subprocess, to which the test sends signals."""
 
     def __init__(self, script, **env):
         self.process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Row thresholds: measured by the idle thread, never at a load; they change only the time of a run."""
+"""Row thresholds: the idle thread measures them, a load never does; they change only the run time."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[None]:
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
     idler = _idle._Idler()
     monkeypatch.setattr(_idle, "_idler", idler)
-    # the thread waits: tests measure by themselves, or shorten it
+    # the idle thread does not start; tests measure explicitly or shorten its delay
     with flags.override(MAX_AUTOTUNE=True):
         yield
     idler.end()
 
 
 def product_model(encoding: str, rows: object = "rows", layers: int = 5, n: int = N) -> Model:
-    """Products by weights of their own, one after the other."""
+    """Stages a chain of products, each with its own weight."""
     rng = np.random.default_rng(5)
     quantised = encoding in BLOCK_FORMATS
     kind = DType.float32 if quantised else DType[encoding]
@@ -76,7 +76,7 @@ def run(model: Model, rows: int, kind: str) -> np.ndarray:
 
 
 def measured(model: Model) -> Model:
-    """Measures a model's thresholds now, as the idle thread would."""
+    """Measures a model's thresholds synchronously, as the idle thread does."""
     linked = model._linked
     assert linked is not None
     for job in [job for job in _idle._idler._jobs if job.linked() is linked]:
@@ -106,7 +106,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
     if crossing >= min(most, _measure.MOST_ROWS):
         assert limit == most
     else:
-        # within a half of it, at the least one row
+        # within half of it, at least one row
         assert max(crossing / 1.51, 1) <= limit + 1 and limit <= max(crossing, 1)
     assert 1 <= len(asked) <= 8
     before = len(asked)
@@ -124,7 +124,7 @@ def test_results_do_not_depend_on_the_threshold(monkeypatch, tmp_path, encoding:
         monkeypatch.setattr(
             _measure.Measurement, "_few_is_faster", lambda self, rows, c=crossing: rows <= c
         )
-        # another folder: nothing is known there either
+        # another cache folder has no thresholds either
         monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path / str(crossing)))
         other = measured(product_model(encoding))
         assert limits_of(other) == {1 if crossing == 1 else 64 if encoding[0] in "bf" else 240}
@@ -148,7 +148,7 @@ def test_a_real_measurement_runs_the_programs_own_launches(monkeypatch, caplog) 
 )
 def test_the_guess_stays(monkeypatch, why: str) -> None:
     if why in ("a clear guess", "a busy machine"):
-        # neither way is clearly faster, or others have the processor
+        # neither kernel is clearly faster, or the processor is busy
         step = 1000 if why == "a clear guess" else 0
         monkeypatch.setattr(_measure.time, "perf_counter", itertools.count().__next__)
         monkeypatch.setattr(_measure.time, "process_time", itertools.count(0, step).__next__)
@@ -183,7 +183,7 @@ def test_a_better_measurement_replaces_a_worse_one(monkeypatch) -> None:
     for _ in range(5):
         _limits._in_process.clear()
         used.append(limits_of(measured(product_model("float32"))))
-    # too busy to be used; used; not as good as what is known; measured on a quiet machine, and not again
+    # too noisy to use; used; worse than the stored one; from a quiet machine, so not measured again
     assert used == [{8}, {20}, {20}, {10}, {10}]
     assert next(answers, None) is None
     _limits._in_process.clear()
@@ -229,7 +229,7 @@ def test_a_measurement_gives_way(monkeypatch) -> None:
     turns, pool = [], linked.main.executor.pool
 
     def stopped() -> bool:
-        # another model runs on the pool between two turns
+        # another model runs on the pool between two measurements
         turns.append(1)
         if len(turns) == 2:
             run(other, 2, "float32")

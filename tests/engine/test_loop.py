@@ -1,4 +1,4 @@
-"""Two models in turn against the same executions one by one."""
+"""Two models that alternate in a loop against the same executions one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def session() -> InferenceSession:
 
 @pytest.fixture(scope="module")
 def step(session: InferenceSession) -> Model:
-    """Mixes a state of any length: products, reductions, memory of its own."""
+    """Updates a state of any length by products and reductions, with temporary memory."""
     type_ = TensorType(DType.float32, ["n", 24], DEVICE)
     with Graph("step", input_types=[type_]) as graph:
         x = graph.inputs[0].tensor
@@ -36,7 +36,7 @@ def step(session: InferenceSession) -> Model:
 
 
 def feed(session: InferenceSession) -> Model:
-    """Copies the state, counts the turns, and computes whether to continue."""
+    """Copies the state, increments the counter, and computes whether to continue."""
     types = [
         TensorType(DType.float32, ["n", 24], DEVICE),
         TensorType(DType.int64, [1], DEVICE),

@@ -1,4 +1,4 @@
-"""Models: metadata, ways to call them, inputs and outputs."""
+"""Models: metadata, calling conventions, inputs and outputs."""
 
 from __future__ import annotations
 

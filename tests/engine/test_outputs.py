@@ -1,4 +1,4 @@
-"""Memory of outputs is reused, but never while it is referenced."""
+"""Memory of outputs is reused only when nothing references it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_threads_get_memory_of_their_own(plus_one: Model) -> None:
 
 
 def test_many_outputs_of_one_value_are_few_kernels() -> None:
-    """A full group of ops does not keep those that come after it from meeting each other."""
+    """Ops that follow a full fusion group are still fused with each other."""
     count = 300
     with Graph("many", input_types=[TensorType(DType.float32, ["n", 8], DeviceRef.CPU())]) as graph:
         x = graph.inputs[0].tensor

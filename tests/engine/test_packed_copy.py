@@ -1,4 +1,4 @@
-"""Packed weights on the disk: the next load maps them, and gives the same results; changed files are packed again."""
+"""Packed weights on the disk: the next load maps them with equal results; changed files are packed again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS, COLUMNS = 96, 160
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An empty cache; small weights are copied too, and no timer writes."""
+    """An empty cache that accepts small weights and is not written by a timer."""
     monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
     monkeypatch.setattr(_packed, "WAIT_SECONDS", 1e6)
     monkeypatch.setattr(_packed, "_writer", _packed._Writer())
@@ -50,7 +50,7 @@ def write(path: Path, seed: int) -> dict[str, np.ndarray]:
 
 
 def load(path: Path, dtype: DType = DType.float32) -> Any:
-    """``x @ w.T + b``, with w packed when it is loaded."""
+    """``x @ w.T + b``, with w packed at load."""
     with Graph("affine", input_types=[TensorType(dtype, ["n", COLUMNS], CPU)]) as graph:
         w = Weight("w", dtype, [ROWS, COLUMNS], CPU)
         b = Weight("b", dtype, [ROWS], CPU)
@@ -72,7 +72,7 @@ def result(model: Any, arrays: dict[str, np.ndarray], dtype: DType = DType.float
 
 @pytest.fixture
 def no_packing(monkeypatch: pytest.MonkeyPatch):
-    """Packing fails from when the fixture is called."""
+    """Makes packing fail after the fixture is called."""
 
     def unwanted(*args: Any) -> None:
         raise AssertionError("packed again")
@@ -93,7 +93,7 @@ def test_the_next_load_packs_nothing(folder: Path, dtype: DType, no_packing: Any
     np.testing.assert_array_equal(
         result(load(folder / "model.safetensors", dtype), arrays, dtype), first
     )
-    # nothing is written again
+    # the copy is not written again
     written = copy.stat().st_ino
     _packed._writer.run()
     assert [path.stat().st_ino for path in copies(folder)] == [written]
@@ -106,7 +106,7 @@ def test_changed_weights_are_packed_again(folder: Path) -> None:
     model = load(path)
     _packed._writer.run()
     del model
-    # written in place: the same inode, size and modification time
+    # overwritten in place: inode, size and modification time do not change
     stat = path.stat()
     second = write(folder / "other.safetensors", 2)
     path.write_bytes((folder / "other.safetensors").read_bytes())
@@ -157,7 +157,7 @@ def test_without_room_nothing_is_written(folder: Path) -> None:
             _packed._writer.run()
             assert not copies(folder)
             del model
-    # a model that is gone
+    # the copy of a model whose files no longer exist
     model = load(path)
     del model
     gc.collect()
@@ -173,7 +173,7 @@ def test_the_least_recently_used_copies_make_room(folder: Path) -> None:
             assert _packed.PackedCopy(inner / name, half.nbytes).write(half)
             os.utime(inner / name, (number, number))
         assert {path.name for path in copies(folder)} == {"b", "c"}
-        # b is used, so c goes
+        # b was used last, so c is deleted
         assert _packed.PackedCopy(inner / "b", half.nbytes).mapped() is not None
         assert _packed.PackedCopy(inner / "d", half.nbytes).write(half)
         assert {path.name for path in copies(folder)} == {"b", "d"}

@@ -1,4 +1,4 @@
-"""Products with weights, which are packed when a model is loaded, and the memory that remains in use."""
+"""Products with weights that are packed at load, and the memory that stays resident."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_any_shape(dtype, columns, inner, by_rows, rows):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_any_number_of_workers(dtype, rng):
-    """Tasks are cut otherwise, sums are not."""
+    """The number of workers changes the tasks, not the order of summation."""
     for columns, inner in ((70, 34), (600, 1100)):
         one, _ = product(dtype, columns, inner, True, threads=1)
         three, _ = product(dtype, columns, inner, True, threads=3)
@@ -92,7 +92,7 @@ INT8_PRODUCTS = {
 
 @pytest.mark.parametrize("way", INT8_PRODUCTS)
 def test_int8_products(way, rng):
-    """However they are written there is one kernel, which gives the exact sums."""
+    """All forms of the product lower to one kernel with exact sums."""
     w = rng.integers(-128, 128, (37, 70)).astype(np.int8)
     stored = w.T if way.startswith("rows") else w
     with Graph("g", input_types=[TensorType(DType.int8, ["b", "m", 37], CPU)]) as graph:
@@ -116,7 +116,7 @@ def test_int8_products(way, rng):
 
 @pytest.mark.parametrize("inner", [66, 65])
 def test_unaligned_views(inner, rng):
-    """Rows that begin anywhere in memory."""
+    """Rows of any alignment."""
     model, w = product(DType.bfloat16, 48, inner, True)
     memory = rng.standard_normal(4 + 61 * 66).astype(DType.bfloat16.to_numpy())
     for start in (1, 2, 3):
@@ -127,7 +127,7 @@ def test_unaligned_views(inner, rng):
 
 
 def test_a_weight_with_several_uses(rng):
-    """One packed copy for all products, the rows as they are for the gather, and an epilogue."""
+    """All products share one packed copy, the gather reads the unpacked rows, and the product has an epilogue."""
     w = rng.standard_normal((64, 48)).astype(np.float32)
     bias = rng.standard_normal(64).astype(np.float32)
     table, offset = Weight("w", DType.float32, w.shape, CPU), Weight("b", DType.float32, (64,), CPU)
@@ -148,14 +148,14 @@ def test_a_weight_with_several_uses(rng):
 
 @pytest.mark.parametrize("part", [1, 3000, 1 << 30])
 def test_packing_in_parts(part, monkeypatch, rng):
-    """A reload packs again; the program for packed weights has the same results whole and in parts."""
+    """A reload packs again; the packing program gives equal results whether it runs whole or in parts."""
     monkeypatch.setattr(_once, "PART_BYTES", part)
     ws = [rng.standard_normal((40, 40)).astype(np.float32) for _ in range(6)]
     with Graph("g", input_types=[TensorType(DType.float32, ["m", 40], CPU)]) as graph:
         x = graph.inputs[0].tensor
         weights = [Weight(f"w{i}", DType.float32, (40, 40), CPU) for i in range(len(ws))]
         for i, weight in enumerate(weights):
-            # one of them is computed, from two weights, before it is packed
+            # one is computed from two weights before it is packed
             right = ops.transpose(weight, 0, 1)
             x = x @ (right + weights[0] if i == 5 else right)
         graph.output(x)
@@ -174,7 +174,7 @@ def test_packing_in_parts(part, monkeypatch, rng):
 
 
 def resident(name: str) -> int:
-    """Bytes of the mapped file of that name that are in this process's memory."""
+    """Returns the resident bytes of the mapped file of that name."""
     text = Path("/proc/self/smaps").read_text()
     found = re.findall(rf"{re.escape(name)}\n(?:.*\n)*?Rss:\s+(\d+) kB", text)
     return sum(int(one) for one in found) * 1024
@@ -195,7 +195,7 @@ def test_mapped_pages_are_given_back(tmp_path, rng):
     assert resident(path.name) < 1 << 16
     x = rng.standard_normal((3, size)).astype(np.float32)
     assert_close(model.execute(x)[0].to_numpy(), x @ np.asarray(w).T, scale=8)
-    # it can be read again
+    # the file is still readable
     assert float(np.asarray(w, np.float64).sum()) == total
 
 
@@ -210,7 +210,7 @@ def test_other_memory_is_never_given_back(tmp_path, rng):
     for one in (array, changed):
         assert not mapped.give_back(one.ctypes.data, one.nbytes)
     assert (changed == 1).all() and array.any()
-    # a range that sticks out of the file
+    # a range that ends beyond the file
     read = np.memmap(path, np.float32, "r")
     assert not platform.MappedFiles().give_back(read.ctypes.data, read.nbytes + (1 << 30))
     assert platform.MappedFiles().give_back(read.ctypes.data, read.nbytes)

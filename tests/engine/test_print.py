@@ -1,4 +1,4 @@
-"""Tensors and texts that a graph prints while it runs."""
+"""Tensors and texts that a graph prints at run time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_prints_in_order(session: InferenceSession, capsys: pytest.CaptureFixtur
 def test_what_is_printed_is_not_overwritten(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     def build(x):
         first = ops.cumsum(x)
-        # nothing reads it after the print, and much is computed in between
+        # only the print uses it, and other ops run in between
         others = [ops.cumsum(x + float(i), 0) for i in range(6)]
         total = others[0]
         for other in others[1:]:

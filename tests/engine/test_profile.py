@@ -1,4 +1,4 @@
-"""Profiles: calls, bytes and shares agree with the program; nothing is kept unasked; `MAX_PROFILE` shows a table."""
+"""Profiles: calls, bytes and shares agree with the program; nothing is recorded without a request; `MAX_PROFILE` prints a table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_calls_shares_and_bytes_of_each_size(session: InferenceSession) -> None:
     moved = {kernel.name: kernel.bytes for kernel in profile.kernels}
     assert moved["tanh"] == 4 * sum(2 * n * 32 for n in (3, 3, 7))
     assert moved["softmax"] == 4 * sum(2 * n * 48 for n in (3, 3, 7))
-    # plus its workspace for packed operands
+    # plus the workspace for packed operands
     assert moved["matmul"] >= 4 * sum(n * 32 + 32 * 48 + n * 48 for n in (3, 3, 7))
     inside = sum(kernel.seconds + kernel.wait_seconds for kernel in profile.kernels)
     assert 0 < inside <= profile.seconds
@@ -138,7 +138,7 @@ def test_calls_in_a_loop_are_those_of_its_turns() -> None:
 
 
 def test_the_trace_is_of_the_launches(tmp_path: Path) -> None:
-    """Well-formed, in order, without overlap; its durations are those of the table."""
+    """The trace is well-formed and ordered, its events do not overlap, and its durations equal those of the table."""
     with Graph("trace", input_types=[TensorType(DType.float32, [300, 64], DEVICE)]) as graph:
         x = graph.inputs[0].tensor
         graph.output(ops.softmax(ops.tanh(x @ x.T) @ x))
@@ -159,7 +159,7 @@ def test_the_trace_is_of_the_launches(tmp_path: Path) -> None:
     assert len(kernels) == sum(kernel.calls for kernel in profile.kernels)
     total = sum(e["dur"] for e in kernels) / 1e6
     assert np.isclose(total, sum(kernel.seconds for kernel in profile.kernels), rtol=1e-6)
-    # nothing of before is in the next one
+    # the next profile contains no earlier events
     with model.profile() as empty:
         pass
     assert empty.events == []

@@ -1,6 +1,6 @@
 """Each op on drawn shapes, ranks, axes, dtypes and symbols: interpreter and engine against NumPy and torch.
 
-A property draws operands and parameters, and says what the op must give. Sizes include 0 and 1; each dimension is
+A property draws operands and parameters, and computes the expected result. Sizes include 0 and 1; each dimension is
 static or a symbol at random (equal sizes are one symbol). `tests/ops/table.py` has the dtypes in full; here are the shapes.
 """
 
@@ -78,7 +78,7 @@ class Draw:
         return self.add(self.rng.integers(low, max(high, low + 1), shape).astype(dtype))
 
     def tensor(self, shape: tuple[int, ...]) -> Array:
-        """Of any dtype."""
+        """Draws a tensor of any dtype."""
         kind = self.choice(["f4", "f4", "f8", "f2", "i4", "i8", "u1", "?"])
         if kind == "?":
             return self.add(self.rng.integers(0, 2, shape).astype(bool))
@@ -87,7 +87,7 @@ class Draw:
         return self.ints(shape, 0 if kind == "u1" else -50, 50, np.dtype(kind))
 
     def broadcastable(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Another shape that broadcasts with a shape to it or beyond."""
+        """Draws a shape that broadcasts with the given one, to it or to a larger one."""
         kept = shape[self.int(0, len(shape)) :]
         return tuple(1 if self.choice([True, False, False]) else size for size in kept)
 
@@ -101,7 +101,7 @@ class Draw:
 
 
 def prop(*names: str) -> Callable[[Any], Any]:
-    """Registers the property of some ops: a function that returns the staging of the op and its expected results."""
+    """Registers a property of ops: a function that returns how to stage the op and its expected results."""
 
     def register(function: Any) -> Any:
         for name in names:
@@ -191,7 +191,7 @@ def cast(draw: Draw, name: str) -> Any:
 
 @prop("sum", "mean", "max", "min")
 def reduction(draw: Draw, name: str) -> Any:
-    # an extremum of nothing has no value
+    # an extremum of no elements is undefined
     shape = draw.shape(low=1, least=0 if name == "sum" else 1)
     axis = draw.axis(len(shape))
     x = draw.floats(shape)
@@ -299,7 +299,7 @@ def slices(draw: Draw, name: str) -> Any:
     shape = draw.shape(low=1, least=1)
     x = draw.tensor(shape)
     index: list[Any] = []
-    # the first axes, and behind an ellipsis the last ones
+    # indices of the first axes, and after an ellipsis of the last ones
     count = draw.int(0, len(shape))
     front = draw.int(0, count)
     for size in (*shape[:front], *shape[len(shape) - (count - front) :]):
@@ -313,7 +313,7 @@ def slices(draw: Draw, name: str) -> Any:
         index.insert(front, ...)
     for _ in range(draw.int(0, 2)):
         index.insert(draw.int(0, len(index)), None)
-    # a bound that is checked against a size is checked against it when it is known
+    # bounds are checked against symbolic sizes at run time
     return lambda a: ops.slice_tensor(ops.rebind(a, shape), index), x[tuple(index)]
 
 
@@ -377,7 +377,7 @@ def indexing(draw: Draw, name: str) -> Any:
         axis = draw.axis(rank)
         own = list(shape)
         own[axis] = draw.int(0, shape[axis])
-        order = np.argsort(draw.rng.random(shape), axis=axis)  # no index twice
+        order = np.argsort(draw.rng.random(shape), axis=axis)  # no duplicate index
         at = draw.add(np.take(order, range(own[axis]), axis).astype(dtype))
         updates = draw.floats(tuple(own))
         want = x.copy()
@@ -512,7 +512,7 @@ def windows(draw: Draw, name: str) -> Any:
     w = draw.floats((*kernel, inner, outer * groups))
     weight = torch.from_numpy(np.ascontiguousarray(w.transpose(axes + 1, axes, *range(axes))))
     run = functional.conv2d if axes == 2 else functional.conv3d
-    # in float32 torch 2.13 reads other elements where there is one channel, and a stride along the first of three axes
+    # torch 2.13 reads wrong elements in float32 for one channel and a stride along the first of three axes
     want = run(image.double(), weight.double(), None, stride, padding, dilation, groups).float()
     build = lambda a, f: getattr(ops, name)(a, f, tuple(stride), tuple(dilation), both, groups)  # noqa: E731
     return build, want.numpy().transpose(first_last)

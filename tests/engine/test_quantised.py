@@ -1,4 +1,4 @@
-"""Products with quantised weights by the interpreter and the engine, and errors of the ops."""
+"""Products with quantised weights in the interpreter and the engine, and errors of the ops."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_qmatmul(encoding, dtype, backend, rng):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_qmatmul_with_a_weight(encoding, dtype, threads, rng):
-    """Weights are packed when the model is loaded: the integer kernels."""
+    """Weights are packed at load: the integer kernels."""
     form = BLOCK_FORMATS[encoding]
     for columns in (1, 16, 37, 70):
         inner = form.elements * int(rng.choice([1, 2, 5, 32]) if form.elements == 32 else 4)
@@ -56,7 +56,7 @@ def test_qmatmul_with_a_weight(encoding, dtype, threads, rng):
         model = InferenceSession(num_threads=threads).load(graph, weights_registry={"w": w})
         expected = decode(w, encoding)
         for rows in (*ROWS, 0, 6, 17, 300):
-            # rows of all sizes, and one of zeros
+            # rows of all magnitudes, and one of zeros
             x = rng.standard_normal((rows, inner)) * 10.0 ** rng.uniform(-3, 0.5, (rows, 1))
             x[1:2] = 0
             x = x.astype(FLOATS[dtype].to_numpy())
@@ -66,7 +66,7 @@ def test_qmatmul_with_a_weight(encoding, dtype, threads, rng):
             if rows:
                 assert_product(y, x, expected)
             if rows > 16:
-                # what a row gives does not depend on the rows beside it
+                # the result of a row does not depend on the other rows
                 (few,) = model.execute(x[:2])
                 assert_close(few.to_numpy(), y[:2])
 

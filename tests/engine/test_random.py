@@ -1,4 +1,4 @@
-"""Random tensors: the generator's known answers, the engine as the interpreter, distributions, reproducibility."""
+"""Random tensors: known answers of the generator, engine against interpreter, distributions, reproducibility."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_known_answers(counter: list[int], key: list[int], words: list[int]) -> 
 
 
 def test_the_first_words_are_the_generators() -> None:
-    """Seed 0, stream 0: the counter of the first known answer."""
+    """Seed 0 and stream 0 give the counter of the first known answer."""
 
     def build() -> Any:
         ops.random.set_seed(0)
@@ -81,7 +81,7 @@ def test_the_engine_draws_what_the_interpreter_draws(shape: tuple[int, ...], see
 
 
 def test_distributions() -> None:
-    """Kolmogorov and Smirnov's distance of 200,000 numbers: below 1.95 / sqrt(n) in all but one of a thousand cases."""
+    """Kolmogorov-Smirnov distance of 200,000 numbers: below 1.95 / sqrt(n) with probability 0.999."""
     from torch import float64, from_numpy, special
 
     def normal(x: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_calls_differ_and_runs_repeat() -> None:
 
 
 def test_a_seed_that_comes_in(rng: np.random.Generator) -> None:
-    """New numbers with each seed, in branches too; sizes are symbols."""
+    """Each seed gives new numbers, in branches too; sizes are symbolic."""
 
     def build(seed: Any, x: Any) -> Any:
         ops.random.set_seed(seed)

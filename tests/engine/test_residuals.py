@@ -1,4 +1,4 @@
-"""A residual gives its memory to the sum unless it is used afterwards."""
+"""The sum reuses the memory of a residual that is not used afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def matmul(x: TensorValue, w: TensorValue) -> TensorValue:
 
 def convolve(x: TensorValue, w: TensorValue) -> TensorValue:
     image = ops.reshape(x, (1, x.shape[0], 1, SIZE))
-    # three taps, of which the first and the last see nothing but zeros
+    # three taps; the first and the last read only padding
     taps = ops.stack([w * 0, w, w * 0], 0)
     return ops.reshape(ops.conv2d(image, taps[None], padding=(0, 0, 1, 1)), (x.shape[0], SIZE))
 
@@ -98,7 +98,7 @@ def build(case: str, product: str, inputs: bool) -> Graph:
             if inputs
             else TensorValue(Weight("w", DType.float32, (SIZE, SIZE), CPU))
         )
-        # graphs' results have memory of their own: what is tested is none
+        # results of graphs have memory of their own, so the tested value is not a result
         graph.output(CASES[case](PRODUCTS[product], x, w) @ w)
     return graph
 
@@ -108,7 +108,7 @@ def build(case: str, product: str, inputs: bool) -> Graph:
 @pytest.mark.parametrize("case", CASES)
 def test_values(case: str, product: str, inputs: bool, rng: np.random.Generator) -> None:
     w = (rng.standard_normal((SIZE, SIZE)) / SIZE).astype(np.float32)
-    # one worker does one task after the other: whatever it overwrites too early is seen
+    # one worker runs the tasks in order, so an early overwrite changes the result
     model = InferenceSession(num_threads=1).load(
         build(case, product, inputs), weights_registry={} if inputs else {"w": w}
     )
@@ -141,7 +141,7 @@ def reference(case: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def test_memory() -> None:
-    """A chain of residual blocks of any length needs memory for one sum and one hidden layer."""
+    """A chain of residual blocks needs memory for one sum and one hidden layer, whatever its length."""
     module = build("dies", "matmul", False).to_mlir()
     program = compile_module(module, ["x"], cpu_backends(host_target()))[0]
     assert len(program.main.blocks) == 2

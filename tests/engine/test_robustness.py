@@ -103,7 +103,7 @@ def test_ten_thousand_executions_do_not_grow(session: InferenceSession) -> None:
     process = psutil.Process()
     growth: list[int] = []
     objects = len(gc.get_objects())
-    # a leak grows in every round; the heap of a process with other tests behind it may move once
+    # a leak grows in each round; the heap of a process that ran other tests may grow once
     for _ in range(4):
         before = process.memory_info().rss
         for index in range(2_500):
@@ -155,7 +155,7 @@ PROGRAM = """
 
 
 def run_program(cache: Path, factor: str = "1") -> list[str]:
-    # at level 2 every program is made and checked anew, none comes from the disk
+    # at level 2 each program is compiled and checked, none comes from the disk
     environment = {**os.environ, "MAX_CACHE_DIR": str(cache), "MAX_CHECK": "1"}
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), factor]
     out = subprocess.run(
@@ -169,7 +169,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     modules, kernels, from_disk, compiled, _ = run_program(tmp_path)
     assert (modules, from_disk) == ("1", "0") and int(kernels) > 0 and int(compiled) > 0
     assert run_program(tmp_path)[:4] == ["0", "0", "1", "0"]
-    # another number in the graph is another program; its kernels may be known
+    # another constant in the graph is another program; its kernels may be cached
     assert run_program(tmp_path, "2")[0] == "1"
 
 
@@ -185,7 +185,7 @@ def test_damaged_entries_are_made_anew(tmp_path: Path) -> None:
     for path in (tmp_path / "object").rglob("*"):
         if path.is_file():
             path.unlink()
-    # a program whose code is gone
+    # a program whose code was deleted
     assert run_program(tmp_path)[0] == "1"
     assert run_program(tmp_path)[:4] == ["0", "0", "1", "0"]
 

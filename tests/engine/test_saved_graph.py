@@ -1,4 +1,4 @@
-"""Saved graphs: the loaded graph has the results of the built one, and bad files are refused."""
+"""Saved graphs: the loaded graph gives equal results, and bad files are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tolerance import assert_close
 
 @pytest.fixture
 def graph() -> Graph:
-    """x of [n, 64] times a weight, plus a constant too big to stand in the text."""
+    """x of [n, 64] times a weight, plus a constant too large for the text."""
     rng = np.random.default_rng(0)
     x = TensorType(DType.float32, ["n", 64], DeviceRef.CPU())
     with Graph("saved", input_types=[x]) as graph:
@@ -137,7 +137,7 @@ def test_a_damaged_file_beside_a_graph_is_named(
 
 
 def test_damaged_files_are_refused(graph: Graph, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Bytes changed or cut at random: one clear error, or a graph that is still valid."""
+    """Random changes and truncations give one clear error, or a graph that is still valid."""
     graph.save(tmp_path / "model.mo", weights={"layer.w": np.zeros((64, 48), ml_dtypes.bfloat16)})
     session = InferenceSession(devices=[CPU()])
     for name in ("model.mo", "model.constants.safetensors", "model.weights.safetensors"):

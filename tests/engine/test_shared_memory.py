@@ -1,4 +1,4 @@
-"""Inputs that share memory with mutable inputs: read as before the execution, or refused with both names."""
+"""Inputs that share memory with mutable inputs: read with their values before the execution, or refused with both names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_input_is_read_as_it_was(load, view):
     (y,) = model.execute(array, given)
     np.testing.assert_array_equal(y.to_numpy(), before)
     np.testing.assert_array_equal(array, np.arange(1, 7) * 10)
-    # the same input in its own memory is used where it is
+    # the same input in its own memory is not copied
     assert model._binder.bind([array, before])[0][1]._ptr == before.ctypes.data
     (y,) = model.execute(Tensor.from_numpy(array), Tensor.from_numpy(given))
     np.testing.assert_array_equal(y.to_numpy(), before * 10)
@@ -93,7 +93,7 @@ def test_what_is_repeated_takes_no_copy(load):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_overlaps_are_found_as_by_numpy(load, seed, monkeypatch):
-    """Both ways of looking, against `numpy.shares_memory`, with parts of one array."""
+    """Both overlap checks against `numpy.shares_memory`, with parts of one array."""
     rng = random.Random(seed)
     count = rng.randint(2, 9)
     types = [rng.choice([buffer, tensor])(f"n{i}") for i in range(count)]

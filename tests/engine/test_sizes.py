@@ -1,4 +1,4 @@
-"""Sizes that are known only when the model runs."""
+"""Sizes that are known only at run time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def up_to(stop: TensorValue, dim: str) -> TensorValue:
 def test_one_size_after_another(load: Load) -> None:
     def build(x, n):
         first = up_to(n + 1, "first")
-        # the second size follows from the elements of the first range
+        # the second size depends on the elements of the first range
         second = up_to(ops.sum(first, 0).reshape(()), "second")
         table = ops.cast(second, DType.float32).reshape(("second", 1)) * x.reshape((1, "m"))
         return first, ops.softmax(table), ops.sum(table, 0), x * 2

@@ -1,4 +1,4 @@
-"""Indexing in all of NumPy's basic forms, with sizes and bounds that are known when the program runs."""
+"""All forms of NumPy's basic indexing, with sizes and bounds that are known at run time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ WRITES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_writes(name: str, rng: np.random.Generator) -> None:
-    """Into a buffer, and read again in the same program."""
+    """Stores into a buffer that the same program reads again."""
     index, wanted = WRITES[name]
     whole = rng.standard_normal((5, 4, 3)).astype(np.float32)
     part = rng.standard_normal(whole[wanted(1, 3)].shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Convolutions and folds whose channels only a run tells: as those of known channels, or an error."""
+"""Convolutions and folds with symbolic channels: equal to those of static channels, or an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def graph_of(build: Callable[..., TensorValue], shapes: Sequence[Sequence[Any]])
     return graph
 
 
-# graph function, symbolic shapes, shapes of a run, shapes that do not fit
+# graph function, symbolic shapes, valid shapes, invalid shapes
 CASES = {
     "conv2d": (
         lambda x, w: ops.conv2d(x, w, padding=(1, 0, 0, 1)),

@@ -1,4 +1,4 @@
-"""Element-wise ops on transposed operands, which kernels turn in registers, against NumPy."""
+"""Element-wise ops on transposed operands, which kernels transpose in registers, against NumPy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_transposed_operands(dtype, symbolic, rng):
 )
 @settings(max_examples=40, deadline=None)
 def test_permutations(shape, order, rows):
-    """Also with an operand that varies along one axis only."""
+    """Also with an operand that is broadcast along one axis."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(shape).astype(np.float32)
     y = rng.standard_normal(x.transpose(order).shape[0 if rows else 2]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Memory that a model keeps goes back to the system: by `Model.trim`, and by itself when little is left."""
+"""`Model.trim` returns a model's memory to the system; it also happens when free memory is low."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_trim_gives_back_outputs_and_arena():
     )
     kept, trimmed, freed, again = (float(word) for word in lines[0].split())
     assert kept > 280  # two outputs, and an arena
-    assert trimmed < 130 and freed < 30  # what is held stays until it is released
+    assert (
+        trimmed < 130 and freed < 30
+    )  # referenced outputs keep their memory until they are released
     assert again > 280
 
 

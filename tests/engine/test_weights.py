@@ -1,4 +1,4 @@
-"""Weights: sources, errors for weights that do not fit, reloading."""
+"""Weights: sources, errors for weights of the wrong shape or dtype, reloading."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ FLOATS = [DType.float32, DType.bfloat16, DType.float16]
 
 
 def stored(dtype: DType, shape: tuple[int, ...], seed: int) -> WeightData:
-    """A weight with numbers of all sizes, infinities, NaN and ties between two neighbours of a narrower dtype."""
+    """A weight with numbers of all magnitudes, infinities, NaN, and ties between neighbours of a narrower dtype."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 1 << 32, shape, np.uint32)
     values = np.where(rng.random(shape) < 0.5, bits.view(np.float32), rng.standard_normal(shape))
@@ -198,7 +198,7 @@ def stored(dtype: DType, shape: tuple[int, ...], seed: int) -> WeightData:
 
 
 def bits_of(array: np.ndarray) -> np.ndarray:
-    """The bits of floats, NaNs all the same."""
+    """Returns the bits of floats, with one pattern for all NaNs."""
     same = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
     return same.view(f"u{array.dtype.itemsize}")
 
@@ -206,7 +206,7 @@ def bits_of(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("target", FLOATS, ids=lambda d: d.name)
 @pytest.mark.parametrize("source", [*FLOATS, DType.float64], ids=lambda d: d.name)
 def test_weights_are_converted_at_load(source: DType, target: DType) -> None:
-    """The bits are those of NumPy and ml_dtypes; a product's weight is packed after it was converted."""
+    """The bits equal those of NumPy and ml_dtypes; a product's weight is packed after its conversion."""
     weight = stored(source, (37, 65), 1) if source in FLOATS else WeightData.from_numpy(
         np.random.default_rng(2).standard_normal((37, 65)), "w"
     )  # fmt: skip
@@ -227,7 +227,7 @@ def test_weights_are_converted_at_load(source: DType, target: DType) -> None:
     for value, out in zip((weight, vector, empty), outputs, strict=True):
         expected = Tensor.from_dlpack(value.astype(target).data).to_numpy()
         np.testing.assert_array_equal(bits_of(out.to_numpy()), bits_of(expected))
-    # any other reader gets converted elements, too
+    # other readers get converted elements too
     read = Tensor.from_dlpack(weight.cast_at_load(target)).to_numpy()
     expected = Tensor.from_dlpack(weight.astype(target).data).to_numpy()
     np.testing.assert_array_equal(bits_of(read), bits_of(expected))
