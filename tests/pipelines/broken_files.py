@@ -96,7 +96,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """All (container, key) pairs of a JSON value, at most 50 of each container."""
+    """Returns the (container, key) pairs of a JSON value, at most 50 of each container."""
     found: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         found = [(value, key) for key in list(value)[:50]]
@@ -155,7 +155,7 @@ def break_bytes(path: Path, rng: np.random.Generator) -> None:
 
 
 def break_metadata(path: Path, rng: np.random.Generator) -> None:
-    """Changes one to three single bytes near the beginning of a GGUF file, where its numbers are."""
+    """Changes one to three bytes near the beginning of a GGUF file, where its counts and lengths are."""
     data = bytearray(path.read_bytes())
     for _ in range(rng.integers(1, 4)):
         data[int(rng.integers(8, 1400))] = int(rng.choice([0, 1, 2, 127, 128, 255]))
@@ -163,7 +163,7 @@ def break_metadata(path: Path, rng: np.random.Generator) -> None:
 
 
 def break_header(path: Path, rng: np.random.Generator) -> None:
-    """Changes the JSON header of a safetensors file, whose length stays true."""
+    """Changes the JSON header of a safetensors file and keeps its length field correct."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = break_json(json.loads(data[8 : 8 + length]), rng)

@@ -5,8 +5,8 @@ import pytest
 
 @pytest.fixture
 def fake(tmp_path):
-    """A folder with a model of the architecture of `fake_architecture`, which is registered."""
-    # imported here: tests of the scheduler and the page manager need no engine
+    """Registers the architecture of `fake_architecture` and returns a folder with a model of it."""
+    # imported here, as tests of the scheduler and the page manager need no engine
     from max.pipelines.lib.registry import PIPELINE_REGISTRY
     from tests.pipelines import fake_architecture
 

@@ -37,7 +37,7 @@ def context(prompt: Sequence[int], new: int, seed: int = 0, **values) -> TextCon
 
 
 class CountingPipeline:
-    """Runs batches as a text pipeline does, several steps where the scheduler wants them.
+    """Runs batches as a text pipeline does, with the number of steps that the scheduler sets.
 
     Args:
         pages: The number of pages.

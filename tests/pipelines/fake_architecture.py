@@ -37,7 +37,7 @@ def logits_of(sequence: list[int]) -> np.ndarray:
 
 
 def greedy(prompt: list[int], new: int) -> list[int]:
-    """What a greedy request gets."""
+    """Returns the tokens of a greedy request."""
     sequence = list(prompt)
     for _ in range(new):
         sequence.append(int(logits_of(sequence).argmax()))
@@ -130,7 +130,7 @@ class FakeModel(PipelineModel[Any], KVCacheMixin):
 
 
 def folder(path: Path, **config: Any) -> Path:
-    """A model folder of this architecture, with the tokenizer of the bundled model."""
+    """Writes a model folder of this architecture, with the tokenizer of the bundled model."""
     path.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TINY / name, path / name)

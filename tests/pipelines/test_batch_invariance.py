@@ -1,4 +1,4 @@
-"""With `batch_invariant` the logits of a text are the same to the last bit alone, in batches, in chunks and after its pages were taken."""
+"""With `batch_invariant` the logits of a text are bitwise equal alone, in batches, in chunks and after preemption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTHS = (118, 124, 250, 9, 110, 126, 300, 50)
 
 
 class Recorded:
-    """The bundled model, and the bits of all logits that it computes, by the tokens before them."""
+    """Returns the bundled model, and a dictionary from preceding tokens to the bits of the logits that it computes."""
 
     def __init__(self, encoding: str, **values: Any) -> None:
         config = PipelineConfig(
@@ -90,6 +90,6 @@ def test_logits_are_the_same_in_any_company(
     assert compared == len(prompts) * NEW
 
     monkeypatch.undo()
-    # several steps a call, whole prompts, shared pages
+    # several steps per call, whole prompts, shared pages
     together = Recorded(encoding, max_batch_size=8, **values)
     assert together.generate([*prompts, *prompts]) == expected * 2

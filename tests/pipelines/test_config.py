@@ -1,4 +1,4 @@
-"""Configurations: strict fields, and what is found out of the model."""
+"""Configurations: strict fields, and values that are derived from the model."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_the_registry(fake, tmp_path, monkeypatch):
         PIPELINE_REGISTRY.retrieve_factory(made, task=type(own.task).EMBEDDINGS_GENERATION)
     with pytest.raises(UserError, match="architecture Nope is not supported"):
         PIPELINE_REGISTRY.architecture_of(made, "Nope")
-    # a module of the user's, in a folder that is not on the path
+    # a user's module in a folder that is not on the path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "my_archs.py").write_text(
         "from tests.pipelines.fake_architecture import ARCHITECTURES as A\n"
@@ -228,7 +228,7 @@ def test_the_configuration_is_logged(fake, caplog):
 
 
 def test_a_length_that_nobody_asked_for_fits_the_memory(fake, monkeypatch, caplog):
-    # a page of 128 tokens has keys and values of 4 bytes
+    # a page holds keys and values of 4 bytes for 128 tokens
     monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: 3 * 1024)
     with caplog.at_level(logging.WARNING, "max.pipelines"):
         assert config(fake).max_length == 384

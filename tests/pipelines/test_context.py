@@ -1,4 +1,4 @@
-"""The state of a request: indices, ends, what is handed out."""
+"""The state of a request: indices, end conditions, outputs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_ends():
         assert not c.is_done
     c.update(5)
     assert c.status == GenerationStatus.END_OF_SEQUENCE
-    c = context(eos_sequences=[[3, 4]])  # the 3 is the prompt's
+    c = context(eos_sequences=[[3, 4]])  # token 3 belongs to the prompt
     c.update(4)
     assert not c.is_done
 

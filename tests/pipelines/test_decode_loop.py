@@ -1,4 +1,4 @@
-"""Several decoding steps in one call give what single steps give."""
+"""Several decoding steps in one call give the same tokens as single steps."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_it_runs_fewer_executions(several, monkeypatch) -> None:
     monkeypatch.setattr(type(several), "_execute_in_loop", count)
     ((tokens, _),) = generated(several, ["x = "], 42, ignore_eos=True)
     assert len(tokens) == 42
-    # one token by the prompt, then five by five, and one
+    # one token with the prompt, then calls of five steps, and one step
     assert calls == [5] * 8
 
 
@@ -114,7 +114,7 @@ def test_over_the_ends_of_pages_and_to_the_last_place(single, several) -> None:
 
 
 def test_an_end_stops_all_so_that_nothing_is_wasted(several) -> None:
-    """The other sequence goes on with the next call."""
+    """The other sequence continues with the next call."""
     (tokens, _), (other, _) = generated(several, ["x = ", "Hello"], 12, ignore_eos=True)
     prompts = [several.tokenizer.encode_now(p).tolist() for p in ("x = ", "Hello")]
     first, second = context(prompts[0], 12), context(prompts[1], 12)
@@ -155,7 +155,7 @@ def test_an_interrupt_ends_it_after_a_step(several) -> None:
     several.interrupt()
     assert len(run(several, 100, one)[one.request_id].tokens) == 1
     assert len(run(several, 20, one)[one.request_id].tokens) == 20
-    # from another thread, amid the steps
+    # from another thread, during the steps
     counts: list[int] = []
     worker = threading.Thread(
         target=lambda: counts.append(len(run(several, 250, one)[one.request_id].tokens))
@@ -230,7 +230,7 @@ def test_the_graph_between_two_steps(seed: int) -> None:
         np.testing.assert_array_equal(tokens, chosen)
         np.testing.assert_array_equal(history[step], chosen)
         np.testing.assert_array_equal(lengths, before + 1)
-        # a step's token stands behind the cached ones and the new one
+        # a step's token follows the cached tokens and the new one
         assert seeds.tolist() == [
             step_seed(int(s), int(n) + 1) for s, n in zip(first, lengths, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""The engine: requests come, are cancelled, and steps fail or are interrupted, at any time."""
+"""The engine: requests arrive and are cancelled, and steps fail or are interrupted, at any time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def engine_of(pipeline: CountingPipeline, **limits) -> Engine:
 
 
 def outcomes_of(engine: Engine) -> dict[RequestID, list]:
-    """All outcomes until the engine is idle."""
+    """Returns all outcomes until the engine is idle."""
     outcomes: dict[RequestID, list] = {}
     while not engine.idle:
         for outcome in engine.step():
@@ -179,7 +179,7 @@ def test_an_engine_does_not_keep_its_pipeline_alive():
 
 
 def configured(repeats_steps: bool = True, **values) -> SchedulerLimits:
-    """The limits of a pipeline with a configuration."""
+    """Returns the limits of a pipeline with a configuration."""
     pipeline = CountingPipeline()
     config = dict(
         max_batch_size=6, max_queue_size_tg=None, max_ce_batch_size=192, prefill_chunk_size=64,
@@ -196,7 +196,7 @@ def test_the_limits_of_a_configuration():
     assert configured() == SchedulerLimits(**plain, max_num_steps=8)
     assert configured(max_num_steps=1) == SchedulerLimits(**plain, max_num_steps=1)
     assert configured(max_num_steps=-1) == SchedulerLimits(**plain, max_num_steps=1)
-    # steps that are asked for are made, also where they save nothing
+    # a requested number of steps is used even where it saves nothing
     assert configured(False) == SchedulerLimits(**plain, max_num_steps=8)
     found = SchedulerLimits(**plain, max_num_steps=8, max_seconds=0.04)
     assert configured(finds_num_steps=True) == found
@@ -213,7 +213,7 @@ def test_the_limits_of_a_configuration():
 
 
 class Serving(RuleBasedStateMachine):
-    """Requests of a small cache. Every one ends once, with the tokens that it would get alone."""
+    """Requests that share a small cache. Each ends once, with the tokens that it gets alone."""
 
     @initialize(
         prefix=st.booleans(),
@@ -235,7 +235,7 @@ class Serving(RuleBasedStateMachine):
         self.ended: set[RequestID] = set()
 
     def check_writes(self, batch: list[TextContext]) -> None:
-        """A page that a request writes is in no other table."""
+        """Checks that a page that a request writes is in no other table."""
         pages = self.pipeline.cache.pages
         tables = [pages.pages(key) for key in pages.requests]
         for one in batch:
@@ -250,7 +250,7 @@ class Serving(RuleBasedStateMachine):
             self.failing = {one.request_id for one in batch}
             raise error
 
-    # few beginnings, so that requests share pages
+    # few distinct prefixes, so that requests share pages
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), new=st.integers(1, 6))
     def submit(self, prompt, new):
         one = context(prompt, new)

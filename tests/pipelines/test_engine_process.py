@@ -1,4 +1,4 @@
-"""An engine on the other side of a process border gives what it gives in this process."""
+"""An engine in another process gives the same results as in this process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ MESSAGE = st.one_of(
 
 @given(message=MESSAGE)
 def test_messages_are_plain_data(message):
-    """Equal after pickle and after msgpack, without help for any type."""
+    """Requests are equal after pickle and after msgpack, without a hook for any type."""
     assert pickle.loads(pickle.dumps(message)) == message
     encoded = msgpack_numpy_encoder()(message)
     assert msgpack_numpy_decoder(type(message))(encoded) == message
@@ -105,8 +105,8 @@ def test_a_request_and_its_context(request):
 
 
 def test_defaults_are_those_of_a_context():
-    """A request with tokens only is that of a context with tokens only."""
-    params = SamplingParams(seed=0)  # by default it is random
+    """A request with tokens only equals that of a context with tokens only."""
+    params = SamplingParams(seed=0)  # the seed is random by default
     plain = TextContext(
         max_length=9, tokens=np.array([7, 8]), request_id=RequestID("a"), sampling_params=params
     )
@@ -184,7 +184,7 @@ def served():
 
     yield serve_in_thread
     for one in started:
-        with contextlib.suppress(OSError):  # closed already
+        with contextlib.suppress(OSError):  # already closed
             one.channel.send(protocol.Shutdown())
         one.join()
         one.channel.close()
@@ -192,7 +192,7 @@ def served():
 
 
 def test_an_idle_engine_waits(served, monkeypatch):
-    """It makes no steps, and its reader keeps no process alive."""
+    """A closed engine runs no steps, and its reader thread does not keep the process alive."""
     steps, step = [], Engine.step
 
     def counted(self):
@@ -209,7 +209,7 @@ def test_an_idle_engine_waits(served, monkeypatch):
 
 
 def test_the_load_is_reported_at_intervals_and_when_it_ends(served):
-    """With a long interval: after the first step, and by the step after which the engine is idle."""
+    """With a long interval, statistics come after the first step and with the step after which the engine is idle."""
     one = served(CountingPipeline(), LIMITS, 1000.0)
     assert one.channel.receive() == protocol.EngineReady(4, 2, 64)
     one.channel.send(protocol.GenerationRequest.of(context([1, 2], 30)))
@@ -251,7 +251,7 @@ def test_threads_share_a_remote_engine(served):
 
 
 class ScriptedChannel:
-    """The users' end of a channel: the test is the engine."""
+    """The client end of a channel; the test plays the engine."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue = queue.SimpleQueue()
@@ -270,7 +270,7 @@ class ScriptedChannel:
 
 
 def test_a_stream_that_is_closed_cancels_its_request():
-    """Its identifier is taken until the engine says that the request has ended."""
+    """A cancelled request's identifier stays in use until the engine reports its end."""
     channel = ScriptedChannel()
     remote = RemoteGeneration(channel)
     one = context([1], 9)
@@ -308,7 +308,7 @@ def test_an_engine_that_stops_ends_its_requests():
     channel = ScriptedChannel()
     remote = RemoteGeneration(channel)
     threading.Timer(0.05, channel.events.put, [protocol.EngineStopped()]).start()
-    for _ in range(2):  # while it runs, and after its end
+    for _ in range(2):  # while the request runs, and after its end
         with pytest.raises(RuntimeError, match="the engine has stopped"):
             next(remote.stream([context([1], 9)]))
 
@@ -417,14 +417,17 @@ def test_shutdown(served, finish):
     late = [m for m in messages if m.request_id == "late"]
     twice = [m for m in messages if m.request_id == "a" and isinstance(m, protocol.RequestFailed)]
     messages = [m for m in messages if m not in [*late, *twice]]
-    assert [m.error.kind for m in twice] in ([], ["ValueError"])  # none: not read before the end
+    assert [m.error.kind for m in twice] in (
+        [],
+        ["ValueError"],
+    )  # no token: nothing is read before the end
     assert [m.status.is_done for m in messages] == [*[False] * (len(messages) - 1), True]
     assert messages[-1].status == (FULL if finish else CANCELLED)
     tokens = [token for message in messages for token in message.tokens]
     assert tokens == expected([1, 2], 20)[: len(tokens)]
     if finish:
         assert len(tokens) == 20
-        # it was read before the last token came, or not at all
+        # the cancellation was read before the last token came, or not at all
         assert all(m.error == protocol.ErrorInfo("RuntimeError", "the engine is shutting down") for m in late)  # fmt: skip
     wait_for(lambda: pipeline.cache.free_pages == 64)
 
@@ -450,7 +453,7 @@ def test_requests_can_be_cancelled_during_a_shutdown(served):
     finish=st.booleans(),
 )
 def test_every_request_of_a_conversation_ends_once(commands, finish):
-    """Requests, and cancellations of requests by their number, as fast as they go through the pipe."""
+    """Sends requests, and cancellations of requests by their number, as fast as the pipe takes them."""
     pipeline = CountingPipeline(pages=9, prefix=True)
     served = Served(pipeline)
     prompts: dict[str, tuple] = {}
@@ -494,7 +497,7 @@ def test_bad_requests_are_errors_of_their_own(served):
 
 
 class PreparingPipeline(CountingPipeline):
-    """Takes long to prepare a request with a grammar, and cannot prepare one with the grammar "bad"."""
+    """Prepares requests with a grammar slowly, and raises for the grammar "bad"."""
 
     def __init__(self) -> None:
         super().__init__(seconds=0.002)
@@ -519,7 +522,7 @@ def test_running_requests_do_not_wait_for_a_grammar(served):
     channel.send(slow)
     assert pipeline.waiting.wait(60)
     tokens, ended = 0, False
-    while not ended:  # the other one is still being prepared
+    while not ended:  # the other request is still being prepared
         event = channel.receive()
         assert event.request_id == running.request_id
         tokens, ended = tokens + len(event.tokens), event.status.is_done
@@ -659,7 +662,7 @@ def test_a_model_in_a_process():
     logs_there, logs_here = there[1].log_probabilities, here[1].log_probabilities
     assert logs_there is not None and len(logs_there) == len(there[1].tokens) == len(logs_here)
     for one, other in zip(logs_there, logs_here, strict=True):
-        # which requests share a batch, and so the last bits, depends on when they arrive
+        # arrival times decide which requests share a batch, and so the last bits of the results
         assert one.token_log_probabilities == pytest.approx(other.token_log_probabilities, abs=1e-4)
     process.remote.close()
     process.process.join(30)

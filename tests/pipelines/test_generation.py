@@ -1,4 +1,4 @@
-"""Requests from several threads through one pipeline; the pipeline is a model without tensors."""
+"""Requests from several threads through one pipeline, whose model uses no tensors."""
 
 from __future__ import annotations
 
@@ -196,13 +196,13 @@ def test_the_text_of_a_request_ends_at_its_stop_text():
     assert text(["ab", "c."], full, eos={ord(".")}) == "abc."
     assert text(["a", "b", "c", "d"], full, stops=["bcd", "cd"]) == "a"
     assert text(["a", "b", "c"], full, stops=["bcd"]) == "abc"
-    # no token; a last token that ends no sequence
+    # no token, and a last token that is no end of sequence
     assert text(["ab", ""], ended, eos={ord(".")}) == "ab"
     assert text(["ab", "c"], ended, eos={ord(".")}) == "abc"
 
 
 def test_a_character_that_the_last_token_begins():
-    """Bytes that are no whole character come at the end, unless a stop text ended it before."""
+    """Bytes of an incomplete character are emitted at the end, unless a stop text ended the request before."""
     decode = lambda tokens: bytes(tokens).decode("utf-8", "replace")  # noqa: E731
     whole, cut = "ä".encode(), "ä".encode()[:1]
 
@@ -234,7 +234,7 @@ def test_run_async_works_inside_an_event_loop():
     import asyncio
 
     assert run_async(one()) == 1
-    # here, where signals are handled; another thread only where an event loop has this one
+    # in this thread, which handles signals; in another one only if an event loop runs here
     assert run_async(thread()) == threading.get_ident()
     assert asyncio.run(outer()) == 1
     with pytest.raises(ZeroDivisionError):

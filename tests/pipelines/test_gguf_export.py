@@ -133,7 +133,7 @@ def replace_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_tokenizers(tmp_path, session):
-    """Splits are known by their patterns, SentencePiece's merges become scores."""
+    """Pre-tokenizers are recognised by their patterns, merges of SentencePiece become scores."""
     folder = folder_of(tmp_path / "m", "Llama", vocab_size=400)
     corpus = [(TINY / "heldout.txt").read_text("utf-8")[:20000]]
     splits = pre_tokenizers.Sequence(
@@ -149,7 +149,7 @@ def test_tokenizers(tmp_path, session):
     by_number = sorted(trained.get_vocab().items(), key=lambda pair: pair[1])
     texts = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *(text for text, _ in by_number)]
     vocabulary = {text: number for number, text in enumerate(texts)}
-    # as transformers converts SentencePiece: all pairs that make a token, the earliest token first
+    # as transformers converts SentencePiece: all pairs that form a token, in the order of the tokens
     merges = [
         (text[:at], text[at:])
         for text, _ in by_number

@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF files against those of the folders that they were written from."""
+"""Tokenizers in GGUF files against those of the folders from which they were written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KIND = gguf.TokenType
 
 
 def texts() -> list[str]:
-    """Texts of many scripts, spaces and lines, and random ones of these characters."""
+    """Texts with many scripts, spaces and lines, and random texts of the same characters."""
     alphabet = "aZé ß\t\n\r 　012９.,!?'’—sdtrevmlDL_日本어кп$+<=>^|`~(){}🙂́ा\u200b"
     draw = random.Random(7)
     given = [
@@ -53,7 +53,7 @@ def texts() -> list[str]:
 
 
 def write(path: Path, tokenizer: str, tokens: list[str], kinds: list[int], **values: Any) -> Any:
-    """A GGUF file with a tokenizer alone, loaded. Keys are those of `gguf.Keys.Tokenizer`."""
+    """Writes a GGUF file with a tokenizer only and loads it. Keys are those of `gguf.Keys.Tokenizer`."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(tokenizer)
     writer.add_token_list(tokens)
@@ -79,7 +79,7 @@ def assert_same(actual: Any, expected: Tokenizer) -> None:
 def byte_level(
     *before: Any, use_regex: bool = False, after: Any = None, **options: Any
 ) -> Tokenizer:
-    """A byte-level tokenizer as models' tokenizer.json have them, trained on the corpus."""
+    """Trains a byte-level tokenizer on the corpus, in the form of models' tokenizer.json."""
     tokenizer = Tokenizer(models.BPE(**options))
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     steps = [*before, last] if after is None else [*before, last, after]
@@ -155,7 +155,7 @@ def test_byte_level(pre, tmp_path):
 
 
 def test_every_pre_name_splits():
-    """Each pattern is one that the package takes, and loses no character."""
+    """The tokenizers package accepts each pattern, and splitting by it loses no character."""
     for name, split in SPLITS.items():
         steps = pre_tokenizers.Sequence([isolated(pattern) for pattern in split.patterns])
         for text in texts():
@@ -167,14 +167,14 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def with_bytes(pieces: list[str]) -> tuple[list[str], list[int]]:
-    """A SentencePiece vocabulary with tokens of all bytes."""
+    """Returns a SentencePiece vocabulary with a token for each byte."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     kinds = [KIND.UNKNOWN, KIND.CONTROL, KIND.CONTROL, *[KIND.BYTE] * 256, *[KIND.NORMAL] * len(pieces)]  # fmt: skip
     return [*SPECIAL, *bytes_, *pieces], kinds
 
 
 def pairs_by_score(text: str, numbers: dict[str, int], scores: list[float]) -> list[int]:
-    """SentencePiece's algorithm: the neighbours that make the token of the highest score merge first, the leftmost of equals."""
+    """SentencePiece's algorithm: the adjacent pair whose token has the highest score merges first; of equal scores the leftmost."""
     parts = list(text)
     while True:
         pairs = [
@@ -241,7 +241,7 @@ def test_unigrams(tmp_path):
         tmp_path / "m.gguf", "t5", [text for text, _ in scored], kinds, token_scores=[score for _, score in scored],
         unk_token_id=2, eos_token_id=1, pad_token_id=0, add_space_prefix=True, remove_extra_whitespaces=True,
     )  # fmt: skip
-    # scores are float32 in the file: texts whose best splits tie are left out of the comparison
+    # scores are float32 in the file, so texts with tied best splits are not compared
     same = sum(ours.encode(text) == folder.encode(text).ids for text in texts())
     assert same >= len(texts()) - 1
     assert ours.encode("a b")[-1] == 1
@@ -264,7 +264,7 @@ def test_wordpiece(lowers, tmp_path):
     pieces = sorted(vocabulary, key=lambda piece: vocabulary[piece])
 
     def stored(piece: str) -> str:
-        """As llama.cpp's converter writes it."""
+        """A vocabulary as llama.cpp's converter writes it."""
         if piece in special:
             return piece
         return piece[2:] if piece.startswith("##") else f"▁{piece}"
@@ -294,7 +294,7 @@ KEYS = ["pre", "tokens", "token_type", "merges", "scores", "add_bos_token", "add
     st.sampled_from(["gpt2", "llama", "t5", "bert"]), st.dictionaries(st.sampled_from(KEYS), VALUES)
 )
 def test_metadata_of_any_type(model, given_values):
-    """Metadata that lies: a tokenizer, or an error of the file."""
+    """Inconsistent metadata gives a tokenizer, or an error that names the file."""
     tokens = {"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": ["a", "b", "[UNK]"]}
     values = {f"tokenizer.ggml.{key}": value for key, value in given_values.items()}
     file = SimpleNamespace(metadata={**tokens, **values}, path="m.gguf")

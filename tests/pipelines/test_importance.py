@@ -37,7 +37,7 @@ def session():
 
 
 def model_of(folder: Path):
-    """A folder's model: its class, its config, and its weights by the decoder's names."""
+    """Returns a folder's model class, its config, and its weights by the decoder's names."""
     source = HuggingFaceConfig.load(HuggingFaceRepo(str(folder)))
     (name,) = source.architectures
     PIPELINE_REGISTRY.load_own([name])
@@ -49,13 +49,13 @@ def model_of(folder: Path):
 
 
 def matrix_of(folder: Path, tokens: list[int], session: InferenceSession, window: int):
-    """Our matrix of a folder's model."""
+    """Returns our importance matrix of a folder's model."""
     model, config, weights = model_of(folder)
     return importance_matrix(model.decoder_class, config, weights, tokens, session, window)
 
 
 def sums_of_hooks(model, windows: list[list[int]]) -> dict[str, np.ndarray]:
-    """The sums of squares of inputs of transformers' linear layers."""
+    """Returns the sums of squares of the inputs of transformers' linear layers."""
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(1))
 
     def hook(name):
@@ -75,7 +75,7 @@ def sums_of_hooks(model, windows: list[list[int]]) -> dict[str, np.ndarray]:
 
 
 def test_sums_are_those_of_hooks(session):
-    """On the bundled model; ours runs in its bfloat16, transformers in float32. The last 10 tokens are no window."""
+    """The bundled model in its bfloat16, transformers in float32. The last 10 tokens do not fill a window."""
     tokens = transformers.AutoTokenizer.from_pretrained(TINY)((TINY / "heldout.txt").read_text("utf-8")[:2000]).input_ids[:138]  # fmt: skip
     matrix = matrix_of(TINY, tokens, session, 64)
     model = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
@@ -101,7 +101,7 @@ def test_sums_of_experts(session, tmp_path):
 
     def observed(layer):
         def hook(module, args):
-            # hidden states, and the chosen experts of each token
+            # hidden states, and the selected experts of each token
             x, chosen = args[0].detach().double(), args[1]
             for expert in range(4):
                 rows = x[(chosen == expert).any(-1)]
@@ -124,7 +124,7 @@ def test_sums_of_experts(session, tmp_path):
             own = f"layers.{layer}.mlp.experts.{ours}.weight"
             assert matrix.counts[own].sum() == 2 * 64
             for expert in range(4):
-                # a router's near tie may fall otherwise in bfloat16
+                # near ties of a router may be resolved differently in bfloat16
                 assert abs(matrix.counts[own][expert] - counts[layer, expert]) <= 1
                 if matrix.counts[own][expert] == counts[layer, expert]:
                     np.testing.assert_allclose(
@@ -142,7 +142,7 @@ def test_sums_of_experts(session, tmp_path):
     ],
 )  # fmt: skip
 def test_each_matrix_has_an_importance(kind, changed, session, tmp_path):
-    """Of families with caches of several groups, and with states."""
+    """Families with several cache groups, and with recurrent states."""
     folder = folder_of(tmp_path / "m", kind, **changed)
     tokens = np.random.default_rng(0).integers(3, 4096, 70).tolist()
     matrix = matrix_of(folder, tokens, session, 32)
@@ -168,7 +168,7 @@ def test_a_checkpoint_without_finite_inputs(session, tmp_path):
 
 
 def test_importance_of_columns():
-    """Has a mean of 1; an expert without tokens has that of all, and no column less than 1/10,000."""
+    """The mean is 1; an expert without tokens has the matrix of all tokens, and no column is below 1/10,000."""
     sums = np.array([[1.0, 3.0], [0.0, 0.0], [0.0, 4.0]])
     counts = np.array([2, 0, 1])
     matrix = ImportanceMatrix({"a": sums, "b": np.zeros(3)}, {"a": counts, "b": np.array(0)})
@@ -179,7 +179,7 @@ def test_importance_of_columns():
 
 @pytest.mark.parametrize("kind", ["q4_k", "q4_0"])
 def test_files_have_smaller_weighted_errors(kind, session, tmp_path):
-    """Without a text a file is what it was; with one, errors of products with the text's inputs are smaller."""
+    """Without a text the file does not change; with one, products with the text's inputs have smaller errors."""
     text = (TINY / "heldout.txt").read_text("utf-8")
     export_gguf(TINY, tmp_path / "plain.gguf", kind, session)
     done = CliRunner().invoke(cli, ["quantize", str(TINY), str(tmp_path / "fitted.gguf"), "--type", kind, "--imatrix", _written(tmp_path, text[:4000])])  # fmt: skip

@@ -1,4 +1,4 @@
-"""The plain data types: what they check, and how sampling parameters come together."""
+"""The plain data types: their checks, and how sampling parameters are merged."""
 
 from __future__ import annotations
 

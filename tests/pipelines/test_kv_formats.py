@@ -1,4 +1,4 @@
-"""`kv_cache_format`: perplexity and texts of the bundled model, memory, and values that do not fit."""
+"""`kv_cache_format`: perplexity and texts of the bundled model, memory, and invalid values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pipeline_of(**values):
 
 
 def test_perplexity_stays() -> None:
-    """Of the whole text: 24.964 in float32 and float16, docs/pipelines.md has the others."""
+    """Perplexity of the whole text is 24.964 in float32 and float16; docs/pipelines.md lists the others."""
     options = {"model_path": str(TINY), "quantization_encoding": "float32"}
     exact = perplexity(TEXT[:4000], 128, 8, **options).value
     for name, distance in (("float16", 2e-4), ("q8_0", 1e-3), ("float8_e4m3fn", 2e-2)):
@@ -47,7 +47,7 @@ def test_perplexity_stays() -> None:
 
 
 def test_chunks_prefixes_and_preemption_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `batch_invariant` texts are the same alone and in a small cache."""
+    """With `batch_invariant`, texts are equal alone and in a small cache."""
     prompts = [TEXT[i * 900 : i * 900 + 380] for i in range(5)]
     options = {"kv_cache_format": "q8_0", "batch_invariant": True}
     alone = pipeline_of(**options, enable_prefix_caching=False)

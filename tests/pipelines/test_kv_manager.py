@@ -105,7 +105,7 @@ def test_the_inputs_of_several_steps():
     inputs = cache.get_runtime_inputs([a, b], 3)
     lengths, tables, most = arrays(inputs)
     assert (lengths, tables) == ([0, 9], [[0, 3, 0], [1, 2, 4]])
-    # new tokens and cached ones: of the first step, then 4, 10 in the cache, then 5, 11
+    # new and cached tokens: the first step; then 4 and 10 cached; then 5 and 11
     assert most == [[4, 9], [1, 10], [1, 11]]
     inputs = cache.next_step(inputs, [a, b], 1)
     assert arrays(inputs)[::2] == ([4, 10], [[1, 10], [1, 11]])
@@ -125,13 +125,13 @@ def test_the_same_batch_advances_in_place():
             reserved(cache, a, b)
             assert cache.advance(inputs, [a, b]) is inputs
             assert arrays(inputs) == ([5, 9], table, [[1, 9]])
-    # b's eleventh token needs a third page: the table grows, and moves
+    # b's eleventh token needs a third page: the table is reallocated
     reserved(cache, a, b)
     grown = cache.advance(inputs, [a, b])
     assert grown is not inputs
     assert arrays(grown) == ([6, 10], [[0, 3, 0], [1, 2, 4]], [[1, 10]])
     assert cache.advance(grown, [a, b]) is grown
-    # other inputs than the last ones, or another batch
+    # inputs that are not those of the last step, or of another batch
     assert cache.advance(inputs, [a, b]) is not inputs
     last = cache.get_runtime_inputs([a, b])
     fresh = cache.advance(last, [b])
@@ -192,7 +192,7 @@ def test_the_memory_of_groups():
     window = CacheGroup(layers=3, n_kv_heads=1, head_dim=8, window=6)
     params = KVCacheParams(DType.float32, 3, 4, page_size=5, groups=(window,))
     full, small = 960, 2 * 3 * 5 * 8 * 4
-    # chunks of 4 tokens: 14 tokens of the window are held at once
+    # chunks of 4 tokens: the window holds at most 14 tokens at a time
     size = dict(max_seq_len=31, step_tokens=4)
     assert sequence_bytes(params, 2, **size) == 7 * full + 3 * small
     assert sequence_bytes(params, 2, 31) == 7 * (full + small)
@@ -202,7 +202,7 @@ def test_the_memory_of_groups():
         return pages_for_memory(params, 2, max_batch_size=batch, available_bytes=available, **size)
 
     assert pages(None) == pages(21 * full + 9 * small) == (21, 9)
-    # less memory: first the pool without a window shrinks, then that of the window
+    # with less memory the pool without a window shrinks first, then that of the window
     assert pages(15 * full + 9 * small) == (15, 9)
     assert pages(8 * (full + small)) == (8, 8)
     assert pages(7 * full + 4 * small) == (7, 3)
@@ -234,7 +234,7 @@ def test_the_inputs_of_groups():
         one.update(7)
     cache.step([a, b])
     reserved(cache, a, b)
-    # token 11 of a sees 8 to 11
+    # token 11 of a attends to tokens 8 to 11
     assert cache.advance(inputs, [a, b]) is inputs
     assert arrays(inputs)[1] == [[0, 1, 2], [3, 0, 0]]
     assert inputs.group_tables[0].to_numpy().tolist() == [[4, 1, 2], [3, 0, 0]]
@@ -311,7 +311,7 @@ def with_images(*hashes: int) -> TextAndVisionContext:
         ((5, 6), (6, 5), False),
         (tuple(range(10)), tuple(range(10)), True),
         (tuple(range(10)), (*range(9), 99), False),  # the last of many images
-        ((-1,), (-1,), False),  # images without a hash may be any
+        ((-1,), (-1,), False),  # images without a hash never match
         ((5, -1), (5, -1), False),
         ((2**63 - 1, -(2**63)), (2**63 - 1, -(2**63)), True),
     ],

@@ -1,4 +1,4 @@
-"""GGUF files between `max quantize` and llama.cpp: each reads the other's, to nearly the same perplexity."""
+"""GGUF files between `max quantize` and llama.cpp: each reads the other's files, with nearly equal perplexity."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compare(
     path: Path, text: str, windows: list[list[int]], peer: llama_cpp.LlamaCpp
 ) -> tuple[float, float]:
-    """Our perplexity of a file, and llama.cpp's."""
+    """Returns our perplexity of a file, and llama.cpp's."""
     ours = perplexity(text, WINDOW, WINDOWS, model_path=str(path)).value
     return ours, peer.perplexity(path, windows)
 
@@ -90,7 +90,7 @@ def test_ours_reads_llama_cpps(
 
 
 def test_tokenizers(exact: Path, peer: llama_cpp.LlamaCpp) -> None:
-    """The tokens of a text by llama.cpp are ours."""
+    """llama.cpp tokenizes a text as ours does."""
     tokens = load_tokenizer(HuggingFaceRepo(str(exact)))
     prompt = "What is the capital of Norway? größer 日本語 12345"
     assert peer.tokens(exact, prompt) == tokens.encode(prompt, False)

@@ -1,4 +1,4 @@
-"""Model folders: what is found in them, and what is said of those that are broken."""
+"""Model folders: their contents, and the errors of broken ones."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A copy of the bundled model, to break."""
+    """Returns a copy of the bundled model that a test may break."""
     return Path(shutil.copytree(TINY, tmp_path / "model"))
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    """No test here may touch the network, nor this user's cache."""
+    """Keeps tests from the network and from the user's cache."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -252,7 +252,7 @@ def test_encodings_know_their_dtypes():
 
 
 def test_force_download_fetches_cached_weights_again(tmp_path, monkeypatch):
-    """A model in the hub's cache: its weights come from there, unless they are asked for anew."""
+    """A model in the hub's cache: its weights are read from there, unless a new download is forced."""
     base = tmp_path / "hub" / "models--owner--model"
     shutil.copytree(TINY, base / "snapshots" / "abc")
     (base / "refs").mkdir()

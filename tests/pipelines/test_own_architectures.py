@@ -1,4 +1,4 @@
-"""How architectures of users are declared and found."""
+"""How users declare architectures, and how they are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page manager: pages are neither lost nor doubled, and a shared page holds what it should."""
+"""The page manager: no page is lost or has two owners, and a shared page holds the tokens of its prefix."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_salt_separates():
 
 
 def table(pages: PageManager, name: str, *values: int) -> list[int]:
-    """The pages of a new request whose tokens are all in the cache."""
+    """Returns the pages of a new request whose tokens are all cached."""
     key = RequestID(name)
     pages.claim(key)
     pages.reuse_prefix(key, tokens(*values))
@@ -179,7 +179,7 @@ def test_the_page_freed_first_is_taken_first():
     assert table(pages, "b", 5, 6, 7) == [2, 3]
     pages.release(RequestID("b"))
     pages.release(RequestID("a"))
-    # page 3 is not full and 4 was never used: they are empty; then b's page, then a's from its end
+    # pages 3 (not full) and 4 (never used) count as empty; then b's page, then a's from the last to the first
     assert table(pages, "c", *range(10, 20)) == [3, 4, 2, 1, 0]
     pages.release(RequestID("c"))
     assert table(pages, "d", 1, 2, 3, 4, 5) == [0, 1, 2], "what a had is gone"
@@ -251,19 +251,19 @@ def test_tokens_of_any_integer_type_and_layout_are_the_same():
 
 
 def test_pages_that_the_window_has_passed():
-    """Seven tokens see two pages of three and a part of a third; a prefix needs only those."""
+    """A window of seven tokens covers two pages of three tokens and part of a third; a prefix needs only those."""
     pages, a, b = PageManager(6, 3, True, window=7), RequestID("a"), RequestID("b")
     text = list(range(19))
     pages.claim(a)
     first = pages.reserve(a, 12)
     pages.commit(a, tokens(*text[:12]))
-    # token 12 sees 6 to 12
+    # token 12 attends to tokens 6 to 12
     assert pages.return_unseen(a, 11) == 1 and pages.pages(a) == [6, *first[1:]]
     assert pages.return_unseen(a, 12) == 1
     assert pages.pages(a) == [6, 6, *first[2:]] and pages.free_pages == 4
     assert pages.missing_pages(a, 15) == 1
     pages.check()
-    # the pages that a gave back are taken last
+    # the pages that a released are claimed last
     pages.claim(b)
     assert pages.reserve(b, 12)[2:] == first[:2]
     pages.check()
@@ -281,7 +281,7 @@ def test_pages_that_the_window_has_passed():
 def test_the_most_pages_of_a_request(length, step, most):
     assert PagePool(50, 7).most_pages(length, step, 3) == most
     assert PagePool(50).most_pages(length, step, 3) == pages_of(length, 3)
-    # the second group is the one that may lack pages
+    # the second group may lack pages
     pages = PageManager(50, 3, more=[PagePool(3, 7)])
     assert pages.lacking(length, step) == ((most, 3) if most > 3 else None)
     assert PageManager(2, 3, more=[PagePool(9, 7)]).lacking(7, 1) == (3, 2)
@@ -291,7 +291,7 @@ def test_the_most_pages_of_a_request(length, step, most):
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("step", [1, 2, 7])
 def test_a_long_text_needs_few_pages(window, size, step):
-    """The table holds what the next step's first token sees, and never more than `most_pages`."""
+    """The table covers the window of the next step's first token, and has at most `most_pages` pages."""
     pages, key = PageManager(40, size, window=window), RequestID("a")
     pages.claim(key)
     held = 0
@@ -319,7 +319,7 @@ def test_a_page_that_was_given_back_before_it_was_recorded_serves_nobody():
 
 
 def test_groups_have_tables_of_one_length():
-    """A group without a window keeps its pages, one with a window of 3 gives them back."""
+    """A group without a window keeps its pages, one with a window of 3 tokens releases them."""
     pages, a = PageManager(6, 2, more=[PagePool(4, 3)]), RequestID("a")
     pages.claim(a)
     pages.reserve(a, 5)
@@ -347,7 +347,7 @@ def test_a_prefix_of_groups_needs_the_pages_that_each_group_sees():
         pages.commit(a, tokens(*text[:end]))
         pages.return_unseen(a, end)
     assert pages.pages(a, 1)[:5] == [5] * 5
-    # the first page of the window's group was taken again
+    # the first page of the window's group was claimed again
     pages.claim(b)
     assert pages.reuse_prefix(b, tokens(*text[:3])) == 0
     assert pages.reuse_prefix(b, tokens(*text)) == 10
@@ -357,7 +357,7 @@ def test_a_prefix_of_groups_needs_the_pages_that_each_group_sees():
 
 
 class Copies:
-    """The copies of a swap area, as they were ordered."""
+    """Records the copies of a swap area in their order."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, int, int]] = []
@@ -375,14 +375,14 @@ def test_a_page_that_was_taken_comes_back():
     key = RequestID("a")
     first = table(pages, "a", 1, 2, 3, 4, 5)
     pages.release(key)
-    # the empty page is taken first, then the end of the prefix
+    # the empty page is claimed first, then the end of the prefix
     second = table(pages, "b", 9, 9, 9, 9)
     assert second == [first[2], first[1]] and copies.log == [("save", first[1], 0)]
     pages.release(RequestID("b"))
     pages.check()
     pages.claim(key)
     assert pages.reuse_prefix(key, tokens(1, 2, 3, 4, 5)) == 4
-    # the page that was freed first gives way
+    # the page that was freed first is evicted
     kind, slot, page = copies.log[-1]
     assert (kind, slot) == ("restore", 0) and pages.pages(key) == [first[0], page]
     assert (pages.swap.saved, pages.swap.restored) == (2, 1) and len(pages.swap) == 1
@@ -405,7 +405,7 @@ def test_no_page_comes_back_where_none_is_free():
 
 
 def test_pages_that_come_back_are_not_dropped_for_those_that_give_way():
-    """The area is full of the pages that are needed, and each that is restored takes a cached one."""
+    """The area is full of the needed pages, and each restored page evicts a cached one."""
     copies = Copies()
     pages = PageManager(3, 1, True, swap=SwapArea(2, copies))
     for name, values in (("a", (1, 2, 3)), ("b", (7, 8, 9))):
@@ -434,7 +434,7 @@ class Memory:
 
 
 class Pages(RuleBasedStateMachine):
-    """Random use; a model of the cache's memory shows whether a shared page holds what it should."""
+    """Random operations; a model of the cache's memory checks the contents of shared pages."""
 
     requests = Bundle("requests")
 
@@ -493,7 +493,7 @@ class Pages(RuleBasedStateMachine):
 
     @rule(key=requests)
     def preempt(self, key):
-        """A request loses its pages, and reads its tokens again, but for those that are cached."""
+        """A request loses its pages, and recomputes its tokens except the cached ones."""
         text = self.text.pop(key)
         self.pages.release(key)
         self.pages.claim(key)
@@ -519,7 +519,7 @@ class Pages(RuleBasedStateMachine):
             self.check_held(key, text, "another request wrote into a page")
 
     def check_held(self, key, text, message):
-        """The tokens that the next one sees are in the pages of each group's table."""
+        """Each group's table covers the tokens that the next token attends to."""
         for table, window, memory in zip(self.tables(key), self.windows, self.memory, strict=True):
             first = 0 if window is None else max(0, len(text) - window + 1)
             held = [memory.pages[table[i // 2]][i % 2] for i in range(first, len(text))]
@@ -527,19 +527,19 @@ class Pages(RuleBasedStateMachine):
 
 
 class WindowPages(Pages):
-    """The same where pages are given back that the window has passed."""
+    """The same machine with a window, which releases pages."""
 
     windows = (4,)
 
 
 class SwappedPages(Pages):
-    """The same with an area for pages that were taken."""
+    """The same machine with a swap area for preempted pages."""
 
     slots = (4,)
 
 
 class SwappedWindowPages(Pages):
-    """With both."""
+    """The same machine with a window and a swap area."""
 
     windows, slots = (3,), (2,)
 

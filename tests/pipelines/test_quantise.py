@@ -1,4 +1,4 @@
-"""Float checkpoints that are quantised when they are loaded: what is encoded in which blocks, the cache, and the answers."""
+"""Float checkpoints that are quantised at load: the blocks of each weight, the cache, and the generated texts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def decoded(data: WeightData) -> np.ndarray:
 
 
 def strange(rng: np.random.Generator, columns: int) -> np.ndarray:
-    """Rows of all sizes: zeros, constants, one sign, one large element, and subnormal float16 scales."""
+    """Rows of all magnitudes: zeros, constants, one sign, one large element, and subnormal float16 scales."""
     rows = rng.standard_normal((40, columns)).astype(np.float32)
     rows *= 10.0 ** rng.uniform(-3, 2, (40, 1)).astype(np.float32)
     rows[0], rows[1], rows[2] = 0, 3, -0.25
@@ -58,14 +58,14 @@ def strange(rng: np.random.Generator, columns: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", QUANTISED_KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_kernels_encode_as_numpy(kind, dtype, session, rng):
-    """Blocks of Q4_0 and Q8_0 are the gguf package's, those of the K formats as near as NumPy's; int8 has a scale a row."""
+    """Blocks of Q4_0 and Q8_0 are the gguf package's, those of the K formats have at most the error of NumPy's; int8 has one scale per row."""
     values = strange(rng, 512).astype(dtype)
     exact = values.astype(np.float32)
     data = Quantiser(session).encode(weight("a", values), kind)
     if kind == "int8":
         scale = (np.abs(exact).max(1) / 127).astype(np.float16).astype(np.float32)[:, None]
         assert data.quantization_encoding is QuantizationEncoding.Q8_0
-        # a step of the row's scale, and what subnormal scales lose
+        # one step of the row's scale, and the rounding of subnormal scales
         assert (np.abs(decoded(data) - exact) <= 0.501 * scale + 127 * 2.0**-25).all()
         steps = decoded(data)[8:] / scale[8:]
         np.testing.assert_allclose(steps, np.rint(steps), atol=1e-3)
@@ -86,7 +86,7 @@ def test_kernels_encode_as_numpy(kind, dtype, session, rng):
 @pytest.mark.parametrize("kind", [k for k in QUANTISED_KINDS if k not in ("q8_0", "int8")])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_kernels_weigh_as_numpy(kind, dtype, session, rng):
-    """Of stacked matrices, each has its own weights; the weighted errors of rows are those of NumPy's blocks, and no larger than without."""
+    """Each stacked matrix has its own importance; weighted errors equal those of NumPy's blocks, and do not exceed those without."""
     values = np.stack([strange(rng, 512), strange(rng, 512)]).astype(dtype)
     exact = values.astype(np.float32)
     weights = np.exp(rng.standard_normal((2, 512)) * 1.5).astype(np.float32)
@@ -134,7 +134,7 @@ def test_what_is_encoded(name, shape, kind, expected):
 
 
 def test_the_cache(session, rng, tmp_path, monkeypatch):
-    """A second start reads the blocks of the first; another kind takes their place, a changed file is quantised again."""
+    """A second start reads the blocks of the first; another encoding replaces them, a changed file is quantised again."""
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path / "cache"))
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"1")

@@ -43,7 +43,7 @@ are rounded to 8 bits; half of it comes from inputs that are rounded to the next
 
 
 def assert_near(found: np.ndarray, expected: np.ndarray, share: float) -> None:
-    """Whether log-probabilities are the reference's but for a share of their spread."""
+    """Asserts that log-probabilities differ from the reference's by at most a fraction of their spread."""
     assert found.shape == expected.shape
     assert np.sqrt(np.mean((found - expected) ** 2)) < share * np.std(expected)
 
@@ -65,7 +65,7 @@ def files(tmp_path_factory):
 
 
 def rounding(file: Path):
-    """Makes a torch model round the inputs of products with encoded weights to 8 bits, as the engine does."""
+    """Patches a torch model so that it rounds inputs of products with encoded weights to 8 bits, as the engine does."""
     stored = {name: tensor.stored for name, tensor in GGUFFile(file).tensors.items()}
 
     def hook(module, args):
@@ -148,7 +148,7 @@ def test_answers(files):
     ],
 )
 def test_mixed_files(encoding, embedding, changed, tmp_path, rng):
-    """Rows that do not fit an encoding come in another one, as llama.cpp writes them."""
+    """Rows whose length is no multiple of the blocks use another encoding, as llama.cpp writes them."""
     folder = dense_llama(tmp_path / "dense", **changed)
     file = write_gguf(folder, tmp_path / "m.gguf", encoding, embedding)
     stored = {t.stored for t in GGUFFile(file).tensors.values()}
@@ -163,7 +163,7 @@ def test_mixed_files(encoding, embedding, changed, tmp_path, rng):
 
 
 def test_products_of_types_without_kernels(tmp_path, rng):
-    """A weight of each type that no kernel multiplies, read from a file: products are those of its values."""
+    """A weight in each type without a kernel, read from a file: products equal those of its decoded values."""
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     expected = {}
     for name, form in FILE_FORMATS.items():
@@ -197,7 +197,7 @@ def test_products_of_types_without_kernels(tmp_path, rng):
 
 
 def test_rope_factors(tmp_path, rng):
-    """The table of frequencies in files of Llama 3.1 and later stands for what config.json says."""
+    """The table of frequencies in files of Llama 3.1 and later has the effect of config.json's rope scaling."""
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500.0,
@@ -275,7 +275,7 @@ def test_encodings_of_files(files, tmp_path):
 
 
 def gptq_llama(folder: Path, rng: np.random.Generator, bits: int, desc_act: bool, v2: bool) -> Path:
-    """A random GPTQ checkpoint; in ``dense`` beside it one with the same weights, decoded."""
+    """Writes a random GPTQ checkpoint, and in ``dense`` beside it a checkpoint of the decoded weights."""
     dense = dense_llama(folder / "dense", tie_word_embeddings=False)
     weights = load_file(dense / "model.safetensors")
     packed: dict[str, np.ndarray] = {}

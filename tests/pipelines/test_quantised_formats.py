@@ -1,4 +1,4 @@
-"""Quantised checkpoints of the Hugging Face layout, each against the formula of its format, written down in torch or NumPy."""
+"""Quantised checkpoints of the Hugging Face layout, each against the formula of its format in torch or NumPy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def values_of(data: WeightData) -> np.ndarray:
 
 
 def bits_of(values: np.ndarray, bits: int) -> np.ndarray:
-    """Integers along the first axis as one stream of bits, the lowest first, in words."""
+    """Packs integers along the first axis into words as one bit stream, the lowest bit first."""
     stream = (
         values[:, None].astype(np.uint32) >> np.arange(bits, dtype=np.uint32)[:, None] & 1
     ).reshape(-1, 32, *values.shape[1:])
@@ -78,7 +78,7 @@ def test_words(bits, rng):
 
 
 def gptq_values(weights: dict[str, WeightData], group: np.ndarray) -> np.ndarray:
-    """What GPTQ layers of 4 bits compute with, ``[inputs, outputs]``."""
+    """Decodes a GPTQ layer of 4 bits to ``[inputs, outputs]``."""
     parts = {
         part: Tensor.from_dlpack(weights[f"a.{part}"].data).to_numpy()
         for part in ("qweight", "qzeros", "scales")
@@ -106,7 +106,7 @@ def test_gptq_of_3_bits(v2, rng):
 
 
 def awq_words(values: np.ndarray) -> np.ndarray:
-    """As AutoAWQ packs: columns 0 2 4 6 1 3 5 7 of 8, the lowest bits first."""
+    """Packs as AutoAWQ does: columns 0 2 4 6 1 3 5 7 of 8, the lowest bits first."""
     words = np.zeros((len(values), values.shape[1] // 8), np.uint32)
     for i, column in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
         words |= values[:, column::8].astype(np.uint32) << np.uint32(4 * i)
@@ -232,7 +232,7 @@ def test_bitsandbytes_int8(rng):
 
 @pytest.mark.parametrize(("least", "encoding"), [(110, "Q8_0"), (60, None)])
 def test_mxfp4(rng, least: int, encoding: str | None):
-    """As transformers decodes it: pairs of a byte are neighbours, the low half first."""
+    """Decodes as transformers does: the two values of a byte are adjacent, the low half first."""
     blocks = rng.integers(0, 256, (2, OUT, 3, 16)).astype(np.uint8)
     scales = rng.integers(least, least + 20, (2, OUT, 3)).astype(np.uint8)
     names = {"m.down_proj_blocks": blocks, "m.down_proj_scales": scales}
@@ -246,7 +246,7 @@ def test_mxfp4(rng, least: int, encoding: str | None):
     assert name == "m.down_proj"
     assert data.quantization_encoding == (encoding and QuantizationEncoding(encoding))
     matrices = expected.reshape(2, OUT, 96).numpy()
-    # floats are stored by inputs
+    # floats are stored as [inputs, outputs]
     np.testing.assert_array_equal(
         values_of(data), matrices if encoding else np.swapaxes(matrices, 1, 2)
     )
@@ -288,7 +288,7 @@ def test_mistakes(name):
 
 @given(st.data())
 def test_parts_that_lie(data):
-    """Parts of any dtype and shape, and settings of any size: an error of the checkpoint, or weights; nothing large is allocated."""
+    """Parts of any dtype and shape and settings of any value give a checkpoint error, or weights; nothing large is allocated."""
     names = ["weight", "qweight", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape", "SCB",
              "weight__absmax", "weight__quant_map", "weight__nested_absmax", "weight__nested_quant_map"]  # fmt: skip
     dtypes = [np.int8, np.uint8, np.int32, np.float32, np.int64, ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16]  # fmt: skip
@@ -315,7 +315,7 @@ def test_all_methods_are_documented():
 
 
 def int8_folder(folder: Path) -> Path:
-    """The bundled model as compressed-tensors int8 with a scale a row."""
+    """The bundled model as compressed-tensors int8 with one scale per row."""
     shutil.copytree(TINY, folder)
     weights = load_file(folder / "model.safetensors")
     for name in [name for name in weights if name.endswith("_proj.weight")]:

@@ -29,7 +29,7 @@ def pipeline_of(folder: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("case", ["mamba2", "bamba", "lfm2", "qwen3_next"])
 def test_tokens_of_ragged_batches_chunks_and_preemption(case: str, tmp_path: Path) -> None:
-    """Three requests in two slots; prompts in chunks of 7; a request is preempted amid its tokens."""
+    """Three requests in two slots; prompts in chunks of 7; a request is preempted while it decodes."""
     vocabulary = json.loads((TINY / "config.json").read_text())["vocab_size"]
     model = transformers_model(case, vocabulary)
     random_checkpoint(tmp_path, model)

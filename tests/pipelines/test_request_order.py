@@ -1,4 +1,4 @@
-"""The order of requests: priorities, shares of clients; and that every request still ends."""
+"""The order of requests by priority and fairness between clients; no request starves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANKED = st.tuples(REQUEST, st.integers(-2, 2), st.sampled_from(["", "a", "b"]))
 
 
 class RankedEngine(Engine):
-    """An engine whose requests have priorities and clients; it notes the order in which they end."""
+    """An engine whose requests have priorities and clients; it records the order in which they end."""
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
@@ -77,7 +77,7 @@ def test_requests_of_one_client_keep_their_order() -> None:
 
 
 def test_clients_share_the_engine() -> None:
-    """One that sends fifty requests at once does not keep another waiting."""
+    """A client that sends fifty requests at once does not delay another client."""
     one = engine()
     for number in range(50):
         one.put(f"a{number}", client="a")

@@ -24,7 +24,7 @@ VOCAB = 301
 
 @pytest.fixture(scope="module")
 def sample():
-    """Picks a token a row, with the parameters of contexts."""
+    """Samples one token per row, with the parameters of contexts."""
     model = InferenceSession([CPU()]).load(token_sampler(SamplingConfig(), DeviceRef.CPU()))
 
     def run(logits: np.ndarray, contexts: list[TextContext]) -> np.ndarray:
@@ -44,7 +44,7 @@ def contexts(n: int, **params) -> list[TextContext]:
 
 
 def warped(logits: np.ndarray, params: dict) -> np.ndarray:
-    """The probabilities that transformers samples with."""
+    """Returns the probabilities from which transformers samples."""
     from transformers.generation import logits_process as warpers
 
     steps = [warpers.TemperatureLogitsWarper(float(params.get("temperature", 1.0)))]
@@ -74,13 +74,13 @@ def test_the_distribution_is_that_of_transformers(sample, rng, params):
     found = np.bincount(tokens, minlength=VOCAB) / n
     expected = warped(logits, params)
     assert found[expected == 0].max(initial=0) == 0, "a token that is cut off never comes"
-    # five and a half standard deviations of a share
+    # five and a half standard deviations of a frequency
     assert (np.abs(found - expected) < 5.5 * np.sqrt(expected * (1 - expected) / n) + 1e-3).all()
 
 
 def test_greedy_rows_among_sampled_ones(sample, rng):
     logits = rng.normal(size=(4, VOCAB)).astype(np.float32)
-    logits[3, [7, 9]] = 50  # of equals the lowest
+    logits[3, [7, 9]] = 50  # of equal logits the lowest index
     rows = [
         *contexts(1, temperature=0),
         *contexts(1, top_k=1),

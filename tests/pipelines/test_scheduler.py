@@ -1,4 +1,4 @@
-"""The scheduler with a page manager and no model: every request ends, with the tokens it should."""
+"""The scheduler with a page manager and no model: every request ends with the expected tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def generate(prompt: list[int], max_length: int) -> list[int]:
 
 
 class Engine:
-    """Runs batches of a scheduler on a cache that holds one token a place."""
+    """Runs batches of a scheduler on a cache that stores the token ids."""
 
     def __init__(self, pages: int, page_size: int, prefix: bool, limits: SchedulerLimits) -> None:
         self.cache = ContextPages(PageManager(pages, page_size, prefix))
@@ -85,7 +85,7 @@ class Engine:
         assert batch and len({c.request_id for c in batch}) == len(batch)
         assert len(batch) <= limits.max_batch_size
         prompts = [c for c in batch if c.needs_ce]
-        # a request that was preempted may find all but its last token in the cache: no prompt then
+        # all but the last token of a preempted request may be cached; it then has no prompt step
         assert inputs.batch_type == BatchType.CE or not prompts
         assert len(prompts) <= limits.max_ce_batch_size
         read = sum(c.active_length for c in prompts)
@@ -96,7 +96,7 @@ class Engine:
         assert 1 <= inputs.num_steps <= limits.max_num_steps
 
     def check_writes(self, inputs, batch) -> None:
-        """A page that is written to is in one table only."""
+        """Checks that a page that is written is in one table only."""
         size = self.cache.page_size
         written: list[int] = []
         for context in batch:
@@ -156,7 +156,7 @@ def test_each_request_gets_what_it_would_get_alone(requests, limits, pages, size
 
 
 class Scheduling(RuleBasedStateMachine):
-    """Requests come, and leave, at any time."""
+    """Requests arrive and are cancelled at any time."""
 
     @initialize(limits=LIMITS, prefix=st.booleans())
     def begin(self, limits, prefix):
@@ -201,7 +201,7 @@ TestScheduling.settings = settings(max_examples=50, stateful_step_count=30, dead
 
 
 class Trace:
-    """A scheduler whose batches are written down: kind, steps, and for each request its tokens ``start:active``."""
+    """A scheduler that records its batches: kind, steps, and the tokens ``start:active`` of each request."""
 
     def __init__(self, pages: int, page_size: int = 2, prefix: bool = False, **limits) -> None:
         self.cache = ContextPages(PageManager(pages, page_size, prefix))
@@ -219,7 +219,7 @@ class Trace:
         return context
 
     def schedule(self):
-        """The next batch, not run."""
+        """Returns the next batch without running it."""
         self.inputs = self.scheduler.schedule()
         if self.inputs is None:
             return None
@@ -227,7 +227,7 @@ class Trace:
         return f"{self.inputs.batch_type.value}{self.inputs.num_steps} {' '.join(parts)}"
 
     def step(self, token: int = 0):
-        """The next batch, run."""
+        """Runs the next batch and returns it."""
         text = self.schedule()
         if text is not None:
             batch = list(self.inputs.batch.values())
@@ -243,7 +243,7 @@ class Trace:
         return [self.step() for _ in range(count)]
 
     def pages(self, name: str) -> int | None:
-        """The length of a request's page table; None where it has none."""
+        """Returns the length of a request's page table, or None if it has none."""
         key = RequestID(name)
         return len(self.cache.pages.pages(key)) if self.cache.contains(key) else None
 
@@ -419,7 +419,7 @@ def test_the_last_of_all_is_preempted():
     assert trace.step() == "TG1 a5:6 b5:6"
     assert trace.step() == "TG1 a6:7"
     assert trace.scheduler.preemptions == 2
-    # b came before c, and is read before it
+    # b arrived before c, and is prefilled before it
     assert list(map(str, trace.scheduler._waiting)) == ["b", "c"]
     while trace.ended != ["a"]:
         trace.step()
@@ -500,7 +500,7 @@ def test_several_steps_as_far_as_pages_are_free(pages, steps):
     trace = Trace(pages, max_num_steps=6)
     trace.add("a", 4, new=2 * pages - 3)
     trace.step()
-    # two pages are full; the others hold the tokens 4, 5, …
+    # two pages are full; the others hold tokens 4, 5, …
     assert trace.schedule() == f"TG{min(steps, 2 * pages - 4)} a4:5"
 
 
@@ -626,7 +626,7 @@ def test_further_steps_take_pages_from_nobody(pages, steps):
 
 
 def test_page_tables_have_one_owner():
-    """No other file of the pipelines claims, extends or shares pages."""
+    """The scheduler is the only file of the pipelines that claims, extends or shares pages."""
     source = Path(max.pipelines.__file__).parent
     owners = {"scheduler/page_tables.py", "kv_cache/context_pages.py", "kv_cache/page_manager.py"}
     calls = [

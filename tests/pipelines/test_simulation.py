@@ -1,4 +1,4 @@
-"""The scheduler on a cost model: times that can be computed by hand, and policies that differ as they should."""
+"""The scheduler on a cost model: times that are computed by hand, and differences between policies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_request_by_hand() -> None:
 def test_chunks_and_batches_by_hand() -> None:
     arrivals = [Arrival(0, tuple(range(10)), 2), Arrival(0, tuple(range(50, 55)), 2)]
     (a, b), _ = simulate(machine(prefill_chunk_size=8, enable_in_flight_batching=True), arrivals)
-    # step 1: 8 tokens of a. step 2: its last 2, and b's 5. step 3: both a token
+    # step 1: 8 tokens of a; step 2: its last 2 and b's 5; step 3: one token of each
     assert a.tokens == pytest.approx([1.01 + 0.8 + 1.02 + 0.7, 3.53 + 1.02])
     assert b.tokens == pytest.approx(a.tokens)
 
@@ -62,7 +62,7 @@ def test_every_token_is_generated_in_order(rate: float) -> None:
 
 
 def test_in_flight_batching_shortens_the_longest_pause() -> None:
-    """A long prompt comes while others generate."""
+    """A long prompt arrives while other requests decode."""
     arrivals = [Arrival(0, (1, 2, 3), 40), Arrival(10, tuple(range(10, 210)), 2)]
 
     def longest(**limits) -> float:

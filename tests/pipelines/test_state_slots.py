@@ -1,4 +1,4 @@
-"""Slots of recurrent states: each sequence continues from its own state, whatever is scheduled; their memory."""
+"""Slots of recurrent states: each sequence continues from its own state in any schedule; memory of slots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARAMS = KVCacheParams(DType.float32, 3, 4, page_size=5, states=STATES)
 
 
 class RecurrentEngine:
-    """Runs batches of a scheduler on a model whose state of a sequence is all its tokens, in a slot."""
+    """Runs batches of a scheduler on a model whose state of a sequence, in a slot, is the list of its tokens."""
 
     def __init__(self, slots: int, pages: int, page_size: int, limits: SchedulerLimits) -> None:
         self.slots = StateSlots(slots)
@@ -71,12 +71,12 @@ class RecurrentEngine:
 
 
 class RecurrentScheduling(RuleBasedStateMachine):
-    """Requests come, leave and are interrupted; slots and pages run out."""
+    """Requests arrive, are cancelled and preempted; slots and pages run out."""
 
     @initialize(limits=LIMITS, more=st.integers(0, 1), paged=st.booleans())
     def begin(self, limits, more, paged):
         slots = limits.max_batch_size + more
-        # without pages: a table of one page for each slot, as long as any sequence
+        # without pages: one page per slot, as long as the longest sequence
         pages, size = (10, 2) if paged else (slots, 100)
         self.engine = RecurrentEngine(slots, pages, size, limits)
         self.alive: dict[RequestID, tuple[TextContext, list[int], int]] = {}

@@ -1,4 +1,4 @@
-"""Structured output: what is generated matches, in batches where each request has its own grammar or none."""
+"""Structured output matches its grammar, in batches where each request has its own grammar or none."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def texts_of(tiny, contexts) -> list[str]:
 
 @pytest.mark.parametrize("temperature", [0.0, 2.5])
 def test_a_batch_of_different_grammars(tiny, temperature) -> None:
-    """The request without a grammar gets what it gets alone; hot sampling does not leave the grammars."""
+    """The request without a grammar gets the same text as alone; sampling at a high temperature stays within the grammars."""
     tokenizer, pipeline = tiny
 
     def contexts(only: int | None = None):

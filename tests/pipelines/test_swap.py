@@ -1,4 +1,4 @@
-"""Preempted requests with a swap area: the same texts, with fewer tokens that are read again."""
+"""Preempted requests with a swap area: equal texts, and fewer recomputed tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES, NEW = 9, 60
 def test_texts_stay_and_fewer_tokens_are_read(
     tmp_path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, window: int | None
 ) -> None:
-    """Also where the second of two layers has a window, whose pages are 5 at once."""
+    """Also with a window in the second of two layers, which holds at most 5 pages."""
     vocab = json.loads((TINY / "config.json").read_text())["vocab_size"]
     config = transformers.Qwen2Config(
         vocab_size=vocab, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,

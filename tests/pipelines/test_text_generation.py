@@ -1,4 +1,4 @@
-"""The pipeline of text over a model in NumPy: batches, steps, sampling outside of the graph, log-probabilities."""
+"""The text pipeline over a model in NumPy: batches, steps, sampling outside the graph, log-probabilities."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_penalties(fake, tmp_path, in_graph):
     folder = fake_architecture.folder(tmp_path / "m", samples_in_graph=in_graph)
     pipeline = pipeline_of(folder)
     settings = [(0.9, 0.0, 1.0), (0.0, 1.5, 1.0), (0.0, 0.0, 1.7), (0.2, 0.3, 1.4), (0.0, 0.0, 1.0)]
-    # few tokens can win, so that they come again
+    # few tokens are likely, so that they repeat
     few = np.zeros(VOCAB, np.float32)
     few[40:44] = 30
 
@@ -145,14 +145,14 @@ def test_penalties(fake, tmp_path, in_graph):
 def test_no_end_before_the_minimum(fake):
     pipeline = pipeline_of(fake)
 
-    def end(inputs):  # the model wants to end at once
+    def end(inputs):  # the model's likeliest first token is the end of the sequence
         inputs.logits.to_numpy()[:, 2] += np.float32(100)
 
     free = request([4, 4], 8, logits_processors=[end])
     held = request([4, 4], 8, min_new_tokens=4, logits_processors=[end])
     first, second = pipeline.generate([free, held])
     assert first.tokens == [2]
-    # the processor comes after the mask, which is minus infinity
+    # the processor runs after the mask, which is minus infinity
     assert second.tokens[:4] == greedy([4, 4], 4) and second.tokens[4:] == [2]
 
 

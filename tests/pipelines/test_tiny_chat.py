@@ -55,7 +55,7 @@ def pipeline_of(folder, **values):
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def tiny(request):
-    """The bundled model in an encoding, with logits of all tokens."""
+    """Loads the bundled model in an encoding, with logits of all tokens."""
     return pipeline_of(
         TINY,
         quantization_encoding=request.param,
@@ -73,7 +73,7 @@ def reference():
 def generated(
     pipeline, prompts: list[str], new: int = 64, **params
 ) -> list[tuple[list[int], list[int]]]:
-    """The tokens of prompts and of their continuations."""
+    """Returns the tokens of prompts and of their continuations."""
     given = SamplingParams(**{"temperature": 0, "max_new_tokens": new, **params})
     requests = [
         TextGenerationRequest(RequestID(), "m", prompt=p, sampling_params=given) for p in prompts
@@ -85,7 +85,7 @@ def generated(
 
 
 def reference_logits(model, sequences: list[list[int]]) -> list[np.ndarray]:
-    """The logits of all tokens of sequences; padded at the end, which no token before it sees."""
+    """Returns the logits of all tokens of sequences; padding at the end does not affect them."""
     padded = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
@@ -95,7 +95,7 @@ def reference_logits(model, sequences: list[list[int]]) -> list[np.ndarray]:
 
 
 def our_logits(pipeline, sequences: list[list[int]]) -> list[np.ndarray]:
-    """The logits of all tokens of sequences, read in one batch."""
+    """Returns the logits of all tokens of sequences, computed in one batch."""
     contexts = [TextContext(max_length=512, tokens=np.array(s)) for s in sequences]
     for context in contexts:
         context.log_probabilities, context.log_probabilities_echo = 1, True
@@ -115,7 +115,7 @@ def our_logits(pipeline, sequences: list[list[int]]) -> list[np.ndarray]:
 
 
 def check_greedy(model, found, margin: float) -> None:
-    """Each token is the reference's likeliest, where its lead over the next is more than the margin."""
+    """Asserts that each token is the reference's likeliest, where its lead over the next exceeds the margin."""
     checked = 0
     every = reference_logits(model, [[*prompt, *tokens] for prompt, tokens in found])
     for (prompt, tokens), read in zip(found, every, strict=True):
@@ -156,14 +156,14 @@ def test_batched_equals_one_by_one(tiny):
         (alone,) = generated(tiny, [prompt], 24)
         if tiny.pipeline_config.model_config.quantization_encoding.value == "float32":
             assert alone == expected
-        else:  # the order of sums depends on the batch; a tie may fall the other way
+        else:  # the order of summation depends on the batch, which may decide a near tie
             same = [a == b for a, b in zip(alone[1], expected[1], strict=False)]
             assert sum(same) >= min(4, len(same))
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_chunks_steps_pages_and_prefixes_change_nothing(steps):
-    """A long prompt in chunks, several tokens a call, few pages, and a prefix that is read once."""
+    """A long prompt in chunks, several tokens per call, few pages, and a prefix that is computed once."""
     text = (TINY / "heldout.txt").read_text()[:1500]
     prompts = [text, text + "\n\ndef", chat("Hello!"), text[:700]]
     plain = pipeline_of(TINY, quantization_encoding="float32", max_length=1024, max_batch_size=4)
@@ -194,7 +194,7 @@ def test_preemption_changes_nothing(monkeypatch):
 
 
 def test_sampling_in_the_graph(tiny):
-    prompt = ["x = "] * 6  # a text that can go on in many ways
+    prompt = ["x = "] * 6  # a text with many likely continuations
     given = dict(temperature=1.5, top_k=50, top_p=0.95, min_p=0.01, seed=5)
     first = generated(tiny, prompt, 12, **given)
     assert all(tokens == first[0][1] for _, tokens in first), "equal seeds, equal texts"
@@ -225,7 +225,7 @@ def test_sampled_tokens_have_the_model_s_probabilities(reference):
     expected = np.zeros(4096)
     expected[kept] = np.exp(logits[kept] - logits[kept].max())
     expected /= expected.sum()
-    # five standard deviations of a share
+    # five standard deviations of a frequency
     assert (np.abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / n) + 1e-9).all()
 
 

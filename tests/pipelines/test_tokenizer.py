@@ -114,7 +114,7 @@ def test_begin_end_and_added_tokens_as_transformers(tmp_path, bos, eos):
     transformers = pytest.importorskip("transformers")
     config = json.loads((TINY / "tokenizer_config.json").read_text())
     config["bos_token"] = {"content": "<|im_start|>", "__type": "AddedToken"}
-    config["sep_token"] = "<new sep>"  # only the config knows it
+    config["sep_token"] = "<new sep>"  # only the config has it
     if bos is not None:
         config["add_bos_token"] = bos
     if eos is not None:
@@ -159,7 +159,7 @@ def test_streamed_text_of_any_tokens_is_what_decoding_gives(ours, tokens, seed):
 
 @pytest.fixture(scope="module")
 def byte_fallback():
-    """A tokenizer as Llama 2's: spaces are part of words, unknown characters are bytes."""
+    """A tokenizer like Llama 2's: spaces are part of words, unknown characters become bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     words = ["<unk>", *[f"<0x{i:02X}>" for i in range(256)], "▁", "a", "▁a", "b", "▁b"]
@@ -201,7 +201,7 @@ def test_streamed_text_with_byte_tokens(byte_fallback, text, seed):
     cuts=st.lists(st.integers(0, 30), max_size=6),
 )
 def test_stop_texts_end_the_text_wherever_it_is_cut(text, stops, cuts):
-    # the stop text that is complete first; of those the longest
+    # the stop text that is complete first; of several the longest
     places = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]
     expected = text[: min(places)[1]] if places else text
     watch, out, last = StopStrings(stops), "", 0

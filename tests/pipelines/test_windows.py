@@ -1,4 +1,4 @@
-"""Layers with a window run long texts in few pages."""
+"""Layers with a sliding window process long texts in few pages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def generated(pipeline, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "layers", "spare", "pages"),
-    # a window and a chunk span 5 pages, a whole text 25
+    # a window and a chunk cover 5 pages, a whole text 25
     [("folder", (2,), 1, (6,)), ("alternating_folder", (1, 2), 1, (25, 5))],
     ids=("all", "alternating"),
 )
@@ -85,7 +85,7 @@ def test_long_texts_run_in_few_pages(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator,
     name: str, layers: tuple[int, ...], spare: int, pages: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Where windows alternate with full attention, layers with a window hold a window of pages."""
+    """In models that alternate windows and full attention, layers with a window hold only the pages of a window."""
     model = request.getfixturevalue({"folder": "model", "alternating_folder": "alternating"}[name])
     start = rng.integers(3, 500, 100).tolist()
     prompts = [start + rng.integers(3, 500, n).tolist() for n in (60, 1, 33)]
@@ -100,7 +100,7 @@ def test_long_texts_run_in_few_pages(
     assert (
         sum(blocks.num_elements * 4 for blocks in (manager.blocks, *manager.group_blocks)) <= memory
     )
-    # one by one; the second time from the pages of the prefix's end
+    # one by one; the second time with the cached pages of the prefix's end
     assert generated(pipeline, prompts[:1]) == generated(pipeline, prompts[:1]) == expected[:1]
     assert generated(pipeline, prompts) == expected
     assert Generation.of(pipeline).scheduler.preemptions > 0
@@ -120,7 +120,7 @@ def test_a_prefix_needs_the_last_window_of_layers_with_one(
         pages = shared.kv_managers[0].pages
         assert [pool.num_pages for pool in pages.pools] == pools
         assert [generated(shared, [prompt])[0] for prompt in (first, second)] == expected
-        # with 5 pages the text that grows takes those of its prompt
+        # with 5 pages the growing text reuses those of its prompt
         assert pages.reused_tokens == reused
 
 
@@ -134,7 +134,7 @@ def test_a_prefix_whose_last_window_is_cached_is_reused(
     shared = pipeline_of(folder, max_batch_size=1)
     pages = shared.kv_managers[0].pages
     assert pages.num_pages == 5, "25 pages hold the whole text"
-    # the text that grows takes the pages of its prompt
+    # the growing text reuses the pages of its prompt
     assert [generated(shared, [prompt])[0] for prompt in (first, second)] == expected
     assert pages.reused_tokens == 0
     larger = pipeline_of(folder, max_batch_size=5)
