@@ -40,7 +40,7 @@ POISON = 0xA5
 
 
 class FakeQueue:
-    """A thread that runs what is put into it, in order. The first error is raised by the next `synchronize`."""
+    """A thread that runs queued actions in order. `synchronize` raises the first error."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class FakeQueue:
         self.thread.start()
 
     def put(self, action: Callable[[], None]) -> None:
-        """Queues an action, and returns at once. After an error nothing runs until `synchronize`."""
+        """Queues an action and returns immediately. After an error no action runs until `synchronize`."""
 
         def guarded() -> None:
             if self._error is None:
@@ -64,7 +64,7 @@ class FakeQueue:
         self._items.put(guarded)
 
     def synchronize(self) -> None:
-        """Waits until the queue is empty; raises its error."""
+        """Waits until the queue is empty, and raises its first error."""
         if threading.current_thread() is self.thread:
             return
         done = threading.Event()
@@ -80,7 +80,7 @@ class FakeQueue:
 
 
 class FakeMemory(DeviceMemory):
-    """Blocks of bytes behind addresses of their own."""
+    """Blocks of bytes in an address space of its own."""
 
     def __init__(self, queue: FakeQueue, first: int) -> None:
         self._queue = queue
@@ -96,11 +96,11 @@ class FakeMemory(DeviceMemory):
         owner = _Owner()
         with self._lock:
             start = self._next
-            # a gap: an access behind the end of a block is in none
+            # a gap: an access beyond the end of a block is in no block
             self._next += (nbytes // 4096 + 2) * 4096
             self._blocks[start] = block
             self._starts.append(start)
-        # launches that are queued may still use it
+        # queued launches may still use it
         weakref.finalize(owner, self._queue.put, lambda: self._free(start)).atexit = False
         return Memory(start, owner)
 
@@ -111,7 +111,7 @@ class FakeMemory(DeviceMemory):
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of all blocks."""
+        """Returns the number of bytes in all blocks."""
         with self._lock:
             return sum(block.size for block in self._blocks.values())
 
@@ -127,7 +127,7 @@ class FakeMemory(DeviceMemory):
         self.bytes_at(ptr, data.size)[:] = data
 
     def bytes_at(self, ptr: int, nbytes: int) -> Array:
-        """The bytes of the device behind an address; for this file only."""
+        """Returns the device's bytes at an address; for this file only."""
         if nbytes == 0:
             return np.zeros(0, np.uint8)
         with self._lock:
@@ -141,7 +141,7 @@ class FakeMemory(DeviceMemory):
     def array_at(
         self, ptr: int, dtype: k.ScalarType, shape: tuple[int, ...], strides: tuple[int, ...] | None
     ) -> Array:
-        """The array behind an address, for the interpreter."""
+        """Returns the array at an address, for the interpreter."""
         if 0 in shape:
             return np.zeros(shape, dtype.numpy)
         steps = strides if strides is not None else _contiguous(shape)
@@ -164,7 +164,7 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
 
 
 class FakeDevice(Accelerator):
-    """One of the devices; its id is that among all accelerators."""
+    """One device; its id counts all accelerators."""
 
     __slots__ = ("queue",)
 
@@ -207,17 +207,17 @@ class FakeDevices:
         self.devices = [FakeDevice.make(id) for id in range(count)]
 
     def count(self) -> int:
-        """How many there are."""
+        """Returns the number of devices."""
         return len(self.devices)
 
     def open(self, position: int, device_memory_limit: int) -> Accelerator:
-        """One of them."""
+        """Returns one device."""
         return self.devices[position]
 
 
 @dataclass(frozen=True)
 class FakeTarget(k.Target):
-    """A processor with vectors of 512 bits that LLVM does not support."""
+    """A target with vectors of 512 bits for which LLVM has no backend."""
 
     batch_invariant: bool = False  # type: ignore[assignment]
 
@@ -265,7 +265,7 @@ def lower_multiply(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The product kernel of fake devices; the target must be theirs."""
+    """The product kernel of fake devices; other targets are an error."""
     assert isinstance(target, FakeTarget)
     x, y = operands
     last = len(x.shape) - 1
@@ -291,7 +291,7 @@ FAKE_KERNELS = KernelLibrary(
 
 
 class FakeExecutor:
-    """Queues the launches of a program, and interprets each kernel when its turn comes."""
+    """Queues the launches of a program; the queue interprets each kernel."""
 
     clock_hz = 1e9
 

@@ -23,14 +23,14 @@ _sessions: list[InferenceSession] = []
 
 
 def session() -> InferenceSession:
-    """One session of four devices for all tests of the process."""
+    """Returns the one session of the test process, with four devices."""
     if not _sessions:
         _sessions.append(InferenceSession(devices=[CPU(i) for i in range(4)]))
     return _sessions[0]
 
 
 def refs(count: int) -> list[DeviceRef]:
-    """The first devices."""
+    """Returns the first devices."""
     return [DeviceRef.CPU(i) for i in range(count)]
 
 
@@ -43,7 +43,7 @@ def run(
     devices: Sequence[DeviceRef] | None = None,
     signals: int = 0,
 ) -> list[Array]:
-    """The outputs of a function of tensors and signal buffers; input i is on device i unless `devices` says."""
+    """Returns the outputs of a function of tensors and signal buffers; input i is on device i unless `devices` is given."""
     where = list(devices) if devices is not None else refs(len(inputs))
     types: list[Any] = [
         TensorType(DType.from_numpy(x.dtype), x.shape if dims is None else dims[i], where[i])

@@ -27,17 +27,17 @@ def devices() -> Iterator[list[FakeDevice]]:
 
 
 def on(device: Device, x: Array) -> Tensor:
-    """A tensor with the elements of an array."""
+    """Returns a tensor with the elements of an array."""
     return Tensor.from_numpy(np.array(x, order="C")).to(device)
 
 
 def arrays(outputs: Sequence[Tensor]) -> list[Array]:
-    """The elements of outputs on any device."""
+    """Returns the elements of outputs on any device."""
     return [np.array(y.to(CPU()).to_numpy()) for y in outputs]
 
 
 def on_cpu(ref: DeviceRef) -> DeviceRef:
-    """The device's stand-in in the graph that runs on the CPU alone."""
+    """Returns the device that replaces the given one in the graph that runs on the CPU alone."""
     return HOST
 
 
@@ -65,7 +65,7 @@ def compare(
     weights: dict[str, Array] | None = None,
     tolerance: float = 2e-6,
 ) -> Model:
-    """Runs a function of tensors on all devices, and on the CPU only; the results must be equal. Gives the mixed model.
+    """Runs a function of tensors on all devices, and on the CPU only; the results must be equal. Returns the mixed model.
 
     Args:
         devices: The devices.
@@ -81,7 +81,7 @@ def compare(
     mixed = InferenceSession(devices=[CPU(), *devices])
     reference = alone.load(build(forward, inputs, on_cpu, dims), weights_registry=weights)
     model = mixed.load(build(forward, inputs, lambda ref: ref, dims), weights_registry=weights)
-    for _ in range(2):  # memory is used again
+    for _ in range(2):  # memory is reused
         want = arrays(reference.execute(*[x for x, _ in inputs]))
         outputs = model.execute(*[on(where.to_device(), x) for x, where in inputs])
         assert [y.device for y in outputs] == model.output_devices

@@ -33,7 +33,7 @@ def params_of(count: int, data_parallel: int = 1) -> KVCacheParams:
 
 
 def build(count: int, variant: str, logits: ReturnLogits) -> Any:
-    """A model on `count` devices; on one the ordinary one."""
+    """Returns a model on `count` devices; the ordinary model for one."""
     devices = refs(count)
     rope = nn.RotaryEmbedding(HIDDEN, HEADS, 1000.0, 64, HEAD_DIM, interleaved=False)
     params = params_of(count)
@@ -69,7 +69,7 @@ def build(count: int, variant: str, logits: ReturnLogits) -> Any:
 
 
 def logits_of(model: Any, count: int, backend: str, steps: list[Array]) -> list[list[Array]]:
-    """The outputs of each step; each feeds one token (or the prompt) a sequence more."""
+    """Returns the outputs of each step; a step adds the prompt or one token to each sequence."""
     devices, params, batch = refs(count), params_of(count), len(NEW)
     cache_types = [paged_cache_types(params, LAYERS, d, batch) for d in devices]
     types: list[Any] = [
@@ -148,7 +148,7 @@ def test_logits(rng: np.random.Generator, backend: str, variant: str, count: int
     one, several = build(1, variant, logits), build(count, variant, logits)
     state = random_state(rng, one)
     one.load_state_dict(state)
-    several.load_state_dict(state)  # the names and shapes are those of the ordinary model
+    several.load_state_dict(state)  # names and shapes equal those of the ordinary model
     steps = [rng.integers(0, VOCAB, sum(NEW)), rng.integers(0, VOCAB, len(NEW))]
     wanted = logits_of(one, 1, "interpreter", steps)
     for got, right in zip(logits_of(several, count, backend, steps), wanted, strict=True):

@@ -1,4 +1,4 @@
-"""A second kind of device beside the CPU: memory, queue and kernels of its own, results equal to the CPU's alone."""
+"""A second kind of device beside the CPU, with its own memory, queue and kernels; results equal those of the CPU alone."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_memory_is_freed(devices: list[FakeDevice]) -> None:
 
 
 def test_the_host_cannot_touch_it() -> None:
-    """Reading an address of the device as one of the host ends the process."""
+    """A host read of a device address ends the process."""
     code = (
         "from tests.devices.fake import fake_devices\n"
         "from max.driver import Tensor\n"
@@ -102,7 +102,7 @@ def test_transfers(devices: list[FakeDevice], rng: np.random.Generator) -> None:
 def test_operands_of_the_cpu_are_copied(
     devices: list[FakeDevice], rng: np.random.Generator
 ) -> None:
-    """Sizes, bounds and seeds are on the CPU wherever the op is."""
+    """Sizes, bounds and seeds are on the CPU, whatever the op's device."""
 
     def forward(at: Any, x: Any, n: Any) -> Any:
         steps = ops.range(0, n, 1, out_dim="m", dtype=I64, device=at(ONE))
@@ -133,7 +133,7 @@ def test_weights_and_constants(devices: list[FakeDevice], rng: np.random.Generat
     model = compare(devices, forward, [(floats(rng, 5, 40), ONE)], weights=weights, tolerance=1e-5)
     names = [launch.name for part in model._compiled.once for launch in part.launches]
     assert names.count("pack") == 1
-    # a weight that is on the device already is not copied
+    # a weight that is already on the device is not copied
     session = InferenceSession(devices=[CPU(), *devices])
     with Graph("there", input_types=[TensorType(F32, [40, 48], ONE)]) as graph:
         own = Weight("own", F32, [40, 48], ONE)

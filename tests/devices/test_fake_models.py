@@ -1,4 +1,4 @@
-"""A whole model, from its checkpoint to the tokens, on a device that is no CPU: equal to the CPU alone."""
+"""A whole model, from its checkpoint to the tokens, on a device other than the CPU: equal to the CPU alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["devices"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with grouped heads, with the bundled model's tokenizer."""
+    """Writes a random Llama with grouped heads and the bundled model's tokenizer."""
     found = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -57,7 +57,7 @@ def generate(folder: Path, spec: DeviceSpec) -> list[list[int]]:
 
 
 def test_a_llama(folder: Path, devices: list[FakeDevice]) -> None:
-    """Prefill and decode in batches over the paged cache of the device; weights are copied there once."""
+    """Prefill and decode in batches over the device's paged cache; weights are copied to the device once."""
     on_cpu = generate(folder, DeviceSpec.cpu())
     ran = devices[1].queue.launches
     assert not ran

@@ -94,7 +94,7 @@ def test_writing_to_another_device_is_refused(devices: list[FakeDevice]) -> None
 
 
 def test_errors_of_kernels(devices: list[FakeDevice], rng: np.random.Generator) -> None:
-    """A kernel that raises in the queue: the caller gets the error with the line, and the device stays usable."""
+    """A kernel raises in the queue: the caller gets the error with the line, and the device remains usable."""
     types = [TensorType(F32, [5, 3], ONE), TensorType(I64, [2], ONE)]
     with Graph("gather", input_types=types) as graph:
         x, i = (value.tensor for value in graph.inputs)
@@ -135,7 +135,7 @@ def test_sizes_are_checked(devices: list[FakeDevice]) -> None:
 
 
 def test_one_device_alone(devices: list[FakeDevice], rng: np.random.Generator) -> None:
-    """A program of one device is one part: it can be captured, and its temporaries share one arena."""
+    """A program on one device has one segment: it can be captured, and its temporaries share one arena."""
     with Graph("alone", input_types=[TensorType(F32, ["n", 8], ONE)] * 2) as graph:
         x, y = (value.tensor for value in graph.inputs)
         graph.output(ops.softmax(ops.cumsum(x, 1) @ ops.transpose(ops.cumsum(y, 1), 0, 1)))
@@ -152,7 +152,7 @@ def test_one_device_alone(devices: list[FakeDevice], rng: np.random.Generator) -
     with model.profile() as profile:
         model.execute(*inputs)
     assert profile.runs == 1 and sum(kernel.calls for kernel in profile.kernels) >= 3
-    # numbers and host arrays go to the device
+    # numbers and host arrays are copied to the device
     (from_host,) = arrays(model.execute(y, y))
     np.testing.assert_array_equal(from_host, want[0].to(CPU()).to_numpy())
 
@@ -179,7 +179,7 @@ def fake_double(out: fake.k.Output, x: fake.k.Input, ctx: fake.k.Context) -> Non
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, DType.int32], ids=str)
 def test_collectives(devices: list[FakeDevice], rng: np.random.Generator, dtype: DType) -> None:
-    """Sums and concatenations over two CPU devices and two others."""
+    """Allreduce and allgather over two CPU devices and two fake ones."""
     where = [HOST, ONE, DeviceRef.CPU(1), TWO]
     real = [CPU(), devices[0], CPU(1), devices[1]]
     types: list[Any] = [TensorType(dtype, ["n", 6], ref) for ref in where]
@@ -207,7 +207,7 @@ def test_collectives(devices: list[FakeDevice], rng: np.random.Generator, dtype:
 def test_two_workers(
     devices: list[FakeDevice], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels with barriers on a device that shares the work of a launch."""
+    """Kernels with barriers on a device that divides a launch between workers."""
     monkeypatch.setattr(fake.FakeBackend, "num_workers", 2)
 
     def forward(at: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Layers over several virtual CPU devices have the same results as on one."""
+"""Layers on several virtual CPU devices give the same results as on one."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ def test_parts_are_copied_once_and_sums_are_epilogues() -> None:
         graph.output(x + total[0])
     model = session().load(graph, weights_registry=weights)
     program = model._compiled
-    # the parts of columns are copied before they are packed, rows are not
+    # shards of columns are copied before packing, shards of rows are not
     names = [launch.name for launch in program.once[0].launches]
     assert names.count("pack") == 6 and len(names) == 8
-    # of each device gate and up with what joins them, and down; the sum and the residual cost no pass
+    # per device: gate and up with the fused activation, and down; sum and residual add no launch
     assert len(program.main.launches) == 4

@@ -1,4 +1,4 @@
-"""Devices of inputs, outputs and tensors; errors for tensors on the wrong device."""
+"""Placement of inputs, outputs and tensors; errors for tensors on the wrong device."""
 
 from __future__ import annotations
 

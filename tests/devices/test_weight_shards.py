@@ -19,13 +19,13 @@ CPU = DeviceRef.CPU
 
 
 def values_of(weight: Weight, array: Array, backend: str, count: int) -> list[Array]:
-    """The shards' values, from a graph whose one weight is the whole."""
+    """Returns the shards' values from a graph whose only weight is the whole matrix."""
     shards = weight.shard(refs(count))
     assert [s.shard_idx for s in shards] == list(range(count))
     assert [s.device for s in shards] == refs(count)
 
     def forward(_: Any, __: Any) -> list[Any]:
-        # an op each, so that results are not views of the weight
+        # one op per shard, so that results are not views of the weight
         return [ops.where(s.cast(DType.int64) > 300, s, s) for s in shards]
 
     found = run(forward, [], backend, weights={weight.name: array})

@@ -1,4 +1,4 @@
-"""Devices, streams and specifications on a machine whose models run on the CPU."""
+"""Devices, streams and device specifications on a machine without an accelerator."""
 
 from __future__ import annotations
 

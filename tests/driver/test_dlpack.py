@@ -1,4 +1,4 @@
-"""DLPack import and export: every dtype, read-only memory, versions, and when memory is freed."""
+"""DLPack import and export: all dtypes, read-only memory, protocol versions, lifetime of memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_round_trip_of_numpy(dtype: DType) -> None:
 
 
 class Foreign:
-    """Another library's array: only the protocol, of a chosen version."""
+    """An array of another library that has only the protocol, of a given version."""
 
     def __init__(self, tensor: Any, versioned: bool = True) -> None:
         self.tensor, self.versioned = tensor, versioned
@@ -199,7 +199,7 @@ def test_array_keeps_the_memory() -> None:
 
 
 def counted_capsule(calls: list[int], version: tuple[int, int] | None) -> tuple[Any, Any]:
-    """A hand-made capsule that counts calls of its deleter."""
+    """A capsule made by the test that counts calls of its deleter."""
     data = (ctypes.c_float * 4)(1, 2, 3, 4)
     sizes = (ctypes.c_int64 * 1)(4)
     fields = _dlpack._Tensor(

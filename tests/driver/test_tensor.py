@@ -20,7 +20,7 @@ ALL = pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.name)
 
 
 def some(dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Distinct small values that every dtype holds."""
+    """Returns distinct small values that all dtypes can represent."""
     count = int(np.prod(shape))
     return (np.arange(count) % 4 - (dtype.is_float() * 2)).reshape(shape).astype(dtype.to_numpy())
 
@@ -130,7 +130,7 @@ def indexed(draw: st.DrawFn) -> tuple[tuple[int, ...], Any, Any]:
 
 
 def view(array: np.ndarray[Any, Any], index: Any) -> np.ndarray[Any, Any]:
-    """NumPy's view: with an ellipsis, an element is a view too, not a copy."""
+    """Returns NumPy's view: with an ellipsis, an element is a view too, not a copy."""
     items = index if isinstance(index, tuple) else (index,)
     return array[items if any(item is ... for item in items) else (*items, ...)]
 

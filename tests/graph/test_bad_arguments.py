@@ -1,4 +1,4 @@
-"""For any arguments, an op's error is a TypeError or ValueError that names the op, never an internal error."""
+"""Errors of ops for drawn arguments are TypeErrors or ValueErrors that name the op, never internal errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ BAD: dict[str, Any] = {
     "complex": np.zeros((2, 2, 2, 2, 2), np.complex64), "dtype": DType.int8, "bytes": b"q", "nan": float("nan"),
     "slice": slice(0, 1), "dots": ..., "rank 4": "rank 4", "buffer": "buffer", "integers": "integers",
 }  # fmt: skip
-# the inner op that an error may name instead
+# an inner op that the error may name instead
 PARTS = {"slice_tensor": "slice", "outer": "reshape", "floor_div": "div", "silu": "sigmoid"}
 
 
 def arguments(
     function: Callable[..., Any], count: int, at: int, bad: Any, inputs: Any
 ) -> list[Any]:
-    """Arguments that fit more or less, and one that is bad."""
+    """Draws arguments of plausible types, one of which is invalid."""
     x, integers, mask, buffer, wide = inputs
     special = {"rank 4": wide.tensor, "buffer": buffer.buffer, "integers": integers.tensor}
     made: list[Any] = []
@@ -77,7 +77,7 @@ def test_bad_arguments(name: str) -> None:
                         assert str(error), given
                         python = type(error) in (TypeError, AttributeError)
                         if python and ("NoneType" in str(error) or "object" in str(error)):
-                            # Python's own words come with the op's name
+                            # Python's own message is prefixed with the op's name
                             assert name in str(error) or PARTS.get(name, name) in str(error), error
 
 

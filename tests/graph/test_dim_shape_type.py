@@ -1,4 +1,4 @@
-"""Dimensions, shapes and types as users see them."""
+"""Dimensions, shapes and types of the public API."""
 
 from __future__ import annotations
 

@@ -546,6 +546,6 @@ def test_kernel_library(tmp_path: Path) -> None:
 
 
 def test_a_thousand_ops_are_staged_quickly_enough_to_count() -> None:
-    """Every staged op is one op: nothing is added that the ops do not need."""
+    """Each op stages one MLIR op, with no auxiliary ops."""
     graph = Graph("g", lambda x: sum((x for _ in range(1000)), start=x), [f32("n")])
     assert len(list(mlir.walk(graph.to_mlir()))) == 1001

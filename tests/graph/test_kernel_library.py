@@ -1,4 +1,4 @@
-"""Libraries of custom ops: ways to pass them, and errors."""
+"""Libraries of custom ops: the forms in which they are passed, and errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_kernels_in_mojo_are_told_with_what_to_do(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "deep" / "grayscale.mojo"):
         with pytest.raises(ValueError, match=r"grayscale\.mojo is a kernel in Mojo.*max\.kernel"):
             Graph("gray", input_types=types, custom_extensions=[path])
-    # beside kernels of ours it does not disturb
+    # together with kernels of ours it has no effect
     (tmp_path / "ops.py").write_text(KERNEL)
     assert KernelLibrary([tmp_path]).symbols() == ["library_twice"]
 

@@ -43,7 +43,7 @@ def test_promotion_holds_both(x: DType, y: DType) -> None:
     assert dtype.size_in_bits >= max(x.size_in_bits, y.size_in_bits)
     assert dtype.is_float() == (x.is_float() or y.is_float())
     if not dtype.is_float():
-        # as NumPy has it
+        # as in NumPy
         assert dtype.to_numpy() == np.promote_types(x.to_numpy(), y.to_numpy())
 
 
@@ -209,7 +209,7 @@ def test_big_constants_are_not_copied() -> None:
     assert '"constant_0"' in text and '"constant_1"' in text and len(text) < 700
 
 
-# Mistakes: the message starts with the op, and has the value and the requirement
+# Errors: the message starts with the op's name, and contains the value and the requirement
 
 F, S, B = DType.float32, DType.int64, DType.bool
 MISTAKES: list[tuple[Callable[..., Any], list[TensorType], type[Exception], str]] = [
@@ -597,7 +597,7 @@ def test_a_mistake_adds_no_op() -> None:
         assert str(graph) == before
 
 
-# Ops that do nothing are not staged
+# Ops without an effect are not staged
 
 
 @pytest.mark.parametrize(

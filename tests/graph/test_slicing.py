@@ -18,7 +18,7 @@ CPU = DeviceRef.CPU()
 
 @st.composite
 def indexings(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """A shape, and indices that NumPy and the documentation both allow."""
+    """Draws a shape, and indices that both NumPy and the reference allow."""
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     items: list[Any] = []
     for size in shape[: draw(st.integers(0, len(shape)))]:

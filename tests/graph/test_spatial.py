@@ -21,7 +21,7 @@ F32 = DType.float32
 
 
 def staged(types: list[TensorType], build: Callable[..., TensorValue]) -> list[Any]:
-    """The result shape of a graph function for inputs of these types."""
+    """Returns the result shape of a graph function for inputs of these types."""
     with Graph("spatial", input_types=types) as graph:
         return list(build(*(value.tensor for value in graph.inputs)).shape)
 

@@ -27,7 +27,7 @@ _sessions: list[InferenceSession] = []
 
 
 def session() -> InferenceSession:
-    """One session for all tests of the process."""
+    """Returns the one session of the test process."""
     if not _sessions:
         _sessions.append(InferenceSession(devices=[CPU()]))
     return _sessions[0]
@@ -36,7 +36,7 @@ def session() -> InferenceSession:
 def run_graph(
     graph: Graph, inputs: Sequence[Array], weights: Mapping[str, Any] | None, backend: str
 ) -> list[Array]:
-    """The outputs of a graph. Arrays of buffers are changed in place."""
+    """Returns the outputs of a graph. Arrays of buffers are modified in place."""
     if backend == "interpreter":
         return [np.array(out) for out in _interpreter.run(graph, inputs, weights or {})]
     model = session().load(graph, weights_registry=dict(weights or {}))
@@ -51,7 +51,7 @@ def evaluate(
     dims: Sequence[Sequence[Any] | None] | None = None,
     buffers: Sequence[int] = (),
 ) -> list[Array]:
-    """The outputs of a layer (or of a function of tensors) that is the whole graph.
+    """Returns the outputs of a graph that consists of a layer or a function of tensors.
 
     ``dims`` names symbolic dimensions of an input; ``buffers`` says which inputs are buffers.
     """
@@ -78,5 +78,5 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: str = "float32
 
 
 def f32(array: Array) -> Array:
-    """An array widened to float32."""
+    """Converts an array to float32."""
     return np.asarray(array).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Attention over a paged cache, written plainly in torch."""
+"""Attention over a paged cache in plain torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PagedBatch:
         return [self.blocks, np.array(self.cached, np.uint32), self.lookup_table, lengths]
 
     def positions(self) -> list[tuple[int, int, int]]:
-        """Row, sequence, position of each new token."""
+        """Yields row, sequence and position of each new token."""
         starts = self.offsets
         return [
             (int(starts[s]) + i, s, c + i)
@@ -62,7 +62,7 @@ class PagedBatch:
         return blocks[page, side, layer, position % self.page_size]
 
     def context(self, side: int, layer: int, sequence: int) -> torch.Tensor:
-        """Keys (0) or values (1) of a sequence ``[length, kv_heads, head_dim]``."""
+        """Returns keys (0) or values (1) of a sequence ``[length, kv_heads, head_dim]``."""
         length = self.cached[sequence] + self.new[sequence]
         rows = [self.slot(self.blocks, side, layer, sequence, p) for p in range(length)]
         return torch.from_numpy(f32(np.stack(rows)))
@@ -78,7 +78,7 @@ class PagedBatch:
         sinks: Array | None = None,
         slopes: Array | None = None,
     ) -> Array:
-        """The attended values ``[total, heads, head_dim]``, in float32."""
+        """Returns the attention output ``[total, heads, head_dim]``, in float32."""
         out = np.zeros(q.shape, np.float32)
         group = q.shape[1] // self.kv_heads
         for s, (cached, new) in enumerate(zip(self.cached, self.new, strict=True)):

@@ -1,4 +1,4 @@
-"""Attention layers with other weights, adapters and latents, against plain layers and transformers."""
+"""Attention layers with quantised weights, adapters and latents, against plain layers and transformers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def batch_of(seed: int = 0) -> PagedBatch:
 
 
 def plain(x: Array, weights: dict[str, Array], **options: Any) -> Array:
-    """The plain layer's result over the same cache."""
+    """Returns the plain layer's result over the same cache."""
     layer = AttentionWithRope(**arguments(**options))
     return run_layer(layer, batch_of(), x, "interpreter", weights)[0]
 
@@ -221,7 +221,7 @@ def test_float8_weights(rng: np.random.Generator, static: bool) -> None:
 
 @both
 def test_adapters_as_merged_weights(rng: np.random.Generator, backend: str) -> None:
-    """Each sequence has another adapter; the second one has none."""
+    """Each sequence has a different adapter; the second has none."""
     linear = functools.partial(LinearLoRA, max_num_loras=3, max_lora_rank=2, has_lora_bias=True)
     layer = AttentionWithRopeAndLoRA(**arguments(linear_cls=linear))
     assert isinstance(layer, SupportsLoRA) is hasattr(layer, "apply_lora")
@@ -290,7 +290,7 @@ def test_latent_attention(rng: np.random.Generator, backend: str, q_rank: int | 
 
 
 def test_shards_of_latent_attention(rng: np.random.Generator) -> None:
-    """The results of two devices' heads add up to that of the layer."""
+    """The results of the heads on two devices sum to the layer's result."""
     cache = KVCacheParams(DType.float32, 1, 20, page_size=4, is_mla=True)
     layer = LatentAttentionWithRope(
         rope=RotaryEmbedding(HIDDEN, HEADS, 1e4, 64, head_dim=4), num_attention_heads=HEADS,

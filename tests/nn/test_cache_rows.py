@@ -58,7 +58,7 @@ def latent_batch(rng: np.random.Generator, dim: int) -> PagedBatch:
 
 
 def rows_of(batch: PagedBatch, side: int) -> Array:
-    """Keys or values of the new tokens, ``[total, kv_heads * head_dim]``."""
+    """Returns keys or values of the new tokens, ``[total, kv_heads * head_dim]``."""
     slots = [batch.slot(batch.blocks, side, 1, s, p) for _, s, p in batch.positions()]
     return f32(np.stack(slots).reshape(len(slots), -1))
 
@@ -118,7 +118,7 @@ def test_adding_to_the_last_sequences(rng: np.random.Generator, backend: str, fi
 
 
 def windows(batch: PagedBatch, size: int) -> list[tuple[list[int], list[int]]]:
-    """Offsets and first tokens of each chunk of all tokens, counted one by one."""
+    """Returns offsets and first tokens of each chunk, counted token by token."""
     tokens = [
         (s, p)
         for s, (c, n) in enumerate(zip(batch.cached, batch.new, strict=True))
@@ -207,7 +207,7 @@ def test_keys_in_a_buffer(rng: np.random.Generator, backend: str) -> None:
 @both
 @pytest.mark.parametrize("causal", [False, True])
 def test_cross_attention(rng: np.random.Generator, backend: str, causal: bool) -> None:
-    """Other numbers of queries than of keys, more and fewer."""
+    """More queries than keys, and fewer."""
     batch = batch_of(rng)
     rows = [3, 2, 4]
     offsets = np.cumsum([0, *rows]).astype(np.uint32)
@@ -247,7 +247,7 @@ def test_counts_of_tokens(rng: np.random.Generator, backend: str) -> None:
 
 @both
 def test_adapters(rng: np.random.Generator, backend: str) -> None:
-    """Two adapters, a group without one, and rows past the last group; the parts of keys and values in the cache."""
+    """Two adapters, a group without one, and rows past the last group; keys and values are written to the cache."""
     batch = batch_of(rng, 1, 4)
     x = normal(rng, (batch.total, 6))
     a, b = normal(rng, (3, 6, 6)), normal(rng, (3, 16, 2))
@@ -281,7 +281,7 @@ def test_adapters(rng: np.random.Generator, backend: str) -> None:
 @both
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_gptq_rows(rng: np.random.Generator, backend: str, bits: int) -> None:
-    """Integers and scales in one tensor, with permuted inputs."""
+    """Integers and scales in one tensor, with permuted input columns."""
     batch = batch_of(rng, 1, 4)
     x = normal(rng, (batch.total, 32))
     integers = rng.integers(0, 2**bits, (12, 32))
@@ -359,7 +359,7 @@ def test_float8_products(rng: np.random.Generator, backend: str) -> None:
 
 
 def test_another_float8_format() -> None:
-    """All bit patterns: the value of the same bits is half, and -0 becomes 0."""
+    """For all bit patterns the value is half of that in the other format, and -0 becomes 0."""
     bits = np.arange(256, dtype=np.uint8)
     weight = bits.view(F8)
     got, scale = evaluate(

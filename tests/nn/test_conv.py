@@ -1,4 +1,4 @@
-"""Convolution layers against torch: both layouts, groups, strides, paddings of each form."""
+"""Convolution layers against torch: both layouts, groups, strides, all forms of padding."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reference(options: dict, x: np.ndarray, filter: np.ndarray, bias: np.ndarray
     padding = (padding,) * spatial if isinstance(padding, int) else padding
     if len(padding) == spatial:
         padding = [p for n in padding for p in (n, n)]
-    # torch counts from the last axis
+    # torch orders paddings from the last axis
     pairs = [padding[2 * i : 2 * i + 2] for i in range(spatial)][::-1]
     padded = F.pad(torch.tensor(x), [int(p) for pair in pairs for p in pair])
     conv = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]

@@ -26,7 +26,7 @@ ALIBI = MHAMaskVariant.CAUSAL_ALIBI_MASK
 
 
 def attended(q, k, v, mask, scale, window, lengths=None) -> np.ndarray:
-    """Row by row, in float64."""
+    """Computes attention row by row in float64."""
     batch, rows, heads, _ = q.shape
     out = np.zeros(q.shape)
     for b, i, h in np.ndindex(batch, rows, heads):

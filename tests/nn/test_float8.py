@@ -54,7 +54,7 @@ def config(
 
 
 def blown_up(scales: Array, shape: tuple[int, int], blocks: tuple[int, int]) -> Array:
-    """A scale for each element of a weight."""
+    """Returns the scale of each element of a weight."""
     scales = np.asarray(scales, np.float64)
     if scales.ndim == 2:
         for axis in range(2):
@@ -67,7 +67,7 @@ def blown_up(scales: Array, shape: tuple[int, int], blocks: tuple[int, int]) -> 
 def reference(
     x: Array, w: Array, weight_scale: Array, cfg: Float8Config, input_scale: float | None
 ) -> Array:
-    """The product of the rounded factors in float64."""
+    """Returns the product of the rounded factors in float64."""
     greatest = float(ml_dtypes.finfo(w.dtype).max)
     wide = x.astype(np.float32)
     spec = cfg.input_scale
@@ -119,7 +119,7 @@ def test_linear(name: str, element: DType, rng: np.random.Generator) -> None:
     if input_scale is not None:
         state["input_scale"] = np.array(input_scale, np.float32)
     layer.load_state_dict(state)
-    # rows of zeros, too large values, and a batch axis
+    # rows of zeros, values out of range, and a batch axis
     x = (rng.standard_normal((2, 5, columns)) * 2).astype(BF16)
     x[0, 1] = 0
     x[1, 3, 0] = 500
@@ -130,7 +130,7 @@ def test_linear(name: str, element: DType, rng: np.random.Generator) -> None:
     assert result.dtype == BF16 and result.shape == (2, 5, rows)
     product = reference(x.reshape(10, columns), w, scale, cfg, input_scale)
     expected = product.astype(np.float32).astype(BF16).astype(np.float64) + bias.astype(np.float64)
-    # roundings to bfloat16: of the sums, of the product, and of what the bias makes of it
+    # roundings to bfloat16: of the sums, of the product, and after the bias
     sums = np.abs(product)
     bound = 2.0**-8 * (2 * sums + np.abs(expected)) + 1e-5
     error = np.abs(result.reshape(10, rows).astype(np.float64) - expected)
@@ -161,7 +161,7 @@ def test_quantised_elements_and_scales(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(scales.T, expected, rtol=1e-6)
     ratio = x / np.repeat(scales.T, 8, 1)
     np.testing.assert_array_equal(elements.view(np.uint8), ratio.astype(e4).view(np.uint8))
-    # each group reaches the greatest number
+    # each group contains the largest finite number
     assert (np.abs(elements[x.any(1)].astype(np.float32)).reshape(-1, 8).max(-1) == 448).all()
     np.testing.assert_array_equal(divided.view(np.uint8), (x / 0.25).astype(e4).view(np.uint8))
     np.testing.assert_array_equal(multiplied.view(np.uint8), (x * 0.25).astype(e4).view(np.uint8))
@@ -252,7 +252,7 @@ def test_mlp(rng: np.random.Generator) -> None:
     gate = product(x, "gate").astype(BF16).astype(np.float64)
     hidden = gate / (1 + np.exp(-gate)) * product(x, "up").astype(BF16).astype(np.float64)
     expected = product(hidden, "down")
-    # a float8 step of one hidden value may be taken the other way
+    # one hidden value may be rounded to the other neighbour in float8
     error = np.abs(y.to_numpy().astype(np.float64) - expected)
     assert error.max() < 0.05 * np.abs(expected).max()
     assert error.mean() < 0.03 * np.abs(expected).mean()

@@ -71,7 +71,7 @@ def test_layers_without_names(hook: PrintHook, capfd: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("last", [5, 15, 16, 40])
 def test_dynamic_rotary_embedding(backend: str, last: int) -> None:
-    """Against transformers, up to the original length and past it."""
+    """Rotation against transformers, up to the original length and past it."""
     config = LlamaConfig(
         hidden_size=64, num_attention_heads=4, max_position_embeddings=16,
         rope_parameters={"rope_type": "dynamic", "factor": 1.0, "rope_theta": 1e4},

@@ -73,7 +73,7 @@ def test_projection_stores_keys_and_values(
             wanted = qkv[row, start : start + 12].reshape(2, 6)
             assert_close(stored, wanted, numpy_dtype, scale=4)
             batch.slot(before, side, 1, sequence, position)[:] = stored
-    # and nothing else was written
+    # no other element was written
     np.testing.assert_array_equal(batch.blocks, before)
 
 
@@ -217,7 +217,7 @@ def test_attention_of_float32_queries_over_a_half_cache(
     wide, half = run(batch, backend, attend, q)
     wanted = batch.attention(q, 1, 0.3)
     assert (wide.dtype, half.dtype) == (np.float32, BF16)
-    # nothing but the result is rounded
+    # only the result is rounded
     assert_close(wide, wanted)
     assert_close(half, wanted)
 
@@ -340,7 +340,7 @@ def test_sampling_follows_the_distribution(rng: np.random.Generator, backend: st
     greedy = np.eye(7)[order[0]]
     np.testing.assert_array_equal(share(top_k=1, seed=3), greedy)
     np.testing.assert_array_equal(share(top_k=-1, temperature=0.0), greedy)
-    # three standard deviations of a share of 3000 draws are less than 0.03
+    # three standard deviations of a frequency in 3000 draws are less than 0.03
     np.testing.assert_allclose(share(top_k=-1, seed=1), softmax(row), atol=0.03)
     np.testing.assert_allclose(
         share(top_k=-1, temperature=2.0, seed=2), softmax(row / 2), atol=0.03

@@ -1,4 +1,4 @@
-"""Linear, MLP, embedding, norms and the like against torch."""
+"""Linear, MLP, embedding and norm layers against torch."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_rms_norm_of_float32_with_half_weights(rng: np.random.Generator, backend
 @both
 @pytest.mark.parametrize("size", [1, 17, 33, 34, 40, 48, 49, 63, 80])
 def test_norm_rounded_to_half(rng: np.random.Generator, backend: str, size: int) -> None:
-    """What blocks do before a product. LLVM once aborted on rows that end in half a vector."""
+    """A norm before a product. LLVM once aborted on rows that end in half a vector."""
     x, weight = normal(rng, (3, size)), normal(rng, (size,))
     norm = nn.RMSNorm(size, DType.float32)
     norm.load_state_dict({"weight": weight})

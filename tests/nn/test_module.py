@@ -29,7 +29,7 @@ class OwnLinear(nn.Module):
 
 
 class OwnMLP(nn.Module):
-    def __init__(self) -> None:  # as in the documentation: without super().__init__()
+    def __init__(self) -> None:  # as in the reference: without super().__init__()
         self.up = OwnLinear(5, 10)
         self.gate = OwnLinear(5, 10)
         self.down = OwnLinear(10, 5)
@@ -79,7 +79,7 @@ def test_state_dict_names_weights_and_makes_zeros() -> None:
     }
     assert not any(Tensor.from_dlpack(v).to_numpy().any() for v in state.values())
     assert model.gate.weight.name == "gate.weight"
-    # the same values again, not new ones
+    # the same objects again, not new ones
     assert model.state_dict()["up.weight"] is state["up.weight"]
 
 
@@ -94,7 +94,7 @@ def test_load_state_dict_keeps_the_values(rng: np.random.Generator) -> None:
     model.load_state_dict(values)
     found = model.state_dict(auto_initialize=False)
     assert all(found[name] is value for name, value in values.items())
-    # a part gives its own
+    # a submodule returns its own weights
     part = model.blocks[1].state_dict(auto_initialize=False)
     assert part["up.weight"] is values["blocks.1.up.weight"]
 
@@ -226,7 +226,7 @@ def test_a_graph_of_a_module(rng: np.random.Generator, backend: str) -> None:
     x = rng.standard_normal((3, 5)).astype(np.float32)
     (y,) = run_graph(graph, [x], model.state_dict(), backend)
     wanted = mlp(mlp(x, values, "blocks.0."), values, "blocks.1.") * values["scale"]
-    assert_close(y, wanted, scale=10)  # two MLPs deep
+    assert_close(y, wanted, scale=10)  # nested two MLPs deep
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -245,7 +245,7 @@ def test_one_subgraph_serves_all_blocks(
             x = ops.call(block, x, prefix=f"blocks.{index}.")[0].tensor
         graph.output(x)
     assert str(graph).count("mo.matmul") == 3
-    # the names are as they were
+    # names do not change
     assert model.blocks[0].up.weight.name == ("blocks.0.up.weight" if named else "weight")
     array = rng.standard_normal((4, 5)).astype(np.float32)
     blocks = {k: v for k, v in values.items() if k != "scale"}
@@ -253,7 +253,7 @@ def test_one_subgraph_serves_all_blocks(
     wanted = array
     for index in range(3):
         wanted = mlp(wanted, values, f"blocks.{index}.")
-    assert_close(y, wanted, scale=20)  # three MLPs deep
+    assert_close(y, wanted, scale=20)  # nested three MLPs deep
 
 
 def test_subgraph_with_groups_of_inputs(rng: np.random.Generator) -> None:
@@ -368,7 +368,7 @@ def test_abstract_modules_and_layers() -> None:
 
 
 def test_state_dict_fills_symbols() -> None:
-    """A weight with symbols takes on the sizes of its value; one symbol is one size."""
+    """A weight with symbolic dimensions takes the sizes of its value; a symbol has one size."""
 
     class Table(nn.Module):
         def __init__(self, *shape: Any) -> None:

@@ -79,7 +79,7 @@ def torch_block(family: str) -> tuple[Any, dict[str, Any]]:
 
 
 def weights_of(block: Any, family: str) -> dict[str, Array]:
-    """The block's weights under our names."""
+    """Returns the block's weights under our names."""
     state = {name: value.numpy() for name, value in block.state_dict().items()}
     gate = "router" if family == "gpt_oss" else "gate"
     named = {"gate.gate_score.weight": state[f"{gate}.weight"]}
@@ -125,7 +125,7 @@ def test_families(rng: np.random.Generator, backend: str, family: str) -> None:
 
 
 def test_weights_of_tokens_first(rng: np.random.Generator) -> None:
-    """The plain gate: weights are the greatest scores."""
+    """The plain gate: the weights are the top-k scores."""
     layer = MoE([CPU_REF], 16, 4, 2, 8, dtype=DType.float32, apply_router_weight_first=True)
     weights = {n: normal(rng, [int(d) for d in w.shape]) for n, w in layer.raw_state_dict().items()}
     x = normal(rng, (9, 16))
@@ -145,7 +145,7 @@ def test_weights_of_tokens_first(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.bfloat16, DType.float16], ids=str)
 def test_half_weights(rng: np.random.Generator, dtype: DType) -> None:
-    """Float32 tokens over 16-bit experts; the gate stays in float32, so that choices are equal."""
+    """Float32 tokens over 16-bit experts; the gate stays in float32, so that routing is equal."""
     block, options = torch_block("olmoe")
     narrow = dtype.to_numpy()
     weights = weights_of(block, "olmoe")
@@ -166,7 +166,7 @@ def test_half_weights(rng: np.random.Generator, dtype: DType) -> None:
 @pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("packed", [True, False])
 def test_quantised_experts(rng: np.random.Generator, encoding: str, packed: bool) -> None:
-    """Weights that are packed when the model is loaded, and weights that are inputs of the graph."""
+    """Weights that are packed at load, and weights that are inputs of the graph."""
     w = normal(rng, (4, 40, 256))
     blocks = np.stack([encode(rows, encoding) for rows in w])
     decoded = np.stack([decode(rows, encoding) for rows in blocks])
@@ -210,7 +210,7 @@ def test_quantised_layer(rng: np.random.Generator) -> None:
     (want,) = evaluate(plain, [x], "engine", values)
     for backend in BACKENDS:
         (got,) = evaluate(layer, [x], backend, encoded)
-        # the rows of two products are rounded to 8 bits
+        # rows of the operands of two products are rounded to 8 bits
         assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
 
 
@@ -229,7 +229,7 @@ def float8_config(granularity: str, block: tuple[int, int] | None) -> Float8Conf
 def test_float8(
     rng: np.random.Generator, backend: str, granularity: str, block: tuple[int, int] | None
 ) -> None:
-    """Blocks that do not divide the weights, of gate and up projection apart."""
+    """Scale blocks that do not divide the weights, separate for gate and up projection."""
     options: dict[str, Any] = {"gate_dtype": DType.float32}
     layer = MoEFp8(
         [CPU_REF], 48, 3, 2, 40, dtype=DType.float8_e4m3fn, float8_config=float8_config(granularity, block), **options
@@ -286,7 +286,7 @@ def test_grouped_float8_product(rng: np.random.Generator, backend: str) -> None:
 
 
 def test_shards(rng: np.random.Generator) -> None:
-    """The results of shards add up to that of the layer."""
+    """The results of shards sum to the layer's result."""
     block, options = torch_block("deepseek_v3")
     layer, weights = layer_of("deepseek_v3", options), weights_of(block, "deepseek_v3")
     layer.load_state_dict(weights)
@@ -305,7 +305,7 @@ def test_shards(rng: np.random.Generator) -> None:
 
 
 def test_sums_near_zero() -> None:
-    """LFM 2's divisor is the sum of weights and a number, which counts where all weights are small."""
+    """LFM 2 adds a constant to the sum of weights, which matters where all weights are small."""
     config = Lfm2MoeConfig(
         hidden_size=16, num_experts=6, num_experts_per_tok=2, routed_scaling_factor=1.5
     )

@@ -55,7 +55,7 @@ def test_embedding(dtype, backend, rng):
 
 
 def test_a_shared_weight(rng):
-    """The embedding's table as the output layer's weight, as tied models have it."""
+    """The embedding table as the output layer's weight, as in tied models."""
     table = random_weight(rng, 20, 64, "Q8_0")
 
     class Tied(nn.Module):

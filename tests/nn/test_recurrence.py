@@ -1,4 +1,4 @@
-"""Convolutions and scans with states, staged: the errors of operands that do not fit, and one run in a graph."""
+"""Convolutions and scans with states: errors of invalid operands at staging, and one run in a graph."""
 
 from __future__ import annotations
 

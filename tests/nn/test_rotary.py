@@ -34,7 +34,7 @@ DIM = HEADS * HEAD_DIM
 
 
 def reference(kind: str, original: int = 64, **parameters: Any) -> tuple[torch.Tensor, float]:
-    """The frequencies and the magnitude that transformers has."""
+    """Returns the frequencies and the magnitude of transformers."""
     config = LlamaConfig(
         hidden_size=DIM,
         num_attention_heads=HEADS,
@@ -57,7 +57,7 @@ def table_of(inv_freq: Any, magnitude: float) -> Any:
 def test_default_table() -> None:
     rope = RotaryEmbedding(DIM, HEADS, 5000.0, LENGTH)
     inv_freq = 1 / 5000.0 ** (torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM)
-    # angles up to 600 in float32: their last place is 3e-5 turns
+    # angles up to 600 in float32: one unit in the last place is 3e-5 turns
     np.testing.assert_allclose(rope.table(), table_of(inv_freq, 1.0), atol=1e-4)
     assert rope.table() is rope.table()
     assert rope.compute_scale() == pytest.approx(1 / math.sqrt(HEAD_DIM))
@@ -111,7 +111,7 @@ def test_longrope_table(rng: np.random.Generator) -> None:
     for rows, factors in ((slice(0, 64), short), (slice(64, None), long)):
         wanted = table_of(1 / (torch.tensor(factors) * base), 1.0)
         np.testing.assert_allclose(rope.table()[rows], wanted[rows], atol=1e-4)
-    # Hugging Face multiplies cosines and sines by this; its square is in our scale
+    # transformers multiplies cosines and sines by this; our attention scale contains its square
     factor = math.sqrt(1 + math.log(4) / math.log(64))
     assert rope.compute_scale() == pytest.approx(factor**2 / math.sqrt(HEAD_DIM))
     with pytest.raises(ValueError, match="3 factors in short_factor, expected one for each of 16"):

@@ -22,7 +22,7 @@ def softmax(x: Array) -> Array:
 
 
 def test_min_p(rng: np.random.Generator) -> None:
-    """Only tokens above the bound are drawn, each with its share."""
+    """Only tokens above the threshold are drawn, with their renormalised probabilities."""
     row = np.log(np.array([0.5, 0.3, 0.14, 0.06], np.float32))
     logits = np.broadcast_to(row, (4000, 4)).copy()
     (tokens,) = evaluate(lambda x: MinPSampler(DType.int32, [4000, 1])(x, 0.25), [logits], "engine")
@@ -37,7 +37,7 @@ def test_min_p(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("backend", ["interpreter", "engine"])
 def test_rejection(rng: np.random.Generator, backend: str) -> None:
-    """Ratios that are far from every random number decide; the target's token at the first rejected place comes next."""
+    """Acceptance ratios far from any random number decide; the target's token follows at the first rejected position."""
     batch, steps, vocab = 5, 3, 11
     target = np.abs(normal(rng, (batch * (steps + 1), vocab))) + 0.1
     tokens = rng.integers(0, vocab, (batch, steps))
@@ -80,7 +80,7 @@ def test_residuals(rng: np.random.Generator, backend: str, top_k: int) -> None:
 
 
 def test_tokens_are_distributed_as_the_target_s(rng: np.random.Generator) -> None:
-    """The first token: a draft's that is kept, or one of the residuals."""
+    """Returns the first token: an accepted draft token, or one drawn from the residuals."""
     batch, vocab = 20000, 4
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
     tokens = rng.choice(vocab, (batch, 1), p=q)
@@ -110,7 +110,7 @@ def test_mistakes() -> None:
 
 
 def test_the_graph_of_rejection(rng: np.random.Generator) -> None:
-    """Symbolic sizes: one graph for two batches."""
+    """One graph with symbolic sizes serves two batch sizes."""
     model = InferenceSession().load(rejection_sampler(CPU_REF, seed=3))
     for batch, steps, vocab in ((2, 3, 5), (4, 1, 9)):
         target = np.abs(normal(rng, (batch * (steps + 1), vocab))) + 0.1
