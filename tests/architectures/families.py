@@ -105,6 +105,7 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 5,
 }
+INDEX = {"index_n_heads": 16, "index_head_dim": 10, "index_topk": 6}
 DELTA_NET: dict[str, Any] = {
     "head_dim": 16,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -643,6 +644,26 @@ CASES: dict[str, Case] = {
         **GROUPED_EXPERTS,
         q_lora_rank=9,
         rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+    ),
+    # a token sees 6 tokens of up to 23
+    "deepseek_v32": llama_like(
+        "DeepseekV32",
+        **LATENT,
+        **GROUPED_EXPERTS,
+        **INDEX,
+        q_lora_rank=9,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+    ),
+    # all tokens
+    "deepseek_v32_dense": llama_like(
+        "DeepseekV32",
+        **LATENT,
+        **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1},
+        **{**INDEX, "index_topk": 64},
+        q_lora_rank=9,
+        attention_bias=True,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        rope_parameters=PLAIN_ROPE,
     ),
     "kimi_k2": llama_like(
         "DeepseekV3",

@@ -15,6 +15,7 @@ from max.dtype import DType
 from max.nn.kv_cache import CacheGroup
 from max.nn.transformer import ReturnLogits
 from max.pipelines import PIPELINE_REGISTRY
+from max.pipelines.architectures.deepseek import deepseek_v32_fields
 from max.pipelines.architectures.gemma3n import gemma3n_fields
 from max.pipelines.architectures.gemma4 import gemma4_fields
 from max.pipelines.architectures.granite import granite_fields
@@ -39,7 +40,7 @@ from tests.programs.architectures import TINY, generated, random_checkpoint, ref
 
 # each has a path through layers or kernels that the others lack; the long suite compiles all
 COMPILED = {
-    "apertus", "bloom", "cohere", "deepseek_v2", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma4_experts", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
+    "apertus", "bloom", "cohere", "deepseek_v2", "deepseek_v32", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma4_experts", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
     "phi", "phi3_long", "phimoe", "qwen2_window", "stablelm_parallel", "lfm2_bias", "qwen3_5", "qwen3_next",
 }  # fmt: skip
 RUNS = [("interpreter", case) for case in CASES] + [
@@ -103,6 +104,9 @@ def test_tokens_of_a_checkpoint(case: str) -> None:
         tokens = generated(Path(folder), prompt, 10, quantization_encoding="float32")
         PIPELINE_REGISTRY.reset()
     assert tokens == reference(model, prompt, 10)
+
+
+V32 = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 def read(fields: Any, **changes: Any) -> Any:
@@ -191,11 +195,45 @@ def test_windows_of_layers() -> None:
             "num_global_key_value_heads is 3; expected a divisor of the 4 query heads",
         ),
         (granite_fields, {"logits_scaling": 0}, "logits_scaling is 0; expected a number over 0"),
+        (deepseek_v32_fields, V32, "lacks q_lora_rank; expected an integer: the indexer reads"),
+        *(
+            (
+                deepseek_v32_fields,
+                {**V32, "q_lora_rank": 9, key: value},
+                f"{key} is .*; expected {expected}",
+            )
+            for key, value, expected in (
+                ("index_topk", 0, "an integer from 1"),
+                ("index_topk", 10**6, "an integer from 1 to 65536"),
+                ("index_head_dim", 63, "qk_rope_head_dim or more, which is 64"),
+                ("index_n_heads", "16", "an integer"),
+                ("rope_interleave", False, "true: only index keys"),
+                ("layer_types", ["full_attention"] * 3, "3 times indexed_attention"),
+                ("mlp_layer_types", ["dense"] * 2, "3 times dense or sparse"),
+                ("scoring_func", "softmax", "one of sigmoid"),
+            )
+        ),
     ],
 )
 def test_what_is_refused(fields: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(fields, **changes)
+
+
+def test_index_keys_are_a_group_of_the_cache() -> None:
+    """The layers of DeepSeek V3.2 have latents in the first group, and index keys in the second."""
+    config = read(deepseek_v32_fields, **V32, q_lora_rank=9, index_head_dim=70)
+    assert config.latent is not None and config.latent.index is not None
+    assert config.latent.index.count == 2048 and config.experts.dense_layers == frozenset()
+    assert [config.cache_layer(index) for index in range(3)] == [0, 1, 2]
+    params = config.cache_params(DType.float16, 8, n_devices=2)
+    assert (params.n_kv_heads_per_device, params.head_dim, params.is_mla) == (1, 576, True)
+    assert params.groups == (CacheGroup(3, 1, 70, None, True),)
+    assert (params.group(1).n_kv_heads_per_device, params.group(1).head_dim) == (1, 70)
+    kinds = ["sparse", "dense", "sparse"]
+    assert read(
+        deepseek_v32_fields, **V32, q_lora_rank=9, mlp_layer_types=kinds
+    ).experts.dense_layers == {1}
 
 
 def test_latents_have_no_8_bit_cache() -> None:

@@ -99,6 +99,7 @@ def test_logits_on_two_devices(rng: np.random.Generator, case: str) -> None:
         ("gpt2", 3, "interpreter"),
         ("bloom", 3, "interpreter"),
         ("deepseek_v2", 3, "interpreter"),
+        ("deepseek_v32", 3, "interpreter"),
         ("gpt_oss", 4, "interpreter"),
         ("gemma2", 2, "engine"),
         ("mpt", 3, "engine"),

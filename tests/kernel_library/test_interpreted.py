@@ -34,6 +34,7 @@ def floats(*shape: int, dtype: Any = F32) -> np.ndarray:
 CACHE = make_cache([(3, 2), (0, 13)], 4, 2, 16, 4, np.dtype(F32))
 LATENT = make_cache([(3, 2), (0, 13)], 4, 1, 16, 4, np.dtype(F32))
 PAGED = CACHE.operands(0.3)
+SELECTED = np.array([[0, 2, 3], [1, 3, -1], *[[0, -1, -1]] * 12, [0, 7, 12]], np.int32)
 NEW_ROWS = floats(15, 32)
 # groups of 2, 0 and 17 rows, and one whose results are 0
 GROUPS = [
@@ -100,6 +101,18 @@ CASES: dict[
         ],
         [(F32, (15, 3, 5)), (F32, (15, 3, 2))],
         {"causal": True},
+    ),
+    "token selection": (
+        "mo.tokens.select.ragged.paged",
+        [floats(15, 4, 16), floats(15, 4), PAGED[1], LATENT.blocks[:, :1], *PAGED[3:5], PAGED[6]],
+        [(np.int32, (15, 3))],
+        {},
+    ),
+    "attention of selected tokens": (
+        "mo.attention.selected.paged",
+        [floats(15, 4, 16), SELECTED, PAGED[1], LATENT.blocks[:, :1], *PAGED[3:5], *PAGED[6:8]],
+        [(F32, (15, 4, 11))],
+        {},
     ),
     "gated delta rule": (
         "mo.gated_delta.ragged",

@@ -29,6 +29,7 @@ from max._interpreter import (
     reduction,
     shape,
     spatial,
+    token_selection,
 )
 from max._interpreter.core import (
     IMPLEMENTATIONS,
@@ -65,4 +66,5 @@ __all__ = [
     "run",
     "shape",
     "spatial",
+    "token_selection",
 ]

@@ -110,6 +110,8 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.kv_load.ragged.paged": "attention.cache_rows",
     "mo.k_store.ragged.paged": "attention.cache_rows",
     "mo.mla.prefill.ragged.paged": "attention.latent_prefill",
+    "mo.tokens.select.ragged.paged": "attention.token_selection",
+    "mo.attention.selected.paged": "attention.selected_attention",
     "mo.gated_delta.ragged": "recurrence.delta_rule",
     "mo.frequencies.update": "generation.frequencies",
     "mo.sample.token": "generation.sampling",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from max.dtype import DType
@@ -52,6 +53,31 @@ def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> Tenso
     else:
         joined = ops.concat(turned, axis=-1)
     return ops.cast(joined, x.dtype)
+
+
+@dataclass(frozen=True)
+class LatentInputs:
+    """What attention over cached latents takes.
+
+    Args:
+        layer_idx: Which layer of the cache, uint32, rank 0.
+        x: The hidden states ``[total_seq_len, hidden_size]``.
+        query_latents: The latents of queries ``[total_seq_len, q_lora_rank]``; `x` where queries are projected at once.
+        plain: The part of each head's query without positions, ``[total_seq_len, n_heads, qk_nope_head_dim]``.
+        rotated: Its rotated part, ``[total_seq_len, n_heads, qk_rope_head_dim]``.
+        angles: Cosines and sines of the tokens' positions, ``[total_seq_len, qk_rope_head_dim]``.
+        kv_collection: The cache, with the latents of the new tokens.
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+    """
+
+    layer_idx: TensorValue
+    x: TensorValue
+    query_latents: TensorValue
+    plain: TensorValue
+    rotated: TensorValue
+    angles: TensorValue
+    kv_collection: PagedCacheValues
+    input_row_offsets: TensorValue
 
 
 class LatentAttentionWithRope(Module):
@@ -271,29 +297,60 @@ class LatentAttentionWithRope(Module):
         entry = ops.concat([normalised, ops.cast(shared, normalised.dtype)], axis=1)
         store_rows(self.kv_params, entry, input_row_offsets, kv_collection, layer_idx)
 
-        q = ops.reshape(self._queries(x), [rows, self.n_heads, plain + self.qk_rope_head_dim])
-        turned = rotate_rows(q[:, :, plain:], angles, self.rope.interleaved)
-        w_uk, w_uv = (ops.cast(w, q.dtype) for w in self.w_uk_uv)
-        absorbed = ops.matmul(ops.permute(q[:, :, :plain], [1, 0, 2]), w_uk)
-        queries = ops.concat([ops.permute(absorbed, [1, 0, 2]), turned], axis=2)
-        attended = flare_mla_decode_ragged(
-            self.kv_params,
-            queries,
-            input_row_offsets,
-            kv_collection,
-            layer_idx,
-            MHAMaskVariant.CAUSAL_MASK,
-            self.scale,
-            self.qk_rope_head_dim,
-        )
-        values = ops.matmul(ops.permute(attended, [1, 0, 2]), ops.transpose(w_uv, 1, 2))
-        out = ops.reshape(ops.permute(values, [1, 0, 2]), [rows, self.n_heads * self.v_head_dim])
+        query_latents, q = self._queries(x)
+        q = ops.reshape(q, [rows, self.n_heads, plain + self.qk_rope_head_dim])
+        rotated = rotate_rows(q[:, :, plain:], angles, self.rope.interleaved)
+        values = self.attend(
+            LatentInputs(
+                layer_idx, x, query_latents, q[:, :, :plain], rotated, angles, kv_collection, input_row_offsets
+            )
+        )  # fmt: skip
+        out = ops.reshape(values, [rows, self.n_heads * self.v_head_dim])
         return ops.cast(self.o_proj(out), x.dtype)
 
-    def _queries(self, x: TensorValue) -> TensorValue:
+    def attend(self, inputs: LatentInputs) -> TensorValue:
+        """The values of each head, ``[total_seq_len, n_heads, v_head_dim]``, of the queries' dtype.
+
+        Args:
+            inputs: The queries and the cache, with the latents of the new tokens.
+        """
+        return self.absorbed(
+            inputs,
+            lambda queries: flare_mla_decode_ragged(
+                self.kv_params,
+                queries,
+                inputs.input_row_offsets,
+                inputs.kv_collection,
+                inputs.layer_idx,
+                MHAMaskVariant.CAUSAL_MASK,
+                self.scale,
+                self.qk_rope_head_dim,
+            ),
+        )
+
+    def absorbed(
+        self, inputs: LatentInputs, attend: Callable[[TensorValue], TensorValue]
+    ) -> TensorValue:
+        """The values of each head, with queries in the space of latents: keys and values are not expanded.
+
+        Args:
+            inputs: The queries.
+            attend: From queries ``[total_seq_len, n_heads, kv_lora_rank + qk_rope_head_dim]`` to sums of latents
+                ``[total_seq_len, n_heads, kv_lora_rank]``.
+        """
+        w_uk, w_uv = (ops.cast(w, inputs.plain.dtype) for w in self.w_uk_uv)
+        plain = ops.matmul(ops.permute(inputs.plain, [1, 0, 2]), w_uk)
+        queries = ops.concat([ops.permute(plain, [1, 0, 2]), inputs.rotated], axis=2)
+        attended = attend(queries)
+        values = ops.matmul(ops.permute(attended, [1, 0, 2]), ops.transpose(w_uv, 1, 2))
+        return ops.permute(values, [1, 0, 2])
+
+    def _queries(self, x: TensorValue) -> tuple[TensorValue, TensorValue]:
+        """The latents of queries, or `x` where there are none, and the queries."""
         if self.q_lora_rank is None:
-            return self.q_proj(x)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+            return x, self.q_proj(x)
+        latents = self.q_a_layernorm(self.q_a_proj(x))
+        return latents, self.q_b_proj(latents)
 
     @staticmethod
     def _positions(rows: Dim, kv: PagedCacheValues, offsets: TensorValue) -> TensorValue:

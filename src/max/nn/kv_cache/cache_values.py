@@ -111,7 +111,7 @@ class PagedCacheValues:
         return replace(self, kv_blocks=blocks, lookup_table=table, groups=(), other_blocks=others)
 
     def on_device(self, index: int, device: DeviceRef) -> PagedCacheValues:
-        """The first group's pages on a device, with the page tables there; recurrent states are on the first device only.
+        """The pages on a device, with the page tables there; recurrent states are on the first device only.
 
         Args:
             index: The number of the device.
@@ -124,7 +124,11 @@ class PagedCacheValues:
             return replace(self, other_blocks=())
         blocks = self.other_blocks[0][index - 1]
         lengths, table = self.cache_lengths.to(device), self.lookup_table.to(device)
-        return PagedCacheValues(blocks, lengths, table, self.max_lengths)
+        groups = [
+            (pages[index - 1], own_table.to(device))
+            for pages, (_, own_table) in zip(self.other_blocks[1:], self.groups, strict=True)
+        ]
+        return PagedCacheValues(blocks, lengths, table, self.max_lengths, groups=tuple(groups))
 
     def state(self, params: KVCacheParams, name: str) -> tuple[BufferValue, TensorValue]:
         """The buffer of a recurrent state, and the slots of the batch.

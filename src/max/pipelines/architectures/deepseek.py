@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and Kimi K2: latent attention, experts in groups and shared ones."""
+"""DeepSeek V2, V3 and V3.2, and Kimi K2: latent attention, experts in groups and shared ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts
-from max.pipelines.models.latent_fields import latent_fields
+from max.pipelines.models.latent_fields import indexed_fields, latent_fields
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
@@ -22,6 +22,11 @@ def deepseek_v3_fields(config: Any, keys: ConfigKeys) -> Fields:
     keys.choice("topk_method", ("noaux_tc",), "noaux_tc")
     keys.integer("moe_layer_freq", 1, 1, 1)
     return latent_fields(config, keys, eps=1e-6, longest=4096) | {"experts": grouped_experts(keys)}
+
+
+def deepseek_v32_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a DeepSeek V3.2's config: attention sees the tokens that an indexer selects."""
+    return indexed_fields(deepseek_v3_fields(config, keys), keys)
 
 
 def deepseek_v2_fields(config: Any, keys: ConfigKeys) -> Fields:
@@ -49,6 +54,7 @@ ARCHITECTURES = [
     for name, example, fields in (
         ("DeepseekV2ForCausalLM", "deepseek-ai/DeepSeek-V2-Lite-Chat", deepseek_v2_fields),
         ("DeepseekV3ForCausalLM", "deepseek-ai/DeepSeek-V3", deepseek_v3_fields),
+        ("DeepseekV32ForCausalLM", "deepseek-ai/DeepSeek-V3.2", deepseek_v32_fields),
     )
 ]
 """The architectures of this module, for the registry."""

@@ -60,6 +60,8 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
         return None
     if name.endswith(".kv_b_proj.weight"):  # latent attention takes it apart
         return None
+    if name.endswith(".indexer.weights_proj.weight"):  # small, and decides which tokens are seen
+        return None
     if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
         kind = "q6_k"
     if kind in _SMALLER and shape[-1] % 256:

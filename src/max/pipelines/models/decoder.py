@@ -7,7 +7,7 @@ An architecture changes what differs by fields of its config. Where a model comp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,10 +33,12 @@ from max.pipelines.models.latent_attention import DecoderLatentAttention
 from max.pipelines.models.norms import norm_layer
 from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate
 from max.pipelines.models.side_by_side import ScaledMLP, SideBySide, SideBySideLayer
+from max.pipelines.models.sparse_latent_attention import SparseLatentAttention
 from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["Decoder"]
 
+Cache = TypeVar("Cache", KVCacheParams, PagedCacheValues)
 
 _MIXER_NAMES = {
     "attention": "self_attn",
@@ -98,7 +100,7 @@ class Decoder(Transformer):
             dim=config.hidden_size,
             n_heads=config.num_heads,
             layers=[
-                self.block(index, kv_params.group(config.cache_group(index)))
+                self.block(index, self._cache_of(index, kv_params))
                 for index in range(config.num_layers)
             ],
             norm=self.make_norm() if config.final_norm else _Identity(),
@@ -164,16 +166,19 @@ class Decoder(Transformer):
             )
             return SideBySideLayer(attention, recurrent, config.side_by_side or SideBySide())
         if config.latent is not None:
-            return DecoderLatentAttention(
+            latent_class = (
+                DecoderLatentAttention if config.latent.index is None else SparseLatentAttention
+            )
+            return latent_class(
                 config.latent,
-                self._rope(config.rotation_of(index) or RopeConfig()),
-                config.num_heads,
-                config.hidden_size,
-                config.score_factor(index),
-                kv_params,
-                self.dtype,
-                self.device,
-                self.linear_cls,
+                rope=self._rope(config.rotation_of(index) or RopeConfig()),
+                num_heads=config.num_heads,
+                hidden_size=config.hidden_size,
+                scale=config.score_factor(index),
+                kv_params=kv_params,
+                dtype=self.dtype,
+                device=self.device,
+                linear_cls=self.linear_cls,
             )
         return DecoderAttention(
             config, index, kv_params, self.dtype, self.device, self.linear_cls
@@ -260,6 +265,7 @@ class Decoder(Transformer):
             config.residual_multiplier,
             config.normed_residual,
             mixer=_MIXER_NAMES[kind],
+            cache_groups=config.cache_groups_of_layer,
         )
 
     def gate(self) -> PerLayerGate:
@@ -311,6 +317,12 @@ class Decoder(Transformer):
         h = self._decode(h, kv_collection, tables, input_row_offsets)
         h = self.states.joined(h) if several else h
         return self._outputs(h, return_n_logits, input_row_offsets)
+
+    def _cache_of(self, index: int, cache: Cache) -> Cache:
+        """What a block has of the cache: the group that it is in, or all groups if it has a part in each."""
+        if self.config.cache_groups_of_layer > 1:
+            return cache
+        return cache.group(self.config.cache_group(index))
 
     def _rope(self, rotation: RopeConfig, head_dim: int | None = None) -> RotaryEmbedding:
         config = self.config
@@ -379,11 +391,10 @@ class Decoder(Transformer):
         indices = list(range(len(self.layers)))
         first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else indices
         subgraphs: dict[int, Graph] = {}
-        caches = [kv_collection.group(g) for g in range(1 + len(kv_collection.groups))]
         for index, layer in enumerate(self.layers):
             number = np.array(self.config.cache_layer(index), np.uint32)
             layer_idx = ops.constant(number, DType.uint32, DeviceRef.CPU())
-            cache = caches[self.config.cache_group(index)]
+            cache = self._cache_of(index, kv_collection)
             first, positional = first_of[index], tables[index]
             if first_of.count(first) == 1:
                 h = layer(layer_idx, h, cache, positional, input_row_offsets)

@@ -39,6 +39,7 @@ class DecoderBlock(Module):
         residual_multiplier: The factor of both outputs before they are added.
         normed_residual: Whether the normalised input is added instead of the input.
         mixer: The name of the attention's weights.
+        cache_groups: The number of groups of the cache that the attention takes.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class DecoderBlock(Module):
         residual_multiplier: float = 1.0,
         normed_residual: bool = False,
         mixer: str = "self_attn",
+        cache_groups: int = 1,
     ) -> None:
         self.mixer_name = mixer
+        self.cache_groups = cache_groups
         if attention is not None:
             setattr(self, mixer, attention)
         if mlp is not None:
@@ -90,7 +93,7 @@ class DecoderBlock(Module):
         Args:
             layer_idx: Which layer of the cache, uint32, rank 0.
             x: ``[total_seq_len, dim]``.
-            kv_collection: The cache, or its four values.
+            kv_collection: The cache, or its values.
             positional: What the attention takes of positions.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
@@ -104,7 +107,11 @@ class DecoderBlock(Module):
             output = self._norm("attention_output", mlp(normed))
             return x + self._scaled(output)
         attended = mixer(
-            layer_idx, normed, PagedCacheValues.of(kv_collection), positional, input_row_offsets
+            layer_idx,
+            normed,
+            PagedCacheValues.of(kv_collection, self.cache_groups - 1),
+            positional,
+            input_row_offsets,
         )
         attended = self._scaled(self._norm("attention_output", attended))
         if self.parallel:

@@ -275,6 +275,11 @@ class DecoderConfig:
         return unused or index in self.full_attention_layers
 
     @property
+    def cache_groups_of_layer(self) -> int:
+        """The number of groups of the cache that a layer has a part in: 2 where index keys lie beside latents."""
+        return 2 if self.latent is not None and self.latent.index is not None else 1
+
+    @property
     def num_cached_layers(self) -> int:
         """The number of layers in the first group of the cache."""
         return len(self.cache_groups[0])
@@ -337,7 +342,8 @@ class DecoderConfig:
     def cache_params(
         self, dtype: DType, page_size: int, *, n_devices: int = 1, **options: Any
     ) -> KVCacheParams:
-        """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of layers.
+        """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of layers;
+        index keys are a group of their own.
 
         Where there are more devices than KV heads, the shape counts the copies of each head.
 
@@ -367,6 +373,8 @@ class DecoderConfig:
             CacheGroup(len(layers), *form, window, latent)
             for layers, form, window in zip(self.cache_groups, forms, windows, strict=True)
         ]
+        if self.latent is not None and self.latent.index is not None:
+            groups.append(CacheGroup(len(self.cache_groups[0]), 1, self.latent.index.dim, None, True))
         first = groups[0]
         return KVCacheParams(
             dtype,

@@ -13,7 +13,22 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.linear import Linear
 from max.nn.rotary_embedding import RotaryEmbedding
 
-__all__ = ["DecoderLatentAttention", "LatentForm"]
+__all__ = ["DecoderLatentAttention", "IndexForm", "LatentForm"]
+
+
+@dataclass(frozen=True)
+class IndexForm:
+    """The sizes of an indexer, which selects the tokens that attention sees.
+
+    Args:
+        heads: The number of index heads.
+        dim: The size of an index query and of an index key.
+        count: The most tokens that a token sees.
+    """
+
+    heads: int
+    dim: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,7 @@ class LatentForm:
         rotated_dim: The size of its rotated part, whose key all heads share.
         value_dim: The size of a value.
         bias: Whether the projections from and to hidden states have biases, but for that to heads at once.
+        index: The sizes of the indexer; None: a token sees all tokens before it.
     """
 
     rank: int
@@ -35,6 +51,7 @@ class LatentForm:
     rotated_dim: int
     value_dim: int
     bias: bool = False
+    index: IndexForm | None = None
 
     @property
     def cached_dim(self) -> int:

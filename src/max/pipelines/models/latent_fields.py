@@ -7,10 +7,14 @@ from typing import Any
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, base_fields
-from max.pipelines.models.latent_attention import LatentForm
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.latent_attention import IndexForm, LatentForm
 from max.pipelines.models.rope import RopeConfig, yarn_magnitude
 
-__all__ = ["latent_fields"]
+__all__ = ["indexed_fields", "latent_fields"]
+
+_MOST_SELECTED = 1 << 16
+"""The largest ``index_topk``: kernels keep candidates in scratch memory."""
 
 
 def latent_fields(config: Any, keys: ConfigKeys, **defaults: Any) -> Fields:
@@ -53,3 +57,48 @@ def latent_fields(config: Any, keys: ConfigKeys, **defaults: Any) -> Fields:
         "latent": form,
         "rope": rope,
     }
+
+
+def indexed_fields(fields: Fields, keys: ConfigKeys) -> Fields:
+    """The fields of DeepSeek V3.2: those of V3, and an indexer in each layer.
+
+    Args:
+        fields: The fields of `latent_fields`, and the experts.
+        keys: The keys of config.json, with checks.
+
+    Raises:
+        ModelFilesError: A value is missing, or does not fit.
+    """
+    latent, experts, count = fields["latent"], fields["experts"], fields["num_layers"]
+    assert isinstance(latent, LatentForm) and isinstance(experts, Experts)
+    if latent.query_rank is None:
+        raise keys.error("q_lora_rank", "an integer: the indexer reads the latents of queries")
+    if not fields["interleaved_rope"]:
+        raise keys.error("rope_interleave", "true: only index keys are rotated by halves")
+    if not _layers_of(keys, "layer_types", ("indexed_attention", "deepseek_sparse_attention"), count):
+        raise keys.error("layer_types", f"{count} times indexed_attention")
+    index = IndexForm(
+        keys.integer("index_n_heads", 1, LARGEST_SIZE, 64),
+        keys.integer("index_head_dim", 1, LARGEST_SIZE, 128),
+        keys.integer("index_topk", 1, _MOST_SELECTED, 2048),
+    )
+    if index.dim < latent.rotated_dim:
+        raise keys.error(
+            "index_head_dim", f"qk_rope_head_dim or more, which is {latent.rotated_dim}"
+        )
+    kinds = _layers_of(keys, "mlp_layer_types", ("dense", "sparse"), count)
+    if not kinds:
+        raise keys.error("mlp_layer_types", f"{count} times dense or sparse")
+    if keys.value("mlp_layer_types") is not None:
+        dense = frozenset(index for index, kind in enumerate(kinds) if kind == "dense")
+        experts = replace(experts, dense_layers=dense)
+    return fields | {"latent": replace(latent, index=index), "experts": experts}
+
+
+def _layers_of(keys: ConfigKeys, key: str, kinds: tuple[str, ...], count: int) -> list[str]:
+    """The kind of each layer that a file states, the first one where it states none; empty where they do not fit."""
+    stated = keys.value(key)
+    if stated is None:
+        return [kinds[0]] * count
+    fits = isinstance(stated, list) and len(stated) == count and {*map(str, stated)} <= {*kinds}
+    return [str(kind) for kind in stated] if fits else []

@@ -25,7 +25,7 @@ OWN_ARCHITECTURES = {
     "bloom": ("BloomForCausalLM",),
     "cohere": ("CohereForCausalLM",),
     "cohere2": ("Cohere2ForCausalLM",),
-    "deepseek": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
+    "deepseek": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"),
     "ernie4_5": ("Ernie4_5ForCausalLM",),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
     "exaone4": ("Exaone4ForCausalLM",),

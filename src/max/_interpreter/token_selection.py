@@ -1,0 +1,71 @@
+"""Selection of cached tokens by index keys, and attention over them, in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from max._interpreter.core import Array, register
+from max._interpreter.nn import check_batch, new_tokens, slot_of
+
+
+def _rows(blocks: Array, lookup_table: Array, sequence: int, tokens: Array, layer: Array) -> Array:
+    """The cached rows of some tokens of a sequence, float64 ``[tokens, size]``."""
+    slots = [slot_of(lookup_table, blocks, sequence, int(token)) for token in tokens]
+    rows = [blocks[page, 0, int(layer), place, 0] for page, place in slots]
+    return np.array(rows).astype(np.float64).reshape(len(tokens), blocks.shape[5])
+
+
+@register("mo.tokens.select.ragged.paged")
+def _select_tokens(
+    q: Array,
+    weights: Array,
+    offsets: Array,
+    blocks: Array,
+    cache_lengths: Array,
+    lookup_table: Array,
+    layer: Array,
+    count: int,
+) -> Array:
+    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    out = np.full((len(q), count), -1, np.int32)
+    for row, sequence, position in new_tokens(offsets, cache_lengths):
+        tokens = np.arange(position + 1)
+        if len(tokens) > count:
+            keys = _rows(blocks, lookup_table, sequence, tokens, layer)
+            products = q[row].astype(np.float64) @ keys.T
+            scores = weights[row].astype(np.float64) @ np.where(products > 0, products, 0.0)
+            scores = np.where(np.isnan(scores), -np.inf, scores)
+            # of equal scores the earlier token
+            tokens = np.sort(np.argsort(-scores, kind="stable")[:count])
+        out[row, : len(tokens)] = tokens
+    return out
+
+
+@register("mo.attention.selected.paged")
+def _attention_selected(
+    q: Array,
+    selected: Array,
+    offsets: Array,
+    blocks: Array,
+    cache_lengths: Array,
+    lookup_table: Array,
+    layer: Array,
+    scale: Array,
+    value_size: int,
+) -> Array:
+    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    out = np.zeros((*q.shape[:2], value_size), np.float32)
+    for row, sequence, position in new_tokens(offsets, cache_lengths):
+        tokens = selected[row][selected[row] >= 0]
+        if (tokens > position).any():
+            raise IndexError(
+                f"row {row}: selected tokens {tokens}; it sees the tokens up to {position}"
+            )
+        if not len(tokens):
+            continue
+        latents = _rows(blocks, lookup_table, sequence, tokens, layer)
+        scores = q[row].astype(np.float64) @ latents.T * float(scale)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        out[row] = weights @ latents[:, :value_size]
+    return out

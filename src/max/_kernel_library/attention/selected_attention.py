@@ -1,0 +1,184 @@
+"""Attention of each new token over the cached tokens that were selected for it, in a cache of latents.
+
+All query heads of a token are the rows of a task; a latent is the key of all heads, and its beginning their value. A task gathers blocks of
+selected latents into scratch memory, and attends to them as `max._kernel_library.attention.paged_attention` does to blocks of a page. Where
+there are fewer tokens than workers can share, each is split over its selected tokens, and a second phase merges the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.attention.cache_formats import copy_elements, row_size
+from max._kernel_library.attention.online_softmax import (
+    LOG2_E,
+    MAX_SPLITS,
+    SPLIT_KEYS,
+    SPLIT_ROWS,
+    merge_parts,
+)
+from max._kernel_library.attention.paged_attention import store_task
+from max._kernel_library.attention.paged_cache import (
+    check_batch,
+    check_size,
+    layer_of,
+    page_of,
+    sequence_of,
+    unsigned,
+)
+from max._kernel_library.attention.paged_rows import (
+    KEYS,
+    Scores,
+    Task,
+    attend_block,
+    load_queries,
+    pack_paged_queries,
+    paged_scratch,
+    plan_paged,
+)
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max.dtype import DType
+
+
+@k.inline
+def selected_count(selected: Any, row: Any) -> Any:
+    """The number of tokens that are selected for a row: those before the first negative one."""
+    low = k.i64(0)
+    high = k.i64(selected.shape[1])
+    while low < high:
+        middle = (low + high) // 2
+        if selected[row, middle] >= 0:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@k.kernel
+def attention_selected(
+    out: k.Output,
+    q: k.Input,
+    selected: k.Input,
+    offsets: k.Input,
+    blocks: k.InOut,
+    cache_lengths: k.Input,
+    lookup_table: k.Input,
+    layer_index: k.Input,
+    scale: k.Input,
+    parts: k.InOut,
+    ctx: k.Context,
+) -> None:
+    """`out[row, head] = softmax(scale · q[row, head] · latents) · values`, over the tokens `selected[row]`, which rise and end before -1."""
+    heads, head_dim, value_size = q.shape[1], q.shape[2], out.shape[2]
+    p = plan_paged(
+        ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), "null", 1, 0.0, False, value_size
+    )
+    width = p.plain.width
+    memory = paged_scratch(head_dim, p, ctx)
+    gathered = ctx.scratch(blocks.dtype, (KEYS, head_dim))
+    layer = layer_of(blocks, layer_index)
+    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
+    check_size("selected", selected.shape[0], q.shape[0])
+    for d in k.static_range(2):
+        check_size("the result", out.shape[d], q.shape[d])
+    # products are scaled when they become weights, unless the scale would reverse their order
+    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
+    factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
+    # no sinks and slopes: nothing reads the last two
+    scores = Scores(query_factor, factor, scale[0], layer_index, layer_index)
+    splits = k.i64(1)
+    if ctx.target.batch_invariant:
+        pass  # parts would depend on the number of rows
+    elif q.shape[0] * heads <= max(SPLIT_ROWS, heads) and q.shape[0] < 4 * ctx.num_workers:
+        splits = k.min(
+            k.ceildiv(8 * ctx.num_workers, k.max(q.shape[0], 1)), selected.shape[1] // SPLIT_KEYS
+        )
+        splits = k.max(k.min(splits, MAX_SPLITS), 1)
+    page_size = blocks.shape[3]
+    if p.matrix_tiles:
+        memory.tiles.configure()
+
+    for row, split in ctx.parallel((q.shape[0], splits), grain=1):
+        sequence = sequence_of(offsets, cache_lengths.shape[0], row)
+        position = k.i64(cache_lengths[sequence]) + row - k.i64(offsets[sequence])
+        end = selected_count(selected, row)
+        share = k.ceildiv(end, splits)
+        first = split * share
+        end = k.min(end, first + share)
+        # of the softmax's mask only the number of keys counts
+        task = Task(sequence, k.i64(0), row, k.i64(0), k.i64(1), selected.shape[1])
+        load_queries(q, task, split, scores, memory, p)
+        tile_height = k.i64(p.plain.height)
+        if heads > p.row_threshold:
+            pack_paged_queries(k.i64(heads), memory, tile_height, p)
+        while first < end:
+            count = k.min(k.i64(KEYS), end - first)
+            for i in range(count):
+                token = k.i64(selected[row, first + i])
+                if token < 0 or token > position:
+                    raise IndexError(
+                        "row {}: selected token {}; it sees the tokens up to {}",
+                        row,
+                        token,
+                        position,
+                    )
+                page = page_of(blocks, lookup_table, sequence, token)
+                latent = blocks[page, 0, layer, token % page_size, 0]
+                copy_elements(gathered[i], latent, width)
+            keys = gathered[:count]
+            values = keys[:, :value_size]
+            attend_block(task, keys, values, first, scores, tile_height, memory, p)
+            first += count
+        store_task(out, parts, task, split, splits, factor, memory, p)
+
+    if p.matrix_tiles:
+        memory.tiles.release()
+    if splits > 1:
+        ctx.barrier()
+        for row, head in ctx.parallel((q.shape[0], heads)):
+            row_parts = parts[(row * heads + head) * MAX_SPLITS :]
+            merge_parts(out[row, head], row_parts, splits, k.f32(1), 0.0, width)
+
+
+def _lower_attention(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    op = "mo.attention.selected.paged"
+    q, selected, blocks = operands[0], operands[1], operands[3]
+    unsigned(op, [operands[2], *operands[4:7]])
+    heads, head_dim, value_size = q.shape[1], q.shape[2], results[0].shape[2]
+    if not all(isinstance(size, int) for size in (heads, head_dim, value_size)):
+        raise NotImplementedError(
+            f"{op}: queries {q.shape} and values of {value_size}, expected static sizes"
+        )
+    if selected.dtype is not DType.int32:
+        raise NotImplementedError(f"{op}: selected tokens of {selected.dtype.name}, expected int32")
+    if blocks.dtype is DType.int8 or blocks.shape[4:] != (1, row_size(blocks.dtype, head_dim)):
+        raise NotImplementedError(
+            f"{op}: queries of {head_dim} elements over {blocks.dtype.name} latents of {blocks.shape[4:]}; expected one of "
+            "the queries' size, of floats"
+        )
+    if not 0 < value_size <= head_dim:
+        raise NotImplementedError(f"{op}: values of {value_size} elements in keys of {head_dim}")
+    parts = Workspace(DType.float32, (max(SPLIT_ROWS, heads) * MAX_SPLITS, value_size + 2))
+    args = (
+        view("result", 0, results[0], static=(False, True, True)),
+        view("operand", 0, q, static=(False, True, True)),
+        view("operand", 1, selected, static=False),
+        view("operand", 2, operands[2], static=False),
+        view("operand", 3, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 4, operands[4], static=False),
+        view("operand", 5, operands[5], static=False),
+        view("operand", 6, operands[6], ((),)),
+        view("operand", 7, operands[7], ((),)),
+        view("workspace", 0, parts),
+    )
+    return KernelCall(attention_selected, args, workspaces=(parts,))
+
+
+LOWERINGS = {"mo.attention.selected.paged": _lower_attention}

@@ -1,0 +1,123 @@
+"""Attention over selected tokens of a cache of latents: which tokens each new token sees, and the attention over them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.nn._operand_checks import check_operand
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+
+__all__ = ["attend_selected", "select_tokens"]
+
+
+def _check_latents(op: str, what: str, kv_params: KVCacheParams, queries: TensorValue) -> None:
+    size = kv_params.head_dim
+    if queries.rank != 3 or queries.shape[2] != size or kv_params.n_kv_heads_per_device != 1:
+        raise ValueError(
+            f"{op}: queries {queries!r} over {kv_params.n_kv_heads_per_device} {what} of {size} elements; expected "
+            f"[total_seq_len, heads, {size}] over one"
+        )
+
+
+def select_tokens(
+    kv_params: KVCacheParams,
+    queries: TensorValue,
+    weights: TensorValue,
+    count: int,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> TensorValue:
+    """The cached tokens that each new token attends to: those of the greatest scores, of equal scores the earlier ones.
+
+    The score of a token is the sum over heads of ``weight * max(query · key, 0)``; a new token sees itself and those before.
+
+    Args:
+        kv_params: The parameters of the cache of index keys: one head, with `is_mla`.
+        queries: ``[total_seq_len, heads, head_dim]``.
+        weights: The weight of each head, ``[total_seq_len, heads]``.
+        count: The most tokens that are selected.
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache, with the keys of the new tokens stored.
+        layer_idx: The layer.
+
+    Returns:
+        int32 ``[total_seq_len, count]``: positions in the sequence in rising order, then -1.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op, kv = "select_tokens", kv_collection
+    check_operand(op, "input_row_offsets", input_row_offsets, DType.uint32, 1)
+    _check_latents(op, "index keys", kv_params, queries)
+    if weights.rank != 2 or weights.shape[1] != queries.shape[1]:
+        raise ValueError(f"{op}: weights {weights!r}, expected [total_seq_len, {queries.shape[1]}]")
+    return ops.inplace_custom(
+        "mo.tokens.select.ragged.paged",
+        device=queries.device,
+        values=[
+            queries,
+            weights,
+            input_row_offsets,
+            kv.kv_blocks,
+            kv.cache_lengths,
+            kv.lookup_table,
+            layer_idx,
+        ],
+        out_types=[TensorType(DType.int32, [queries.shape[0], count], queries.device)],
+        parameters={"count": count},
+    )[0].tensor
+
+
+def attend_selected(
+    kv_params: KVCacheParams,
+    queries: TensorValue,
+    selected: TensorValue,
+    value_size: int,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    scale: float,
+) -> TensorValue:
+    """Attention over selected latents: each is a key, and its first `value_size` elements a value, of all heads.
+
+    Args:
+        kv_params: The parameters of the cache of latents.
+        queries: ``[total_seq_len, n_heads, head_dim]``, in the space of the latents.
+        selected: The tokens of each row, as `select_tokens` returns them.
+        value_size: The size of a value.
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache, with the latents of the new tokens stored.
+        layer_idx: The layer.
+        scale: The factor of the scores.
+
+    Returns:
+        ``[total_seq_len, n_heads, value_size]``, of the queries' dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op, kv = "attend_selected", kv_collection
+    check_operand(op, "selected", selected, DType.int32, 2)
+    _check_latents(op, "latents", kv_params, queries)
+    return ops.inplace_custom(
+        "mo.attention.selected.paged",
+        device=queries.device,
+        values=[
+            queries,
+            selected,
+            input_row_offsets,
+            kv.kv_blocks,
+            kv.cache_lengths,
+            kv.lookup_table,
+            layer_idx,
+            ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
+        ],
+        out_types=[TensorType(queries.dtype, [*queries.shape[:2], value_size], queries.device)],
+        parameters={"value_size": value_size},
+    )[0].tensor

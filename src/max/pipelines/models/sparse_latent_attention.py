@@ -1,0 +1,168 @@
+"""Latent attention over selected tokens (DeepSeek V3.2): an indexer scores the cached tokens, and heads see the best ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.nn._cache_rows import store_rows
+from max.nn._token_selection import attend_selected, select_tokens
+from max.nn.attention.multi_latent_attention import LatentInputs, rotate_rows
+from max.nn.kv_cache import KVCacheParams
+from max.nn.layer import Module
+from max.nn.linear import Linear
+from max.nn.norm import LayerNorm
+from max.pipelines.models.latent_attention import DecoderLatentAttention, LatentForm
+
+__all__ = ["SparseLatentAttention", "TokenIndexer"]
+
+
+class TokenIndexer(Module):
+    """Selects the tokens that attention sees, by index keys in the second group of the cache.
+
+    Weights: ``wq_b.weight``, ``wk.weight``, ``k_norm.weight``, ``k_norm.bias``, ``weights_proj.weight``.
+
+    Args:
+        form: The sizes of the attention, with an `index`.
+        hidden_size: The size of hidden states.
+        kv_params: The shape of the cache of index keys.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+        linear_cls: The constructor of the projections.
+    """
+
+    def __init__(
+        self,
+        form: LatentForm,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear] = Linear,
+    ) -> None:
+        assert form.index is not None and form.query_rank is not None
+        self.index, self.rotated_dim = form.index, form.rotated_dim
+        self.kv_params = kv_params
+        heads, dim = form.index.heads, form.index.dim
+        self.wq_b = linear_cls(form.query_rank, heads * dim, dtype, device)
+        self.wk = linear_cls(hidden_size, dim, dtype, device)
+        self.k_norm = LayerNorm(dim, [device], dtype, eps=1e-6)
+        self.weights_proj = Linear(hidden_size, heads, dtype, device)
+
+    def store_keys(self, inputs: LatentInputs) -> None:
+        """Writes the index keys of the new tokens to the cache.
+
+        Args:
+            inputs: The hidden states and the cache.
+        """
+        keys = ops.cast(self.k_norm(self.wk(inputs.x)), DType.float32)
+        keys = self._rotated(ops.unsqueeze(keys, 1), inputs.angles)
+        store_rows(
+            self.kv_params,
+            ops.reshape(keys, [inputs.x.shape[0], self.index.dim]),
+            inputs.input_row_offsets,
+            inputs.kv_collection.group(1),
+            inputs.layer_idx,
+        )
+
+    def __call__(self, inputs: LatentInputs) -> TensorValue:
+        """The tokens that each new token sees, int32 ``[total_seq_len, index.count]``; see `select_tokens`.
+
+        Args:
+            inputs: The hidden states, the latents of queries and the cache, with the index keys of the new tokens.
+        """
+        index, rows = self.index, inputs.x.shape[0]
+        queries = ops.reshape(self.wq_b(inputs.query_latents), [rows, index.heads, index.dim])
+        factor = (index.heads * index.dim) ** -0.5
+        weights = ops.cast(self.weights_proj(inputs.x), DType.float32) * factor
+        return select_tokens(
+            self.kv_params,
+            self._rotated(queries, inputs.angles),
+            weights,
+            index.count,
+            inputs.input_row_offsets,
+            inputs.kv_collection.group(1),
+            inputs.layer_idx,
+        )
+
+    def _rotated(self, x: TensorValue, angles: TensorValue) -> TensorValue:
+        """Heads whose first elements are rotated; the elements of a pair are half of these apart."""
+        turned = rotate_rows(x[:, :, : self.rotated_dim], angles, interleaved=False)
+        if self.rotated_dim == self.index.dim:
+            return turned
+        return ops.concat([turned, x[:, :, self.rotated_dim :]], axis=2)
+
+
+class SparseLatentAttention(DecoderLatentAttention):
+    """Latent attention in which a token sees the ``form.index.count`` cached tokens that its indexer scores highest.
+
+    Index keys are in the second group of the cache. While no sequence of a batch is longer than that count, nothing is scored.
+
+    Weights: those of `DecoderLatentAttention`, and ``indexer`` (`TokenIndexer`).
+
+    Args:
+        form: The sizes, with an `index`.
+        hidden_size: The size of hidden states.
+        kv_params: The shape of the KV cache, with the group of index keys.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+        linear_cls: The constructor of the projections.
+        options: Further arguments of `DecoderLatentAttention`.
+    """
+
+    def __init__(
+        self,
+        form: LatentForm,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear] = Linear,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            form,
+            hidden_size=hidden_size,
+            kv_params=kv_params.group(0),
+            dtype=dtype,
+            device=device,
+            linear_cls=linear_cls,
+            **options,
+        )
+        self.indexer = TokenIndexer(
+            form, hidden_size, kv_params.group(1), dtype, device, linear_cls
+        )
+
+    def attend(self, inputs: LatentInputs) -> TensorValue:
+        """The values of each head; see `LatentAttentionWithRope.attend`.
+
+        Args:
+            inputs: The queries and the cache.
+        """
+        self.indexer.store_keys(inputs)
+        kv = inputs.kv_collection
+
+        def sparse() -> TensorValue:
+            selected = self.indexer(inputs)
+            return self.absorbed(
+                inputs,
+                lambda queries: attend_selected(
+                    self.kv_params,
+                    queries,
+                    selected,
+                    self.kv_lora_rank,
+                    inputs.input_row_offsets,
+                    kv,
+                    inputs.layer_idx,
+                    self.scale,
+                ),
+            )
+
+        dense = super().attend
+        longest = ops.cast(kv.max_lengths[0, 0] + kv.max_lengths[0, 1], DType.int64)
+        q = inputs.plain
+        values = TensorType(q.dtype, [q.shape[0], self.n_heads, self.v_head_dim], q.device)
+        exceeds = longest > self.indexer.index.count
+        return ops.cond(exceeds, [values], sparse, lambda: dense(inputs))[0]
