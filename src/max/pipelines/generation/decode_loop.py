@@ -19,11 +19,10 @@ from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.generation.step_reader import NO_TOKEN, StepReader
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel
 from max.pipelines.sampling.inputs import SEED_MASK
-
-_NO_TOKEN = -1
 
 
 def next_step_graph() -> Graph:
@@ -96,7 +95,11 @@ class DecodeLoop:
         self._interrupted[0] = 1
 
     def run(
-        self, inputs: ModelInputs, batch: Sequence[TextGenerationContext], steps: int
+        self,
+        inputs: ModelInputs,
+        batch: Sequence[TextGenerationContext],
+        steps: int,
+        reader: StepReader | None = None,
     ) -> tuple[ModelInputs, Tensor, npt.NDArray[np.int64]]:
         """Runs a number of steps, or fewer.
 
@@ -106,6 +109,7 @@ class DecodeLoop:
             inputs: The first step's inputs, made for one step; they are updated in place.
             batch: The requests in the batch's order; each has one new token, and pages for all steps.
             steps: The most steps.
+            reader: Delivers the tokens of each step while the next one runs.
 
         Returns:
             The inputs; the tokens of the last step ``[batch]``, which the next one takes as input; the
@@ -121,7 +125,7 @@ class DecodeLoop:
         tokens = Tensor.from_numpy(last)
         inputs = self._pipeline_model.prepare_next_token_inputs(tokens, inputs)
         inputs.update(sampling=sampling)
-        history = np.empty((steps, len(batch)), np.int64)
+        history = np.full((steps, len(batch)), NO_TOKEN, np.int64)
         done = np.zeros(1, np.int64)
         first_seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)
         interrupted, again = self._flags
@@ -134,18 +138,21 @@ class DecodeLoop:
         def after(outputs: list[Tensor]) -> list[Tensor]:
             return [outputs[0], *read, interrupted, *changed]
 
-        self._loop.run(self._pipeline_model.decoding_inputs(inputs), after, again)
+        model_inputs = self._pipeline_model.decoding_inputs(inputs)
+        if reader is not None:
+            reader.begin(batch, history)
+        self._loop.run(model_inputs, after, again)
         self._interrupted[0] = 0
         return inputs, tokens, history[: int(done[0])]
 
 
 def _ends(batch: Sequence[TextGenerationContext]) -> npt.NDArray[np.int64]:
-    """The tokens that end the sequence of each request ``[batch, n]``, padded with ``_NO_TOKEN``."""
+    """The tokens that end the sequence of each request ``[batch, n]``, padded with ``NO_TOKEN``."""
     ends = [
         () if context.sampling_params.ignore_eos else sorted(context.eos_token_ids)
         for context in batch
     ]
-    rows = np.full((len(batch), max(map(len, ends))), _NO_TOKEN, np.int64)
+    rows = np.full((len(batch), max(map(len, ends))), NO_TOKEN, np.int64)
     for row, tokens in zip(rows, ends, strict=True):
         row[: len(tokens)] = tokens
     return rows

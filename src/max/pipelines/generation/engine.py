@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from max.interfaces import (
@@ -25,6 +25,7 @@ from max.interfaces import (
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
+from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.scheduler import PageSource, SchedulerLimits, TextScheduler
 
 MAX_SECONDS = 0.04
@@ -93,6 +94,19 @@ class WarmingPipeline(BatchPipeline, Protocol):
 
     def warm_up(self) -> None:
         """Does that work; from any thread, also while a batch runs."""
+        ...
+
+
+@runtime_checkable
+class ReadablePipeline(BatchPipeline, Protocol):
+    """A pipeline whose tokens can be read while an execution of several steps runs."""
+
+    def read_steps(self, reader: StepReader | None) -> None:
+        """Has them read.
+
+        Args:
+            reader: Delivers them; None: nothing reads them any more.
+        """
         ...
 
 
@@ -179,9 +193,16 @@ class Engine:
     Args:
         pipeline: The pipeline; all its requests go through one engine.
         limits: The limits of batches.
+        reader: Delivers the tokens of an execution of several steps while it runs, where the pipeline
+            can be read; :meth:`step` then returns those that it has not delivered.
     """
 
-    def __init__(self, pipeline: BatchPipeline, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        pipeline: BatchPipeline,
+        limits: SchedulerLimits,
+        reader: StepReader | None = None,
+    ) -> None:
         (cache,) = pipeline.kv_managers
         self._pipeline = weakref.ref(pipeline)
         self.scheduler = TextScheduler(cache, limits)
@@ -194,6 +215,9 @@ class Engine:
         # requests that no batch has had, and those that one has had since they were taken
         self._new: set[RequestID] = set()
         self._started: list[tuple[RequestID, float]] = []
+        self._reader = reader if isinstance(pipeline, ReadablePipeline) else None
+        if isinstance(pipeline, ReadablePipeline):
+            pipeline.read_steps(reader)
 
     @property
     def idle(self) -> bool:
@@ -288,11 +312,13 @@ class Engine:
         try:
             outputs = pipeline.execute(inputs)
         except Exception as error:
+            self._end_reading(0)
             for context in batch:
                 self.scheduler.remove(context.request_id)
                 self._outcomes.append(Failure(context.request_id, error))
             return
         except BaseException:
+            self._end_reading(0)
             for context in batch:
                 if context.is_done:
                     self._outcomes.append(context.to_generation_output())
@@ -301,11 +327,19 @@ class Engine:
                     self.scheduler.requeue(context)
             raise
         seconds = time.perf_counter() - start
+        steps = max([len(output.tokens) for output in outputs.values()], default=0)
+        delivered = self._end_reading(steps)
+        for context, count in zip(batch[: len(delivered)], delivered, strict=True):
+            output = outputs[context.request_id]
+            outputs[context.request_id] = replace(output, tokens=output.tokens[count:])
         if inputs.batch_type is BatchType.TG:
-            steps = max([len(output.tokens) for output in outputs.values()], default=0)
             self.scheduler.record_step(seconds, steps)
             self.decode_steps.record(seconds, steps)
         else:
             self.prompt_steps.record(seconds)
         self.scheduler.update(batch)
         self._outcomes += [out for out in outputs.values() if out.tokens or out.is_done]
+
+    def _end_reading(self, steps: int) -> list[int]:
+        """The tokens of each request of the batch that were delivered while it ran; none where nothing read."""
+        return [] if self._reader is None else self._reader.end(steps)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from max.interfaces import GenerationStatus, RequestID
+from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core.context import TextContext
 from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.engine import (
@@ -39,6 +39,7 @@ from max.pipelines.generation.protocol import (
     Shutdown,
     TokensGenerated,
 )
+from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.scheduler import SchedulerLimits
 
 logger = logging.getLogger("max.pipelines")
@@ -115,7 +116,8 @@ class _Service:
         stats_interval: float | None,
     ) -> None:
         self._pipeline = pipeline  # an engine does not keep it alive
-        self._engine = Engine(pipeline, limits)
+        self._reader = StepReader(self._send_early)
+        self._engine = Engine(pipeline, limits, self._reader)
         self._channel, self._limits = channel, limits
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._open: set[RequestID] = set()
@@ -256,8 +258,13 @@ class _Service:
             self._open.discard(request_id)
         return TokensGenerated.of(outcome)
 
+    def _send_early(self, outputs: list[TextGenerationOutput]) -> None:
+        """Sends tokens of a call that runs on; what it returns is sent after them."""
+        self._channel.send_all([TokensGenerated.of(output) for output in outputs])
+
     def _stop(self, error: BaseException | None) -> None:
         """Cancels what is open, and frees its pages."""
+        self._reader.close()
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()

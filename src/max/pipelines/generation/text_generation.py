@@ -30,6 +30,7 @@ from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.decode_loop import DecodeLoop
 from max.pipelines.generation.mixin import GenerateMixin
+from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin
@@ -149,6 +150,7 @@ class TextGenerationPipeline(
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
         self._constraints = Constraints(getattr(tokenizer, "delegate", None))
         self._loop = DecodeLoop.of(self._session, self._pipeline_model)
+        self._step_reader: StepReader | None = None
 
     def _load_cache(self) -> PagedKVCacheManager:
         model, config = self._pipeline_model, self._pipeline_config
@@ -329,6 +331,14 @@ class TextGenerationPipeline(
         if self._loop is not None:
             self._loop.interrupt()
 
+    def read_steps(self, reader: StepReader | None) -> None:
+        """Has the tokens of executions of several steps read while they run.
+
+        Args:
+            reader: Delivers them; None: nothing reads them any more.
+        """
+        self._step_reader = reader
+
     def execute(
         self, inputs: TextGenerationInputs[TextGenerationContextType]
     ) -> dict[RequestID, TextGenerationOutput]:
@@ -396,7 +406,7 @@ class TextGenerationPipeline(
         model_inputs = self._inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
-        model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps)
+        model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self._step_reader)
         self._last_step = _LastStep.of(batch, model_inputs, tokens, len(chosen))
         responses = self.update_context_and_prepare_responses(
             chosen.astype(np.int32).T, [], batch, len(chosen), False

@@ -1,0 +1,214 @@
+"""Tokens of an execution of several steps are delivered while it runs."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationInputs
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.protocol import GenerationRequest, Shutdown, TokensGenerated
+from max.pipelines.generation.service import serve
+from max.pipelines.generation.step_reader import NO_TOKEN, StepReader
+from max.pipelines.scheduler import SchedulerLimits
+from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+WAIT_S = 30.0
+
+
+class Deliveries:
+    """Takes what a reader delivers, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[RequestID, list[int]] = {}
+        self.calls = 0
+        self._changed = threading.Condition()
+
+    def __call__(self, outputs) -> None:
+        with self._changed:
+            self.calls += 1
+            for output in outputs:
+                assert output.tokens and not output.is_done
+                self.tokens.setdefault(output.request_id, []).extend(output.tokens)
+            self._changed.notify_all()
+
+    def wait(self, request_id: RequestID, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: len(self.tokens.get(request_id, [])) >= count, WAIT_S
+            )
+
+
+def test_a_row_is_delivered_before_the_next_one_is_written() -> None:
+    deliveries = Deliveries()
+    reader = StepReader(deliveries)
+    batch = [context([1, 2], 9), context([3], 9)]
+    rows = np.random.default_rng(0).integers(0, 1000, (6, 2))
+    for _ in range(2):  # a second execution is read by the same thread
+        deliveries.tokens.clear()
+        history = np.full((6, 2), NO_TOKEN, np.int64)
+        reader.begin(batch, history)
+        for step, row in enumerate(rows[:-1]):
+            history[step, 0] = row[0]
+            history[step, 1] = row[1]
+            for column, one in enumerate(batch):
+                deliveries.wait(one.request_id, step + 1)
+                assert deliveries.tokens[one.request_id] == rows[: step + 1, column].tolist()
+        history[-1] = rows[-1]
+        # the last row is of the execution's own outputs
+        assert reader.end(6) == [5, 5]
+        assert [len(tokens) for tokens in deliveries.tokens.values()] == [5, 5]
+    assert reader.end(0) == []
+    reader.close()
+
+
+def test_a_row_is_read_when_all_of_it_is_written() -> None:
+    deliveries = Deliveries()
+    reader = StepReader(deliveries)
+    batch = [context([1, 2], 9), context([3], 9)]
+    history = np.full((3, 2), NO_TOKEN, np.int64)
+    reader.begin(batch, history)
+    history[0, 1] = 7
+    threading.Event().wait(0.05)
+    assert not deliveries.calls
+    history[0, 0] = 0  # a token like others
+    deliveries.wait(batch[0].request_id, 1)
+    assert deliveries.tokens == {batch[0].request_id: [0], batch[1].request_id: [7]}
+    reader.end(1)
+    history[1] = 5
+    threading.Event().wait(0.05)
+    assert deliveries.calls == 1, "nothing is delivered after the end"
+    reader.close()
+
+
+def test_a_row_that_ends_a_sequence_is_not_delivered() -> None:
+    deliveries = Deliveries()
+    reader = StepReader(deliveries)
+    ended = context([1], 9, eos_token_ids={4})
+    ignoring = context([2], 9, eos_token_ids={8}, ignore_eos=True)
+    by_run = context([3], 9, eos_sequences=[[8, 8]])
+    history = np.full((5, 3), NO_TOKEN, np.int64)
+    history[:3] = [[1, 8, 8], [2, 8, 8], [4, 3, 3]]
+    reader.begin([ended, ignoring, by_run], history)
+    deliveries.wait(ended.request_id, 2)
+    history[3:] = 6
+    threading.Event().wait(0.05)
+    assert deliveries.tokens == {ended.request_id: [1, 2], ignoring.request_id: [8, 8]}
+    assert reader.end(3) == [2, 2, 0]
+    reader.close()
+
+
+class SteppingPipeline(CountingPipeline):
+    """Writes a history as the loop does, and waits until the reader has delivered each row."""
+
+    def __init__(self, deliveries: Deliveries | None) -> None:
+        super().__init__()
+        self.reader: StepReader | None = None
+        self.received = deliveries
+
+    def read_steps(self, reader: StepReader | None) -> None:
+        self.reader = reader
+
+    def execute(self, inputs):
+        steps, batch = inputs.num_steps, list(inputs.batch.values())
+        if steps > 1 and self.reader is not None and self.received is not None:
+            rows = np.array(
+                [
+                    expected(one.all_tokens.tolist(), steps, one.sampling_params.seed)
+                    for one in batch
+                ]
+            ).T
+            history = np.full(rows.shape, NO_TOKEN, np.int64)
+            before = [len(self.received.tokens.get(one.request_id, [])) for one in batch]
+            self.reader.begin(batch, history)
+            for step, row in enumerate(rows):
+                history[step] = row
+                for one, count in zip(batch, before, strict=True):
+                    if step + 1 < steps:
+                        self.received.wait(one.request_id, count + step + 1)
+        return super().execute(inputs)
+
+
+def test_a_service_sends_tokens_of_a_call_that_runs_on() -> None:
+    """The pipeline's next step waits until the client has the token of the last one."""
+    here, there = (ConnectionChannel(end) for end in multiprocessing.get_context("spawn").Pipe())
+    received = Deliveries()
+    pipeline = SteppingPipeline(received)
+    limits = SchedulerLimits(max_batch_size=4, max_num_steps=6)
+    engine = threading.Thread(target=serve, args=(pipeline, limits, there))
+    engine.start()
+    requests = {
+        name: GenerationRequest.of(context(prompt, new, seed=3, request_id=RequestID(name)))
+        for name, prompt, new in [("a", [5, 6], 20), ("b", [9], 13)]
+    }
+    for request in requests.values():
+        here.send(request)
+    open_requests, events = set(requests), 0
+    while open_requests:
+        event = here.receive()
+        if isinstance(event, TokensGenerated):
+            events += 1
+            key = RequestID(event.request_id)
+            with received._changed:
+                received.tokens.setdefault(key, []).extend(event.tokens)
+                received._changed.notify_all()
+            assert event.tokens
+            if event.status.is_done:
+                open_requests.remove(event.request_id)
+    here.send(Shutdown())
+    engine.join(WAIT_S)
+    assert received.tokens[RequestID("a")] == expected([5, 6], 20, 3)
+    assert received.tokens[RequestID("b")] == expected([9], 13, 3)
+    assert pipeline.steps < 15 and events > 25
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    config = PipelineConfig(
+        model_path=TINY, quantization_encoding="float32", max_length=512, max_batch_size=4
+    )
+    return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+
+
+def generated(tiny, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    batch = [
+        TextContext(
+            max_length=512, tokens=np.array(prompt),
+            sampling_params=SamplingParams(temperature=0, ignore_eos=True), ignore_eos=True,
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+    tokens: list[list[int]] = [[] for _ in batch]
+    for count in itertools.chain([1], [steps] * (300 // steps)):
+        outputs = tiny.execute(TextGenerationInputs([{c.request_id: c for c in batch}], count))
+        for mine, one in zip(tokens, batch, strict=True):
+            mine += outputs[one.request_id].tokens
+    for one in batch:
+        tiny.release(one.request_id)
+    return tokens
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_tokens_of_a_model(tiny, batch: int) -> None:
+    """What is read while native code runs are the tokens that the call returns."""
+    prompts = [[7, 8, 9], [30], [100, 200, 30, 4]][:batch]
+    single = generated(tiny, prompts, 1)
+    deliveries = Deliveries()
+    reader = StepReader(deliveries)
+    tiny.read_steps(reader)
+    try:
+        assert generated(tiny, prompts, 300) == single
+        counts = reader.end(300)
+    finally:
+        tiny.read_steps(None)
+        reader.close()
+    assert deliveries.calls >= 3 and len(set(counts)) == 1
+    for mine, tokens in zip(deliveries.tokens.values(), single, strict=True):
+        assert mine == tokens[1 : 1 + counts[0]]
