@@ -341,6 +341,16 @@ class Override:
 flags = Flags()
 
 
+def set_missing_variables(variables: Mapping[str, str]) -> None:
+    """Sets variables that the environment lacks, for this process and those that it starts from now on.
+
+    Args:
+        variables: The values by name.
+    """
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 def dump_log(kind: str) -> Logger | None:
     """Where to write what the user asked to see, or None where ``MAX_DUMP`` does not name ``kind``.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+API_TYPES = frozenset({"openai", "responses", "anthropic", "ollama", "sagemaker"})
+"""The APIs that a server can have, by the names of ``MAX_SERVE_API_TYPES``."""
+
 
 @dataclass(frozen=True)
 class LogSettings:
@@ -45,6 +48,7 @@ class ServerSettings:
         tool_parser: The format of tool calls; None: as the model's chat template teaches.
         task: What the model must do; None: whatever its architecture does.
         web_page: Whether ``/`` is the chat page.
+        api_types: The APIs that it has, of ``API_TYPES``.
         log_requests: Whether each request is logged.
         otlp_endpoint: Where traces are sent, by OTLP over HTTP; None: nothing is traced.
         logs: Where the log goes.
@@ -67,6 +71,7 @@ class ServerSettings:
     tool_parser: str | None = None
     task: str | None = None
     web_page: bool = True
+    api_types: frozenset[str] = API_TYPES
     log_requests: bool = False
     otlp_endpoint: str | None = None
     logs: LogSettings = LogSettings()

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem, get_completion_class
 
 from max._version import __version__
 from max.entrypoints.cli.errors import CommandError, report, set_up_logging
@@ -42,6 +43,13 @@ COMMANDS = {
     "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),
     "doctor": ("max.entrypoints.cli.doctor:doctor", "Check this machine."),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
+}
+# the headings of `max --help`, and the commands under them in their order
+GROUPS = {
+    "Text": ("generate", "chat", "run", "encode", "rank"),
+    "Server": ("serve", "ps", "run-batch", "benchmark"),
+    "Models": ("pull", "ls", "show", "rm", "list", "quantize", "perplexity"),
+    "Machine and compiler": ("doctor", "explain"),
 }
 # commands of MAX that are not in this release, and their replacements
 ABSENT = {
@@ -81,8 +89,20 @@ class LazyGroup(click.Group):
             ctx: The call.
             formatter: Receives the text.
         """
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands and options that begin with a text; no command is imported for it.
+
+        Args:
+            ctx: The call.
+            incomplete: The text.
+        """
+        names = [name for name in sorted(COMMANDS) if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [CompletionItem(name, help=COMMANDS[name][1]) for name in names] + options
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -142,8 +162,33 @@ def log_level_option(command: Any, envvar: str | None = None) -> Any:
     )(command)
 
 
+def print_completion(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Prints the script that completes commands and options in a shell, and ends the call.
+
+    Args:
+        ctx: The call.
+        param: The option.
+        value: The shell; None if it is not set.
+    """
+    if value is None or ctx.resilient_parsing:
+        return
+    kind = get_completion_class(value)
+    assert kind is not None
+    script = kind(ctx.command, {}, "max", "_MAX_COMPLETE")
+    click.echo(script.source_template % script.source_vars())
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "--version", prog_name="MAX", message="%(prog)s %(version)s")
+@click.option(
+    "--completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    expose_value=False,
+    is_eager=True,
+    callback=print_completion,
+    help='Print what completes commands and options in a shell: eval "$(max --completion bash)".',
+)
 @log_level_option
 def cli() -> None:
     """Run language models on this machine."""

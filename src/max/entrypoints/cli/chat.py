@@ -14,7 +14,13 @@ import click
 
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
-from max.entrypoints.cli.options import config_options, given, sampling_input, sampling_options
+from max.entrypoints.cli.options import (
+    GroupedCommand,
+    config_options,
+    given,
+    sampling_input,
+    sampling_options,
+)
 from max.interfaces import SamplingParamsInput
 from max.pipelines.core.exceptions import UserError
 
@@ -296,7 +302,7 @@ def _messages() -> Iterator[str]:
             yield line
 
 
-@click.command("chat", short_help="Talk with a model in the terminal.")
+@click.command("chat", cls=GroupedCommand, short_help="Talk with a model in the terminal.")
 @click.option(
     "--url", metavar="URL", help="A server with OpenAI's API; without it the model runs here."
 )

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import config_options, given
+from max.entrypoints.cli.options import GroupedCommand, config_options, given
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
 
 
-@click.command("encode", short_help="Make vectors of texts.")
+@click.command("encode", cls=GroupedCommand, short_help="Make vectors of texts.")
 @click.option(
     "--prompt",
     "prompts",
@@ -51,7 +51,7 @@ def encode(
         click.echo(json.dumps(entry if as_json else values, ensure_ascii=False))
 
 
-@click.command("rank", short_help="Order texts by their scores for a query.")
+@click.command("rank", cls=GroupedCommand, short_help="Order texts by their scores for a query.")
 @click.option("--query", required=True, metavar="TEXT", help="The query.")
 @click.option("--top", type=click.IntRange(min=1), default=None, help="Print only the best texts.")
 @click.option(

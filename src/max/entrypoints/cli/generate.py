@@ -13,7 +13,13 @@ from typing import Any
 import click
 
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import config_options, given, sampling_input, sampling_options
+from max.entrypoints.cli.options import (
+    GroupedCommand,
+    config_options,
+    given,
+    sampling_input,
+    sampling_options,
+)
 from max.interfaces import (
     PipelineTask,
     RequestID,
@@ -26,7 +32,7 @@ from max.pipelines.core.exceptions import InputError
 from max.pipelines.sampling.defaults import sampling_params_for
 
 
-@click.command("generate", short_help="Generate text from a prompt.")
+@click.command("generate", cls=GroupedCommand, short_help="Generate text from a prompt.")
 @click.option("--prompt", required=True, metavar="TEXT", help="The prompt; - reads it from stdin.")
 @click.option(
     "--chat/--no-chat-template",

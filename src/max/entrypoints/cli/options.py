@@ -26,6 +26,54 @@ _NAMES = {
 }
 _NOT_OPTIONS = {"in_dtype", "out_dtype", "zmq_endpoint_base"}
 
+_GROUPS = {
+    "_model_config": "Model",
+    "_kv_cache_config": "KV cache",
+    "_sampling_config": "Sampling",
+    "_profiling_config": "Profiling",
+}
+"""The headings of the help for the parts of a configuration; its own fields are under ``_OWN_GROUP``."""
+_OWN_GROUP = "Lengths and batches"
+
+
+class GroupedOption(click.Option):
+    """An option that has its place in the help under a heading.
+
+    Args:
+        group: The heading.
+        attributes: As for ``click.Option``.
+    """
+
+    def __init__(self, *attributes: Any, group: str = "", **more: Any) -> None:
+        super().__init__(*attributes, **more)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options under their headings, the others last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options.
+
+        Args:
+            ctx: The call.
+            formatter: Receives the text.
+        """
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                group = parameter.group if isinstance(parameter, GroupedOption) else ""
+                groups.setdefault(group, []).append(record)
+        others = groups.pop("", [])
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+        if others:
+            with formatter.section("Other options" if groups else "Options"):
+                formatter.write_dl(others)
+
+
 _SAMPLING_HELP = {
     "top_k": "Sample among the k likeliest tokens; 1 is greedy.",
     "top_p": "Sample among the likeliest tokens that together reach this probability.",
@@ -54,7 +102,7 @@ def _bare(hint: Any) -> tuple[Any, bool]:
 
 
 def _option(
-    name: str, hint: Any, help: str, default: Any, hidden: bool = False
+    name: str, hint: Any, help: str, default: Any, group: str, hidden: bool = False
 ) -> Callable[[Any], Any]:
     words = _NAMES.get(name, ("--" + name.replace("_", "-"),))
     kind, several = _bare(hint)
@@ -62,12 +110,22 @@ def _option(
     text = f"{help} [default: {shown}]" if shown else help
     if kind is bool:
         off = "--no-" + words[0][2:]
-        return click.option(f"{words[0]}/{off}", name, default=None, help=text, hidden=hidden)
+        return click.option(
+            f"{words[0]}/{off}",
+            name,
+            cls=GroupedOption,
+            group=group,
+            default=None,
+            help=text,
+            hidden=hidden,
+        )
     click_type: Any = {int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
     # None, not an empty tuple: the option is not set
     return click.option(
         *words,
         name,
+        cls=GroupedOption,
+        group=group,
         type=click_type,
         default=None,
         multiple=several,
@@ -104,6 +162,8 @@ def config_options(command: Any) -> Any:
     """
     command = click.option(
         "--weight-cache/--no-weight-cache",
+        cls=GroupedOption,
+        group=_GROUPS["_model_config"],
         default=None,
         expose_value=False,
         callback=_set_weight_cache,
@@ -111,14 +171,16 @@ def config_options(command: Any) -> Any:
         "them, as MAX_WEIGHT_CACHE_SIZE=0. [default: on]",
     )(command)
     decorators: list[Callable[[Any], Any]] = []
-    for cls in (*PipelineConfig.PARTS.values(), PipelineConfig):
+    parts = [*PipelineConfig.PARTS.items(), ("", PipelineConfig)]
+    for part, cls in parts:
+        group = _GROUPS.get(part, _OWN_GROUP)
         hints = type_hints(cls)
         for name, f in options_of(cls).items():
             if name not in _NOT_OPTIONS:
                 hint = str if name == "device_specs" else hints[name]
                 # options without effect, and unsupported ones, are accepted for scripts but hidden
                 hidden = bool(f.metadata["no_effect"] or f.metadata["unsupported"])
-                decorators.append(_option(name, hint, f.metadata["help"], f.default, hidden))
+                decorators.append(_option(name, hint, f.metadata["help"], f.default, group, hidden))
     for decorate in reversed(decorators):
         command = decorate(command)
     return command
@@ -135,7 +197,7 @@ def sampling_options(command: Any) -> Any:
     )
     for name in reversed(_SAMPLING_HELP):
         hint = str if name == "stop_token_ids" else hints[name]
-        command = _option(name, hint, _SAMPLING_HELP[name], None)(command)
+        command = _option(name, hint, _SAMPLING_HELP[name], None, "Sampling")(command)
     return command
 
 

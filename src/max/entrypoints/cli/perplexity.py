@@ -7,10 +7,12 @@ from typing import Any
 import click
 
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.options import config_options, given, text_of
+from max.entrypoints.cli.options import GroupedCommand, config_options, given, text_of
 
 
-@click.command("perplexity", short_help="Measure how well a model predicts a text.")
+@click.command(
+    "perplexity", cls=GroupedCommand, short_help="Measure how well a model predicts a text."
+)
 @click.argument("model", metavar="MODEL")
 @click.argument("text", metavar="TEXT_FILE", type=click.Path(exists=True, dir_okay=False))
 @click.option(

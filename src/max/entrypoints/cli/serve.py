@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from max._config import flags
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.env_file import read_env_file
 from max.entrypoints.cli.errors import CommandError
-from max.entrypoints.cli.options import config_options, given
-from max.serve.settings import LogSettings, ServerSettings, WorkerSettings
+from max.entrypoints.cli.options import GroupedCommand, GroupedOption, config_options, given
+from max.serve.settings import API_TYPES, LogSettings, ServerSettings, WorkerSettings
 
 TOOL_PARSERS = [
     "hermes",
@@ -32,11 +34,63 @@ _PREFIX = "MAX_SERVE_"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 
 
-def _option(*names: str, env: str, **attributes: Any) -> Any:
-    """An option of the server, with its variable of the environment."""
+_SERVER, _CLIENTS, _ROUTER, _LOG = "Server", "Clients", "Several models", "Logs and traces"
+
+
+def _option(*names: str, env: str | list[str], group: str = _SERVER, **attributes: Any) -> Any:
+    """An option of the server, with its variable of the environment, or several."""
     return click.option(
-        *names, envvar=_PREFIX + env, show_envvar=True, show_default=True, **attributes
+        *names,
+        cls=GroupedOption,
+        group=group,
+        envvar=_PREFIX + env if isinstance(env, str) else env,
+        show_envvar=True,
+        show_default=True,
+        **attributes,
     )
+
+
+class ServeCommand(GroupedCommand):
+    """`max serve`: its variables may be in the file `.env` of the current folder."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Reads the file, then the arguments.
+
+        Args:
+            info_name: The command's name.
+            args: The arguments.
+            parent: The call of ``max``.
+            extra: As for ``click.Command``.
+        """
+        if not extra.get("resilient_parsing"):  # not while a shell completes a line
+            read_env_file(Path(".env"))
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def _json_names(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> frozenset[str] | None:
+    """A set of names from a JSON array, or from a text with commas between."""
+    if value is None or not value.strip():
+        return None
+    try:
+        names = json.loads(value) if value.lstrip().startswith(("[", '"')) else value.split(",")
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no JSON array: {error}") from error
+    if not isinstance(names, list) or not names:
+        raise click.BadParameter(f'{value!r} is no list of names, such as ["openai", "responses"]')
+    given_names = frozenset(str(name).strip().lower() for name in cast("list[Any]", names))
+    if unknown := sorted(given_names - API_TYPES):
+        raise click.BadParameter(
+            f"there is no API {unknown[0]!r}; there are {', '.join(sorted(API_TYPES))}"
+        )
+    return given_names
 
 
 def _read_config(
@@ -50,7 +104,7 @@ def _read_config(
     return value
 
 
-@click.command("serve", short_help="Serve a model over HTTP.")
+@click.command("serve", cls=ServeCommand, short_help="Serve a model over HTTP.")
 @_option(
     "--config-file",
     env="CONFIG_FILE",
@@ -77,18 +131,21 @@ def _read_config(
 )
 @_option(
     "--api-key",
+    group=_CLIENTS,
     env="API_KEY",
     multiple=True,
     help="A key that clients must give; may be given more than once.",
 )
 @_option(
     "--api-key-file",
+    group=_CLIENTS,
     env="API_KEY_FILE",
     type=click.Path(exists=True, dir_okay=False),
     help="A file with one key a line.",
 )
 @_option(
     "--max-queue",
+    group=_CLIENTS,
     env="MAX_QUEUE",
     type=click.IntRange(min=0),
     default=512,
@@ -96,18 +153,21 @@ def _read_config(
 )
 @_option(
     "--max-key-requests",
+    group=_CLIENTS,
     env="MAX_KEY_REQUESTS",
     type=click.IntRange(min=1),
     help="Open requests of one API key; more get status 429.",
 )
 @_option(
     "--key-requests-per-minute",
+    group=_CLIENTS,
     env="KEY_REQUESTS_PER_MINUTE",
     type=click.FloatRange(min=0, min_open=True),
     help="Requests a minute of one API key; more get status 429.",
 )
 @_option(
     "--max-request-bytes",
+    group=_CLIENTS,
     env="MAX_REQUEST_BYTES",
     type=click.IntRange(min=1),
     default=32 << 20,
@@ -115,6 +175,7 @@ def _read_config(
 )
 @_option(
     "--request-timeout",
+    group=_CLIENTS,
     env="REQUEST_TIMEOUT_S",
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds that a request may take.",
@@ -140,6 +201,7 @@ def _read_config(
 )
 @_option(
     "--cors-origin",
+    group=_CLIENTS,
     env="CORS_ORIGINS",
     multiple=True,
     help="An origin of web pages that may use the server; may be given more than once.",
@@ -158,6 +220,7 @@ def _read_config(
 )
 @_option(
     "--models-dir",
+    group=_ROUTER,
     env="MODELS_DIR",
     type=click.Path(file_okay=False, exists=True),
     help="Without --model: the folder of the models that requests may name. Not set: as `max ls`.",
@@ -165,6 +228,7 @@ def _read_config(
 @_option(
     "--max-loaded-models",
     "--models-max",
+    group=_ROUTER,
     env="MAX_LOADED_MODELS",
     type=click.IntRange(min=1),
     default=4,
@@ -173,37 +237,50 @@ def _read_config(
 @_option(
     "--idle-timeout",
     "--sleep-idle-seconds",
+    group=_ROUTER,
     env="IDLE_TIMEOUT_S",
     type=float,
     default=300.0,
     help="Without --model: seconds after which a model without requests is unloaded; negative: never.",
 )
+@_option(
+    "--api-types",
+    env="API_TYPES",
+    callback=_json_names,
+    help='The APIs to serve, a JSON array such as ["openai", "responses"]. Not set: all.',
+)
 @_option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /.")
-@_option("--log-requests/--no-log-requests", env="LOG_REQUESTS", help="Log each request.")
-@_option("--log-prefix", env="LOG_PREFIX", default="", help="Begins each line of the log.")
+@_option(
+    "--log-requests/--no-log-requests", group=_LOG, env="LOG_REQUESTS", help="Log each request."
+)
+@_option(
+    "--log-prefix", group=_LOG, env="LOG_PREFIX", default="", help="Begins each line of the log."
+)
 @_option(
     "--log-file",
+    group=_LOG,
     env="LOGS_FILE_PATH",
     type=click.Path(dir_okay=False, writable=True),
     help="A file that gets each line of the log besides the console.",
 )
-@click.option(
+@_option(
     "--structured-logging/--no-structured-logging",
-    envvar="MODULAR_STRUCTURED_LOGGING",
-    show_envvar=True,
+    group=_LOG,
+    env=["MODULAR_STRUCTURED_LOGGING"],
     help="Write each line of the log as a JSON object.",
 )
 @_option(
     "--load-log-interval",
+    group=_LOG,
     env="SCHEDULER_STATS_LOG_INTERVAL_S",
     type=click.FloatRange(min=0),
     default=3.0,
     help="Seconds between two lines with the load of a busy engine, of level info; 0: none.",
 )
-@click.option(
+@_option(
     "--otlp-endpoint",
-    envvar=[_PREFIX + "OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
-    show_envvar=True,
+    group=_LOG,
+    env=[_PREFIX + "OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
     help="Send traces to this collector, by OTLP over HTTP. Not set: nothing is traced or sent.",
 )
 @config_options
@@ -333,6 +410,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         tool_parser=options.pop("tool_parser"),
         task=options.pop("task"),
         web_page=options.pop("ui"),
+        api_types=options.pop("api_types") or API_TYPES,
         log_requests=bool(options.pop("log_requests")),
         otlp_endpoint=_endpoint(options.pop("otlp_endpoint")),
         logs=LogSettings(

@@ -21,7 +21,7 @@ from max.serve.http.streaming import ClientLeftError
 from max.serve.http.validation import validation_error
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
-from max.serve.openai import chat, completions, embeddings, models, responses
+from max.serve.openai import chat, completions, embeddings, invocations, models, responses
 from max.serve.tracing import Tracing
 from max.serve.web import routes as web
 
@@ -49,22 +49,19 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
         redoc_url=None,
     )
     app.state.server = state
-    for module in (
-        health,
-        tokens,
-        embeddings,
-        chat,
-        completions,
-        models,
-        responses,
-        messages,
-        ollama,
-        library,
-        later,
-    ):
+    apis = {
+        "openai": (tokens, embeddings, chat, completions),
+        "responses": (responses,),
+        "anthropic": (messages,),
+        "ollama": (ollama, library),
+        "sagemaker": (invocations,),
+    }
+    served = state.settings.api_types
+    of_apis = [module for name, api in apis.items() if name in served for module in api]
+    for module in (health, models, *of_apis, later):
         app.include_router(module.router)
     app.include_router(web.docs_router)
-    if state.settings.web_page:
+    if state.settings.web_page and "openai" in served:  # by which the page talks
         app.include_router(web.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientLeftError, _client_left)

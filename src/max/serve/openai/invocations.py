@@ -1,0 +1,46 @@
+"""``/invocations``, the route by which SageMaker talks to a container: its body says which OpenAI route it means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from max.serve.errors import ApiError
+from max.serve.openai.chat import ChatCompletionRequest, chat_completions
+from max.serve.openai.completions import CompletionRequest, completions
+from max.serve.openai.embeddings import EmbeddingsBody, embeddings
+
+router = APIRouter()
+_KINDS: dict[str, tuple[type[BaseModel], Any]] = {
+    "messages": (ChatCompletionRequest, chat_completions),
+    "prompt": (CompletionRequest, completions),
+    "input": (EmbeddingsBody, embeddings),
+}
+
+
+@router.post("/invocations", tags=["SageMaker"])
+async def invoke(body: dict[str, Any], request: Request) -> Response:
+    """Answers a conversation (``messages``), completes a ``prompt``, or makes vectors of an ``input``.
+
+    Args:
+        body: The request of OpenAI's route for it.
+        request: The connection.
+
+    Raises:
+        ApiError: The body has none of the three.
+    """
+    for field, (kind, route) in _KINDS.items():
+        if field in body:
+            try:
+                parsed = kind.model_validate(body)
+            except ValidationError as error:
+                located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+                raise RequestValidationError(located) from error
+            return await route(parsed, request)
+    raise ApiError(
+        f"a body of /invocations has one of {', '.join(_KINDS)}", status=400, param="messages"
+    )

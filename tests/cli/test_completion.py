@@ -1,0 +1,74 @@
+"""Completion of commands and options in shells, and help in groups."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from max.entrypoints.cli import COMMANDS, GROUPS, cli
+
+SCRIPT = Path(sys.executable).with_name("max")
+
+
+def completed(*words: str) -> list[str]:
+    """What is offered for the last word."""
+    result = subprocess.run(
+        [sys.executable, "-c", "from max.entrypoints.cli import main; main()"],
+        env={
+            **os.environ, "_MAX_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert not result.stderr
+    return [line.partition(",")[2] for line in result.stdout.splitlines()]
+
+
+def test_commands_and_options_are_completed() -> None:
+    assert completed("max", "ru") == ["run", "run-batch"]
+    offered = completed("max", "serve", "--max-qu")
+    assert offered[0] == "--max-queue" and all(name.startswith("--max-qu") for name in offered)
+    assert "hermes" in completed("max", "serve", "--tool-parser", "her")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_of_its_shell(shell: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["--completion", shell])
+    assert result.exit_code == 0 and f"_MAX_COMPLETE={shell}_complete" in result.stdout
+    if (program := shutil.which(shell)) is not None:
+        script = tmp_path / "script"
+        script.write_text(result.stdout)
+        subprocess.run([program, "-n", str(script)], check=True, timeout=60)
+
+
+def test_bash_completes_with_it() -> None:
+    if not (SCRIPT.exists() and shutil.which("bash")):
+        pytest.skip("there is no bash, or no max beside this Python")
+    code = (
+        f'PATH="{SCRIPT.parent}:$PATH"; eval "$(max --completion bash)"; '
+        'COMP_WORDS=(max run-); COMP_CWORD=1; _max_completion max; echo "${COMPREPLY[@]}"'
+    )
+    result = subprocess.run(
+        ["bash", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "run-batch"
+
+
+def test_help_is_in_groups() -> None:
+    names = [name for group in GROUPS.values() for name in group]
+    assert sorted(names) == sorted(COMMANDS)
+    text = CliRunner().invoke(cli, ["--help"]).stdout
+    assert all(f"{group}:" in text for group in GROUPS)
+    text = CliRunner().invoke(cli, ["serve", "--help"]).stdout
+    headings = ["Server:", "Clients:", "Several models:", "Logs and traces:", "Model:", "KV cache:"]
+    places = [text.index(f"\n{heading}\n") for heading in headings]
+    assert places == sorted(places)
+    parameters = {p.name: p for p in cli.get_command(None, "serve").params}  # type: ignore[arg-type]
+    shown = [name for name, p in parameters.items() if not p.hidden]
+    assert all(max(parameters[name].opts, key=len) in text for name in shown)

@@ -1,0 +1,114 @@
+"""Settings of `max serve` from the file `.env`, and the APIs that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from max.entrypoints.cli import cli
+from max.entrypoints.cli.env_file import read_env_file
+from max.entrypoints.cli.errors import CommandError
+
+from .conftest import TINY
+
+
+@pytest.fixture
+def variables(monkeypatch) -> dict[str, str]:
+    taken: dict[str, str] = {}
+    monkeypatch.setattr("max.entrypoints.cli.env_file.set_missing_variables", taken.update)
+    return taken
+
+
+def test_the_lines_of_a_file(tmp_path: Path, variables) -> None:
+    path = tmp_path / ".env"
+    path.write_text(
+        "# a comment\n\nMAX_SERVE_PORT=81 # another\nexport MAX_SERVE_HOST = 'a # b'\n"
+        'MAX_SERVE_LOG_PREFIX="x\\n\\"y\\" # z"  # a third\nHF_TOKEN=a#b\nMAX_SERVE_UI=\n'
+        "PATH=/nowhere\nLD_PRELOAD=x.so\nno assignment\nOTEL_SERVICE_NAME='' \nMODULAR_HOME=a=b\n"
+        "MAX_SERVE_CORS_ORIGINS=#none\n1MAX_A=1\n"
+    )
+    read_env_file(path)
+    assert variables == {
+        "MAX_SERVE_PORT": "81",
+        "MAX_SERVE_HOST": "a # b",
+        "MAX_SERVE_LOG_PREFIX": 'x\n"y" # z',
+        "HF_TOKEN": "a#b",
+        "MAX_SERVE_UI": "",
+        "OTEL_SERVICE_NAME": "",
+        "MODULAR_HOME": "a=b",
+        "MAX_SERVE_CORS_ORIGINS": "",
+    }
+
+
+@pytest.mark.parametrize("value", ['"open', "'open", "'a' b", '"a\\"'])
+def test_a_quote_that_does_not_end(tmp_path: Path, variables, value: str) -> None:
+    path = tmp_path / ".env"
+    path.write_text(f"A=1\nMAX_SERVE_HOST={value}\n")
+    with pytest.raises(CommandError, match=r"\.env:2.*quote"):
+        read_env_file(path)
+    path.write_bytes(b"MAX_SERVE_HOST=\xff")
+    with pytest.raises(CommandError, match="cannot read"):
+        read_env_file(path)
+    read_env_file(tmp_path)  # a folder is no file
+    read_env_file(tmp_path / "none")
+
+
+def test_options_come_before_variables_and_these_before_the_file(
+    start_server, tmp_path, monkeypatch
+) -> None:
+    """The file comes before one of ``--config-file``."""
+    (tmp_path / ".env").write_text(
+        "MAX_SERVE_PORT=1\nMAX_SERVE_MAX_REQUEST_BYTES=100\nMAX_SERVE_API_KEY=of-file\n"
+        'MAX_SERVE_API_TYPES=["openai", "sagemaker"]\n'
+    )
+    (tmp_path / "serve.yaml").write_text(f"model: {TINY}\napi-key: of-yaml\nmax-length: 96\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAX_SERVE_MAX_REQUEST_BYTES", "200")
+    server = start_server("--config-file", "serve.yaml").wait_ready()  # with --port 0
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.get("/v1/models").status_code == 401
+        client.headers["Authorization"] = "Bearer of-file"
+        assert client.get("/v1/models").status_code == 200
+        assert client.post("/tokenize", json={"prompt": "a" * 250}).status_code == 413
+        assert client.post("/tokenize", json={"prompt": "a" * 120}).status_code == 200
+        # the APIs that the file names, and no others
+        for path in ("/v1/messages", "/v1/responses", "/api/chat"):
+            assert client.post(path, json={}).status_code == 404
+        assert client.get("/api/tags").status_code == 404
+        assert client.get("/").status_code == client.get("/health").status_code == 200
+        routes = client.get("/openapi.json").json()["paths"]
+        assert "/v1/chat/completions" in routes and "/v1/responses" not in routes
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
+        direct = client.post("/v1/chat/completions", json=body).json()
+        answer = client.post("/invocations", json=body).json()
+        assert answer["choices"] == direct["choices"] and answer["usage"] == direct["usage"]
+        body = {"prompt": "a b", "max_tokens": 2, "temperature": 0, "stream": True}
+        assert client.post("/invocations", json=body).text.endswith("data: [DONE]\n\n")
+        wrong = client.post("/invocations", json={"prompt": 3})
+        assert wrong.status_code == 400 and "prompt" in wrong.json()["error"]["param"]
+        wrong = client.post("/invocations", json={"text": "a"})
+        assert wrong.status_code == 400 and "messages, prompt, input" in wrong.text
+        wrong = client.post("/invocations", json={"input": "a"})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "model"
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ('["openai", "kserve"]', "no API 'kserve'; there are anthropic, ollama, openai"),
+        ('["openai"', "no JSON array"),
+        ("[]", "no list"),
+        ('"openai"', "no list"),
+        ("soap", "no API 'soap'"),
+    ],
+)
+def test_apis_that_there_are_not(monkeypatch, value: str, says: str) -> None:
+    monkeypatch.setenv("MAX_SERVE_API_TYPES", value)
+    result = CliRunner().invoke(cli, ["serve"], standalone_mode=False)
+    assert isinstance(result.exception, click.UsageError)
+    assert says in result.exception.format_message()
