@@ -126,7 +126,7 @@ class SteppingPipeline(CountingPipeline):
                 ]
             ).T
             history = np.full(rows.shape, NO_TOKEN, np.int64)
-            before = [len(self.received.tokens.get(one.request_id, [])) for one in batch]
+            before = [len(one.generated_tokens) for one in batch]
             self.reader.begin(batch, history)
             for step, row in enumerate(rows):
                 history[step] = row
