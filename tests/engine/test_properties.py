@@ -116,7 +116,7 @@ NUMPY = {
     "equal": np.equal, "not_equal": np.not_equal, "greater": np.greater, "greater_equal": np.greater_equal,
     "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
     "abs": np.abs, "negate": np.negative, "exp": np.exp, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
-    "floor": np.floor, "round": np.rint, "trunc": np.trunc, "is_nan": np.isnan, "is_inf": np.isinf,
+    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc, "is_nan": np.isnan, "is_inf": np.isinf,
     "relu": lambda x: np.maximum(x, 0), "sqrt": lambda x: np.sqrt(np.abs(x)), "logical_not": np.logical_not,
     "rsqrt": lambda x: 1 / np.sqrt(np.abs(x) + 1), "log": lambda x: np.log(np.abs(x) + 1),
     "log1p": lambda x: np.log1p(np.abs(x)), "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -136,7 +136,7 @@ BINARY = (
     "logical_and", "logical_or", "logical_xor",
 )  # fmt: skip
 UNARY = (
-    "abs", "negate", "exp", "tanh", "sin", "cos", "floor", "round", "trunc", "is_nan", "is_inf", "relu", "sqrt", "rsqrt",
+    "abs", "negate", "exp", "tanh", "sin", "cos", "floor", "ceil", "round", "trunc", "is_nan", "is_inf", "relu", "sqrt", "rsqrt",
     "log", "log1p", "sigmoid", "silu", "acos", "atanh", "logical_not",
 )  # fmt: skip
 
@@ -189,10 +189,10 @@ def cast(draw: Draw, name: str) -> Any:
     return lambda a: ops.cast(a, dtype), x.astype(dtype.to_numpy())
 
 
-@prop("sum", "mean", "max", "min")
+@prop("sum", "mean", "max", "min", "prod")
 def reduction(draw: Draw, name: str) -> Any:
     # an extremum of no elements is undefined
-    shape = draw.shape(low=1, least=0 if name == "sum" else 1)
+    shape = draw.shape(low=1, least=0 if name in ("sum", "prod") else 1)
     axis = draw.axis(len(shape))
     x = draw.floats(shape)
     want = getattr(np, name)(x.astype(np.float64), axis=axis, keepdims=True)
@@ -255,6 +255,25 @@ def norm(draw: Draw, name: str) -> Any:
     centred = wide - wide.mean(-1, keepdims=True)
     want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * gamma + beta
     return lambda a, g, b: ops.layer_norm(a, g, b, 1e-3), want.astype(np.float32)
+
+
+@prop("group_norm")
+def group_norm(draw: Draw, name: str) -> Any:
+    groups, size = draw.int(1, 3), draw.int(1, 3)
+    channels = groups * size
+    shape = (draw.int(1, 3), channels, *draw.shape(high=2, least=1))
+    x, gamma, beta = draw.floats(shape), draw.floats((channels,)), draw.floats((channels,))
+    wide = x.astype(np.float64).reshape(shape[0], groups, -1)
+    centred = wide - wide.mean(-1, keepdims=True)
+    scaled = (centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)).reshape(shape)
+    per_channel = (channels, *[1] * (len(shape) - 2))
+    want = scaled * gamma.reshape(per_channel) + beta.reshape(per_channel)
+
+    def build(a: Any, g: Any, b: Any) -> Any:
+        g, b = ops.rebind(g, [channels]), ops.rebind(b, [channels])
+        return ops.group_norm(ops.rebind(a, shape), g, b, groups, 1e-3)
+
+    return build, want.astype(np.float32)
 
 
 @prop("reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "broadcast_to")
@@ -403,6 +422,38 @@ def indexing(draw: Draw, name: str) -> Any:
     return lambda a, u, i: ops.scatter_nd(a, u, i), want
 
 
+COMBINE = {"add": np.add, "max": np.maximum, "min": np.minimum, "mul": np.multiply}
+
+
+@prop(*(f"scatter_{way}{name}" for way in ("", "nd_") for name in COMBINE))
+def scatter_reductions(draw: Draw, name: str) -> Any:
+    shape = draw.shape(low=1, high=3, least=1)
+    x = draw.floats(shape)
+    dtype = draw.choice([np.int64, np.int32])
+    function = COMBINE[name.rpartition("_")[2]]
+    want = x.astype(np.float64)
+    # few places for many updates: indices come several times
+    if "_nd_" in name:
+        draw.static = True
+        depth = draw.int(1, len(shape))
+        count = draw.int(0, 12)
+        at = np.stack([draw.rng.integers(-s, s, count) for s in shape[:depth]], -1).astype(dtype)
+        updates = draw.floats((count, *shape[depth:]))
+        function.at(want, tuple(np.moveaxis(at, -1, 0)), updates)
+        draw.arrays = [x, updates, at]
+        return lambda a, u, i: getattr(ops, name)(a, u, i), want.astype(np.float32)
+    axis = draw.axis(len(shape))
+    own = list(shape)
+    own[axis] = draw.int(0, 12)
+    at = draw.rng.integers(-shape[axis], shape[axis], own).astype(dtype)
+    updates = draw.floats(tuple(own))
+    places: list[Any] = list(np.indices(own, sparse=True))
+    places[axis] = at
+    function.at(want, tuple(places), updates)
+    draw.arrays = [x, updates, at]
+    return lambda a, u, i: getattr(ops, name)(a, u, i, axis), want.astype(np.float32)
+
+
 @prop("nonzero", "masked_scatter")
 def masks(draw: Draw, name: str) -> Any:
     shape = draw.shape(low=1, high=3)
@@ -418,7 +469,7 @@ def masks(draw: Draw, name: str) -> Any:
     return lambda a, m, u: ops.masked_scatter(a, m, u, out_dim="found"), want
 
 
-@prop("top_k", "argsort")
+@prop("top_k", "bottom_k", "argsort")
 def order(draw: Draw, name: str) -> Any:
     if name == "argsort":
         x = draw.floats((draw.int(0, 40),))
@@ -429,9 +480,10 @@ def order(draw: Draw, name: str) -> Any:
     axis = draw.axis(len(shape))
     count = draw.int(1, shape[axis])
     x = draw.floats(shape)
-    at = np.take(np.argsort(-x, axis=axis, kind="stable"), range(count), axis)
+    keys = x if name == "bottom_k" else -x
+    at = np.take(np.argsort(keys, axis=axis, kind="stable"), range(count), axis)
     want = [np.take_along_axis(x, at, axis), at]
-    return lambda a: ops.top_k(ops.rebind(a, shape), count, axis), want
+    return lambda a: getattr(ops, name)(ops.rebind(a, shape), count, axis), want
 
 
 @prop("range")

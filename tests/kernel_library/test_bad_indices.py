@@ -185,7 +185,7 @@ for _batch, _depth in ((0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (2, 1)):
     CASES[f"gather_nd_{_batch}_{_depth}"] = functools.partial(gather_nd_case, _batch, _depth)
 
 
-def scatter_case(axis: int) -> Case:
+def scatter_case(axis: int, op: Any = ops.scatter) -> Case:
     names: list[Any] = ["a", "b"]
     names[axis] = "n"
 
@@ -196,10 +196,10 @@ def scatter_case(axis: int) -> Case:
         return [numbers(pick, shape), numbers(pick, other), indices(pick, other, shape[axis])]
 
     types = [(F32, ["a", "b"]), (F32, names), (I64, names)]
-    return Case(types, lambda x, u, i: ops.scatter(x, u, i, axis), draw)
+    return Case(types, lambda x, u, i: op(x, u, i, axis), draw)
 
 
-def scatter_nd_case(depth: int, dtype: DType) -> Case:
+def scatter_nd_case(depth: int, dtype: DType, op: Any = ops.scatter_nd) -> Case:
     def draw(pick: Draw) -> list[Array]:
         shape = sizes(pick, 3)
         n = pick(st.integers(0, 6))
@@ -208,16 +208,18 @@ def scatter_nd_case(depth: int, dtype: DType) -> Case:
 
     names = ["a", "b", "c"]
     types = [(F32, names), (F32, ["n", *names[depth:]]), (dtype, ["n", depth])]
-    return Case(types, ops.scatter_nd, draw)
+    return Case(types, op, draw)
 
 
 for _axis in range(2):
     CASES[f"scatter_{_axis}"] = functools.partial(scatter_case, _axis)
+    CASES[f"scatter_add_{_axis}"] = functools.partial(scatter_case, _axis, ops.scatter_add)
 for _depth in (1, 2, 3):
     for _dtype in (I64, U64):
         CASES[f"scatter_nd_{_depth}_{_dtype.name}"] = functools.partial(
             scatter_nd_case, _depth, _dtype
         )
+CASES["scatter_nd_max"] = functools.partial(scatter_nd_case, 2, I64, ops.scatter_nd_max)
 
 
 @case
@@ -706,9 +708,9 @@ def with_index(name: str, at: int) -> list[Array]:
             return [x, flat]
         case "gather_nd_0_2":
             return [x[..., None], np.array([[0, 1], [2, at]])]
-        case "scatter_1":
+        case "scatter_1" | "scatter_add_1":
             return [x[0], x[1, :, :2].copy(), np.array([[0, 1], [2, 1], [1, at]])]
-        case "scatter_nd_2_int64":
+        case "scatter_nd_2_int64" | "scatter_nd_max":
             return [x, x[0, :2], np.array([[0, 1], [at, 2]])]
         case "scatter_set_constant":
             return [x[0].copy(), np.array([[0, 1], [at, 2]])]
@@ -717,8 +719,8 @@ def with_index(name: str, at: int) -> list[Array]:
 
 
 INDEXED = (
-    "gather_0_int64", "gather_1_int64", "gather_2_int64", "gather_nd_0_2", "scatter_1", "scatter_nd_2_int64",
-    "scatter_set_constant", "element",
+    "gather_0_int64", "gather_1_int64", "gather_2_int64", "gather_nd_0_2", "scatter_1", "scatter_add_1",
+    "scatter_nd_2_int64", "scatter_nd_max", "scatter_set_constant", "element",
 )  # fmt: skip
 
 

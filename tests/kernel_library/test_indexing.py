@@ -112,6 +112,50 @@ def test_scatter_nd(depth: int, workers: int, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+COMBINE = {"add": np.add, "max": np.maximum, "min": np.minimum, "mul": np.multiply}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
+@pytest.mark.parametrize("reduction", COMBINE)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_scatter_reductions_of_equal_indices(
+    dtype: np.dtype, reduction: str, workers: int, rng: np.random.Generator
+) -> None:
+    """Each update is applied in order and rounded, whatever the number of workers."""
+    x, updates = values(rng, (3, 37), dtype), values(rng, (20, 37), dtype)
+    indices = rng.integers(-3, 3, (20, 37)).astype(np.int32)
+    want = x.copy()
+    for at in np.ndindex(*updates.shape):
+        to = (indices[at], at[1])
+        want[to] = COMBINE[reduction](want[to], updates[at])
+    attributes = {"axis": 0, "reduction": reduction}
+    operands = [x, updates, indices]
+    (got,) = run("mo.scatter_reduce", operands, [(dtype, x.shape)], attributes, workers=workers)
+    np.testing.assert_array_equal(got, want)
+    vectors = indices[:, :1].astype(np.int64)
+    want = x.copy()
+    for i in range(20):
+        want[vectors[i, 0]] = COMBINE[reduction](want[vectors[i, 0]], updates[i])
+    (got,) = run(
+        "mo.scatter_nd_reduce",
+        [x, updates, vectors],
+        [(dtype, x.shape)],
+        {"reduction": reduction},
+        workers=workers,
+    )
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("reduction", COMBINE)
+def test_scatter_reductions_keep_nan(reduction: str) -> None:
+    x = np.array([1.0, np.nan, 3.0], np.float32)
+    updates = np.array([np.nan, 2.0, 5.0, np.nan], np.float32)
+    indices = np.array([0, 1, 2, 2])
+    attributes = {"axis": 0, "reduction": reduction}
+    (got,) = run("mo.scatter_reduce", [x, updates, indices], [(np.float32, (3,))], attributes)
+    assert np.isnan(got).all()
+
+
 @pytest.mark.parametrize("size", [16383, 16384, 16385, 40000])
 def test_scatter_copies_in_several_tasks(size: int, rng: np.random.Generator) -> None:
     x, updates = (values(rng, (n,), np.dtype(np.float32)) for n in (size, 3))
@@ -180,18 +224,24 @@ def test_top_k(n: int, count: int, axis: int, distinct: int, seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BF16, np.int32], ids=str)
 @pytest.mark.parametrize(("n", "count"), [(63, 5), (1000, 50), (5003, 64)])
-def test_top_k_of_long_rows(dtype: np.dtype, n: int, count: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("name", ["mo.top_k", "mo.bottom_k"])
+def test_top_k_of_long_rows(
+    name: str, dtype: np.dtype, n: int, count: int, rng: np.random.Generator
+) -> None:
     x = (rng.standard_normal((3, n)) * 1000).astype(dtype)
     if np.dtype(dtype).kind != "i":
         x[1, [7, n - 2]] = np.nan
         x[2, 5:20] = np.inf
     x[2, 30:40] = x[2, 29]
     wide = np.where(np.isnan(x.astype(np.float64)), np.inf, x.astype(np.float64))
-    nan_first = np.isnan(x.astype(np.float64)).astype(np.float64)
-    places = np.stack([np.lexsort((-row, -nan)) for row, nan in zip(wide, nan_first, strict=True)])
+    nans = np.isnan(x.astype(np.float64)).astype(np.float64)
+    sign = -1 if name == "mo.top_k" else 1  # NaN is the greatest: the first, or the last
+    places = np.stack(
+        [np.lexsort((sign * row, sign * nan)) for row, nan in zip(wide, nans, strict=True)]
+    )
     places = places[:, :count]
     shape = (3, count)
-    got, indices = run("mo.top_k", [x], [(dtype, shape), (np.int64, shape)], {"k": count})
+    got, indices = run(name, [x], [(dtype, shape), (np.int64, shape)], {"k": count})
     np.testing.assert_array_equal(indices, places)
     np.testing.assert_array_equal(
         got.astype(np.float64), np.take_along_axis(x, places, 1).astype(np.float64)

@@ -384,8 +384,26 @@ CASES: dict[
         [(F32, (4, 5))],
         {},
     ),
+    "scatter_reduce": (
+        "mo.scatter_reduce",
+        [floats(4, 5), floats(6, 5), RNG.integers(-4, 4, (6, 5))],
+        [(F32, (4, 5))],
+        {"axis": 0, "reduction": "add"},
+    ),
+    "scatter_nd_reduce": (
+        "mo.scatter_nd_reduce",
+        [floats(4, 5), floats(3, 5), np.array([[0], [2], [0]])],
+        [(F32, (4, 5))],
+        {"reduction": "max"},
+    ),
     "cumsum": ("mo.cumsum", [floats(3, 4, 5)], [(F32, (3, 4, 5))], {"axis": 1}),
     "top_k": ("mo.top_k", [floats(2, 9)], [(F32, (2, 4)), (I64, (2, 4))], {"k": 4, "axis": -1}),
+    "bottom_k": (
+        "mo.bottom_k",
+        [floats(2, 9)],
+        [(F32, (2, 4)), (I64, (2, 4))],
+        {"k": 4, "axis": -1},
+    ),
     "argmax": ("mo.argmax", [floats(2, 19)], [(I64, (2, 1))], {"axis": 1}),
     "argmin": ("mo.argmin", [floats(3, 4)], [(I64, (1, 4))], {"axis": 0}),
     "pad": (

@@ -54,12 +54,12 @@ def _cumsum(x: Array, exclusive: bool = False, reverse: bool = False) -> Array:
     return total[:, ::-1] if reverse else total
 
 
-def _top_k(x: Array, k: int) -> tuple[Array, Array]:
+def _top_k(x: Array, k: int, sign: int = 1) -> tuple[Array, Array]:
     # by pairs (-value, index): an order of its own, not the interpreter's
     indices = np.array(
         [sorted(range(len(row)), key=lambda i: (-int(row[i]), i))[:k] for row in x], np.int64
     ).reshape(len(x), k)
-    return np.take_along_axis(x, indices, 1), indices
+    return sign * np.take_along_axis(x, indices, 1), indices
 
 
 def _rms_norm(x: Array, w: Array, offset: float = 0.0) -> Array:
@@ -89,6 +89,7 @@ ELEMENTWISE = (
     _unary("atanh", np.arctanh, domain=UNIT),
     _unary("erf", _torch(_erf)),
     _unary("floor", np.floor, domain=(-50.0, 50.0)),
+    _unary("ceil", np.ceil, domain=(-50.0, 50.0)),
     _unary("round", np.rint, domain=(-50.0, 50.0)),
     _unary("trunc", np.trunc, domain=(-50.0, 50.0)),
     _unary("sigmoid", _torch(lambda t, x: t.sigmoid(x)), domain=(-30.0, 30.0)),
@@ -349,6 +350,83 @@ GATHERS = (
     ),
 )
 
+
+def _scattered(reduction: Any, axis: int) -> Any:
+    """Updates applied one after another, as the op says; of updates of equal indices each counts."""
+
+    def reference(x: Array, updates: Array, indices: Array) -> Array:
+        result = x.copy()
+        for at in np.ndindex(*indices.shape):
+            to = list(at)
+            to[axis] = indices[at]
+            result[tuple(to)] = reduction(result[tuple(to)], updates[at])
+        return result
+
+    return reference
+
+
+def _scattered_nd(reduction: Any) -> Any:
+    def reference(x: Array, updates: Array, indices: Array) -> Array:
+        result = x.copy()
+        for at in np.ndindex(*indices.shape[:-1]):
+            to = tuple(indices[at])
+            result[to] = reduction(result[to], updates[at])
+        return result
+
+    return reference
+
+
+_COMBINE = {"add": np.add, "max": np.maximum, "min": np.minimum, "mul": np.multiply}
+SCATTERS = (
+    *(
+        OpCase(
+            f"scatter_{name}",
+            lambda x, u, i, name=name: getattr(ops, f"scatter_{name}")(x, u, i, axis=0),
+            _scattered(function, 0),
+            ((5, "a"), ("b", "a"), ("b", "a")),
+            NUMBERS,
+            fixed={2: ("int64", (-5, 4))},
+            domain=(-2.0, 2.0),
+            scale=16.0,
+        )
+        for name, function in _COMBINE.items()
+    ),
+    *(
+        OpCase(
+            f"scatter_{name}_last_axis",
+            lambda x, u, i, name=name: getattr(ops, f"scatter_{name}")(x, u, i),
+            _scattered(function, 1),
+            (("a", 3), ("a", "b"), ("a", "b")),
+            fixed={2: ("int32", (-3, 2))},
+            domain=(-2.0, 2.0),
+            scale=16.0,
+        )
+        for name, function in _COMBINE.items()
+    ),
+    *(
+        OpCase(
+            f"scatter_nd_{name}",
+            lambda x, u, i, name=name: getattr(ops, f"scatter_nd_{name}")(x, u, i),
+            _scattered_nd(function),
+            ((2, 3, "a"), ("b", "a"), ("b", 2)),
+            NUMBERS,
+            fixed={2: ("int64", (-2, 1))},
+            domain=(-2.0, 2.0),
+            scale=16.0,
+        )
+        for name, function in _COMBINE.items()
+    ),
+    OpCase(
+        "scatter_nd_elements",
+        ops.scatter_nd_add,
+        _scattered_nd(np.add),
+        ((3, 2), ("a", "b"), ("a", "b", 2)),
+        ("float32", "int32"),
+        fixed={2: ("uint32", (0, 1))},
+        scale=64.0,
+    ),
+)
+
 _AB = (("a", "b"),)
 
 REDUCTIONS = (
@@ -369,6 +447,24 @@ REDUCTIONS = (
         lambda x: np.min(x, 0, keepdims=True),
         _AB,
         ALL,
+    ),
+    OpCase(
+        "prod",
+        ops.prod,
+        lambda x: np.prod(x, -1, keepdims=True, dtype=x.dtype),
+        _AB,
+        NUMBERS,
+        domain=(-1.2, 1.2),
+        scale=8.0,
+    ),
+    OpCase(
+        "prod_axis_0",
+        lambda x: ops.prod(x, 0),
+        lambda x: np.prod(x, 0, keepdims=True, dtype=x.dtype),
+        _AB,
+        ("float32", "int16", "uint8"),
+        domain=(-1.2, 1.2),
+        scale=8.0,
     ),
     OpCase("argmax", ops.argmax, lambda x: np.argmax(x, -1, keepdims=True), _AB, NUMBERS),
     OpCase(
@@ -420,9 +516,26 @@ REDUCTIONS = (
         domain=(-6.0, 6.0),
         sizes=(3, 5, 17, 33),
     ),
+    OpCase(
+        "bottom_k",
+        lambda x: ops.bottom_k(x, 3, axis=0),
+        lambda x: tuple(np.ascontiguousarray(part.T) for part in _top_k(-x.T, 3, -1)),
+        (("a", "b"),),
+        ("int32", "int64"),
+        domain=(-6.0, 6.0),
+        sizes=(3, 5, 17, 33),
+    ),
 )
 
 NORMALIZATIONS = (
+    OpCase(
+        "group_norm",
+        lambda x, g, b: ops.group_norm(x, g, b, 3, 1e-5),
+        _torch(lambda t, x, g, b: t.nn.functional.group_norm(x, 3, g, b, 1e-5)),
+        (("a", 6, "b", "c"), (6,), (6,)),
+        sizes=(2, 3, 5, 7),
+        scale=4.0,
+    ),
     OpCase(
         "layer_norm",
         lambda x, g, b: ops.layer_norm(x, g, b, 1e-5),
@@ -481,6 +594,7 @@ CASES: tuple[OpCase, ...] = (
     *CASTS,
     *SHAPES,
     *GATHERS,
+    *SCATTERS,
     *REDUCTIONS,
     *NORMALIZATIONS,
     *MATMULS,

@@ -214,7 +214,7 @@ class _Builder:
         match op.name:
             case "mo.reduce_mean":
                 return self.mean(x, dtype)
-            case "mo.reduce_sum" | "mo.reduce_max" | "mo.reduce_min":
+            case "mo.reduce_sum" | "mo.reduce_max" | "mo.reduce_min" | "mo.reduce_mul":
                 return self.node(op.name.removeprefix("mo."), (x,), dtype)
             case "mo.softmax" | "mo.logsoftmax":
                 centred = self.node("sub", (x, self.node("reduce_max", (x,), dtype)), dtype)

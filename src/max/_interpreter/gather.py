@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from max._interpreter.core import Array, Frame, implements
+from max._interpreter.core import Array, Frame, implements, widest
 from max.mlir import MoOp
 
 
@@ -62,6 +62,32 @@ def _scatter_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     result = x.copy()
     result[tuple(_vectors("scatter_nd", indices, x.shape[: indices.shape[-1]]))] = updates
     return result
+
+
+_REDUCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum, "mul": np.multiply}
+
+
+def _reduced(op: MoOp, x: Array, places: Sequence[Array], updates: Array) -> Array:
+    """Combines updates with elements of a copy, in float64 for floats; equal indices combine all their updates."""
+    result = widest(x).copy()
+    _REDUCTIONS[op.attr("reduction")].at(result, tuple(places), widest(updates))
+    return result
+
+
+@implements("scatter_reduce")
+def _scatter_reduce(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, updates, indices = operands
+    axis: int = op.attr("axis")
+    places: list[Array] = list(np.indices(indices.shape, sparse=True))
+    places[axis] = _check("scatter", indices, x.shape[axis])
+    return _reduced(op, x, places, updates)
+
+
+@implements("scatter_nd_reduce")
+def _scatter_nd_reduce(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, updates, indices = operands
+    places = _vectors("scatter_nd", indices, x.shape[: indices.shape[-1]])
+    return _reduced(op, x, places, updates)
 
 
 @implements("nonzero")

@@ -24,6 +24,11 @@ def _mean(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     return total // x.shape[axis] if x.dtype.kind in "iu" else total / x.shape[axis]
 
 
+@implements("reduce_mul")
+def _product(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return np.prod(widest(operands[0]), axis=op.attr("axis"), keepdims=True)
+
+
 @implements("reduce_max")
 def _max(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     return np.max(widen(operands[0]), axis=op.attr("axis"), keepdims=True)
@@ -82,6 +87,17 @@ def _top_k(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]
     first: Array = np.arange(k)
     descending: Array = np.flip(size - 1 - order, axis)
     indices: Array = np.take(descending, first, axis=axis)
+    return np.take_along_axis(x, indices, axis), indices.astype(np.int64)
+
+
+@implements("bottom_k")
+def _bottom_k(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
+    (x,) = operands
+    axis: int = op.attr("axis")
+    order: Array = np.argsort(widen(x), axis=axis, kind="stable")
+    k: int = op.attr("k")
+    first: Array = np.arange(k)
+    indices: Array = np.take(order, first, axis=axis)
     return np.take_along_axis(x, indices, axis), indices.astype(np.int64)
 
 

@@ -17,15 +17,17 @@ from max.graph import TensorType, ops
 
 __all__ = [
     "abs", "acos", "add", "allgather", "allreduce_sum", "argmax", "argmin", "argsort", "as_interleaved_complex",
-    "atanh", "avg_pool2d", "band_part", "broadcast_to", "buffer_store", "buffer_store_slice", "cast", "chunk", "concat",
-    "constant", "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum", "custom", "dequantize",
-    "div", "equal", "erf", "exp", "flatten", "floor", "floor_div", "fold", "functional", "gather", "gather_nd", "gelu",
-    "greater", "greater_equal", "hann_window", "irfft", "is_inf", "is_nan", "layer_norm", "log", "log1p", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "logsoftmax", "masked_scatter", "matmul", "max", "max_pool2d", "mean",
-    "min", "mod", "mul", "negate", "nonzero", "not_equal", "outer", "pad", "permute", "pow", "qmatmul", "range",
-    "relu", "repeat_interleave", "reshape", "resize", "rms_norm", "round", "rsqrt", "scatter", "scatter_nd", "sigmoid",
-    "silu", "sin", "slice_tensor", "softmax", "split", "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "tile",
-    "top_k", "transfer_to", "transpose", "trunc", "unsqueeze", "where",
+    "atanh", "avg_pool2d", "band_part", "bottom_k", "broadcast_to", "buffer_store", "buffer_store_slice", "cast",
+    "ceil", "chunk", "concat", "constant", "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum",
+    "custom", "dequantize", "div", "equal", "erf", "exp", "flatten", "floor", "floor_div", "fold", "functional",
+    "gather", "gather_nd", "gelu", "greater", "greater_equal", "group_norm", "hann_window", "irfft", "is_inf", "is_nan",
+    "layer_norm", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "logsoftmax",
+    "masked_scatter", "matmul", "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "nonzero", "not_equal",
+    "outer", "pad", "permute", "pow", "prod", "qmatmul", "range", "relu", "repeat_interleave", "reshape", "resize",
+    "rms_norm", "round", "rsqrt", "scatter", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_nd",
+    "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul", "sigmoid", "silu", "sin", "slice_tensor",
+    "softmax", "split", "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "tile", "top_k", "transfer_to", "transpose",
+    "trunc", "unsqueeze", "where",
 ]  # fmt: skip
 
 
@@ -90,8 +92,10 @@ as_interleaved_complex = functional(ops.as_interleaved_complex)
 atanh = functional(ops.atanh)
 avg_pool2d = functional(ops.avg_pool2d)
 band_part = functional(ops.band_part)
+bottom_k = functional(ops.bottom_k)
 broadcast_to = functional(ops.broadcast_to)
 cast = functional(ops.cast)
+ceil = functional(ops.ceil)
 chunk = functional(ops.chunk)
 concat = functional(ops.concat)
 conv2d = functional(ops.conv2d)
@@ -108,6 +112,7 @@ fold = functional(ops.fold)
 gather = functional(ops.gather)
 gather_nd = functional(ops.gather_nd)
 gelu = functional(ops.gelu)
+group_norm = functional(ops.group_norm)
 hann_window = functional(ops.hann_window)
 irfft = functional(ops.irfft)
 is_inf = functional(ops.is_inf)
@@ -126,6 +131,7 @@ negate = functional(ops.negate)
 nonzero = functional(ops.nonzero)
 pad = functional(ops.pad)
 permute = functional(ops.permute)
+prod = functional(ops.prod)
 qmatmul = functional(ops.qmatmul)
 range = functional(ops.range)
 relu = functional(ops.relu)
@@ -136,7 +142,15 @@ rms_norm = functional(ops.rms_norm)
 round = functional(ops.round)
 rsqrt = functional(ops.rsqrt)
 scatter = functional(ops.scatter)
+scatter_add = functional(ops.scatter_add)
+scatter_max = functional(ops.scatter_max)
+scatter_min = functional(ops.scatter_min)
+scatter_mul = functional(ops.scatter_mul)
 scatter_nd = functional(ops.scatter_nd)
+scatter_nd_add = functional(ops.scatter_nd_add)
+scatter_nd_max = functional(ops.scatter_nd_max)
+scatter_nd_min = functional(ops.scatter_nd_min)
+scatter_nd_mul = functional(ops.scatter_nd_mul)
 sigmoid = functional(ops.sigmoid)
 silu = functional(ops.silu)
 sin = functional(ops.sin)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, TensorValueLike, Weight, ops
+from max.graph.ops.normalization import normalize_groups
 from max.nn._sharding import check_strategy, part_of, parts_of_weight, shard_devices
 from max.nn.layer import Layer, Module
 
@@ -351,17 +352,7 @@ class GroupNorm(Module):
             raise ValueError(
                 f"GroupNorm: the input is {x!r}, expected {self.num_channels} channels"
             )
-        # in float32, as mean and variance of many elements need it
-        wide = ops.cast(x, DType.float32)
-        groups = ops.reshape(wide, [x.shape[0], self.num_groups, -1])
-        mean = ops.mean(groups, axis=-1)
-        centred = groups - mean
-        variance = ops.mean(centred * centred, axis=-1)
-        y = ops.reshape(centred * ops.rsqrt(variance + self.eps), x.shape)
-        if self.weight is not None and self.bias is not None:
-            per_channel = [self.num_channels, *[1] * (x.rank - 2)]
-            scale, offset = (
-                ops.reshape(_scale(w, wide), per_channel) for w in (self.weight, self.bias)
-            )
-            y = y * scale + offset
-        return ops.cast(y, x.dtype)
+        if self.weight is None or self.bias is None:
+            return ops.cast(normalize_groups(x, self.num_groups, self.eps), x.dtype)
+        scale, offset = (w.to(x.device) for w in (self.weight, self.bias))
+        return ops.group_norm(x, scale, offset, self.num_groups, self.eps)

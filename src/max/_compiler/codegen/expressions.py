@@ -57,8 +57,8 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 def identity(reduction: str, dtype: DType) -> str:
     """The identity element of a reduction, as a scalar."""
     dtype = compute_dtype(dtype)
-    if reduction == "reduce_sum":
-        return literal(0, dtype)
+    if reduction in ("reduce_sum", "reduce_mul"):
+        return literal(reduction == "reduce_mul", dtype)
     greatest = reduction == "reduce_max"
     if dtype.is_float():
         return literal(-math.inf if greatest else math.inf, dtype)
@@ -76,11 +76,9 @@ def identity(reduction: str, dtype: DType) -> str:
 def combine(reduction: str, x: str, y: str) -> str:
     """One step of a reduction, with accumulator `x` and element `y`."""
     # max and min test their first argument for NaN: the element, not the accumulator, which is on the dependency chain
-    return (
-        f"{x} + {y}"
-        if reduction == "reduce_sum"
-        else f"k.{reduction.removeprefix('reduce_')}({y}, {x})"
-    )
+    if reduction in ("reduce_sum", "reduce_mul"):
+        return f"{x} {'+' if reduction == 'reduce_sum' else '*'} {y}"
+    return f"k.{reduction.removeprefix('reduce_')}({y}, {x})"
 
 
 Writer = Callable[[DType, str, Sequence[str]], str]

@@ -21,7 +21,7 @@ __all__ = [
     "Value",
 ]
 
-REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_mul"})
 """Nodes that combine a value over the reduction axis."""
 
 

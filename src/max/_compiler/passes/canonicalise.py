@@ -232,6 +232,7 @@ RULES: dict[str, Rule] = {
     "mo.reduce_mean": _reduce_one,
     "mo.reduce_max": _reduce_one,
     "mo.reduce_min": _reduce_one,
+    "mo.reduce_mul": _reduce_one,
 }
 """The rule of each op: it returns the replacement, or None to keep the op."""
 

@@ -24,10 +24,11 @@ from max._compiler.shapes import is_view, shape_of, strip
 from max._compiler.sizes import Sizes, nominal, product
 from max._kernel_library.products.quantised.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp, ShapedType
+from max.mlir.ops.reduction import REDUCTIONS
 
 __all__ = ["REDUCES", "ROWWISE", "fuse"]
 
-REDUCES = frozenset({"mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min"})
+REDUCES = frozenset(f"mo.{name}" for name in REDUCTIONS)
 ROWWISE = REDUCES | {"mo.softmax", "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm"}
 MATMULS = frozenset(
     {

@@ -14,8 +14,8 @@ from max.mlir import OPS, BufferType, MoOp, ShapedType
 __all__ = ["READS_STRIDED", "base_of", "copy_region", "materialise", "needs_contiguous"]
 
 READS_STRIDED = frozenset({
-    "mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min", "mo.softmax", "mo.logsoftmax",
-    "mo.layer_norm", "mo.rms_norm", "mo.buffer_store", "mo.concat",
+    "mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min", "mo.reduce_mul", "mo.softmax",
+    "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm", "mo.buffer_store", "mo.concat",
 })  # fmt: skip
 """Ops, besides element-wise ones, that become regions: these read operands of any layout."""
 

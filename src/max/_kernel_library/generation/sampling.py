@@ -37,7 +37,7 @@ def greatest(row: Any, width: int) -> Any:
     value = k.f32(NEGATIVE_INFINITY)
     index = k.i64(0)
     for lane in k.static_range(width):
-        if better(best[lane], k.i64(indices[lane]), value, index):
+        if better(best[lane], k.i64(indices[lane]), value, index, 1):
             value = best[lane]
             index = k.i64(indices[lane])
     return value, index
@@ -167,9 +167,9 @@ def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices
         values: Scratch memory for logits.
         indices: Scratch memory for their indices.
     """
-    keep_best(values, indices, d.row, count, False, 4 * d.width)
+    keep_best(values, indices, d.row, count, False, 4 * d.width, 1)
     kept = k.min(count, d.row.shape[0])
-    sort_heap(values, indices, kept)
+    sort_heap(values, indices, kept, 1)
     last = k.i64(kept - 1)
     if share < 1:
         total = k.f32(0)

@@ -1,4 +1,8 @@
-"""Writing updates into a copy of a tensor, by indices along one axis or by index vectors; of equal indices the last one wins."""
+"""Writing updates into a copy of a tensor, or combining them with its elements, by indices along one axis or by index vectors.
+
+Updates of equal indices are applied in their order by one worker: of replacements the last one wins, and reductions
+give the same result with any number of workers.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,50 @@ def copy_all(out: Any, x: Any, ctx: Any) -> None:
         copy_row(flat_out[begin:end], flat_x[begin:end], ctx.target.width(out.dtype))
 
 
+@k.inline
+def combined(old: Any, update: Any, reduction: str) -> Any:
+    """An element after an update, rounded to its dtype: `replace`, `add`, `max`, `min` or `mul`."""
+    if reduction == "replace":
+        return update
+    else:
+        dtype = old.dtype
+        wide = k.f32 if dtype.is_float and dtype.bits < 32 else dtype
+        a = k.cast(old, wide)
+        b = k.cast(update, wide)
+        if reduction == "add":
+            return k.cast(a + b, dtype)
+        elif reduction == "mul":
+            return k.cast(a * b, dtype)
+        elif reduction == "max":
+            return k.cast(k.max(a, b), dtype)
+        else:
+            return k.cast(k.min(a, b), dtype)
+
+
+@k.inline
+def combine_row(row: Any, update: Any, width: int, reduction: str) -> None:
+    """Applies a row of updates to a row of the result."""
+    if reduction == "replace":
+        copy_row(row, update, width)
+    else:
+        for j, mask in k.vectors(row.shape[0], width):
+            old = row.load(j, width=width, mask=mask)
+            new = update.load(j, width=width, mask=mask)
+            row.store(j, value=combined(old, new, reduction), mask=mask)
+
+
 @k.kernel
 def scatter(
-    out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context, *, axis: int
+    out: k.Output,
+    x: k.Input,
+    updates: k.Input,
+    indices: k.Input,
+    ctx: k.Context,
+    *,
+    axis: int,
+    reduction: str,
 ) -> None:
-    """`out = x`, then `out[…, indices[i], …] = updates[i]` along `axis`, for each place `i` of `indices`, which has the rank of `x`."""
+    """`out = x`, then `out[…, indices[i], …]` takes `updates[i]` along `axis`, for each place `i` of `indices`, which has the rank of `x`."""
     copy_all(out, x, ctx)
     ctx.barrier()
     sizes = indices.shape
@@ -55,16 +98,21 @@ def scatter(
                 place += coordinate * indices.strides[d]
         for i in range(sizes[axis]):
             update = place + i * indices.strides[axis]
-            target[at + checked_index(places[update], x.shape[axis], axis) * out_strides[axis]] = (
-                values[update]
-            )
+            to = at + checked_index(places[update], x.shape[axis], axis) * out_strides[axis]
+            target[to] = combined(target[to], values[update], reduction)
 
 
 @k.kernel
 def scatter_nd(
-    out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context
+    out: k.Output,
+    x: k.Input,
+    updates: k.Input,
+    indices: k.Input,
+    ctx: k.Context,
+    *,
+    reduction: str,
 ) -> None:
-    """`out = x`, then `out[*indices[i]] = updates[i]` for rows: `x` is `[d0, d1, …, inner]`, `indices` `[n, depth]`, `updates` `[n, inner]`."""
+    """`out = x`, then `out[*indices[i]]` takes `updates[i]`, for rows: `x` is `[d0, d1, …, inner]`, `indices` `[n, depth]`, `updates` `[n, inner]`."""
     copy_all(out, x, ctx)
     ctx.barrier()
     depth = indices.shape[1]
@@ -77,7 +125,7 @@ def scatter_nd(
             for d in k.static_range(depth):
                 row = row * x.shape[d] + checked_index(indices[i, d], x.shape[d], d)
             if row % ctx.num_workers == part:
-                copy_row(rows[row], updates[i], width)
+                combine_row(rows[row], updates[i], width, reduction)
 
 
 def _lower_scatter(
@@ -94,7 +142,8 @@ def _lower_scatter(
         view("operand", 1, updates),
         view("operand", 2, indices),
     )
-    return KernelCall(scatter, args, {"axis": axis}, in_place=((0, 0),))
+    params = {"axis": axis, "reduction": attributes.get("reduction", "replace")}
+    return KernelCall(scatter, args, params, in_place=((0, 0),))
 
 
 def _lower_scatter_nd(
@@ -117,7 +166,13 @@ def _lower_scatter_nd(
         view("operand", 1, updates, (range(leading), range(leading, len(updates.shape)))),
         view("operand", 2, indices, (range(leading), (leading,))),
     )
-    return KernelCall(scatter_nd, args, in_place=((0, 0),))
+    params = {"reduction": attributes.get("reduction", "replace")}
+    return KernelCall(scatter_nd, args, params, in_place=((0, 0),))
 
 
-LOWERINGS = {"mo.scatter": _lower_scatter, "mo.scatter_nd": _lower_scatter_nd}
+LOWERINGS = {
+    "mo.scatter": _lower_scatter,
+    "mo.scatter_reduce": _lower_scatter,
+    "mo.scatter_nd": _lower_scatter_nd,
+    "mo.scatter_nd_reduce": _lower_scatter_nd,
+}

@@ -1,4 +1,8 @@
-"""The best elements of a row: a heap of (value, index) pairs in memory, and the greatest element of a row."""
+"""The best elements of a row: a heap of (value, index) pairs in memory, and the greatest element of a row.
+
+`sign` (compile time) is 1 where the greatest elements are best, and -1 where the smallest are. NaN counts as the
+greatest element, so it is the best or the worst.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,22 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 @k.inline
-def better(value: Any, index: Any, other_value: Any, other_index: Any) -> Any:
-    """Whether an element comes before another: greater, or equal and earlier; NaN is the greatest."""
-    return beats(value, other_value, 1) | (same(value, other_value) & (index < other_index))
+def precedes(a: Any, b: Any, sign: int) -> Any:
+    """Whether `a` is better than `b`."""
+    if sign > 0:
+        return beats(a, b, 1)
+    else:
+        return beats(b, a, 1)
 
 
 @k.inline
-def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any) -> None:
+def better(value: Any, index: Any, other_value: Any, other_index: Any, sign: int) -> Any:
+    """Whether an element comes before another: better, or equal and earlier."""
+    return precedes(value, other_value, sign) | (same(value, other_value) & (index < other_index))
+
+
+@k.inline
+def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, sign: int) -> None:
     """Puts an element in the place of the root, the worst of `size` elements, and restores the heap."""
     hole = k.i64(0)
     moving = True
@@ -31,9 +44,10 @@ def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any) -> N
                     k.i64(indices[child]),
                     values[child + 1],
                     k.i64(indices[child + 1]),
+                    sign,
                 ):
                     child += 1
-            moving = better(value, index, values[child], k.i64(indices[child]))
+            moving = better(value, index, values[child], k.i64(indices[child]), sign)
             if moving:
                 values[hole] = values[child]
                 indices[hole] = indices[child]
@@ -43,14 +57,14 @@ def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any) -> N
 
 
 @k.inline
-def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any) -> None:
+def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any, sign: int) -> None:
     """Adds an element to a heap of `last` elements, whose root is the worst."""
     hole = k.i64(last)
     moving = hole > 0
     while moving:
         k.brief()
         parent = (hole - 1) // 2
-        moving = better(values[parent], k.i64(indices[parent]), value, index)
+        moving = better(values[parent], k.i64(indices[parent]), value, index, sign)
         if moving:
             values[hole] = values[parent]
             indices[hole] = indices[parent]
@@ -61,7 +75,7 @@ def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any) -> Non
 
 
 @k.inline
-def sort_heap(values: Any, indices: Any, size: Any) -> None:
+def sort_heap(values: Any, indices: Any, size: Any, sign: int) -> None:
     """Sorts a heap, the best first."""
     last = k.i64(size - 1)
     while last > 0:
@@ -69,7 +83,7 @@ def sort_heap(values: Any, indices: Any, size: Any) -> None:
         index = k.i64(indices[last])
         values[last] = values[0]
         indices[last] = indices[0]
-        sift_down(values, indices, last, value, index)
+        sift_down(values, indices, last, value, index, sign)
         last -= 1
 
 
@@ -84,36 +98,48 @@ def candidate(value: Any, nan_is_best: bool) -> Any:
 
 @k.inline
 def keep_best(
-    values: Any, places: Any, row: Any, count: Any, nan_is_best: bool, width: int
+    values: Any, places: Any, row: Any, count: Any, nan_is_best: bool, width: int, sign: int
 ) -> None:
-    """Fills a heap with the `count` greatest elements of a row and their indices.
+    """Fills a heap with the `count` best elements of a row and their indices.
 
     Args:
         values: The heap's elements.
         places: Their indices.
         row: Rank 1, any strides.
         count: The size of the heap, 1 or more; a shorter row is kept whole.
-        nan_is_best: Whether NaN is the best of f32, or the worst.
+        nan_is_best: Whether NaN counts as the greatest element, or as -inf (f32 only).
         width: Lanes that are compared with the heap's worst element at once; of contiguous rows.
+        sign: 1 for the greatest elements, -1 for the smallest (compile time).
     """
     size = row.shape[0]
     at = k.min(k.i64(count), size)
     for j in range(at):
-        sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j))
+        sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j), sign)
     while at < size:
         end = size
         if row.dtype.kind != "b" and row.strides[0] == 1:
             worst = values[0]
-            while at + width <= size and not k.any(~(row.load(at, width=width) <= worst)):
+            while at + width <= size and not k.any(
+                rises_above(row.load(at, width=width), worst, sign)
+            ):
                 k.brief()
                 at += width
             end = k.min(at + width, size)
         for j in range(at, end):
             value = candidate(row[j], nan_is_best)
             # of equals the earlier one, which is in the heap, stays
-            if beats(value, values[0], 1):
-                sift_down(values, places, count, value, k.i64(j))
+            if precedes(value, values[0], sign):
+                sift_down(values, places, count, value, k.i64(j), sign)
         at = end
+
+
+@k.inline
+def rises_above(candidates: Any, worst: Any, sign: int) -> Any:
+    """Whether elements may be better than the worst one that is kept; true where one of them is NaN."""
+    if sign > 0:
+        return ~(candidates <= worst)
+    else:
+        return ~(candidates >= worst)
 
 
 @k.inline

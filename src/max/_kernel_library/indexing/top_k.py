@@ -1,4 +1,4 @@
-"""The greatest elements along an axis: `top_k`, `argmax`, `argmin`."""
+"""The greatest and the smallest elements along an axis: `top_k`, `bottom_k`, `argmax`, `argmin`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from max._kernel_library.lowering import KernelCall, Lowering, Operand, view
 
 
 @k.kernel
-def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context) -> None:
-    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first (NaN before all); of equals the first."""
+def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context, *, sign: int) -> None:
+    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first (`sign` -1: the smallest, the smallest first).
+
+    Of equal elements the first comes first. NaN is the greatest element.
+    """
     count = values.shape[1]
     width = 4 * ctx.target.width(k.f32)
     if count > 0:
@@ -20,8 +23,8 @@ def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context) -> No
             # the results' own memory holds the heap
             best = values[o][:, i]
             places = indices[o][:, i]
-            keep_best(best, places, x[o][:, i], count, True, width)
-            sort_heap(best, places, count)
+            keep_best(best, places, x[o][:, i], count, True, width, sign)
+            sort_heap(best, places, count, sign)
 
 
 @k.kernel
@@ -33,22 +36,25 @@ def arg_best(out: k.Output, x: k.Input, ctx: k.Context, *, sign: int) -> None:
         out[o, 0, i] = index
 
 
-def _lower_top_k(
-    operands: Sequence[Operand],
-    results: Sequence[Operand],
-    attributes: Mapping[str, Any],
-    target: k.Target,
-) -> KernelCall:
-    x = operands[0]
-    rank = len(x.shape)
-    axis = int(attributes.get("axis", -1)) % rank
-    groups = (range(axis), (axis,), range(axis + 1, rank))
-    args = (
-        view("result", 0, results[0], groups),
-        view("result", 1, results[1], groups),
-        view("operand", 0, x, groups),
-    )
-    return KernelCall(top_k, args)
+def _lower_top_k(sign: int) -> Lowering:
+    def lower(
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        target: k.Target,
+    ) -> KernelCall:
+        x = operands[0]
+        rank = len(x.shape)
+        axis = int(attributes.get("axis", -1)) % rank
+        groups = (range(axis), (axis,), range(axis + 1, rank))
+        args = (
+            view("result", 0, results[0], groups),
+            view("result", 1, results[1], groups),
+            view("operand", 0, x, groups),
+        )
+        return KernelCall(top_k, args, {"sign": sign})
+
+    return lower
 
 
 def _lower_arg(sign: int) -> Lowering:
@@ -75,4 +81,9 @@ def _lower_arg(sign: int) -> Lowering:
     return lower
 
 
-LOWERINGS = {"mo.top_k": _lower_top_k, "mo.argmax": _lower_arg(1), "mo.argmin": _lower_arg(-1)}
+LOWERINGS = {
+    "mo.top_k": _lower_top_k(1),
+    "mo.bottom_k": _lower_top_k(-1),
+    "mo.argmax": _lower_arg(1),
+    "mo.argmin": _lower_arg(-1),
+}

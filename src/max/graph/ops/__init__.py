@@ -24,6 +24,7 @@ from max.graph.ops.elementwise import (
     add,
     atanh,
     cast,
+    ceil,
     cos,
     div,
     equal,
@@ -59,11 +60,24 @@ from max.graph.ops.elementwise import (
     trunc,
     where,
 )
-from max.graph.ops.gather import gather, gather_nd, scatter, scatter_nd
+from max.graph.ops.gather import (
+    gather,
+    gather_nd,
+    scatter,
+    scatter_add,
+    scatter_max,
+    scatter_min,
+    scatter_mul,
+    scatter_nd,
+    scatter_nd_add,
+    scatter_nd_max,
+    scatter_nd_min,
+    scatter_nd_mul,
+)
 from max.graph.ops.irfft import irfft
 from max.graph.ops.masking import masked_scatter, nonzero
 from max.graph.ops.matmul import matmul, outer
-from max.graph.ops.normalization import layer_norm, rms_norm
+from max.graph.ops.normalization import group_norm, layer_norm, rms_norm
 from max.graph.ops.pooling import avg_pool2d, max_pool2d
 from max.graph.ops.print import print
 from max.graph.ops.quantised import dequantize, qmatmul, quantize
@@ -72,11 +86,13 @@ from max.graph.ops.reduction import (
     argmax,
     argmin,
     argsort,
+    bottom_k,
     cumsum,
     logsoftmax,
     max,
     mean,
     min,
+    prod,
     softmax,
     sum,
     top_k,
@@ -118,6 +134,7 @@ __all__ = [
     "atanh",
     "avg_pool2d",
     "band_part",
+    "bottom_k",
     "broadcast_to",
     "buffer_create",
     "buffer_load",
@@ -125,6 +142,7 @@ __all__ = [
     "buffer_store_slice",
     "call",
     "cast",
+    "ceil",
     "chunk",
     "concat",
     "cond",
@@ -150,6 +168,7 @@ __all__ = [
     "gelu",
     "greater",
     "greater_equal",
+    "group_norm",
     "hann_window",
     "inplace_custom",
     "irfft",
@@ -179,6 +198,7 @@ __all__ = [
     "permute",
     "pow",
     "print",
+    "prod",
     "qmatmul",
     "quantize",
     "random",
@@ -192,7 +212,15 @@ __all__ = [
     "round",
     "rsqrt",
     "scatter",
+    "scatter_add",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
     "scatter_nd",
+    "scatter_nd_add",
+    "scatter_nd_max",
+    "scatter_nd_min",
+    "scatter_nd_mul",
     "shape_to_tensor",
     "sigmoid",
     "silu",

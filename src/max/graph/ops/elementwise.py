@@ -17,6 +17,7 @@ __all__ = [
     "add",
     "atanh",
     "cast",
+    "ceil",
     "cos",
     "div",
     "equal",
@@ -505,6 +506,15 @@ def floor(x: TensorValueLike) -> TensorValue:
         x: The operand, of a floating-point type.
     """
     return _unary("floor", x)
+
+
+def ceil(x: TensorValueLike) -> TensorValue:
+    """The smallest integer not below `x`, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("ceil", x)
 
 
 def round(x: TensorValueLike) -> TensorValue:

@@ -10,7 +10,10 @@ from max.graph.ops.constant import constant
 from max.graph.ops.promotion import is_weak, promote_weak
 from max.graph.value import TensorValue, TensorValueLike
 
-__all__ = ["gather", "gather_nd", "scatter", "scatter_nd"]
+__all__ = [
+    "gather", "gather_nd", "scatter", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_nd",
+    "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul",
+]  # fmt: skip
 
 
 def _indices(op: str, value: TensorValueLike, like: TensorValue) -> TensorValue:
@@ -97,12 +100,14 @@ def scatter(
     """
     tensor = as_tensor(input)
     index = normalize_axis("scatter", axis, tensor.rank)
-    operands = (
-        tensor,
-        _updates("scatter", updates, tensor),
-        _indices("scatter", indices, tensor),
-    )
+    operands = _scatter_operands("scatter", tensor, updates, indices)
     return stage("scatter", operands, {"axis": index})
+
+
+def _scatter_operands(
+    op: str, tensor: TensorValue, updates: TensorValueLike, indices: TensorValueLike
+) -> tuple[TensorValue, TensorValue, TensorValue]:
+    return tensor, _updates(op, updates, tensor), _indices(op, indices, tensor)
 
 
 def scatter_nd(
@@ -122,10 +127,113 @@ def scatter_nd(
         ValueError: The shapes do not match.
         TypeError: The updates are of another dtype, or the indices are not integers.
     """
+    return stage("scatter_nd", _scatter_operands("scatter_nd", as_tensor(input), updates, indices))
+
+
+def _scatter_reduce(
+    reduction: str,
+    input: TensorValueLike,
+    updates: TensorValueLike,
+    indices: TensorValueLike,
+    axis: int,
+) -> TensorValue:
+    op = f"scatter_{reduction}"
     tensor = as_tensor(input)
-    operands = (
-        tensor,
-        _updates("scatter_nd", updates, tensor),
-        _indices("scatter_nd", indices, tensor),
-    )
-    return stage("scatter_nd", operands)
+    attrs = {"axis": normalize_axis(op, axis, tensor.rank), "reduction": reduction}
+    return stage("scatter_reduce", _scatter_operands(op, tensor, updates, indices), attrs)
+
+
+def scatter_add(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike, axis: int = -1
+) -> TensorValue:
+    """Adds updates to elements along an axis in a copy of a tensor.
+
+    Updates of equal indices are all added, in their order along the axis, each sum rounded to the dtype.
+
+    Args:
+        input: The tensor, a number type.
+        updates: The numbers to add, of the input's dtype and rank.
+        indices: The index along `axis` of each update: integers of the shape of `updates`; negative ones count from
+            the last. An index out of range raises when the graph runs.
+        axis: The axis; negative counts from the last.
+
+    Returns:
+        A tensor of the input's shape and dtype.
+
+    Raises:
+        ValueError: The shapes do not match, or the axis is out of range.
+        TypeError: The input is bool, the updates are of another dtype, or the indices are not integers.
+    """
+    return _scatter_reduce("add", input, updates, indices, axis)
+
+
+def scatter_max(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike, axis: int = -1
+) -> TensorValue:
+    """The greater of an element and its updates along an axis, NaN where one is; arguments as of `scatter_add`."""
+    return _scatter_reduce("max", input, updates, indices, axis)
+
+
+def scatter_min(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike, axis: int = -1
+) -> TensorValue:
+    """The smaller of an element and its updates along an axis, NaN where one is; arguments as of `scatter_add`."""
+    return _scatter_reduce("min", input, updates, indices, axis)
+
+
+def scatter_mul(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike, axis: int = -1
+) -> TensorValue:
+    """The product of an element and its updates along an axis; arguments as of `scatter_add`."""
+    return _scatter_reduce("mul", input, updates, indices, axis)
+
+
+def _scatter_nd_reduce(
+    reduction: str, input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
+) -> TensorValue:
+    operands = _scatter_operands(f"scatter_nd_{reduction}", as_tensor(input), updates, indices)
+    return stage("scatter_nd_reduce", operands, {"reduction": reduction})
+
+
+def scatter_nd_add(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
+) -> TensorValue:
+    """Adds updates to slices, addressed by index vectors, in a copy of a tensor.
+
+    Updates of equal index vectors are all added, in their order, each sum rounded to the dtype.
+
+    Args:
+        input: The tensor, a number type.
+        updates: The numbers to add, of shape ``indices.shape[:-1] + input.shape[indices.shape[-1]:]``.
+        indices: Integers. The last axis, of static size, holds the index vectors. An index out of range raises when
+            the graph runs.
+
+    Returns:
+        A tensor of the input's shape and dtype.
+
+    Raises:
+        ValueError: The shapes do not match.
+        TypeError: The input is bool, the updates are of another dtype, or the indices are not integers.
+    """
+    return _scatter_nd_reduce("add", input, updates, indices)
+
+
+def scatter_nd_max(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
+) -> TensorValue:
+    """The greater of a slice's elements and their updates, NaN where one is; arguments as of `scatter_nd_add`."""
+    return _scatter_nd_reduce("max", input, updates, indices)
+
+
+def scatter_nd_min(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
+) -> TensorValue:
+    """The smaller of a slice's elements and their updates, NaN where one is; arguments as of `scatter_nd_add`."""
+    return _scatter_nd_reduce("min", input, updates, indices)
+
+
+def scatter_nd_mul(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
+) -> TensorValue:
+    """The product of a slice's elements and their updates; arguments as of `scatter_nd_add`."""
+    return _scatter_nd_reduce("mul", input, updates, indices)

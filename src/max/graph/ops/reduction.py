@@ -15,11 +15,13 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "bottom_k",
     "cumsum",
     "logsoftmax",
     "max",
     "mean",
     "min",
+    "prod",
     "softmax",
     "sum",
     "top_k",
@@ -47,6 +49,20 @@ def sum(x: TensorValueLike, axis: int = -1) -> TensorValue:
         TypeError: The operand is bool.
     """
     return _reduce("sum", "reduce_sum", x, axis)
+
+
+def prod(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """The product along an axis, which stays with size 1; 1 for an empty axis.
+
+    Args:
+        x: The operand, a number type. Floats narrower than 32 bits are accumulated in float32; integers wrap around.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range.
+        TypeError: The operand is bool.
+    """
+    return _reduce("prod", "reduce_mul", x, axis)
 
 
 def mean(x: TensorValueLike, axis: int = -1) -> TensorValue:
@@ -199,9 +215,31 @@ def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, 
         ValueError: The axis or `k` is out of range.
         TypeError: The operand is bool.
     """
+    return _select("top_k", input, k, axis)
+
+
+def bottom_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, TensorValue]:
+    """The k smallest elements along an axis, in ascending order, and their indices.
+
+    Args:
+        input: The operand, a number type. NaN counts as the greatest element.
+        k: The number of elements, from 1 to the size of the axis.
+        axis: The axis; negative counts from the last.
+
+    Returns:
+        The values, and their indices along the axis (int64), both with size k along it. Ties keep their order.
+
+    Raises:
+        ValueError: The axis or `k` is out of range.
+        TypeError: The operand is bool.
+    """
+    return _select("bottom_k", input, k, axis)
+
+
+def _select(op: str, input: TensorValueLike, k: int, axis: int) -> tuple[TensorValue, TensorValue]:
     tensor = as_tensor(input)
-    attrs = {"k": operator.index(k), "axis": normalize_axis("top_k", axis, tensor.rank)}
-    values, indices = _graph.Graph.current.stage("mo.top_k", (tensor,), attrs)
+    attrs = {"k": operator.index(k), "axis": normalize_axis(op, axis, tensor.rank)}
+    values, indices = _graph.Graph.current.stage(f"mo.{op}", (tensor,), attrs)
     return tensor_of(values), tensor_of(indices)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.dtype import DType
 from max.mlir.conditions import Condition
 from max.mlir.operation import Attrs, OpSpec, Types, axis_of, define, same_device, tensor
@@ -62,68 +64,97 @@ def _infer_gather_nd(types: Types, attrs: Attrs) -> Types:
 define(OpSpec("mo.gather_nd", (2, 2), 1, attributes={"batch_dims": int}, infer=_infer_gather_nd))
 
 
+SCATTER_REDUCTIONS = ("add", "max", "min", "mul")
+"""How an update and the element that it meets are combined."""
+
+
+def _scatter_name(op: str, attrs: Attrs) -> str:
+    """The name of the op in messages, such as ``scatter_add``."""
+    return f"{op}_{attrs['reduction']}" if "reduction" in attrs else op
+
+
+def _check_reduction(op: str, x: TensorType, attrs: Attrs) -> None:
+    if "reduction" not in attrs:
+        return
+    if attrs["reduction"] not in SCATTER_REDUCTIONS:
+        raise ValueError(
+            f"{op}: the reduction is {attrs['reduction']!r}, expected {', '.join(SCATTER_REDUCTIONS)}"
+        )
+    if x.dtype is DType.bool:
+        raise TypeError(f"{op}: the input is {x.short}, expected a number")
+
+
 def _infer_scatter(types: Types, attrs: Attrs) -> Types:
-    x, updates, indices = (tensor("scatter", types, i) for i in range(3))
-    _check_indices("scatter", indices)
-    axis = axis_of("scatter", attrs["axis"], x.rank)
+    op = _scatter_name("scatter", attrs)
+    x, updates, indices = (tensor(op, types, i) for i in range(3))
+    _check_indices(op, indices)
+    _check_reduction(op, x, attrs)
+    axis = axis_of(op, attrs["axis"], x.rank)
     if updates.dtype is not x.dtype:
-        raise TypeError(f"scatter: the updates are {updates.short}, the input is {x.short}")
+        raise TypeError(f"{op}: the updates are {updates.short}, the input is {x.short}")
     if updates.shape != indices.shape or updates.rank != x.rank:
         raise ValueError(
-            f"scatter: updates {updates.short} and indices {indices.short} must have one shape, "
+            f"{op}: updates {updates.short} and indices {indices.short} must have one shape, "
             f"of the input's rank {x.rank}"
         )
     for i in range(x.rank):
         extra = updates.shape[i] - x.shape[i]
         if i != axis and extra.is_static and extra.value > 0:
             raise ValueError(
-                f"scatter: axis {i} of the updates is {updates.shape[i]}, more than the input's "
+                f"{op}: axis {i} of the updates is {updates.shape[i]}, more than the input's "
                 f"{x.shape[i]}"
             )
-    same_device("scatter", [x, updates, indices])
+    same_device(op, [x, updates, indices])
     return (x,)
 
 
 def _scatter_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
-    x, updates = tensor("scatter", operands, 0), tensor("scatter", operands, 1)
+    op = _scatter_name("scatter", attrs)
+    x, updates = tensor(op, operands, 0), tensor(op, operands, 1)
     return [
         Condition.at_least(
             x.shape[axis],
             updates.shape[axis],
-            f"scatter: axis {axis} of the updates {updates.short} is longer than of the input {x.short}",
+            f"{op}: axis {axis} of the updates {updates.short} is longer than of the input {x.short}",
         )
         for axis in range(x.rank)
         if axis != attrs["axis"]
     ]
 
 
+_SCATTER = OpSpec(
+    "mo.scatter",
+    (3, 3),
+    1,
+    attributes={"axis": int},
+    infer=_infer_scatter,
+    conditions=_scatter_conditions,
+)
+define(_SCATTER)
 define(
-    OpSpec(
-        "mo.scatter",
-        (3, 3),
-        1,
-        attributes={"axis": int},
-        infer=_infer_scatter,
-        conditions=_scatter_conditions,
-    )
+    replace(_SCATTER, name="mo.scatter_reduce", attributes={"axis": int, "reduction": str}),
 )
 
 
 def _infer_scatter_nd(types: Types, attrs: Attrs) -> Types:
-    x, updates, indices = (tensor("scatter_nd", types, i) for i in range(3))
-    size = _index_size("scatter_nd", x, indices, 0)
+    op = _scatter_name("scatter_nd", attrs)
+    x, updates, indices = (tensor(op, types, i) for i in range(3))
+    size = _index_size(op, x, indices, 0)
+    _check_reduction(op, x, attrs)
     if updates.dtype is not x.dtype:
-        raise TypeError(f"scatter_nd: the updates are {updates.short}, the input is {x.short}")
+        raise TypeError(f"{op}: the updates are {updates.short}, the input is {x.short}")
     expected = (*indices.shape[:-1], *x.shape[size:])
     if updates.shape != expected:
         raise ValueError(
-            f"scatter_nd: the updates are {updates.short}, expected shape {dims_text(expected)}"
+            f"{op}: the updates are {updates.short}, expected shape {dims_text(expected)}"
         )
-    same_device("scatter_nd", [x, updates, indices])
+    same_device(op, [x, updates, indices])
     return (x,)
 
 
-define(OpSpec("mo.scatter_nd", (3, 3), 1, infer=_infer_scatter_nd))
+_SCATTER_ND = OpSpec("mo.scatter_nd", (3, 3), 1, infer=_infer_scatter_nd)
+define(_SCATTER_ND)
+define(replace(_SCATTER_ND, name="mo.scatter_nd_reduce", attributes={"reduction": str}))
 
 
 def _check_nonzero(operands: Types, results: Types, attrs: Attrs) -> None:

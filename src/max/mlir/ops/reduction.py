@@ -13,6 +13,7 @@ REDUCTIONS = {
     "reduce_mean": "mean",
     "reduce_max": "max",
     "reduce_min": "min",
+    "reduce_mul": "prod",
 }
 """Reductions that keep the dtype, and their names in `max.graph.ops`."""
 ARG_REDUCTIONS = {"argmax": "argmax", "argmin": "argmin"}
@@ -106,37 +107,40 @@ define(
 )
 
 
-def _infer_top_k(types: Types, attrs: Attrs) -> Types:
-    x = tensor("top_k", types, 0)
-    _numbers("top_k", x)
-    axis = axis_of("top_k", attrs["axis"], x.rank)
-    k: int = attrs["k"]
-    dim = x.shape[axis]
-    if k < 1 or (dim.is_static and k > dim.value):
-        raise ValueError(f"top_k: k is {k}, expected 1 to {dim}, the size of axis {axis}")
-    shape = [*x.shape[:axis], DimExpr.constant(k), *x.shape[axis + 1 :]]
-    values = x.with_shape(shape)
-    return (values, values.with_dtype(DType.int64))
+def _selection(op: str) -> OpSpec:
+    """An op with the k first elements along an axis in some order, and their indices."""
 
+    def infer(types: Types, attrs: Attrs) -> Types:
+        x = tensor(op, types, 0)
+        _numbers(op, x)
+        axis = axis_of(op, attrs["axis"], x.rank)
+        k: int = attrs["k"]
+        dim = x.shape[axis]
+        if k < 1 or (dim.is_static and k > dim.value):
+            raise ValueError(f"{op}: k is {k}, expected 1 to {dim}, the size of axis {axis}")
+        shape = [*x.shape[:axis], DimExpr.constant(k), *x.shape[axis + 1 :]]
+        values = x.with_shape(shape)
+        return (values, values.with_dtype(DType.int64))
 
-def _top_k_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
-    x = tensor("top_k", operands, 0)
-    k: int = attrs["k"]
-    axis: int = attrs["axis"]
-    message = f"top_k: k is {k}, more than axis {axis} of {x.short} has elements"
-    return [Condition.at_least(x.shape[axis], k, message)]
+    def conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+        x = tensor(op, operands, 0)
+        k: int = attrs["k"]
+        axis: int = attrs["axis"]
+        message = f"{op}: k is {k}, more than axis {axis} of {x.short} has elements"
+        return [Condition.at_least(x.shape[axis], k, message)]
 
-
-define(
-    OpSpec(
-        "mo.top_k",
+    return OpSpec(
+        f"mo.{op}",
         (1, 1),
         2,
         attributes={"k": int, "axis": int},
-        infer=_infer_top_k,
-        conditions=_top_k_conditions,
+        infer=infer,
+        conditions=conditions,
     )
-)
+
+
+define(_selection("top_k"))
+define(_selection("bottom_k"))
 
 
 def _infer_argsort(types: Types, attrs: Attrs) -> Types:
