@@ -1,6 +1,6 @@
 """Names as other versions of the API have them, and where they are here.
 
-Two tables. `MODULES`: modules that stand elsewhere here; a finder of `sys.meta_path` makes them when they
+Keyword arguments of other versions: `later_keywords`. Modules and their names are in two tables. `MODULES`: modules that stand elsewhere here; a finder of `sys.meta_path` makes them when they
 are imported. `NAMES`: names that a module had or will have, for the
 module's own ``__getattr__``, which also tells of names that are absent (`max._absent`)::
 
@@ -11,13 +11,14 @@ Objects are the same ones under each name. Nothing of `max` is imported before s
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from max import _absent
 
@@ -218,3 +219,28 @@ def earlier_names(module: str, own: Mapping[str, str] | None = None) -> Callable
         return value
 
     return lookup
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def later_keywords(**names: str) -> Callable[[_F], _F]:
+    """Lets a function take arguments by the keywords of other versions too.
+
+    Args:
+        names: For each other keyword the name of the parameter here.
+    """
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def renamed(*args: Any, **kwargs: Any) -> Any:
+            for other in names.keys() & kwargs.keys():
+                own = names[other]
+                if own in kwargs:
+                    raise TypeError(f"{function.__name__}: {other} and {own} are one argument")
+                kwargs[own] = kwargs.pop(other)
+            return function(*args, **kwargs)
+
+        return renamed  # pyright: ignore[reportReturnType]
+
+    return decorate

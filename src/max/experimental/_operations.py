@@ -5,12 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._dispatch import apply
-from max.graph import DeviceRef, ShapeLike, TensorValueLike, ops
+from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "split"]
+
+
+def split(x: TensorValue, split_sizes: Sequence[DimLike] | int, axis: int = 0) -> list[TensorValue]:
+    """`max.graph.ops.split`, which takes one size for all parts too; the last part may be smaller.
+
+    Args:
+        x: The tensor.
+        split_sizes: The sizes of the parts, or their common size.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The common size is less than 1, or the size of the axis is not known.
+    """
+    if isinstance(split_sizes, Sequence) or not isinstance(split_sizes, int | Dim):
+        return ops.split(x, split_sizes, axis)
+    dim = x.shape[axis]
+    if isinstance(split_sizes, Dim) or not dim.expr.is_static or split_sizes < 1:
+        raise ValueError(
+            f"split: parts of size {split_sizes} of axis {axis} of {x!r}; expected a size of 1 or more, and an axis of "
+            "a known size"
+        )
+    total = int(dim)
+    sizes = [min(split_sizes, total - at) for at in range(0, total, split_sizes)]
+    return ops.split(x, sizes, axis)
 
 
 class Operations:
@@ -26,6 +51,7 @@ class Operations:
         """
         return apply(ops.cast, (self, dtype), {})
 
+    @later_keywords(target="device")
     def to(self, device: Device) -> Self:
         """The elements on another device.
 
@@ -58,6 +84,10 @@ class Operations:
     def sum(self, axis: int = -1) -> Self:
         """The sums along an axis, which keeps size 1."""
         return apply(ops.sum, (self, axis), {})
+
+    def prod(self, axis: int = -1) -> Self:
+        """The products along an axis, which keeps size 1."""
+        return apply(ops.prod, (self, axis), {})
 
     def reshape(self, shape: ShapeLike) -> Self:
         """The elements in another shape; one size may be -1 and is found from the others."""
@@ -92,9 +122,10 @@ class Operations:
         """With a new axis of size 1."""
         return apply(ops.unsqueeze, (self, axis), {})
 
-    def split(self, split_sizes: Sequence[int], axis: int = 0) -> list[Self]:
-        """Parts of given sizes along an axis."""
-        return apply(ops.split, (self, split_sizes, axis), {})
+    @later_keywords(split_size_or_sections="split_sizes")
+    def split(self, split_sizes: Sequence[int] | int, axis: int = 0) -> list[Self]:
+        """Parts of given sizes along an axis, or of one size."""
+        return apply(split, (self, split_sizes, axis), {})
 
     # operators
 

@@ -10,24 +10,58 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from max.experimental import _mutation
+from max._earlier import later_keywords
+from max.driver import Device
+from max.dtype import DType
+from max.experimental import _mutation, _operations
+from max.experimental._control import cond, while_loop
 from max.experimental._dispatch import apply, in_graph
-from max.experimental.tensor import Tensor
-from max.graph import TensorType, ops
+from max.experimental._later import (
+    arange,
+    clamp,
+    clip,
+    complex_mul,
+    elementwise_max,
+    elementwise_min,
+    ensure_context,
+    full,
+    full_like,
+    in_graph_context,
+    lazy,
+    ones,
+    ones_like,
+    print,
+    shape_to_tensor,
+    zeros,
+    zeros_like,
+)  # fmt: skip
+from max.experimental.random import (
+    gaussian,
+    gaussian_like,
+    normal,
+    normal_like,
+    uniform,
+    uniform_like,
+)
+from max.experimental.tensor import Tensor, defaults
+from max.graph import DeviceRef, DimLike, TensorType, TensorValueLike, ops
 
 __all__ = [
-    "abs", "acos", "add", "allgather", "allreduce_sum", "argmax", "argmin", "argsort", "as_interleaved_complex",
-    "atanh", "avg_pool2d", "band_part", "bottom_k", "broadcast_to", "buffer_store", "buffer_store_slice", "cast",
-    "ceil", "chunk", "concat", "constant", "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum",
-    "custom", "dequantize", "div", "equal", "erf", "exp", "flatten", "floor", "floor_div", "fold", "functional",
-    "gather", "gather_nd", "gelu", "greater", "greater_equal", "group_norm", "hann_window", "irfft", "is_inf", "is_nan",
-    "layer_norm", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "logsoftmax",
-    "masked_scatter", "matmul", "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "nonzero", "not_equal",
-    "outer", "pad", "permute", "pow", "prod", "qmatmul", "range", "relu", "repeat_interleave", "reshape", "resize",
-    "rms_norm", "round", "rsqrt", "scatter", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_nd",
-    "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul", "sigmoid", "silu", "sin", "slice_tensor",
-    "softmax", "split", "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "tile", "top_k", "transfer_to", "transpose",
-    "trunc", "unsqueeze", "where",
+    "abs", "acos", "add", "allgather", "allreduce_sum", "arange", "argmax", "argmin", "argsort",
+    "as_interleaved_complex", "atanh", "avg_pool2d", "band_part", "bottom_k", "broadcast_to", "buffer_store",
+    "buffer_store_slice", "cast", "ceil", "chunk", "clamp", "clip", "complex_mul", "concat", "cond", "constant",
+    "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum", "custom", "dequantize", "div",
+    "elementwise_max", "elementwise_min", "ensure_context", "equal", "erf", "exp", "flatten", "floor", "floor_div",
+    "fold", "full", "full_like", "functional", "gather", "gather_nd", "gaussian", "gaussian_like", "gelu", "greater",
+    "greater_equal", "group_norm", "hann_window", "in_graph_context", "irfft", "is_inf", "is_nan", "layer_norm", "lazy",
+    "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "logsoftmax", "masked_scatter", "matmul",
+    "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "nonzero", "normal", "normal_like", "not_equal", "ones",
+    "ones_like", "outer", "pad", "permute", "pow", "print", "prod", "qmatmul", "range", "rebind", "relu",
+    "repeat_interleave", "reshape", "resize", "rms_norm", "round", "rsqrt", "scatter", "scatter_add", "scatter_max",
+    "scatter_min", "scatter_mul", "scatter_nd", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul",
+    "shape_to_tensor", "sigmoid", "silu", "sin", "slice_tensor", "softmax", "split", "sqrt", "squeeze", "stack", "sub",
+    "sum", "tanh", "tile", "top_k", "transfer_to", "transpose", "trunc", "uniform", "uniform_like", "unsqueeze",
+    "where", "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -113,7 +147,6 @@ gather = functional(ops.gather)
 gather_nd = functional(ops.gather_nd)
 gelu = functional(ops.gelu)
 group_norm = functional(ops.group_norm)
-hann_window = functional(ops.hann_window)
 irfft = functional(ops.irfft)
 is_inf = functional(ops.is_inf)
 is_nan = functional(ops.is_nan)
@@ -133,7 +166,6 @@ pad = functional(ops.pad)
 permute = functional(ops.permute)
 prod = functional(ops.prod)
 qmatmul = functional(ops.qmatmul)
-range = functional(ops.range)
 relu = functional(ops.relu)
 repeat_interleave = functional(ops.repeat_interleave)
 reshape = functional(ops.reshape)
@@ -156,19 +188,56 @@ silu = functional(ops.silu)
 sin = functional(ops.sin)
 slice_tensor = functional(ops.slice_tensor)
 softmax = functional(ops.softmax)
-split = functional(ops.split)
+split = later_keywords(split_size_or_sections="split_sizes")(functional(_operations.split))
 sqrt = functional(ops.sqrt)
 squeeze = functional(ops.squeeze)
-stack = functional(ops.stack)
 sum = functional(ops.sum)
 tanh = functional(ops.tanh)
 tile = functional(ops.tile)
 top_k = functional(ops.top_k)
-transfer_to = functional(ops.transfer_to)
+transfer_to = later_keywords(target="device")(functional(ops.transfer_to))
 transpose = functional(ops.transpose)
 trunc = functional(ops.trunc)
 unsqueeze = functional(ops.unsqueeze)
-where = functional(ops.where)
+where = later_keywords(cond="condition")(functional(ops.where))
+rebind = functional(ops.rebind)
+
+
+@functools.wraps(ops.range)
+def range(
+    start: TensorValueLike,
+    stop: TensorValueLike,
+    step: TensorValueLike = 1,
+    out_dim: DimLike | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Device | DeviceRef | None = None,
+) -> Any:
+    kind, place = _defaults(dtype, device)
+    return apply(ops.range, (start, stop, step, out_dim), {"dtype": kind, "device": place})
+
+
+@functools.wraps(ops.hann_window)
+def hann_window(
+    window_length: int,
+    device: Device | DeviceRef | None = None,
+    periodic: bool = True,
+    dtype: DType | None = None,
+) -> Any:
+    kind, place = _defaults(dtype, device)
+    return apply(ops.hann_window, (window_length, place, periodic, kind), {})
+
+
+def _defaults(dtype: DType | None, device: Device | DeviceRef | None) -> tuple[DType, DeviceRef]:
+    kind, place = defaults(dtype, device.to_device() if isinstance(device, DeviceRef) else device)
+    return kind, DeviceRef.from_device(place)
+
+
+@functools.wraps(ops.stack)
+def stack(values: Any, axis: int = 0, device: Device | None = None) -> Any:
+    if device is not None:
+        values = [transfer_to(value, device) for value in values]
+    return apply(ops.stack, (values, axis), {})
 
 
 @functools.wraps(ops.constant)
@@ -213,41 +282,3 @@ def _store(destination: Any, source: Any, indices: Any) -> None:
         ops.buffer_store(destination, source)
     else:
         ops.buffer_store_slice(destination, source, indices)
-
-
-# names of later releases, which max.graph.ops has no ops of: not in __all__
-
-full, zeros, ones = Tensor.full, Tensor.zeros, Tensor.ones
-
-
-def full_like(like: Tensor | TensorType, value: float) -> Tensor:
-    """A tensor of the type of another one, with one value everywhere."""
-    return Tensor.full_like(like.type if isinstance(like, Tensor) else like, value)
-
-
-def zeros_like(like: Tensor | TensorType) -> Tensor:
-    """A tensor of zeros of the type of another one."""
-    return full_like(like, 0)
-
-
-def ones_like(like: Tensor | TensorType) -> Tensor:
-    """A tensor of ones of the type of another one."""
-    return full_like(like, 1)
-
-
-def elementwise_max(lhs: Any, rhs: Any) -> Tensor:
-    """The greater of two elements; NaN where one is."""
-    return max(lhs, rhs)
-
-
-def elementwise_min(lhs: Any, rhs: Any) -> Tensor:
-    """The smaller of two elements; NaN where one is."""
-    return min(lhs, rhs)
-
-
-def clip(x: Tensor, lower_bound: Any, upper_bound: Any) -> Tensor:
-    """The elements, not below one bound and not above the other."""
-    return min(max(x, lower_bound), upper_bound)
-
-
-clamp = clip

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._dispatch import apply, in_graph
@@ -30,6 +31,7 @@ __all__ = [
 _seeds = itertools.count()
 
 
+@later_keywords(value="seed")
 def set_seed(seed: int) -> None:
     """Starts the sequence of eager random tensors anew.
 
@@ -69,14 +71,15 @@ def uniform(
 
 
 def uniform_like(
-    like: TensorType, range: tuple[TensorValueLike, TensorValueLike] = (0, 1)
+    like: TensorType | Tensor, range: tuple[TensorValueLike, TensorValueLike] = (0, 1)
 ) -> Tensor:
     """A tensor of a given type, of numbers drawn uniformly from an interval; see `max.graph.ops.random.uniform`.
 
     Args:
-        like: The type.
+        like: The type, or a tensor of it.
         range: The ends of the interval, numbers or tensors.
     """
+    like = like.type if isinstance(like, Tensor) else like
     if in_graph():
         return apply(ops.random.uniform, (like, range), {})
     return apply(_uniform, (_next_seed(), *_parts(like), *range), {})
@@ -108,14 +111,17 @@ def gaussian(
     return gaussian_like(TensorType(dtype, shape, DeviceRef.from_device(device)), mean, std)
 
 
-def gaussian_like(like: TensorType, mean: TensorValueLike = 0, std: TensorValueLike = 1) -> Tensor:
+def gaussian_like(
+    like: TensorType | Tensor, mean: TensorValueLike = 0, std: TensorValueLike = 1
+) -> Tensor:
     """A tensor of a given type, of numbers from a normal distribution; see `max.graph.ops.random.gaussian`.
 
     Args:
-        like: The type.
+        like: The type, or a tensor of it.
         mean: The mean, a number or tensor.
         std: The standard deviation, a number or tensor.
     """
+    like = like.type if isinstance(like, Tensor) else like
     if in_graph():
         return apply(ops.random.gaussian, (like, mean, std), {})
     return apply(_gaussian, (_next_seed(), *_parts(like), mean, std), {})

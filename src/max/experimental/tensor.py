@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
 from collections.abc import Generator, Iterator, Sequence
 from types import ModuleType
 from typing import Any, cast
@@ -27,6 +28,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from max import driver
+from max._earlier import later_keywords
 from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
 from max.experimental import _mutation, _recorder, _replays
@@ -39,6 +41,7 @@ from max.experimental._types import type_of
 from max.graph import (
     BufferValue,
     DeviceRef,
+    DimLike,
     Graph,
     Shape,
     ShapeLike,
@@ -299,31 +302,36 @@ class Tensor(Operations):
         return cls.full(shape, 1, dtype=dtype, device=device)
 
     @classmethod
-    def full_like(cls, type: TensorType, value: float | np.number[Any]) -> Tensor:
+    @later_keywords(input="type")
+    def full_like(cls, type: TensorType | Tensor, value: float | np.number[Any]) -> Tensor:
         """A tensor of a given type with one value everywhere.
 
         Args:
-            type: The shape, dtype and device.
+            type: The shape, dtype and device; or a tensor that has them.
             value: The value.
         """
+        type = _type_like(type)
         return cls.full(type.shape, value, dtype=type.dtype, device=type.device.to_device())
 
     @classmethod
-    def zeros_like(cls, type: TensorType) -> Tensor:
+    @later_keywords(input="type")
+    def zeros_like(cls, type: TensorType | Tensor) -> Tensor:
         """A tensor of zeros of a given type."""
         return cls.full_like(type, 0)
 
     @classmethod
-    def ones_like(cls, type: TensorType) -> Tensor:
+    @later_keywords(input="type")
+    def ones_like(cls, type: TensorType | Tensor) -> Tensor:
         """A tensor of ones of a given type."""
         return cls.full_like(type, 1)
 
     @classmethod
     def arange(
         cls,
-        start: int = 0,
-        stop: int | None = None,
-        step: int = 1,
+        start: float = 0,
+        stop: float | None = None,
+        step: float = 1,
+        out_dim: DimLike | None = None,
         *,
         dtype: DType | None = None,
         device: Device | None = None,
@@ -334,27 +342,35 @@ class Tensor(Operations):
             start: The first value; where `stop` is None the end, and the first value is 0.
             stop: The end.
             step: The distance of values; negative to count down.
+            out_dim: The number of values, which is checked; in a graph it may be a symbol of it.
             dtype: The element type; the default (`defaults`) if None.
             device: The device; the default if None.
 
         Raises:
-            ValueError: The step is 0.
+            ValueError: The step is 0, or `out_dim` is another number.
         """
         dtype, device = defaults(dtype, device)
         if stop is None:
             start, stop = 0, start
         if step == 0:
             raise ValueError("arange: the step is 0")
-        values = range(int(start), int(stop), int(step))
-        return cls.constant(list(values), dtype=dtype, device=device).reshape((len(values),))
+        bounds = (start, stop, step)
+        if all(not isinstance(bound, float) for bound in bounds):
+            values = list(range(*map(operator.index, bounds)))  # pyright: ignore[reportArgumentType]
+        else:
+            values = np.arange(*bounds, dtype=np.float64).tolist()
+        result = cls.constant(values, dtype=dtype, device=device).reshape((len(values),))
+        return result if out_dim is None else apply(ops.rebind, (result, [out_dim]), {})
 
     @classmethod
-    def range_like(cls, type: TensorType) -> Tensor:
+    @later_keywords(input="type")
+    def range_like(cls, type: TensorType | Tensor) -> Tensor:
         """The indices along the last axis, for each row: a tensor of a given type.
 
         Args:
-            type: The shape, dtype and device.
+            type: The shape, dtype and device; or a tensor that has them.
         """
+        type = _type_like(type)
         device = DeviceRef.from_device(type.device)
         counted = apply(ops.range, (0, type.shape[-1], 1), {"dtype": type.dtype, "device": device})
         return apply(ops.broadcast_to, (counted, list(type.shape)), {})
@@ -590,6 +606,10 @@ class Tensor(Operations):
             ops.buffer_store_slice(BufferValue(self), value, indices)
         else:
             _mutation.store(self, value, indices)
+
+
+def _type_like(like: TensorType | Tensor) -> TensorType:
+    return like.type if isinstance(like, Tensor) else like
 
 
 def _sizes(op: str, shape: ShapeLike) -> tuple[int, ...]:

@@ -1,0 +1,112 @@
+"""Functions of later releases on tensors that are no op of `max.graph.ops`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+from max.driver import CPU, Device
+from max.dtype import DType
+from max.experimental._dispatch import apply, in_graph
+from max.experimental._sessions import session_of
+from max.experimental.tensor import Tensor
+from max.graph import DimLike, Graph, ShapeLike, TensorValue, TensorValueLike, ops
+
+__all__ = [
+    "arange", "clamp", "clip", "complex_mul", "elementwise_max", "elementwise_min", "ensure_context", "full", "full_like",
+    "in_graph_context", "lazy", "ones", "ones_like", "print", "shape_to_tensor", "zeros", "zeros_like",
+]  # fmt: skip
+
+full, zeros, ones, arange = Tensor.full, Tensor.zeros, Tensor.ones, Tensor.arange
+full_like, zeros_like, ones_like = Tensor.full_like, Tensor.zeros_like, Tensor.ones_like
+
+
+def elementwise_max(lhs: Any, rhs: Any) -> Tensor:
+    """The greater of two elements; NaN where one is."""
+    return apply(ops.max, (lhs, rhs), {})
+
+
+def elementwise_min(lhs: Any, rhs: Any) -> Tensor:
+    """The smaller of two elements; NaN where one is."""
+    return apply(ops.min, (lhs, rhs), {})
+
+
+def clip(x: Tensor, lower_bound: Any, upper_bound: Any) -> Tensor:
+    """The elements, not below one bound and not above the other."""
+    return elementwise_min(elementwise_max(x, lower_bound), upper_bound)
+
+
+clamp = clip
+
+
+def complex_mul(lhs: TensorValueLike, rhs: TensorValueLike) -> Tensor:
+    """The product of complex numbers, whose real and imaginary parts are the last axis.
+
+    Args:
+        lhs: Complex numbers ``[…, 2]``.
+        rhs: Complex numbers ``[…, 2]``; broadcasts with the left.
+
+    Raises:
+        ValueError: The last axis of an operand has another size, or the shapes do not broadcast.
+    """
+    return apply(_complex_mul, (lhs, rhs), {})
+
+
+def _complex_mul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    x, y = (TensorValue(value) for value in (lhs, rhs))
+    for value in (x, y):
+        if not value.rank or value.shape[-1] != 2:
+            raise ValueError(
+                f"complex_mul: an operand is {value!r}, expected a last axis of size 2"
+            )
+    (a, b), (c, d) = ([value[..., part] for part in (0, 1)] for value in (x, y))
+    return ops.stack([a * c - b * d, a * d + b * c], axis=-1)
+
+
+def shape_to_tensor(shape: ShapeLike) -> Tensor:
+    """The sizes of a shape: a tensor of int64 and rank 1 on the CPU.
+
+    Args:
+        shape: The shape; symbols only in a graph.
+    """
+    if in_graph():
+        return apply(ops.shape_to_tensor, (shape,), {})
+    sizes = [int(dim) for dim in _dims(shape)]
+    return Tensor.constant(sizes, dtype=DType.int64, device=CPU()).reshape((len(sizes),))
+
+
+def _dims(shape: ShapeLike) -> list[DimLike]:
+    return list(shape)
+
+
+def print(value: Any, name: str = "debug_tensor") -> None:
+    """Prints a tensor or a text: at once, or each time the graph that is being built runs; see `max.graph.ops.print`.
+
+    Args:
+        value: The tensor or text.
+        name: The start of the line.
+    """
+    if in_graph():
+        ops.print(value if isinstance(value, str) else TensorValue(value), name)
+        return
+    tensors = [value.realize] if isinstance(value, Tensor) else []
+    with Graph("print", input_types=[tensor.type for tensor in tensors]) as graph:
+        ops.print(graph.inputs[0].tensor if tensors else value, name)
+        graph.output()
+    devices: list[Device] = [tensor.device for tensor in tensors]
+    session_of(devices).load(graph).execute(*[tensor.driver_tensor for tensor in tensors])
+
+
+@contextlib.contextmanager
+def lazy() -> Generator[None]:
+    """Records operations on tensors, and runs them where a value is needed; as they always do here."""
+    yield
+
+
+ensure_context = lazy
+
+
+def in_graph_context() -> bool:
+    """Whether a graph is being built, so that operations are staged into it."""
+    return in_graph()
