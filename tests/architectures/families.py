@@ -380,6 +380,22 @@ CASES: dict[str, Case] = {
             "activation_sparsity_pattern": None,
         },
     ),
+    "gemma3n_gguf": Case(
+        "Gemma3nForCausalLM",
+        "Gemma3nTextConfig",
+        {
+            **GEMMA3N,
+            "num_hidden_layers": 5,
+            "layer_types": [*["sliding_attention"] * 4, "full_attention"],
+            "num_kv_shared_layers": 0,
+            "tie_word_embeddings": True,
+            # what llama.cpp has fixed; it divides the deviation of gates by their number less 1
+            "activation_sparsity_pattern": [0.95] * 5,
+            "hidden_size_per_layer_input": 256,
+            "laurel_rank": 64,
+            "intermediate_size": 640,
+        },
+    ),
     "lfm2": Case(
         "Lfm2ForCausalLM",
         "Lfm2Config",
@@ -826,7 +842,9 @@ def random_model(spec: Case, seed: int, vocabulary: int = VOCABULARY) -> Any:
                 buffer.add_(torch.rand_like(buffer) * 0.3)
             if name.endswith("layer_scalar"):
                 buffer.mul_(0.6)
-            if name.endswith("q_norm.weight") and spec.architecture == "Gemma4ForCausalLM":
+            if name.endswith("q_norm.weight") and spec.architecture.startswith(
+                ("Gemma3n", "Gemma4")
+            ):
                 # what other families divide scores by is learned there
                 buffer.mul_(0.4)
     return model

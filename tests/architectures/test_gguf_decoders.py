@@ -17,7 +17,11 @@ import pytest
 from max.graph.weights import GGUFFile, GGUFWeights
 from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.gguf import config_of
-from max.pipelines.checkpoints.gguf_layer_kinds import layer_kinds_of
+from max.pipelines.checkpoints.gguf_layer_kinds import (
+    layer_kinds_of,
+    layer_types_of,
+    several_states_of,
+)
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.models.decoder_model import DecoderModel
@@ -150,7 +154,7 @@ FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"expert_count": 8}, "experts of gemma4 files are not read"),
+        ({"expert_count": -1}, "gemma4.expert_count is -1, expected an integer from 0"),
         ({"block_count": None}, "gemma4.block_count is None, expected an integer from 0"),
         ({"attention.sliding_window_pattern": np.array([True])}, r"pattern is \[True\], expected an integer, or 3"),
         ({"attention.head_count_kv": np.array([2, 1, 4])}, r"head_count_kv is \[2, 1, 4\], expected 2 for layer 2"),
@@ -167,6 +171,48 @@ def test_layers_of_two_kinds_that_do_not_fit(changes: dict[str, Any], message: s
     file = cast(GGUFFile, SimpleNamespace(path="x.gguf", metadata=stated, tensors={}))
     with pytest.raises(ModelFilesError, match=message):
         layer_kinds_of(file, "gemma4", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_sparsity_scale": np.array([1.0])}, r"scale is array\(\[1\.\]\), expected 3 numbers"),
+        ({"feed_forward_length": np.array([8, 9])}, r"length is \[8, 9\], expected an integer, or 3"),
+        ({"embedding_length_per_layer_input": None}, "per_layer_input is None, expected an integer from 0"),
+    ],
+)  # fmt: skip
+def test_several_states_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    values = {"block_count": 3, "feed_forward_length": 8, "embedding_length_per_layer_input": 4}
+    stated = {f"gemma3n.{key}": value for key, value in (values | changes).items()}
+    tensor = SimpleNamespace(shape=(3, 4))
+    tensors = {"per_layer_token_embd.weight": tensor, "blk.0.laurel_l.weight": tensor}
+    file = cast(GGUFFile, SimpleNamespace(path="x.gguf", metadata=stated, tensors=tensors))
+    with pytest.raises(ModelFilesError, match=message):
+        several_states_of(file, "gemma3n", {})
+    file.tensors.clear()
+    with pytest.raises(ModelFilesError):
+        several_states_of(file, "gemma3n", {})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (None, {}),
+        (4, {"sliding_window_pattern": 4}),
+        (np.array([True, False]), {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}),
+        (np.array([True]), "expected a period, or 2 flags"),
+        (0, "is 0, expected a period"),
+        ("every", "is 'every', expected a period"),
+    ],
+)  # fmt: skip
+def test_layers_with_a_window(pattern: Any, expected: Any) -> None:
+    stated = {"llama.attention.sliding_window_pattern": pattern}
+    file = cast(GGUFFile, SimpleNamespace(path="x.gguf", metadata=stated))
+    if isinstance(expected, str):
+        with pytest.raises(ModelFilesError, match=expected):
+            layer_types_of(file, "llama", 2)
+    else:
+        assert layer_types_of(file, "llama", 2) == expected
 
 
 @pytest.mark.parametrize("case", FILES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.feed_forward import XIELU_PARAMETERS
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.weight_names import WeightNames
 
@@ -16,7 +18,19 @@ __all__ = ["ARCHITECTURES"]
 def apertus_fields(config: Any, keys: ConfigKeys) -> Fields:
     """The fields of an Apertus's config."""
     fields = base_fields(config, keys, gated=False, activation="xielu", eps=1e-5, theta=12e6)
-    return fields | biases(keys) | {"qk_norm": QKNorm()}
+    return fields | biases(keys) | {"qk_norm": QKNorm(), **_xielu(keys, fields["num_layers"])}
+
+
+def _xielu(keys: ConfigKeys, layers: int) -> Fields:
+    """The parameters of the activations, which GGUF files have as metadata."""
+    stated = keys.object("xielu")
+    if stated is None:
+        return {}
+    values = {part: stated.numbers(part, over=-math.inf) or [] for part in XIELU_PARAMETERS}
+    for part, numbers in values.items():
+        if len(numbers) != layers:
+            raise stated.error(part, f"{layers} numbers")
+    return {"xielu": tuple(tuple(numbers) for numbers in values.values())}
 
 
 NAMES = WeightNames(

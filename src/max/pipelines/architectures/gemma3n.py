@@ -51,6 +51,10 @@ NAMES = WeightNames(
         **PER_LAYER_TOP,
     },
     layer={**SANDWICH_NORMS, **PER_LAYER_NAMES},
+    gguf_stacked={
+        "altup_proj.weight": "states.altup_projections",
+        "altup_unembd_proj.weight": "states.altup_unembed_projections",
+    },
 )
 
 ARCHITECTURES = [

@@ -49,7 +49,18 @@ _BESIDE = {
     "post_feedforward_layernorm_2": "beside.output_norm",
     "post_feedforward_layernorm_1": "beside.mlp_norm",
 }
-NAMES = WeightNames(top=PER_LAYER_TOP, layer={**SANDWICH_NORMS, **PER_LAYER_NAMES, **_BESIDE})
+_STORED_BESIDE = {
+    "ffn_gate_inp": "beside.gate.gate_score",
+    "ffn_gate_inp.scale": "beside.scale",
+    "ffn_gate_up_exps": "beside.experts.gate_up_proj",
+    "ffn_down_exps": "beside.experts.down_proj",
+    "ffn_down_exps.scale": "beside.per_expert_scale",
+}
+NAMES = WeightNames(
+    top=PER_LAYER_TOP,
+    layer={**SANDWICH_NORMS, **PER_LAYER_NAMES, **_BESIDE},
+    gguf_layer=_STORED_BESIDE,
+)
 
 ARCHITECTURES = [
     decoder_family("Gemma4ForCausalLM", ["google/gemma-4-E2B-it"], gemma4_fields, names=NAMES)

@@ -29,16 +29,18 @@ def glm4_fields(config: Any, keys: ConfigKeys) -> Fields:
     return glm_fields(config, keys) | {"norm_places": places}
 
 
+_STORED = {"ffn_up": "mlp.gate_up_proj"}
+GLM_NAMES = WeightNames(gguf_layer=_STORED)
 NAMES = WeightNames(
     layer={
         "post_self_attn_layernorm": "attention_output_norm",
         "post_mlp_layernorm": "mlp_output_norm",
     },
-    gguf_layer={"ffn_up": "mlp.gate_up_proj"},
+    gguf_layer=_STORED,
 )
 
 ARCHITECTURES = [
-    decoder_family("GlmForCausalLM", ["THUDM/glm-4-9b-chat-hf"], glm_fields),
+    decoder_family("GlmForCausalLM", ["THUDM/glm-4-9b-chat-hf"], glm_fields, names=GLM_NAMES),
     decoder_family("Glm4ForCausalLM", ["THUDM/GLM-4-9B-0414"], glm4_fields, names=NAMES),
 ]
 """The architectures of this module, for the registry."""

@@ -34,10 +34,16 @@ def ministral3_fields(config: Any, keys: ConfigKeys) -> Fields:
 
 ARCHITECTURES = [
     decoder_family(
-        "MinistralForCausalLM", ["mistralai/Ministral-8B-Instruct-2410"], ministral_fields
+        "MinistralForCausalLM",
+        ["mistralai/Ministral-8B-Instruct-2410"],
+        ministral_fields,
+        gguf_permuted=True,
     ),
     decoder_family(
-        "Ministral3ForCausalLM", ["mistralai/Ministral-3-3B-Instruct-2512"], ministral3_fields
+        "Ministral3ForCausalLM",
+        ["mistralai/Ministral-3-3B-Instruct-2512"],
+        ministral3_fields,
+        gguf_permuted=True,
     ),
 ]
 """The architectures of this module, for the registry."""

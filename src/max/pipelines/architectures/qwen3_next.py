@@ -6,11 +6,11 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.causal_conv import conv_taps
 from max.pipelines.models.config_fields import Fields, base_fields, biases
-from max.pipelines.models.delta_net_fields import delta_net_fields
+from max.pipelines.models.delta_net_fields import STORED_PARTS, delta_net_fields
 from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
 from max.pipelines.models.norms import NormForm, QKNorm
+from max.pipelines.models.state_space_fields import GGUF_MIXER_FORMS, MIXER_FORMS, mixer_names
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
@@ -22,7 +22,7 @@ def hybrid_fields(config: Any, keys: ConfigKeys, *, fused: bool, sized: bool = T
     fields = base_fields(
         config, keys, names, head_dim=256, eps=1e-6, longest=32768, partial_rotation=0.25
     )
-    fields |= biases(keys) | delta_net_fields(keys, fields["num_layers"], fused)
+    fields |= biases(keys) | delta_net_fields(keys, fields["num_layers"], fused, not fused)
     norm = NormForm(offset=1.0)
     return fields | {"norm": norm, "qk_norm": QKNorm(norm), "attention_gate": True}
 
@@ -55,10 +55,12 @@ FUSED = {
     f"mlp.experts.{name}": f"mlp.experts.{name}.weight" for name in ("gate_up_proj", "down_proj")
 }
 NAMES = WeightNames(
-    layer={**EXPERT_NAMES, **FUSED, "linear_attn": "mixer"},
+    layer={**EXPERT_NAMES, **FUSED, **mixer_names("linear_attn")},
     stacked={"mlp.experts": "mlp.experts"},
-    converted={"mixer.conv1d.weight": conv_taps},
+    converted=MIXER_FORMS,
     unused_parts=("mtp.",),
+    gguf_layer=STORED_PARTS,
+    gguf_converted=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [

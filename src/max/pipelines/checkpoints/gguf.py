@@ -5,15 +5,21 @@ The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from max.graph.weights import GGUFFile
-from max.pipelines.checkpoints.gguf_families import FAMILIES, MIXTRAL
+from max.pipelines.checkpoints.gguf_families import FAMILIES, family_of
 from max.pipelines.checkpoints.gguf_latents import latents_of
-from max.pipelines.checkpoints.gguf_layer_kinds import BY_LAYER, layer_kinds_of
+from max.pipelines.checkpoints.gguf_layer_kinds import (
+    BY_LAYER,
+    layer_kinds_of,
+    layer_types_of,
+    several_states_of,
+)
 from max.pipelines.checkpoints.gguf_recurrent import RECURRENT, recurrent_keys
 from max.pipelines.core.exceptions import ModelFilesError
 
@@ -69,6 +75,8 @@ _BY_TENSOR = {
 }
 """Flags of config.json, and the tensors of files where they are true; layers of hybrid models differ."""
 
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
 
@@ -83,9 +91,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     """
     values = file.metadata
     name = str(values.get("general.architecture"))
-    family = FAMILIES.get(name)
-    if name == "llama" and values.get("llama.expert_count"):
-        family = MIXTRAL
+    family = family_of(name, values)
     if family is None:
         raise ModelFilesError(
             f"{file.path}: the architecture {name!r} of GGUF files is not supported; there is "
@@ -106,12 +112,13 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         if name in RECURRENT
         else _number(file, f"{name}.{stored}")
         for key, stored in {**_REQUIRED, **_OPTIONAL}.items()
-        if f"{name}.{stored}" in values and not (name == "gemma4" and stored in BY_LAYER)
+        if f"{name}.{stored}" in values and stored not in BY_LAYER.get(name, ())
     }
     config |= _counts(file, name)
     # blocks for predicting further tokens count there, and not in a config.json
     config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
     layers = range(config["num_hidden_layers"])
+    config |= layer_types_of(file, name, len(layers))
     flags = {
         key: any(t.replace("*", str(i)) in file.tensors for t in tensors for i in layers)
         for key, tensors in _BY_TENSOR.items()
@@ -156,9 +163,20 @@ def _special(
             "sliding_window": None,
             "layer_types": ["full_attention"] * config["num_hidden_layers"],
         }
+    if name == "gemma3n":
+        rope = _rope(file, name, config["max_position_embeddings"])
+        return several_states_of(file, name, rope)
     if name == "gemma4":
         rope = _rope(file, name, config["max_position_embeddings"])
         return layer_kinds_of(file, name, rope)
+    if name == "olmo2" and "sliding_window" in config:
+        rope = _rope(file, name, config["max_position_embeddings"])
+        local = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
+    if name == "mistral3":
+        return {"rope_parameters": _growth(file, name)}
+    if name == "apertus":
+        return {"xielu": {key: _listed(file, f"xielu.{key}", config) for key in _XIELU}}
     if name == "mpt":
         largest = file.metadata.get("mpt.attention.max_alibi_bias", 8.0)
         clip = config.get("clip_qkv")
@@ -174,6 +192,31 @@ def _special(
         without = "blk.0.ffn_norm.weight" not in file.tensors
         return {"use_parallel_residual": without if parallel is None else bool(parallel)}
     return {}
+
+
+def _growth(file: GGUFFile, name: str) -> dict[str, Any]:
+    """How queries grow with their positions, and the magnitude of YaRN, of Ministral 3."""
+    rope: dict[str, Any] = {}
+    for key, stored in (
+        ("llama_4_scaling_beta", "attention.temperature_scale"),
+        ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
+    ):
+        if file.metadata.get(f"{name}.{stored}"):
+            rope[key] = _number(file, f"{name}.{stored}")
+    # files state the one that is not 1
+    return {**rope, "mscale": 1.0} if "mscale_all_dim" in rope else rope
+
+
+def _listed(file: GGUFFile, key: str, config: Mapping[str, Any]) -> list[float]:
+    """A number of each layer; one number counts for all."""
+    value: Any = file.metadata.get(key)
+    count = int(config["num_hidden_layers"])
+    values: list[Any] = value.tolist() if isinstance(value, np.ndarray) else [value] * count
+    if len(values) != count or not all(isinstance(number, float) for number in values):
+        raise ModelFilesError(
+            f"{file.path}: {key} is {value!r}, expected a number, or {count}", _FOLDER
+        )
+    return values
 
 
 def _greatest(file: GGUFFile, key: str) -> float:
@@ -236,9 +279,23 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
     if kind == "none":
         return {**rope, "rope_type": "default"}
     rope |= {"rope_type": kind, "factor": values.get(f"{name}.rope.scaling.factor")}
+    if kind == "yarn":
+        rope |= _yarn(file, name, rope["factor"])
     if name == "gpt-oss":
         rope["truncate"] = False
     return {**rope, "original_max_position_embeddings": original}
+
+
+def _yarn(file: GGUFFile, name: str, factor: Any) -> dict[str, Any]:
+    """The parameters of YaRN that files may leave out."""
+    rope: dict[str, Any] = {}
+    for key in ("beta_fast", "beta_slow"):
+        if file.metadata.get(stored := f"{name}.rope.scaling.yarn_{key}"):
+            rope[key] = _number(file, stored)
+    if file.metadata.get(stored := f"{name}.rope.scaling.yarn_attn_factor"):
+        # relative to what YaRN multiplies by itself
+        rope["attention_factor"] = _number(file, stored) * (0.1 * math.log(factor) + 1)
+    return rope
 
 
 def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MIXTRAL", "GGUFFamily"]
+__all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "GGUFFamily", "family_of"]
 
 _GPT_KEYS = {
     "hidden_size": "n_embd",
@@ -41,17 +41,16 @@ def _llama_like(class_stem: str, model_type: str, **keys: str) -> GGUFFamily:
 _EXPERTS = {"num_experts": "num_local_experts"}
 _GROUPED = {"num_experts": "n_routed_experts"}
 
-MIXTRAL = _llama_like("Mixtral", "mixtral", **_EXPERTS)
-"""Files of llama with experts."""
-
 FAMILIES: dict[str, GGUFFamily] = {
     "llama": _llama_like("Llama", "llama"),
+    "apertus": _llama_like("Apertus", "apertus"),
     "arcee": _llama_like("Arcee", "arcee"),
     "bloom": GGUFFamily(
         "BloomForCausalLM",
         "bloom",
         {**_GPT_KEYS, "hidden_size": "hidden_size", "max_position_embeddings": "seq_length"},
     ),
+    "chatglm": _llama_like("Glm", "glm"),
     "cohere2": _llama_like("Cohere2", "cohere2"),
     "command-r": _llama_like("Cohere", "cohere", qk_norm="use_qk_norm"),
     "deepseek2": GGUFFamily("DeepseekV2ForCausalLM", "deepseek_v2", _GROUPED),
@@ -84,7 +83,8 @@ FAMILIES: dict[str, GGUFFamily] = {
     "gemma": _llama_like("Gemma", "gemma"),
     "gemma2": _llama_like("Gemma2", "gemma2"),
     "gemma3": _llama_like("Gemma3", "gemma3_text"),
-    "gemma4": _llama_like("Gemma4", "gemma4_text"),
+    "gemma3n": _llama_like("Gemma3n", "gemma3n_text"),
+    "gemma4": _llama_like("Gemma4", "gemma4_text", num_experts_per_tok="top_k_experts"),
     "glm4": _llama_like("Glm4", "glm4"),
     "glm4moe": GGUFFamily("Glm4MoeForCausalLM", "glm4_moe", {**_GROUPED, "qk_norm": "use_qk_norm"}),
     "gpt-oss": GGUFFamily("GptOssForCausalLM", "gpt_oss", _EXPERTS),
@@ -130,6 +130,7 @@ FAMILIES: dict[str, GGUFFamily] = {
     "mamba": _llama_like("Mamba", "mamba"),
     "mamba2": _llama_like("Mamba2", "mamba2"),
     "minimax-m2": GGUFFamily("MiniMaxM2ForCausalLM", "minimax_m2", _EXPERTS),
+    "mistral3": _llama_like("Ministral3", "ministral3"),
     "mpt": GGUFFamily(
         "MptForCausalLM",
         "mpt",
@@ -155,6 +156,11 @@ FAMILIES: dict[str, GGUFFamily] = {
     "qwen2moe": _llama_like("Qwen2Moe", "qwen2_moe", attention_bias="qkv_bias"),
     "qwen3moe": GGUFFamily("Qwen3MoeForCausalLM", "qwen3_moe", {}, {"norm_topk_prob": True}),
     "qwen3": _llama_like("Qwen3", "qwen3"),
+    "qwen3next": GGUFFamily("Qwen3NextForCausalLM", "qwen3_next", {}, {"norm_topk_prob": True}),
+    "qwen35": _llama_like("Qwen3_5", "qwen3_5_text"),
+    "qwen35moe": GGUFFamily(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", {}, {"norm_topk_prob": True}
+    ),
     "seed_oss": _llama_like("SeedOss", "seed_oss", attention_output_bias="attention_out_bias"),
     "smollm3": _llama_like("SmolLM3", "smollm3"),
     "stablelm": _llama_like(
@@ -168,8 +174,32 @@ FAMILIES: dict[str, GGUFFamily] = {
 }
 """The families by llama.cpp's names of architectures."""
 
+_VARIANTS = (
+    ("llama", "expert_count", _llama_like("Mixtral", "mixtral", **_EXPERTS)),
+    ("llama", "attention.sliding_window_pattern", _llama_like("Ministral", "ministral")),
+    ("llama", "attention.sliding_window", _llama_like("Mistral", "mistral")),
+    ("olmo2", "attention.sliding_window", _llama_like("Olmo3", "olmo3")),
+)
+"""Families that share an architecture's name, and the key of the metadata that tells them; the first that fits counts."""
+
+
+def family_of(name: str, metadata: Mapping[str, object]) -> GGUFFamily | None:
+    """The family of a file; None where its architecture is not supported.
+
+    Args:
+        name: llama.cpp's name of the architecture.
+        metadata: The file's metadata.
+    """
+    for own, key, family in _VARIANTS:
+        # files of dense models may state 0 experts
+        stated = metadata.get(f"{name}.{key}", 0)
+        if own == name and not (isinstance(stated, int) and stated == 0):
+            return family
+    return FAMILIES.get(name)
+
+
 GGUF_ARCHITECTURES = frozenset(
-    {*(family.name for family in FAMILIES.values()), MIXTRAL.name}
+    {family.name for family in (*FAMILIES.values(), *(family for _, _, family in _VARIANTS))}
     # forms of granitemoe and deepseek2
     | {"GraniteMoeSharedForCausalLM", "DeepseekV3ForCausalLM"}
 )

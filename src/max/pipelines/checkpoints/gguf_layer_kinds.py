@@ -1,7 +1,8 @@
-"""Layers of two kinds in GGUF files (Gemma 4): values by layer in the metadata, and what tensors tell."""
+"""Layers of two kinds in GGUF files: which have a window, and Gemma 4's values by layer and what tensors tell."""
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,38 @@ import numpy as np
 from max.graph.weights import GGUFFile
 from max.pipelines.core.exceptions import ModelFilesError
 
-__all__ = ["BY_LAYER", "layer_kinds_of"]
+__all__ = ["BY_LAYER", "layer_kinds_of", "layer_types_of", "several_states_of"]
 
-BY_LAYER = ("feed_forward_length", "attention.head_count_kv", "attention.key_length")
-"""Keys of the metadata that `layer_kinds_of` reads."""
+BY_LAYER = {
+    "gemma3n": ("feed_forward_length",),
+    "gemma4": ("feed_forward_length", "attention.head_count_kv", "attention.key_length"),
+}
+"""Keys of the metadata that have a value for each layer, by architectures; `several_states_of` and `layer_kinds_of` read them."""
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
+
+
+def layer_types_of(file: GGUFFile, name: str, count: int) -> dict[str, Any]:
+    """The keys of a config.json that tell which layers have a window, where the file states it.
+
+    Args:
+        file: The file.
+        name: The architecture in the file.
+        count: The number of layers.
+
+    Raises:
+        ModelFilesError: The file has a list of another length.
+    """
+    key = f"{name}.attention.sliding_window_pattern"
+    stated = file.metadata.get(key)
+    if stated is None:
+        return {}
+    if type(stated) is int and stated > 0:
+        return {"sliding_window_pattern": stated}
+    if not isinstance(stated, np.ndarray) or len(stated) != count:
+        raise _error(file, key, stated, f"a period, or {count} flags")
+    types = [f"{'sliding' if local else 'full'}_attention" for local in stated.tolist()]
+    return {"layer_types": types, "use_sliding_window": True}
 
 
 def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str, Any]:
@@ -26,33 +53,13 @@ def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str,
         rope: The rotation of layers without a window.
 
     Raises:
-        ModelFilesError: A value is missing or does not fit, or layers have experts.
+        ModelFilesError: A value is missing or does not fit.
     """
-    values = file.metadata
-    if values.get(f"{name}.expert_count"):
-        raise ModelFilesError(f"{file.path}: experts of {name} files are not read", _FOLDER)
-
-    def integer(key: str, *default: int) -> int:
-        value = values.get(f"{name}.{key}", *default)
-        if type(value) is not int or value < 0:
-            raise _error(file, f"{name}.{key}", value, "an integer from 0")
-        return value
-
-    count = integer("block_count")
-
-    def by_layer(key: str) -> list[Any]:
-        value = values.get(f"{name}.{key}")
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
-        if isinstance(value, list) and len(value) == count:
-            return value
-        if type(value) is not int:
-            raise _error(file, f"{name}.{key}", value, f"an integer, or {count}")
-        return [value] * count
-
-    windowed = [bool(value) for value in by_layer("attention.sliding_window_pattern")]
+    values, read = file.metadata, _Values(file, name)
+    count, integer = read.integer("block_count"), read.integer
+    windowed = [bool(value) for value in read.by_layer("attention.sliding_window_pattern")]
     shared = integer("attention.shared_kv_layers", 0)
-    heads, sizes = by_layer("attention.head_count_kv"), by_layer("feed_forward_length")
+    heads, sizes = read.by_layer("attention.head_count_kv"), read.by_layer("feed_forward_length")
     of_kind: dict[bool, int] = {}
     for index, (local, number) in enumerate(zip(windowed, heads, strict=True)):
         if of_kind.setdefault(local, number) != number:
@@ -81,6 +88,7 @@ def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str,
         "global_head_dim": integer("attention.key_length"),
         # the values of layers without a projection of their own are the keys
         "attention_k_eq_v": any(f"blk.{index}.attn_v.weight" not in file.tensors for index in full),
+        "enable_moe_block": integer("expert_count", 0) > 0,
         "hidden_size_per_layer_input": integer("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": 1 if rows is None else rows.shape[0],
         "rope_parameters": {
@@ -88,6 +96,88 @@ def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str,
             "sliding_attention": {"rope_type": "default", "rope_theta": theta},
         },
     }
+
+
+def several_states_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a Gemma 3n's config.json that are not those of other families.
+
+    Args:
+        file: The file.
+        name: The architecture in the file.
+        rope: The rotation of layers without a window.
+
+    Raises:
+        ModelFilesError: A value is missing or does not fit.
+    """
+    values, read = file.metadata, _Values(file, name)
+    key = f"{name}.activation_sparsity_scale"
+    bounds: Any = values.get(key)
+    count = read.integer("block_count")
+    if bounds is not None and (not isinstance(bounds, np.ndarray) or len(bounds) != count):
+        raise _error(file, key, bounds, f"{count} numbers")
+    parts = {
+        part: file.tensors.get(part)
+        for part in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight")
+    }
+    missing = next((part for part, tensor in parts.items() if tensor is None), None)
+    if missing is not None:
+        raise ModelFilesError(f"{file.path} has no {missing}", _FOLDER)
+    table, residual = (tensor.shape[0] for tensor in parts.values() if tensor is not None)
+    theta = values.get(f"{name}.rope.freq_base_swa", 10000.0)
+    shares = [] if bounds is None else [NormalDist().cdf(float(bound)) for bound in bounds]
+    return {
+        "intermediate_size": read.by_layer("feed_forward_length"),
+        "activation_sparsity_pattern": shares or None,
+        "num_kv_shared_layers": read.integer("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": read.integer("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": table,
+        "laurel_rank": residual,
+        "altup_active_idx": read.integer("altup.active_idx", 0),
+        "altup_num_inputs": read.integer("altup.num_inputs", 4),
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+        },
+    }
+
+
+class _Values:
+    """Integers of the metadata of an architecture.
+
+    Args:
+        file: The file.
+        name: The architecture in the file.
+    """
+
+    def __init__(self, file: GGUFFile, name: str) -> None:
+        self.file, self.name = file, name
+
+    def integer(self, key: str, *default: int) -> int:
+        """An integer from 0.
+
+        Raises:
+            ModelFilesError: It is missing without a default, or something else.
+        """
+        value = self.file.metadata.get(f"{self.name}.{key}", *default)
+        if type(value) is not int or value < 0:
+            raise _error(self.file, f"{self.name}.{key}", value, "an integer from 0")
+        return value
+
+    def by_layer(self, key: str) -> list[Any]:
+        """A value of each layer; one integer counts for all.
+
+        Raises:
+            ModelFilesError: The list has another length.
+        """
+        count = self.integer("block_count")
+        value = self.file.metadata.get(f"{self.name}.{key}")
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, list) and len(value) == count:
+            return value
+        if type(value) is not int:
+            raise _error(self.file, f"{self.name}.{key}", value, f"an integer, or {count}")
+        return [value] * count
 
 
 def _error(file: GGUFFile, key: str, value: Any, expected: str) -> ModelFilesError:

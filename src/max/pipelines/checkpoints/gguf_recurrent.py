@@ -178,6 +178,22 @@ def _lfm2(meta: _Metadata) -> dict[str, Any]:
     }
 
 
+def _delta_nets(meta: _Metadata) -> dict[str, Any]:
+    """Qwen 3-Next's and 3.5's: layers with attention are those with a projection of queries."""
+    heads = meta.number("ssm.time_step_rank")
+    attends = {*meta.layers_with("attn_q.weight")}
+    return {
+        "layer_types": [
+            f"{'full' if index in attends else 'linear'}_attention" for index in range(meta.layers)
+        ],
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": meta.number("ssm.group_count"),
+        "linear_key_head_dim": meta.number("ssm.state_size"),
+        "linear_value_head_dim": meta.number("ssm.inner_size") // max(heads, 1),
+        "linear_conv_kernel_dim": meta.number("ssm.conv_kernel"),
+    }
+
+
 RECURRENT: Mapping[str, Callable[[_Metadata], dict[str, Any]]] = {
     "mamba": _mamba,
     "mamba2": _mamba,
@@ -187,6 +203,9 @@ RECURRENT: Mapping[str, Callable[[_Metadata], dict[str, Any]]] = {
     "granitehybrid": _granite,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
+    "qwen3next": _delta_nets,
+    "qwen35": _delta_nets,
+    "qwen35moe": _delta_nets,
 }
 """For architectures with recurrent layers, what reads their keys."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from max.driver import Tensor
 from max.dtype.blocks import BLOCK_FORMATS
 from max.engine import InferenceSession
 from max.graph.weights import WeightData, load_weights
-from max.pipelines.checkpoints.gguf_families import FAMILIES, MIXTRAL
+from max.pipelines.checkpoints.gguf_families import FAMILIES
 from max.pipelines.checkpoints.gguf_vocabulary import tokenizer_metadata
 from max.pipelines.checkpoints.gguf_writer import GGUFEntry, write_gguf
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
@@ -23,9 +24,15 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.export.gguf_metadata import decoder_metadata
-from max.pipelines.export.gguf_weights import StoredWeight, rope_factors, stored_weights
+from max.pipelines.export.gguf_weights import (
+    StoredWeight,
+    activation_parameters,
+    rope_factors,
+    stored_weights,
+)
 from max.pipelines.export.importance import ImportanceMatrix, importance_matrix
 from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
@@ -36,11 +43,13 @@ EXPORT_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
 """The types of matrices in written files; vectors are float32."""
 
 _ARCHITECTURES = {family.name: name for name, family in FAMILIES.items()} | {
-    MIXTRAL.name: "llama",
     "DeepseekV3ForCausalLM": "deepseek2",
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "MPTForCausalLM": "mpt",
+    "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Olmo3ForCausalLM": "olmo2",
     "PhiMoEForCausalLM": "phimoe",
 }
 _FLOAT32 = (
@@ -87,6 +96,9 @@ def export_gguf(
     model, architecture = PIPELINE_REGISTRY.architectures[name].pipeline_model, _ARCHITECTURES[name]
     assert issubclass(model, DecoderModel)
     config = model.config_class.from_huggingface(source)
+    if isinstance(config.recurrence, DeltaNetForm):
+        # files have the parts of fused projections
+        config = replace(config, recurrence=replace(config.recurrence, fused=False))
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelFilesError(f"{folder} has no *.safetensors", "Give a folder with float weights.")
@@ -105,6 +117,8 @@ def export_gguf(
     }
     described = decoder_metadata(config, architecture)
     metadata |= {f"{architecture}.{key}": value for key, value in described.items()}
+    parameters, weights = activation_parameters(config, weights)
+    metadata |= parameters
     metadata |= tokenizer_metadata(repo, int(weights["embed_tokens.weight"].shape[0]))
     permuted = model.gguf_interleaves_rope and not config.interleaved_rope
     tensors = stored_weights(config, architecture, model.weight_names, permuted, weights)
@@ -159,6 +173,8 @@ def _entry(
         if matrix is not None:
             by_name = (matrix.of(name) for name in tensor.input_names)
             importance = next((columns for columns in by_name if columns is not None), None)
+            if importance is not None and tensor.column_order is not None:
+                importance = importance[..., tensor.column_order]
 
         def encoded() -> npt.NDArray[Any]:
             values = WeightData.from_numpy(tensor.values(), tensor.own)

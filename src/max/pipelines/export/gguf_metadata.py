@@ -5,6 +5,8 @@ The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md 
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
 from max.pipelines.core.exceptions import ModelFilesError
@@ -21,6 +23,9 @@ _SCORINGS = {"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3}
 _COUNTS_SHARED = ("deepseek2", "dots1", "ernie4_5-moe", "glm4moe", "hunyuan-moe")
 """Architectures whose files state the number of experts that all tokens share, and not the size of their MLP."""
 _STATES_GATING = ("deepseek2", "dots1", "glm4moe", "lfm2moe", "minimax-m2")
+_PERIODS = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4}
+"""The distance of layers without a window, where files leave it out."""
+_STATES_PATTERN = ("gemma3n", "olmo2")
 _STATES_FACTORS = ("granite", "granitemoe", "granitehybrid")
 
 
@@ -46,7 +51,8 @@ def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
     if config.norm.kind == "rms" or name == "phimoe":
         values["attention.layer_norm_rms_epsilon"] = float(config.norm_eps)
     values |= _attention(config, name) | _rotation(config, name) | _factors(config, name)
-    values |= _experts(config, name) | _recurrence(config) | _layer_kinds(config, name)
+    values |= _experts(config, name) | _recurrence(config, name)
+    values |= _window_pattern(config, name) | _layer_kinds(config, name)
     if name in ("gptneox", "stablelm"):
         values["use_parallel_residual"] = config.parallel
     return values
@@ -67,6 +73,9 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
     if not any(attends):
         return {"attention.head_count": 0}
     heads = _one_or_list([config.num_kv_heads if yes else 0 for yes in attends])
+    if isinstance(config.recurrence, DeltaNetForm):
+        # which layers attend is stated by their distance
+        heads = config.num_kv_heads
     values: dict[str, Any] = {"attention.head_count": config.num_heads}
     if config.latent is None:
         values["attention.head_count_kv"] = heads
@@ -93,17 +102,25 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
     return values
 
 
+def _window_pattern(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """Which layers have a window, where not all have one, nor those that all models of the family have."""
+    if config.sliding_window is None or config.chunked:
+        return {}
+    windowed = [i not in config.full_attention_layers for i in range(config.num_layers)]
+    period = _PERIODS.get(name)
+    default = [period is None or (i + 1) % period > 0 for i in range(config.num_layers)]
+    if windowed == default and name not in _STATES_PATTERN:
+        return {}
+    return {"attention.sliding_window_pattern": windowed}
+
+
 def _layer_kinds(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """What Gemma 4's layers with a window and without one differ in."""
+    """What layers with a window and without one differ in, and several hidden states: of Gemma 3n and 4."""
+    if name == "gemma3n":
+        return _several_states(config, name)
     if name != "gemma4":
         return {}
-    if config.experts_beside is not None:
-        raise _refused(name, "experts beside the MLP as this engine reads them")
     layers, inputs = range(config.num_layers), config.per_layer_inputs
-    if inputs is not None and inputs.vocab_size != config.vocab_size:
-        raise _refused(
-            name, f"vectors of layers for {inputs.vocab_size} of {config.vocab_size} tokens"
-        )
     own = config.num_layers - config.shared_kv_layers
     windowed = [i not in config.full_attention_layers for i in layers]
     # llama.cpp takes the keys of the last two layers before those that share
@@ -123,6 +140,23 @@ def _layer_kinds(config: DecoderConfig, name: str) -> dict[str, Any]:
         "embedding_length_per_layer_input": 0 if inputs is None else inputs.size,
         "rope.dimension_count": dim,
         "rope.dimension_count_swa": config.head_dim,
+    }
+
+
+def _several_states(config: DecoderConfig, name: str) -> dict[str, Any]:
+    states, inputs = config.alternating, config.per_layer_inputs
+    assert states is not None
+    if inputs is None or not states.scaled:
+        raise _refused(name, "layers without vectors, or states that are not scaled")
+    return {
+        "embedding_length_per_layer_input": inputs.size,
+        "altup.active_idx": states.active,
+        "altup.num_inputs": states.count,
+        "attention.shared_kv_layers": config.shared_kv_layers,
+        # the bound of gates in deviations from their mean
+        "activation_sparsity_scale": [
+            NormalDist().inv_cdf(share) if share else -math.inf for share in config.sparsity
+        ],
     }
 
 
@@ -149,6 +183,12 @@ def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
                 f"layers with a window, which scale their rotation by {config.local_rope.kind}",
             )
         values["rope.freq_base_swa"] = float(config.local_rope.theta)
+    if name in ("qwen35", "qwen35moe"):
+        # the pairs that positions of time, height and width rotate: those of texts are equal
+        pairs = dim // 2
+        values["rope.dimension_sections"] = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
+    if config.query_growth is not None and name == "mistral3":
+        values["attention.temperature_scale"] = float(config.query_growth.beta)
     return values | _scaling(rope, config)
 
 
@@ -176,6 +216,10 @@ def _scaling(rope: RopeConfig, config: DecoderConfig) -> dict[str, Any]:
             values[f"{prefix}{stored}"] = float(given[key])
     if config.latent is not None and given.get("mscale_all_dim"):
         values[f"{prefix}yarn_log_multiplier"] = 0.1 * float(given["mscale_all_dim"])
+    elif (own := given.get("mscale")) and (all_dim := given.get("mscale_all_dim")):
+        values[f"{prefix}yarn_log_multiplier"] = float(all_dim)
+        if own != 1:
+            raise _refused("mistral3", f"YaRN whose mscale is {own:g}, not 1")
     elif (magnitude := given.get("attention_factor")) is not None:
         # relative to what YaRN multiplies by itself
         values[f"{prefix}yarn_attn_factor"] = float(magnitude) / yarn_magnitude(factor, 1.0)
@@ -203,6 +247,12 @@ def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
     experts = config.experts
+    if (beside := config.experts_beside) is not None:
+        return {
+            "expert_count": beside.count,
+            "expert_used_count": beside.per_token,
+            "expert_feed_forward_length": beside.size,
+        }
     if experts is None:
         return {}
     routing, count = experts.routing, len(experts.dense_layers)
@@ -242,7 +292,7 @@ def _step(config: DecoderConfig, name: str) -> int:
     raise _refused(name, "layers with experts at uneven distances")
 
 
-def _recurrence(config: DecoderConfig) -> dict[str, Any]:
+def _recurrence(config: DecoderConfig, name: str) -> dict[str, Any]:
     form = config.recurrence
     match form:
         case MambaForm():
@@ -269,9 +319,19 @@ def _recurrence(config: DecoderConfig) -> dict[str, Any]:
                 "ssm.state_size": form.key_dim,
                 "ssm.time_step_rank": form.heads,
                 "ssm.group_count": form.key_heads,
+                "full_attention_interval": _interval(config, name),
             }
         case _:
             return {}
+
+
+def _interval(config: DecoderConfig, name: str) -> int:
+    """The distance of layers with attention, of which the last of each group of layers is one."""
+    kinds = [config.kind_of(index) for index in range(config.num_layers)]
+    for step in range(1, config.num_layers + 1):
+        if all((kind == "attention") == ((i + 1) % step == 0) for i, kind in enumerate(kinds)):
+            return step
+    raise _refused(name, "layers with attention at uneven distances")
 
 
 def _refused(name: str, what: str) -> ModelFilesError:

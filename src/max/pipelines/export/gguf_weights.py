@@ -14,17 +14,25 @@ from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.delta_net import DeltaNetForm
+from max.pipelines.models.feed_forward import XIELU_PARAMETERS
 from max.pipelines.models.rope import RopeConfig
 from max.pipelines.models.state_space import Mamba2Form
 from max.pipelines.models.weight_names import GGUF_LAYER, GGUF_TOP, WeightNames, renamed
 
-__all__ = ["StoredWeight", "rope_factors", "stored_weights"]
+__all__ = ["StoredWeight", "activation_parameters", "rope_factors", "stored_weights"]
 
 Array = npt.NDArray[Any]
 
+_STACKED = {
+    "states.altup_projections": "altup_proj.weight",
+    "states.altup_unembed_projections": "altup_unembd_proj.weight",
+}
+"""Beginnings of the decoder's names of weights that files stack, and the names in files."""
 _FUSED_ROWS = {
     "qkv_proj": ("bloom", "falcon", "gpt2", "gptneox", "mpt", "phi2", "phi3"),
-    "gate_up_proj": ("glm4", "phi3"),
+    "gate_up_proj": ("chatglm", "glm4", "phi3"),
+    "in_proj_ba": ("qwen3next",),
 }
 """Fused projections, and the architectures whose files have them."""
 _MIXER = (
@@ -35,7 +43,12 @@ _MIXER = (
     ".mixer.conv.weight",
 )
 """Ends of names of recurrent layers' parameters that files have in another shape."""
-_PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_VECTORS_OF_TOKENS = "per_layer.embed_tokens_per_layer.weight"
+_PARTS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,12 +60,14 @@ class StoredWeight:
         name: Its name in the file.
         shape: Its shape.
         values: Makes its values.
+        column_order: The decoder's columns in the order of the file's; None: they are the same.
     """
 
     own: str
     name: str
     shape: tuple[int, ...]
     values: Callable[[], Array]
+    column_order: Array | None = None
 
     @property
     def input_names(self) -> list[str]:
@@ -60,6 +75,32 @@ class StoredWeight:
         stem, _, end = self.own.rpartition(".")
         layer, _, projection = stem.rpartition(".")
         return [self.own, *(f"{layer}.{part}.{end}" for part in _PARTS.get(projection, ()))]
+
+
+def activation_parameters(
+    config: DecoderConfig, weights: Mapping[str, WeightData]
+) -> tuple[dict[str, list[float]], dict[str, WeightData]]:
+    """The parameters of activations, which are metadata of files, and the other weights.
+
+    Args:
+        config: The shape of the model.
+        weights: Floats by the decoder's names.
+
+    Raises:
+        ModelFilesError: A layer lacks a parameter.
+    """
+    if config.activation != "xielu":
+        return {}, {**weights}
+    parameters: dict[str, list[float]] = {}
+    names = {part: [f"layers.{i}.mlp.act_fn.{part}" for i in range(config.num_layers)] for part in XIELU_PARAMETERS}  # fmt: skip
+    for part, layers in names.items():
+        missing = next((name for name in layers if name not in weights), None)
+        if missing is not None:
+            raise ModelFilesError(f"the weight files lack {missing!r}", "Copy the files again.")
+        arrays = [Tensor.from_dlpack(weights[name].data).to_numpy() for name in layers]
+        parameters[f"xielu.{part}"] = [float(array.reshape(-1)[0]) for array in arrays]
+    stated = {name for layers in names.values() for name in layers}
+    return parameters, {name: value for name, value in weights.items() if name not in stated}
 
 
 def stored_weights(
@@ -87,7 +128,14 @@ def stored_weights(
         inverse |= {"post_attention_layernorm": "attn_norm", "input_layernorm": "attn_norm_2"}
     if config.latent is not None and architecture == "deepseek2":
         weights = _split_latents(config, weights)
+    if architecture == "gemma3n":
+        weights = _with_shared_keys(config, weights)
     result: list[StoredWeight] = []
+    several = {own: [w for name, w in sorted(weights.items()) if name.startswith(f"{own}.")] for own in _STACKED}  # fmt: skip
+    for own, parts in several.items():
+        if parts:
+            result.append(_stack(f"{own}.weight", _STACKED[own], parts))
+    weights = {name: value for name, value in weights.items() if not name.startswith((*_STACKED,))}
     for own, parts in _fused(architecture, weights).items():
         result.append(_stored(config, permuted, own, parts, _name(own, inverse, top, architecture)))
     if config.side_by_side is not None and "lm_head.weight" not in weights:
@@ -101,6 +149,20 @@ def _inverse(own: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str
     """The names of files by the decoder's; a family's own come first."""
     inverse = {part: stored for stored, part in own.items()}
     return inverse | {part: s for s, part in common.items() if s not in own and part not in inverse}
+
+
+def _with_shared_keys(
+    config: DecoderConfig, weights: Mapping[str, WeightData]
+) -> dict[str, WeightData]:
+    """The weights with keys and values of all layers; those of layers that read another's are not used, and may be missing."""
+    whole = dict(weights)
+    for index in range(config.num_layers - config.shared_kv_layers, config.num_layers):
+        source = f"layers.{config.kv_layer_of(index)}.self_attn."
+        for name in [name for name in weights if name.startswith(source)]:
+            part = name.removeprefix(source)
+            if part.startswith(("k_", "v_")):
+                whole.setdefault(f"layers.{index}.self_attn.{part}", weights[name])
+    return whole
 
 
 def _split_latents(
@@ -132,7 +194,8 @@ def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, li
             (
                 whole
                 for whole, parts in _PARTS.items()
-                if projection in parts and architecture in _FUSED_ROWS[whole]
+                if projection in parts
+                and (architecture in _FUSED_ROWS[whole] or layer.endswith(".beside.experts"))
             ),
             None,
         )
@@ -155,24 +218,45 @@ def _name(own: str, inverse: Mapping[str, str], top: Mapping[str, str], architec
     return name
 
 
+def _stack(own: str, name: str, parts: Sequence[WeightData]) -> StoredWeight:
+    """Weights of one shape as one, along a new first dimension."""
+    shape = (len(parts), *(int(size) for size in parts[0].shape))
+    return StoredWeight(
+        own,
+        name,
+        shape,
+        lambda: np.stack([Tensor.from_dlpack(part.data).to_numpy() for part in parts]),
+    )
+
+
 def _stored(
     config: DecoderConfig, permuted: bool, own: str, parts: Sequence[WeightData], name: str
 ) -> StoredWeight:
     shapes = [tuple(int(size) for size in part.shape) for part in parts]
-    shape = (sum(sizes[0] for sizes in shapes), *shapes[0][1:]) if len(parts) > 1 else shapes[0]
+    shape = shapes[0]
+    # rows, of experts those of each
+    axis = 1 if len(shape) == 3 else 0
+    if len(parts) > 1:
+        rows = sum(sizes[axis] for sizes in shapes)
+        shape = (*shape[:axis], rows, *shape[axis + 1 :])
     steps = _steps(config, permuted, own)
 
     def values() -> Array:
         arrays: list[Array] = [Tensor.from_dlpack(part.data).to_numpy() for part in parts]
-        array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        array = np.concatenate(arrays, axis) if len(arrays) > 1 else arrays[0]
         for step in steps:
             array = step(array)
         return np.ascontiguousarray(array)
 
+    if own == _VECTORS_OF_TOKENS:
+        shape = (config.vocab_size, *shape[1:])
     if own.endswith(_MIXER):
         # other conversions keep shapes
         shape = _mixer_form(config, own, np.empty(shape, np.int8)).shape
-    return StoredWeight(own, name, shape, values)
+    order: Array | None = None
+    if isinstance(config.recurrence, DeltaNetForm) and own.endswith(".mixer.out_proj.weight"):
+        order = _order_of_heads(config.recurrence, config.recurrence.value_dim)
+    return StoredWeight(own, name, shape, values, order)
 
 
 def _steps(config: DecoderConfig, permuted: bool, own: str) -> list[Callable[[Array], Array]]:
@@ -187,9 +271,36 @@ def _steps(config: DecoderConfig, permuted: bool, own: str) -> list[Callable[[Ar
         steps.append(lambda array: _neighbours(array, heads))
     if (factor := _factor(config, own)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
+    if isinstance(config.recurrence, DeltaNetForm) and ".mixer." in own:
+        steps += _delta_steps(config.recurrence, layer, own)
+    if own == _VECTORS_OF_TOKENS:
+        steps.append(lambda array: _padded(array, config.vocab_size))
     if own.endswith(_MIXER):
         steps.append(lambda array: _mixer_form(config, own, array))
     return steps
+
+
+def _delta_steps(form: DeltaNetForm, layer: str, own: str) -> list[Callable[[Array], Array]]:
+    """The order of rows that files of delta nets have."""
+    if layer == "in_proj_ba":
+        order = np.argsort(np.concatenate([*form.rows_of(layer).values()]))
+        return [lambda array: array[order]]
+    if not form.gguf_tiled or layer == "norm":
+        return []
+    # of each value head, the elements of its part of a weight; keys come before values
+    size = 1 if layer in ("in_proj_b", "in_proj_a", "mixer") else form.value_dim
+    first = 2 * form.key_heads * form.key_dim if layer in ("in_proj_qkv", "conv1d") else 0
+    values = _order_of_heads(form, size)
+    order = np.concatenate([np.arange(first), first + values])
+    # the convolution has its channels, the last projection the heads as columns
+    axis = -1 if layer in ("conv1d", "out_proj") else 0
+    return [lambda array: np.take(array, order, axis)]
+
+
+def _order_of_heads(form: DeltaNetForm, size: int) -> Array:
+    """The elements of value heads, each of a size, in the order of files."""
+    heads = np.arange(form.heads * size).reshape(form.key_heads, -1, size)
+    return (heads.swapaxes(0, 1) if form.gguf_tiled else heads).reshape(-1)
 
 
 def _norm_offset(config: DecoderConfig, stem: str) -> float:
@@ -199,6 +310,12 @@ def _norm_offset(config: DecoderConfig, stem: str) -> float:
     if "norm" not in stem or ".mixer." in stem or "layernorm" in stem and ".self_attn." in stem:
         return 0.0
     return config.norm.offset
+
+
+def _padded(rows: Array, count: int) -> Array:
+    """Rows for all tokens: those past the table take the first one."""
+    more = np.broadcast_to(rows[:1], (max(count - len(rows), 0), *rows.shape[1:]))
+    return np.concatenate([rows[:count], more])
 
 
 def _neighbours(rows: Array, heads: int) -> Array:

@@ -101,6 +101,7 @@ class DecoderConfig:
         gated: Whether the MLPs have a gate.
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
+        xielu: The values of each of `XIELU_PARAMETERS` by layers, where they are no weights of the checkpoint.
         layer_sizes: The inner sizes of the layers' MLPs, where they differ; intermediate_size is the largest.
         sparsity: For each layer the share of the MLP's gates that is cut; empty: none.
         per_layer_inputs: The vectors that each layer takes of each token.
@@ -169,6 +170,7 @@ class DecoderConfig:
     gated: bool = True
     mlp_bias: bool = False
     activation: str = "silu"
+    xielu: tuple[tuple[float, ...], ...] = ()
     layer_sizes: tuple[int, ...] = ()
     sparsity: tuple[float, ...] = ()
     per_layer_inputs: PerLayerInputs | None = None

@@ -29,6 +29,7 @@ from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
 from max.pipelines.models.decoder_weights import weights_registry
+from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
@@ -405,7 +406,7 @@ def gguf_form(
         state_dict: The weights by the decoder's names.
         interleaved: Whether the family's files have the elements of a rotated pair side by side.
     """
-    norm, qk_norm = config.norm, config.qk_norm
+    norm, qk_norm, recurrence = config.norm, config.qk_norm, config.recurrence
     return replace(
         config,
         interleaved_rope=config.interleaved_rope or interleaved,
@@ -415,6 +416,7 @@ def gguf_form(
         norm=replace(norm, offset=0.0),
         qk_norm=qk_norm and replace(qk_norm, form=replace(qk_norm.form, offset=0.0)),
         qkv_layout="rows",
+        recurrence=recurrence.in_gguf() if isinstance(recurrence, DeltaNetForm) else recurrence,
     )
 
 

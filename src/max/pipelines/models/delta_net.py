@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
@@ -30,6 +33,8 @@ class DeltaNetForm:
         value_dim: The size of a value.
         taps: The taps of the convolution over queries, keys and values.
         fused: Whether the input is projected to all of a key head side by side, ``in_proj_qkvz`` and ``in_proj_ba``.
+        tiled: Whether value head ``i`` reads the keys of head ``i % key_heads`` instead.
+        gguf_tiled: Whether the model's GGUF files have their value heads in that order.
     """
 
     heads: int
@@ -38,6 +43,28 @@ class DeltaNetForm:
     value_dim: int
     taps: int
     fused: bool
+    tiled: bool = False
+    gguf_tiled: bool = False
+
+    def in_gguf(self) -> DeltaNetForm:
+        """The form of the weights in GGUF files."""
+        return replace(self, fused=False, tiled=self.gguf_tiled)
+
+    def rows_of(self, projection: str) -> dict[str, npt.NDArray[np.int64]]:
+        """The rows of each part of a fused projection.
+
+        Args:
+            projection: ``in_proj_qkvz`` or ``in_proj_ba``.
+        """
+        group = self.heads // self.key_heads
+        widths = [self.key_dim, self.key_dim, *[group * self.value_dim] * 2]
+        if projection == "in_proj_ba":
+            widths = [group, group]
+        rows = np.arange(self.key_heads * sum(widths)).reshape(self.key_heads, -1)
+        parts = [part.reshape(-1) for part in np.split(rows, np.cumsum(widths)[:-1], 1)]
+        if projection == "in_proj_ba":
+            return {"in_proj_b": parts[0], "in_proj_a": parts[1]}
+        return {"in_proj_qkv": np.concatenate(parts[:3]), "in_proj_z": parts[3]}
 
     @property
     def channels(self) -> int:
@@ -73,7 +100,7 @@ class DeltaNet(Module):
     """A gated delta net: projections, a causal convolution, the gated delta rule, a gated norm.
 
     Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``), ``conv1d``
-    (`CausalConv`), ``A_log`` and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
+    (`CausalConv`), ``A``, the rates of decay, negative, and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
 
     Args:
         form: The sizes.
@@ -104,7 +131,7 @@ class DeltaNet(Module):
         for part, width in widths.items():
             setattr(self, f"in_proj_{part}", linear_cls(hidden_size, width, dtype, device))
         self.conv1d = CausalConv(form.channels, form.taps, False, kv_params, device, "silu")
-        self.decay_log = Weight("A_log", DType.float32, [form.heads], device)
+        self.rates = Weight("A", DType.float32, [form.heads], device)
         self.step_bias = Weight("dt_bias", DType.float32, [form.heads], device)
         self.norm = RMSNorm(form.value_dim, dtype, eps)
         self.out_proj = linear_cls(values, hidden_size, dtype, device)
@@ -132,10 +159,11 @@ class DeltaNet(Module):
         mixed = self.conv1d(layer_idx, mixed, kv_collection, input_row_offsets)
         keys = form.key_heads * form.key_dim
         q, k, v = ops.split(mixed, [keys, keys, form.heads * form.value_dim], axis=1)
-        q, k = (ops.reshape(y, [total, form.key_heads, form.key_dim]) for y in (q, k))
-        decays = -ops.exp(self.decay_log) * _softplus(
-            ops.cast(steps, DType.float32) + self.step_bias
-        )
+        if form.tiled:
+            # the rule has neighbouring value heads share a key head
+            q, k = (ops.concat([y] * (form.heads // form.key_heads), axis=1) for y in (q, k))
+        q, k = (ops.reshape(y, [total, -1, form.key_dim]) for y in (q, k))
+        decays = self.rates * _softplus(ops.cast(steps, DType.float32) + self.step_bias)
         state, slots = kv_collection.state(self.kv_params, "delta")
         y = gated_delta_rule(
             q,

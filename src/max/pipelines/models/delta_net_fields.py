@@ -6,18 +6,29 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, layer_kinds
 from max.pipelines.models.delta_net import DeltaNetForm
 
-__all__ = ["delta_net_fields"]
+__all__ = ["STORED_PARTS", "delta_net_fields"]
+
+STORED_PARTS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "mixer.in_proj_qkv",
+    # of earlier files
+    "ssm_in": "mixer.in_proj_qkvz",
+}
+"""Names within a layer of GGUF files, where they differ from those of other families, and the decoder's."""
 
 _MOST = 2**16
 
 
-def delta_net_fields(keys: ConfigKeys, num_layers: int, fused: bool) -> Fields:
+def delta_net_fields(
+    keys: ConfigKeys, num_layers: int, fused: bool, gguf_tiled: bool = False
+) -> Fields:
     """Which layers are delta nets, and their form.
 
     Args:
         keys: The keys of config.json.
         num_layers: The number of layers.
         fused: As in `DeltaNetForm`.
+        gguf_tiled: As in `DeltaNetForm`.
 
     Raises:
         ModelFilesError: A value does not fit.
@@ -42,5 +53,6 @@ def delta_net_fields(keys: ConfigKeys, num_layers: int, fused: bool) -> Fields:
             keys.integer("linear_value_head_dim", 1, _MOST, 128),
             keys.integer("linear_conv_kernel_dim", 2, 64, 4),
             fused,
+            gguf_tiled=gguf_tiled,
         ),
     }

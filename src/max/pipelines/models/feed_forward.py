@@ -9,7 +9,7 @@ from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.layer import Module
 from max.nn.linear import Linear
 
-__all__ = ["PLAIN_ACTIVATIONS", "PlainMLP", "XIELU"]
+__all__ = ["PLAIN_ACTIVATIONS", "PlainMLP", "XIELU", "XIELU_PARAMETERS"]
 
 
 def _squared_relu(x: TensorValue) -> TensorValue:
@@ -28,6 +28,10 @@ PLAIN_ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "sigmoid": ops.sigmoid,
 }
 """The activations of `PlainMLP` by name; ``xielu`` has parameters and is a layer."""
+
+
+XIELU_PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")
+"""The weights of `XIELU`."""
 
 
 class XIELU(Module):

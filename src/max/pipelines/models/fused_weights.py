@@ -14,6 +14,8 @@ from max.graph.weights import WeightData
 from max.pipelines.checkpoints.gguf_latents import joined_latents
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.delta_net import DeltaNetForm
+from max.pipelines.models.feed_forward import XIELU_PARAMETERS
 
 __all__ = ["split_fused"]
 
@@ -26,6 +28,10 @@ def split_fused(
     """The weights with ``qkv_proj`` split into ``q_proj``, ``k_proj``, ``v_proj``, and ``gate_up_proj`` into two.
 
     What expands latents is joined, and decoded where it is quantised, as keys and values are taken apart.
+
+    Projections of delta nets are split where the form has their parts.
+
+    Parameters of activations that the config states become weights.
 
     Rows of the layout ``rows`` are views of the checkpoint's; those of ``heads`` and of experts are copied.
 
@@ -46,6 +52,17 @@ def split_fused(
             _check_rows(name, value, q + 2 * kv)
             rows = _rows_of_heads(config) if config.qkv_layout == "heads" else None
             bounds = {"q_proj": (0, q), "k_proj": (q, q + kv), "v_proj": (q + kv, q + 2 * kv)}
+        elif projection in ("in_proj_qkvz", "in_proj_ba") and (delta := config.recurrence):
+            if not isinstance(delta, DeltaNetForm) or delta.fused:
+                split[name] = value
+                continue
+            places = delta.rows_of(projection)
+            _check_rows(name, value, sum(map(len, places.values())))
+            array = Tensor.from_dlpack(value.data).to_numpy()
+            for own, picked in places.items():
+                key = f"{layer}.{own}.{part}"
+                split[key] = _part(key, array[picked], value)
+            continue
         elif projection == "gate_up_proj" and layer.endswith(".experts"):
             for own, array in _experts_halves(config, name, value):
                 key = f"{layer}.{own}.{part}"
@@ -64,6 +81,10 @@ def split_fused(
             picked = array[begin:end] if rows is None else array[rows[begin:end]]
             key = f"{layer}.{own}.{part}"
             split[key] = _part(key, picked, value)
+    for part, values in zip(XIELU_PARAMETERS, config.xielu, strict=False):
+        for index, value in enumerate(values):
+            key = f"layers.{index}.mlp.act_fn.{part}"
+            split.setdefault(key, WeightData.from_numpy(np.array([value], np.float32), key))
     return split if config.latent is None else joined_latents(split)
 
 

@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 
 def _rates(logarithms: Array) -> Array:
-    """The rates of decay, from the logarithms that checkpoints have; of Mamba's ``[states, channels]``."""
+    """The rates of decay, from the logarithms that checkpoints have; Mamba's become ``[states, channels]``."""
     return np.ascontiguousarray(-np.exp(logarithms.astype(np.float32)).T)
 
 
@@ -49,7 +49,9 @@ MIXER_FORMS: Mapping[str, Callable[[Array], Array]] = {
 """How the weights of recurrent layers are converted, by the ends of the decoder's names."""
 
 def _stored_rates(rates: Array) -> Array:
-    """Rates of GGUF files: of heads ``[heads, 1]``, of Mamba's channels ``[channels, states]``."""
+    """Rates of GGUF files: of heads ``[heads]`` or ``[heads, 1]``, of Mamba's channels ``[channels, states]``."""
+    if rates.ndim == 1:
+        return rates
     return np.ascontiguousarray(rates[:, 0] if rates.shape[1] == 1 else rates.T)
 
 

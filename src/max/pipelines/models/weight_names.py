@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from max.driver import Tensor
+from max.graph.shape import Shape
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 
@@ -61,6 +62,21 @@ GGUF_LAYER = {
     "proj": "gate.per_layer_projection",
     "post_norm": "gate.post_per_layer_input_norm",
     "layer_output_scale.weight": "layer_scalar",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+    "pre_ffw_norm_2": "beside.input_norm",
+    "post_ffw_norm_1": "beside.mlp_norm",
+    "post_ffw_norm_2": "beside.output_norm",
+    "attn_gate": "mixer.in_proj_z",
+    "ssm_ba": "mixer.in_proj_ba",
+    "ssm_beta": "mixer.in_proj_b",
+    "ssm_alpha": "mixer.in_proj_a",
     "ssm_in": "mixer.in_proj",
     "ssm_conv1d": "mixer.conv1d",
     "ssm_x": "mixer.x_proj",
@@ -118,6 +134,8 @@ class WeightNames:
         gguf_top: The names outside of layers of GGUF files, and the decoder's, where they differ from those of `GGUF_TOP`.
         gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, where they differ from
             those of `GGUF_LAYER`.
+        gguf_stacked: The names outside of layers of GGUF files' weights that stack those of one name per index, and the
+            decoder's name before the index.
         gguf_converted: Functions of arrays by the ends of the decoder's names of weights that GGUF files store in another
             form.
         gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
@@ -135,6 +153,7 @@ class WeightNames:
     unused_parts: tuple[str, ...] = ()
     gguf_top: Mapping[str, str] = field(default_factory=dict)
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
+    gguf_stacked: Mapping[str, str] = field(default_factory=dict)
     gguf_converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     gguf_unused: tuple[str, ...] = (
         "rope_freqs.weight",
@@ -176,11 +195,14 @@ class WeightNames:
         if any(name.endswith(".attn_norm_2.weight") for name in state_dict):
             # Falcon's: the first norm is the MLP's where there are two
             layer |= {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
+        stacked = {name: own for name, own in self.gguf_stacked.items() if name in state_dict}
         renamed = {
             _own_name_of_gguf(name, layer, top): _data(value)
             for name, value in state_dict.items()
-            if not name.endswith(self.gguf_unused) and ".nextn." not in name
+            if name not in stacked and not name.endswith(self.gguf_unused) and ".nextn." not in name
         }
+        for name, own in stacked.items():
+            renamed |= _unstacked(own, _data(state_dict[name]))
         for name, value in renamed.items():
             if name.endswith(".shared_gate.weight") and len(value.shape) == 1:
                 row = Tensor.from_dlpack(value.data).to_numpy()[None]
@@ -295,6 +317,17 @@ def _stack(
         arrays = [Tensor.from_dlpack(parts[index].data).to_numpy() for index in sorted(parts)]
         result[name] = WeightData.from_numpy(np.stack(arrays), name)
     return result
+
+
+def _unstacked(own: str, whole: WeightData) -> dict[str, WeightData]:
+    """The parts of a stacked weight, by the decoder's name before their index."""
+    parts = Tensor.from_dlpack(whole.data).to_numpy()
+    return {
+        (name := f"{own}.{index}.weight"): WeightData(
+            Tensor.from_numpy(part), name, whole.dtype, Shape(part.shape), whole.quantization_encoding
+        )
+        for index, part in enumerate(parts)
+    }
 
 
 def _replaced(name: str, names: Mapping[str, str]) -> str:
