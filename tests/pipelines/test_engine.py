@@ -192,7 +192,7 @@ def configured(repeats_steps: bool = True, **values) -> SchedulerLimits:
 
 
 def test_the_limits_of_a_configuration():
-    plain = dict(max_batch_size=6, max_ce_batch_size=6, prefill_chunk_size=64)
+    plain = dict(max_batch_size=6, max_ce_batch_size=6, prefill_chunk_size=64, mixed_step_ratio=1.8)
     assert configured() == SchedulerLimits(**plain, max_num_steps=8)
     assert configured(max_num_steps=1) == SchedulerLimits(**plain, max_num_steps=1)
     assert configured(max_num_steps=-1) == SchedulerLimits(**plain, max_num_steps=1)

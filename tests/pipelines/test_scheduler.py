@@ -18,6 +18,7 @@ from max.pipelines.core import InputError, TextContext
 from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
 from max.pipelines.scheduler import PageTables, SchedulerLimits, TextScheduler
+from max.pipelines.scheduler.step_times import StepEstimate
 
 EOS = 7
 
@@ -556,7 +557,7 @@ def test_limits():
     assert SchedulerLimits() == SchedulerLimits(
         max_batch_size=1, max_ce_batch_size=192, prefill_chunk_size=8192, enable_chunked_prefill=True,
         enable_in_flight_batching=False, max_num_steps=1, max_seconds=None,
-        max_batch_context_length=None,
+        max_batch_context_length=None, mixed_step_ratio=None,
     )  # fmt: skip
     for name in (
         "max_batch_size", "max_ce_batch_size", "prefill_chunk_size", "max_num_steps", "max_batch_context_length",
@@ -568,6 +569,29 @@ def test_limits():
         with pytest.raises(ValueError, match=f"max_seconds is {seconds}; expected above 0"):
             SchedulerLimits(max_seconds=seconds)
     assert SchedulerLimits(max_seconds=0.01).max_seconds == 0.01
+    for ratio in (1, 0.5):
+        with pytest.raises(ValueError, match=f"mixed_step_ratio is {ratio}; expected above 1"):
+            SchedulerLimits(mixed_step_ratio=ratio)
+    assert SchedulerLimits(mixed_step_ratio=1.1).mixed_step_ratio == 1.1
+
+
+def test_the_estimate_of_a_chunk():
+    times = StepEstimate()
+    assert times.chunk(1.0) is None
+    times.record_prompts(0.2, 63, mixed=False)  # too short to tell
+    times.record_plain(0.01, 0)
+    assert times.plain is None
+    times.record_plain(0.04, 4)
+    assert times.plain == pytest.approx(0.01) and times.chunk(1.0) is None
+    times.record_prompts(0.064, 64, mixed=False)  # 1 ms a token
+    assert [times.chunk(share) for share in (0.1, 1.0, 1.59, 1.61, 4)] == [8, 8, 8, 16, 40]
+    times.record_prompts(9.0, 64, mixed=False)  # of mixed steps alone from now on
+    assert times.chunk(4) == 40
+    times.record_prompts(0.01 + 0.024, 8, mixed=True)  # 3 ms a token: 2 with the one before
+    assert times.chunk(8) == 40
+    for _ in range(2):  # no token is taken for less than half of the last estimate
+        times.record_prompts(0.001, 8, mixed=True)
+    assert times.chunk(8) == int(80 / (2 * 0.75**2)) // 8 * 8
 
 
 def test_page_tables_reserve_all_or_nothing():

@@ -72,6 +72,57 @@ def test_in_flight_batching_shortens_the_longest_pause() -> None:
     assert longest(enable_in_flight_batching=True) < 4 < 30 < longest()
 
 
+def pauses(prompt: int, **limits) -> tuple[list[float], list[float]]:
+    """The sorted times between tokens of four requests while prompts come in, and the prompts' first tokens."""
+    cost = CostModel(step=5e-3, prompt_token=0.3e-3, sequence=0.15e-3, cached_token=0.02e-6)
+    values = {"max_batch_size": 8, "prefill_chunk_size": 512, "enable_in_flight_batching": True}
+    arrivals = [Arrival(0, tuple(range(i * 50, i * 50 + 32)), 384) for i in range(4)] + [
+        Arrival(0.4 + k, tuple(range(10**6 * (k + 1), 10**6 * (k + 1) + prompt)), 1)
+        for k in range(3)
+    ]
+    timelines, _ = simulate(Machine(SchedulerLimits(**{**values, **limits}), cost=cost), arrivals)
+    between = [b - a for t in timelines[:4] for a, b in zip(t.tokens, t.tokens[1:], strict=False)]
+    return sorted(between), [t.tokens[0] - t.arrival.time for t in timelines[4:]]
+
+
+def test_long_prompts_hardly_delay_the_others() -> None:
+    """The p99 of the time between tokens is at most twice the median, and no prompt starves."""
+    plain, first = pauses(4096)
+    assert plain[int(0.99 * len(plain))] > 20 * plain[len(plain) // 2]
+    spread, later = pauses(4096, mixed_step_ratio=1.8)
+    assert spread[-1] <= 2 * spread[len(spread) // 2]
+    # a step without prompts takes 5.6 ms
+    assert spread[int(0.99 * len(spread))] <= 2 * 5.7e-3
+    assert max(later) < 4 * max(first)
+
+
+def test_prompts_of_one_chunk_are_read_at_once() -> None:
+    assert pauses(512, mixed_step_ratio=1.8) == pauses(512)
+    assert pauses(513, mixed_step_ratio=1.8) != pauses(513)
+    # without decoding in steps with prompts, nothing is gained by short chunks
+    single = {"enable_in_flight_batching": False}
+    assert pauses(4096, mixed_step_ratio=1.8, **single) == pauses(4096, **single)
+
+
+def test_many_that_wait_outweigh_few_that_run() -> None:
+    """One request decodes while 7 with long prompts wait: they are read at two thirds of full speed or more."""
+    cost = CostModel(step=5e-3, prompt_token=0.3e-3, sequence=0.15e-3, cached_token=0.0)
+    prompts = [tuple(range(10**6 * k, 10**6 * k + 2048)) for k in range(1, 8)]
+
+    def last(waiting: int, ratio: float | None) -> float:
+        limits = SchedulerLimits(
+            max_batch_size=8, prefill_chunk_size=512, enable_in_flight_batching=True, mixed_step_ratio=ratio
+        )  # fmt: skip
+        arrivals = [Arrival(0, tuple(range(70)), 900)] + [
+            Arrival(0.2, prompt, 1) for prompt in prompts[:waiting]
+        ]
+        timelines, _ = simulate(Machine(limits, cost=cost), arrivals)
+        return max(t.tokens[0] for t in timelines[1:]) / waiting
+
+    assert last(7, 1.8) < 1.5 * last(7, None)
+    assert last(1, 1.8) > 1.5 * last(1, None)
+
+
 def test_a_small_client_is_not_kept_waiting() -> None:
     greedy = [Arrival(0, tuple(range(i * 50, i * 50 + 20)), 10, "greedy") for i in range(60)]
     small = [Arrival(1, tuple(range(9000 + i * 50, 9020 + i * 50)), 10, "small") for i in range(4)]

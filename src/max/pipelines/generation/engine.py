@@ -32,6 +32,10 @@ MAX_SECONDS = 0.04
 """The longest execution of several steps where the configuration does not set their number: a reader
 sees tokens arrive one by one."""
 
+MIXED_STEP_RATIO = 1.8
+"""How much longer a step may take for prompts that it reads beside running requests, which then wait at most
+twice as long for a token; the margin is for the estimate."""
+
 
 class BatchPipeline(Protocol):
     """The part of a pipeline that an engine uses; ``TextGenerationPipeline`` implements it."""
@@ -130,6 +134,7 @@ def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
         max_num_steps=steps,
         max_seconds=MAX_SECONDS if config.finds_num_steps else None,
         max_batch_context_length=config.max_batch_context_length,
+        mixed_step_ratio=MIXED_STEP_RATIO,
     )
 
 
@@ -336,6 +341,7 @@ class Engine:
             self.scheduler.record_step(seconds, steps)
             self.decode_steps.record(seconds, steps)
         else:
+            self.scheduler.record_prompts(seconds)
             self.prompt_steps.record(seconds)
         self.scheduler.update(batch)
         self._outcomes += [out for out in outputs.values() if out.tokens or out.is_done]

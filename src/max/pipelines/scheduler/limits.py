@@ -19,10 +19,14 @@ class SchedulerLimits:
         max_num_steps: Tokens per running request and execution.
         max_seconds: The longest that an execution of several steps may take, estimated from recent
             ones; None: no limit.
+        mixed_step_ratio: A step that reads a chunk of a prompt longer than ``prefill_chunk_size``
+            beside running requests takes at most that many times a step without prompts, estimated
+            from recent ones; more where more requests wait than run; None: no limit.
         max_batch_context_length: Tokens of all requests of a batch; None: no limit.
 
     Raises:
-        ValueError: A limit is less than 1, or ``max_seconds`` is not above 0.
+        ValueError: A limit is less than 1, ``max_seconds`` is not above 0, or ``mixed_step_ratio`` not
+            above 1.
     """
 
     max_batch_size: int = 1
@@ -33,6 +37,7 @@ class SchedulerLimits:
     max_num_steps: int = 1
     max_seconds: float | None = None
     max_batch_context_length: int | None = None
+    mixed_step_ratio: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -42,5 +47,10 @@ class SchedulerLimits:
             if field.name == "max_seconds":
                 if value <= 0:
                     raise ValueError(f"SchedulerLimits: max_seconds is {value}; expected above 0")
+            elif field.name == "mixed_step_ratio":
+                if value <= 1:
+                    raise ValueError(
+                        f"SchedulerLimits: mixed_step_ratio is {value}; expected above 1"
+                    )
             elif not isinstance(value, bool) and value < 1:
                 raise ValueError(f"SchedulerLimits: {field.name} is {value}; expected at least 1")

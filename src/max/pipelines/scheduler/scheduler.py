@@ -17,6 +17,7 @@ from max.pipelines.kv_cache.page_manager import OutOfPagesError
 from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.order import RequestOrder
 from max.pipelines.scheduler.page_tables import PageSource, PageTables
+from max.pipelines.scheduler.step_times import StepEstimate
 
 
 class TextScheduler:
@@ -32,8 +33,10 @@ class TextScheduler:
         # both in the order of their ranks
         self._waiting: dict[RequestID, TextGenerationContext] = {}
         self._running: dict[RequestID, TextGenerationContext] = {}
+        self._long: set[RequestID] = set()  # waiting requests whose prompts have several chunks
         self._order = RequestOrder()
-        self._step_seconds: float | None = None
+        self._times = StepEstimate()
+        self._prompt_tokens, self._mixed = 0, False  # of the last step that reads prompts
         self.preemptions = 0
         """The number of times that a request has lost its pages."""
 
@@ -95,6 +98,7 @@ class TextScheduler:
             request_id: The request.
         """
         if self._order.remove(request_id):
+            self._long.discard(request_id)
             self._waiting.pop(request_id, None)
             self._running.pop(request_id, None)
             self._tables.close(request_id)
@@ -118,6 +122,8 @@ class TextScheduler:
             decoding: list[TextGenerationContext] = []
             if self._limits.enable_in_flight_batching:
                 decoding = self._decodable(1, kept={context.request_id for context in prompts})
+            self._prompt_tokens = sum(context.active_length for context in prompts)
+            self._mixed = bool(decoding)
             return _inputs([*decoding, *prompts], BatchType.CE, 1)
         steps = self._steps()
         batch = self._decodable(steps)
@@ -133,11 +139,15 @@ class TextScheduler:
             seconds: The time.
             steps: The tokens that each request got.
         """
-        if steps > 0:
-            step = seconds / steps
-            # the mean with the history, so that one slow step changes little
-            previous = step if self._step_seconds is None else self._step_seconds
-            self._step_seconds = (previous + step) / 2
+        self._times.record_plain(seconds, steps)
+
+    def record_prompts(self, seconds: float) -> None:
+        """Records the time of the last batch with prompts, by which the next chunks are chosen.
+
+        Args:
+            seconds: The time.
+        """
+        self._times.record_prompts(seconds, self._prompt_tokens, self._mixed)
 
     def update(self, batch: Iterable[TextGenerationContext]) -> list[RequestID]:
         """Takes back a batch that was run.
@@ -158,6 +168,7 @@ class TextScheduler:
                 ended.append(key)
             elif key in self._waiting and not context.needs_ce:
                 del self._waiting[key]
+                self._long.discard(key)
                 self._running[key] = context
                 self._running = self._order.sorted(self._running)
         return ended
@@ -166,28 +177,57 @@ class TextScheduler:
         """The prompts, or chunks of them, that the next step reads; their pages are reserved."""
         limits = self._limits
         batch: list[TextGenerationContext] = []
-        tokens_left = limits.prefill_chunk_size
+        tokens_left, long_left = limits.prefill_chunk_size, self._chunk()
         slots = min(limits.max_ce_batch_size, limits.max_batch_size - len(self._running))
         context_length = sum(context.current_length for context in self._running.values())
         for context in list(self._waiting.values()):
             if tokens_left < 1 or len(batch) >= slots:
                 break
-            if not self._admit(context, tokens_left, context_length, bool(batch)):
+            if context.request_id in self._long and long_left < 1:
+                continue  # one of a single chunk may come after it
+            if not self._admit(context, (tokens_left, long_left), context_length, bool(batch)):
                 break
             batch.append(context)
             self._order.start(context)
             tokens_left -= context.active_length
+            if context.request_id in self._long:
+                long_left -= context.active_length
             context_length += context.current_length
         return batch
 
+    def _chunk(self) -> int:
+        """The most tokens that the next step reads of prompts that have several chunks.
+
+        Running requests wait for each chunk, so chunks are short and a step takes little more than one
+        without prompts. But where many requests wait and few run, each of the many would wait long to
+        spare the few.
+        """
+        limits, ratio = self._limits, self._limits.mixed_step_ratio
+        if ratio is None or not limits.enable_in_flight_batching or not self._running:
+            return limits.prefill_chunk_size
+        running = len(self._running)
+        waiting = min(len(self._waiting), limits.max_batch_size - running)
+        chunk = self._times.chunk(max(ratio - 1, waiting / running))
+        return min(limits.prefill_chunk_size, chunk or limits.prefill_chunk_size)
+
+    def _room(self, context: TextGenerationContext, tokens_left: int, long_left: int) -> int:
+        """The tokens of a prompt that the next step can read, where it reads chunks."""
+        if context.active_length > self._limits.prefill_chunk_size:
+            self._long.add(context.request_id)
+        return min(tokens_left, long_left) if context.request_id in self._long else tokens_left
+
     def _admit(
-        self, context: TextGenerationContext, tokens_left: int, context_length: int, joins: bool
+        self,
+        context: TextGenerationContext,
+        left: tuple[int, int],
+        context_length: int,
+        joins: bool,
     ) -> bool:
         """Reserves the pages of a prompt, or of its next chunk; False where it has to wait.
 
         Args:
             context: The request, the first of those that wait and are not in the batch.
-            tokens_left: Prompt tokens that the step can still read.
+            left: Prompt tokens that the step can still read: of all prompts, and of those of several chunks.
             context_length: The tokens of all requests that run or are in the batch.
             joins: Whether other prompts are in the batch.
         """
@@ -198,8 +238,13 @@ class TextScheduler:
         except OutOfPagesError:
             # a request that was preempted amid its prompt may hold the last slot
             if not busy and self._preempt_last(after=context):
-                return self._admit(context, tokens_left, context_length, joins)
+                return self._admit(context, left, context_length, joins)
             return False
+        tokens_left = left[0]
+        if limits.enable_chunked_prefill:
+            tokens_left = self._room(context, *left)
+            if tokens_left < 1:
+                return self._put_off(context, opened)
         if context.active_length > tokens_left:
             if limits.enable_chunked_prefill:
                 context.set_token_indices(active_idx=context.start_idx + tokens_left)
@@ -213,7 +258,7 @@ class TextScheduler:
         except OutOfPagesError:
             # the first request takes pages from later ones that were preempted amid their prompts
             if not busy and self._preempt_last(after=context):
-                return self._admit(context, tokens_left, context_length, joins)
+                return self._admit(context, left, context_length, joins)
             return self._put_off(context, opened)
         # headroom of one page per request that grows: else one of them soon preempts this one
         if opened and self._tables.free_pages < sum(map(self._grows, self._running.values())):
@@ -250,7 +295,7 @@ class TextScheduler:
 
     def _fits(self, steps: int) -> bool:
         """Whether an execution of several steps is short enough, and preempts no request."""
-        longest, step = self._limits.max_seconds, self._step_seconds
+        longest, step = self._limits.max_seconds, self._times.plain
         if longest is not None and (step is None or step * steps > longest):
             return False
         missing = sum(self._tables.missing(context, steps) for context in self._running.values())

@@ -146,6 +146,8 @@ def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeli
         now += seconds
         if inputs.batch_type is BatchType.TG:
             scheduler.record_step(seconds, inputs.num_steps)
+        else:
+            scheduler.record_prompts(seconds)
         for key in scheduler.update(batch):
             del open_requests[key]
     return timelines, scheduler.preemptions
