@@ -227,6 +227,10 @@ def test_bounds_of_slices_that_vary_become_symbols() -> None:
     for stop in range(3, 60):
         np.testing.assert_array_equal(x[1:stop].to_numpy(), a[1:stop])
     assert compiled_programs() - before <= 4
+    # negative bounds count from the end
+    for stop in (5, -3, -4, -5, -6, 7, -7):
+        np.testing.assert_array_equal(x[1:stop].to_numpy(), a[1:stop])
+        np.testing.assert_array_equal(x[-abs(stop) :].to_numpy(), a[-abs(stop) :])
 
 
 def test_unreferenced_values_are_freed() -> None:

@@ -140,6 +140,123 @@ def test_shapes_and_dtypes_that_change() -> None:
             same(y.reshape((-1,)) + 1, np.concatenate([a, a * 2]).reshape(-1) + 1)
 
 
+def test_a_sequence_that_grows_is_followed(records: list[Any]) -> None:
+    w = array(4, 4)
+    weight = Tensor.constant(w)
+    past, want_past = Tensor.constant(array(1, 4)), None
+    want_past = past.to_numpy()
+    for turn in range(40):
+        if turn == 5:
+            records.clear()
+            before = compiled_programs()
+        if turn == 20:  # another sequence
+            past = Tensor.constant(array(3, 4))
+            want_past = past.to_numpy()
+        a = array(1, 4)
+        row, want_row = Tensor.constant(a) @ weight, a @ w
+        past, want_past = F.concat([past, row]), np.concatenate([want_past, want_row])
+        scores = row @ past.T
+        assert past.shape == want_past.shape and scores.shape == [1, len(want_past)]
+        want = want_row @ want_past.T
+        mixed = F.softmax(scores) @ past.reshape((past.shape[0] * 2, 2)).reshape((-1, 4))
+        weights = np.exp(want - want.max())
+        same(mixed, weights / weights.sum() @ want_past)
+    assert not records
+    assert compiled_programs() == before
+
+
+def test_numbers_that_vary_are_followed(records: list[Any]) -> None:
+    a = array(40, 3)
+    x = Tensor.constant(a)
+    for turn, stop in enumerate([3, 7, 5, 20, 1, 39, 2, 0, 40, 9, -3, 8]):
+        if turn == 5:
+            records.clear()
+        rate = 0.25 + stop
+        y = x[:stop] * rate - 1.0
+        assert int(y.shape[0]) == len(a[:stop])
+        same(y + rate, a[:stop] * rate - 1.0 + rate)
+        if turn == 6:
+            assert not records
+
+
+def test_sizes_that_do_not_fit_raise_at_the_call() -> None:
+    other = Tensor.constant(array(8, 2))
+    for rows in [1, 2, 3, 4, 5, 9, 6, 12, 3]:
+        a = array(rows, 2)
+        x = Tensor.constant(a)
+        y = x * 2
+        if rows > 8:
+            with pytest.raises((ValueError, IndexError)):
+                other.reshape((2, 8))[:, :].split([rows, 8 - rows], axis=1)
+            with pytest.raises(ValueError):
+                y + other
+            same(y, a * 2)
+            continue
+        first, _ = other.split([rows, 8 - rows])
+        same(y + first, a * 2 + other.to_numpy()[:rows])
+
+
+def test_two_sizes_that_were_equal_differ() -> None:
+    for rows, columns in [(2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (6, 7), (7, 6), (8, 8), (1, 3)]:
+        a, b = array(rows, 3), array(columns, 3)
+        x, y = Tensor.constant(a), Tensor.constant(b)
+        z = x @ y.T
+        assert z.shape == [rows, columns]
+        same(z + 1, a @ b.T + 1)
+        if rows == columns:
+            same(x * y, a * b)
+        elif 1 not in (rows, columns):
+            with pytest.raises(ValueError):
+                x * y
+
+
+def test_a_tensor_kept_from_a_stretch_is_computed_before_a_write() -> None:
+    for turn in range(12):
+        a = array(4)
+        x = Tensor.constant(a)
+        y = x * 2
+        z = F.tanh(y + 1)
+        if turn % 4 != 3:
+            del y
+        _ = z.realize
+        if turn % 4 == 3:
+            x[...] = 0.0
+            same(y, a * 2)
+
+
+def test_one_memory_that_becomes_two() -> None:
+    a, b = Tensor.constant(array(3)).realize, Tensor.constant(array(3)).realize
+    for turn in range(10):
+        second = a if turn % 5 < 4 else b
+        x, y = Tensor(storage=a.driver_tensor), Tensor(storage=second.driver_tensor)
+        same(x * 2 - y, a.to_numpy() * 2 - second.to_numpy())
+
+
+def test_a_call_while_another_thread_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = array(3)
+    x, other = Tensor.constant(a), Tensor.constant(array(3))
+    frame, busy = _replays._frame, [False]
+
+    def interrupted(depth: int) -> Any:
+        if busy[0]:
+            busy[0] = False
+            worker = threading.Thread(target=lambda: other.__setitem__(0, 1.0))
+            worker.start()
+            worker.join()
+        return frame(depth + 1)
+
+    monkeypatch.setattr(_replays, "_frame", interrupted)
+    for turn in range(6):
+        y = x * 2
+        busy[0] = turn == 5
+        z = y + 1
+        if turn == 5:
+            # the write waits for what was recorded before
+            a = a.copy()
+            x[0] = 50.0
+        same(z, a * 2 + 1)
+
+
 def test_constants_that_compare_equal_differ() -> None:
     x = Tensor.constant([-0.0, 2.0])
     for number in [0.0] * 4 + [-0.0] * 4:

@@ -8,7 +8,7 @@ plus a constant where that holds in all examples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from max.dtype import DType
@@ -34,15 +34,20 @@ class Pattern:
     Args:
         positions: A constant or symbol for each position. The first position of a symbol is the symbol itself.
         dtypes: int64 or float64 for each symbol.
+        signed: Symbols of positions that may be negative ints.
     """
 
-    __slots__ = ("_dtypes", "_first", "positions")
+    __slots__ = ("_dtypes", "_first", "positions", "signed")
 
     def __init__(
-        self, positions: Sequence[int | float | Symbol], dtypes: Sequence[DType] = ()
+        self,
+        positions: Sequence[int | float | Symbol],
+        dtypes: Sequence[DType] = (),
+        signed: Iterable[int] = (),
     ) -> None:
         self.positions = tuple(positions)
         self._dtypes = tuple(dtypes)
+        self.signed = frozenset(signed)
         first: dict[int, int] = {}
         for index, position in enumerate(self.positions):
             if isinstance(position, Symbol):
@@ -55,6 +60,7 @@ class Pattern:
         bases: list[tuple[int | float, ...]] = []
         dtypes: list[DType] = []
         positions: list[int | float | Symbol] = []
+        signed: set[int] = set()
         for values in zip(*examples, strict=True):
             if all(value == values[0] for value in values):
                 positions.append(values[0])
@@ -71,7 +77,9 @@ class Pattern:
                 bases.append(values)
                 dtypes.append(dtype)
             positions.append(symbol)
-        return Pattern(positions, dtypes)
+            if any(type(value) is int and value < 0 for value in values):
+                signed.add(symbol.number)
+        return Pattern(positions, dtypes, signed)
 
     @property
     def symbols(self) -> int:
@@ -91,9 +99,36 @@ class Pattern:
                 expected = position.factor * values[position.number] + position.offset
                 if type(value) is float and self._dtypes[position.number] is DType.int64:
                     return None
+                if type(value) is int and value < 0 and position.number not in self.signed:
+                    return None
             else:
                 expected = position
             if value != expected:
+                return None
+        return values
+
+    def implied_by(
+        self, positions: Sequence[int | float | Symbol]
+    ) -> list[int | float | Symbol] | None:
+        """The values of the symbols for details that have symbols of another pattern themselves.
+
+        Args:
+            positions: The details: constants, and symbols of the other pattern.
+
+        Returns:
+            A constant or symbol of the other pattern for each symbol; None if not all details are in the set.
+        """
+        values = [positions[index] for index in self._first]
+        for position, given in zip(self.positions, positions, strict=True):
+            expected: int | float | Symbol = position  # type: ignore[assignment]
+            if isinstance(position, Symbol):
+                value = values[position.number]
+                if isinstance(value, Symbol):
+                    factor, offset = position.factor * value.factor, position.factor * value.offset
+                    expected = Symbol(value.number, factor, offset + position.offset)
+                else:
+                    expected = position.factor * value + position.offset
+            if expected != given or isinstance(expected, Symbol) is not isinstance(given, Symbol):
                 return None
         return values
 

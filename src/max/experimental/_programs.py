@@ -23,7 +23,16 @@ from max.experimental._signatures import EXAMPLES
 from max.experimental._staging import Staged, Step, stage
 from max.graph import Graph
 
-__all__ = ["Bound", "Recording", "compiled_programs", "execute", "program_of", "staged"]
+__all__ = [
+    "Bound",
+    "Compiled",
+    "Recording",
+    "compiled_programs",
+    "execute",
+    "program_of",
+    "programs_of",
+    "staged",
+]
 
 _PROGRAMS = 1024
 """Programs that are kept, each with the numbers of its inputs; the oldest are dropped."""
@@ -46,7 +55,7 @@ class Recording(NamedTuple):
     """The call and result of each output."""
 
 
-class _Compiled(NamedTuple):
+class Compiled(NamedTuple):
     """A compiled structure."""
 
     pattern: Pattern
@@ -57,8 +66,10 @@ class _Compiled(NamedTuple):
     def extra(self, details: Details) -> list[Any] | None:
         """The inputs after the leaves; None where the program is for other details."""
         values = self.pattern.match(details)
-        if values is None:
-            return None
+        return None if values is None else self.inputs(values)
+
+    def inputs(self, values: Sequence[int | float]) -> list[Any]:
+        """The inputs after the leaves, for values of the symbols."""
         return [
             *[_size_carrier(int(values[number])) for number in self.sizes],
             *[
@@ -82,7 +93,7 @@ class _Structure:
 
     def __init__(self) -> None:
         self.examples: list[Details] = []
-        self.compiled: list[_Compiled] = []
+        self.compiled: list[Compiled] = []
         self.failures = 0
 
 
@@ -135,12 +146,24 @@ def execute(
         raise
 
 
-def _find(recording: Recording, places: list[int]) -> Bound:
+def programs_of(recording: Recording) -> list[Compiled]:
+    """The compiled programs of calls that differ from these in sizes and numbers only."""
+    places = [item for source in recording.inputs for pair in source for item in pair]
+    with _lock:
+        structure = _structures.get(_structure_key(recording, places))
+        return [] if structure is None else list(structure.compiled)
+
+
+def _structure_key(recording: Recording, places: list[int]) -> tuple[Any, ...]:
     calls, leaves, _, outputs = recording
-    structure_key = (
+    return (
         *[call.signature.family for call in calls], *[leaf.type.kind for leaf in leaves], *places,
         *[item for pair in outputs for item in pair],
     )  # fmt: skip
+
+
+def _find(recording: Recording, places: list[int]) -> Bound:
+    structure_key = _structure_key(recording, places)
     structure = _structures.setdefault(structure_key, _Structure())
     details = _details(recording)
     for compiled in structure.compiled:
@@ -187,7 +210,7 @@ def _stage(recording: Recording, pattern: Pattern) -> Staged:
     return staged
 
 
-def _compile(recording: Recording, pattern: Pattern) -> _Compiled:
+def _compile(recording: Recording, pattern: Pattern) -> Compiled:
     global _compilations
     calls, leaves = recording.calls, recording.leaves
     staged = _stage(recording, pattern)
@@ -197,7 +220,7 @@ def _compile(recording: Recording, pattern: Pattern) -> _Compiled:
     }
     model = session_of([device.to_device() for device in devices]).load(staged.graph)
     _compilations += 1
-    return _Compiled(pattern, model, staged.sizes, staged.scalars)
+    return Compiled(pattern, model, staged.sizes, staged.scalars)
 
 
 _carrier = np.zeros(1 << 16, np.uint8)

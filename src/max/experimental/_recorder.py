@@ -21,6 +21,7 @@ from max.experimental._signatures import signature_of
 from max.experimental._templates import describe
 from max.experimental._traces import Capture, Trace, UserLine
 from max.experimental._types import type_of
+from max.experimental._varying import generalised
 from max.graph import Graph
 from max.graph._places import user_frame, user_place
 
@@ -67,9 +68,23 @@ class _Site:
     def missed(self) -> None:
         """Notes that a stretch left the trace. One that is left again and again is dropped, each time for longer."""
         self.misses += 1
-        if self.misses >= _MISSES:
+        if self.misses > _MISSES:
             self.trace, self.misses = None, 0
             self.skipped = self.pause = min(2 * self.pause + 1, _MOST_SKIPPED)
+
+    def learn(self, trace: Trace | None, recording: Recording) -> None:
+        """Takes the trace of a stretch, or makes the one so far more general.
+
+        Args:
+            trace: The trace; None if the stretch cannot be followed.
+            recording: What was run in it.
+        """
+        general = None
+        if trace is not None and self.trace is not None:
+            general = generalised(self.trace, trace, recording)
+        if general is not None and general.symbolic is not None:
+            self.misses = 0
+        self.trace = general or trace
 
 
 class _Thread(threading.local):
@@ -108,10 +123,10 @@ def begin(op: Callable[..., Any]) -> Replay | None:
     key = (id(code), frame.f_lasti, op)
     site = THREAD.site = _sites.get(key)
     if site is None:
-        if len(_sites) >= _SITES:
-            with LOCK:
+        with LOCK:
+            if len(_sites) >= _SITES:
                 _sites.pop(next(iter(_sites)))
-        _sites[key] = THREAD.site = _Site(code)
+            _sites[key] = THREAD.site = _Site(code)
     elif site.trace is not None:
         replay = THREAD.replay = Replay(site.trace)
         return replay
@@ -126,9 +141,12 @@ def end_replay(replay: Replay) -> None:
     """Records the calls of this thread's replay, as the next one is another than in the trace."""
     THREAD.replay = None
     THREAD.calls = replay.position
-    if THREAD.site is not None:
-        THREAD.site.missed()
     replay.settle()
+    site = THREAD.site
+    if site is not None:
+        site.missed()
+        if site.trace is not None:
+            THREAD.capture = replay.capture()
 
 
 def pending() -> list[Any]:
@@ -227,9 +245,8 @@ def materialize(cells: Sequence[Cell]) -> None:
             structure = None
             if capture.calls == PENDING_CALLS:
                 structure = _FlushingStructure
-            THREAD.site.trace = capture.finish(
-                targets, recording, outputs, held, program, structure
-            )
+            trace = capture.finish(targets, recording, outputs, held, program, structure)
+            THREAD.site.learn(trace, recording)
         for cell, storage in zip(outputs, storages, strict=True):
             cell.keep(storage)
 

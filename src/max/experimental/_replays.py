@@ -14,17 +14,31 @@ recorder; the calls that follow are settled when the replay ends.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import ref
 
 from max._config import flags
 from max.experimental._cells import Call, Cell, Unsettled
 from max.experimental._holders import LOCK, hold
+from max.experimental._patterns import Symbol
 from max.experimental._programs import execute
-from max.experimental._traces import Trace, equals
-from max.experimental._types import CellType
+from max.experimental._signatures import Signature, signature_of
+from max.experimental._traces import (
+    Capture,
+    Nested,
+    Step,
+    Trace,
+    VaryingLeaf,
+    VaryingNumber,
+    VaryingType,
+    equals,
+    is_number,
+)
+from max.experimental._types import CellType, cell_type
 from max.graph._places import user_place
+from max.graph.dim import StaticDim
+from max.mlir.conditions import first_unmet
 
 __all__ = ["Replay", "bind_tensor", "settle_all"]
 
@@ -52,12 +66,15 @@ class Replay(Unsettled):
     """
 
     __slots__ = (
+        "_calls",
         "_closed",
         "_holders",
         "_places",
         "_settled",
+        "_sizes",
         "_steps",
         "_trace",
+        "_types",
         "_values",
         "position",
     )
@@ -73,7 +90,13 @@ class Replay(Unsettled):
         """The lines of calls that were made elsewhere than those of the trace."""
         self._settled = 0
         """How many calls were recorded."""
+        self._calls: list[Call] = []
+        """Those."""
         self._closed = False
+        self._sizes: dict[str, Any] = {}
+        """The values of the symbols that are known so far."""
+        self._types: dict[int, CellType] = {}
+        """The types with symbols that were evaluated."""
         if len(_replays) >= _MOST_REPLAYS:
             settle_all()
         _replays.add(self)
@@ -110,13 +133,13 @@ class Replay(Unsettled):
                     constant = spec[0]
                     if arg is not constant and not equals(arg, constant):
                         return None
-                elif not _matches(arg, spec, values):
+                elif not self._matches(arg, spec):
                     return None
             if kwargs:
                 for (name, arg), (expected_name, spec) in zip(
                     kwargs.items(), keywords, strict=True
                 ):
-                    if name != expected_name or not _matches(arg, spec, values):
+                    if name != expected_name or not self._matches(arg, spec):
                         return None
         except AttributeError:
             return None  # a number where a tensor was
@@ -126,6 +149,8 @@ class Replay(Unsettled):
         tensors: list[Any] = []
         for type_ in types:
             cell = _new(Cell)
+            if isinstance(type_, VaryingType):
+                type_ = self._evaluated(type_)
             cell.type, cell.storage, cell.call = type_, None, self
             tensor = _new(_tensor_type)
             tensor._cell, tensor._value = cell, None
@@ -165,8 +190,11 @@ class Replay(Unsettled):
             self.settle()
             return False
         try:
+            program = trace.program
+            if trace.symbolic is not None:
+                program = trace.symbolic.bound(self._sizes)
             storages = execute(
-                trace.program,
+                program,
                 [values[number].storage for number in trace.leaves],
                 lambda call: self._place(trace.order[call]),
             )
@@ -199,7 +227,8 @@ class Replay(Unsettled):
                 if position < self._settled:
                     continue
                 inputs = [values[number] for number in step.inputs]
-                call = Call(step.signature, inputs, self._place(position))
+                call = Call(self._signature(position, inputs), inputs, self._place(position))
+                self._calls.append(call)
                 call.results = tuple([ref(cell) for cell in cells])
                 for index, (cell, tensor) in enumerate(zip(cells, tensors, strict=True)):
                     if cell.storage is None:
@@ -209,35 +238,141 @@ class Replay(Unsettled):
             self._settled = end
             _replays.discard(self)
 
+    def _signature(self, position: int, inputs: Sequence[Cell]) -> Signature:
+        step = self._steps[position]
+        if self._trace.symbolic is None:
+            return step.signature
+        numbers: list[Any] = []
+        for spec in [*step.args, *[spec for _, spec in step.keywords]]:
+            self._numbers(spec, numbers)
+        template = step.signature.family.template
+        types = tuple([cell.type for cell in inputs])
+        return signature_of(
+            (template.op, template.args, template.names),
+            types,
+            tuple(numbers),
+            self._place(position),
+        )
+
+    def _numbers(self, spec: Any, numbers: list[Any]) -> None:
+        """Appends the numbers of an argument."""
+        if isinstance(spec, Nested):
+            for item in spec.items:
+                self._numbers(item, numbers)
+        elif isinstance(spec, VaryingNumber):
+            numbers.append(self._value(spec.symbol))
+        elif type(spec) is tuple and is_number(spec[0]):
+            numbers.append(int(spec[0]) if isinstance(spec[0], StaticDim) else spec[0])
+
+    def capture(self) -> Capture:
+        """A capture of the stretch that goes on after the calls so far, which are settled."""
+        return Capture.resumed(
+            [self._exact(position) for position in range(self._settled)],
+            self._calls,
+            self._values[: self._end()],
+        )
+
+    def _end(self) -> int:
+        """The number of values of the calls that were recorded."""
+        if not self._settled:
+            return 0
+        last = self._steps[self._settled - 1]
+        return last.first + len(last.types)
+
+    def _exact(self, position: int) -> Step:
+        """A step with the types and numbers that it has here."""
+        step = self._steps[position]
+        if self._trace.symbolic is None:
+            return step
+        end = step.first + len(step.types)
+        leaves = iter(self._values[step.first - len(step.new_leaves()) : step.first])
+        return step._replace(
+            args=tuple([self._exact_spec(spec, leaves) for spec in step.args]),
+            keywords=tuple([(name, self._exact_spec(s, leaves)) for name, s in step.keywords]),
+            types=tuple([cell.type for cell in self._values[step.first : end]]),
+            signature=self._calls[position].signature,
+        )
+
+    def _exact_spec(self, spec: Any, leaves: Iterator[Cell]) -> Any:
+        if isinstance(spec, Nested):
+            return Nested(spec.kind, tuple([self._exact_spec(s, leaves) for s in spec.items]))
+        if isinstance(spec, CellType | VaryingLeaf):
+            return next(leaves).type
+        if isinstance(spec, VaryingNumber):
+            return (self._value(spec.symbol),)
+        return spec
+
+    def _value(self, symbol: Symbol) -> Any:
+        return self._sizes[f"s{symbol.number}"] * symbol.factor + symbol.offset
+
+    def _evaluated(self, type_: VaryingType) -> CellType:
+        """A type of a result for the sizes here."""
+        found = self._types.get(type_.number)
+        if found is None:
+            dtype, _, device = type_.kind
+            shape = tuple([dim.evaluate(self._sizes) for dim in type_.shape])
+            found = self._types[type_.number] = cell_type(dtype, shape, device)
+        return found
+
+    def _bind(self, symbol: Symbol, value: Any) -> bool:
+        """Compares a size or number with its symbol, or gives the symbol its value; False where the trace ends."""
+        if type(value) is int and value < 0:
+            return False  # a bound that counts from the end
+        name = f"s{symbol.number}"
+        if name in self._sizes:
+            return bool(self._value(symbol) == value)
+        base, rest = value, 0
+        if type(value) is int:
+            base, rest = divmod(value - symbol.offset, symbol.factor)
+        if rest or base < 0 and type(value) is int:
+            return False
+        self._sizes[name] = base
+        return first_unmet(self._trace.conditions, self._sizes) is None
+
+    def _matches(self, arg: Any, spec: Any) -> bool:
+        """Whether an argument is the one of a specification; a tensor in memory becomes the next value."""
+        kind = type(spec)
+        values = self._values
+        if kind is int:
+            return arg._cell is values[spec]
+        if kind is tuple:
+            return arg is spec[0] or equals(arg, spec[0])
+        if kind is CellType:
+            cell = arg._cell
+            if cell is None or cell.type is not spec or cell.storage is None:
+                return False
+            values.append(cell)
+            return True
+        if kind is Nested:
+            container, items = spec
+            if type(arg) is not container:
+                return False
+            if container is slice:
+                arg = (arg.start, arg.stop, arg.step)
+            if len(arg) != len(items):
+                return False
+            for item, inner in zip(arg, items):  # noqa: B905  (the lengths are equal)
+                if not self._matches(item, inner):
+                    return False
+            return True
+        if kind is VaryingNumber:
+            if isinstance(arg, StaticDim):
+                arg = int(arg)
+            if type(arg) is not spec.kind or (spec.kind is float and not is_number(arg)):
+                return False
+            return self._bind(spec.symbol, arg)
+        cell = arg._cell
+        if cell is None or cell.type.kind != spec.kind or cell.storage is None:
+            return False
+        for dim, size in zip(spec.dims, cell.type.shape, strict=True):
+            if not (self._bind(dim, size) if isinstance(dim, Symbol) else dim == size):
+                return False
+        values.append(cell)
+        return True
+
 
 def settle_all() -> None:
     """Records the calls of all replays, which ends them."""
     with LOCK:
         for replay in list(_replays):
             replay.settle()
-
-
-def _matches(arg: Any, spec: Any, values: list[Cell]) -> bool:
-    """Whether an argument is the one of a specification; a tensor in memory becomes the next value."""
-    kind = type(spec)
-    if kind is int:
-        return arg._cell is values[spec]
-    if kind is tuple:
-        return arg is spec[0] or equals(arg, spec[0])
-    if kind is CellType:
-        cell = arg._cell
-        if cell is None or cell.type is not spec or cell.storage is None:
-            return False
-        values.append(cell)
-        return True
-    container, items = spec
-    if type(arg) is not container:
-        return False
-    if container is slice:
-        arg = (arg.start, arg.stop, arg.step)
-    if len(arg) != len(items):
-        return False
-    for item, inner in zip(arg, items):  # noqa: B905  (the lengths are equal)
-        if not _matches(item, inner, values):
-            return False
-    return True

@@ -158,6 +158,8 @@ def _uses(
                 scalars[position.number] = None
             elif name not in SIZE_OPS or pattern.dtype(position.number) is not DType.int64:
                 raise VaryingNumberError(f"{name} takes a number that varies as a constant only")
+            elif position.number in pattern.signed:
+                raise VaryingNumberError(f"{name} counts negative bounds from the end")
             elif position.number not in introduced:
                 sizes[position.number] = None
         start += step.numbers

@@ -8,8 +8,8 @@ Values of a trace are numbered in the order of the calls: the tensors in memory 
 results. An argument is matched by a specification:
 
 - an int: the value of that number;
-- a `CellType`: a tensor in memory of this type, which becomes the next value;
-- a tuple of one: a constant, see `equals`;
+- a `CellType` or `VaryingLeaf`: a tensor in memory of this type, which becomes the next value;
+- a tuple of one: a constant, see `equals`; a `VaryingNumber`: a number with a symbol;
 - a `Nested`: a list, tuple or slice of them.
 """
 
@@ -23,12 +23,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max.experimental._cells import Call, Cell
-from max.experimental._programs import Bound, Recording
-from max.experimental._signatures import Signature
+from max.experimental._patterns import Details, Symbol
+from max.experimental._programs import Bound, Compiled, Recording
+from max.experimental._signatures import Kind, Signature
 from max.experimental._types import CellType
 from max.graph.dim import StaticDim
+from max.mlir.conditions import Condition
+from max.mlir.dims import DimExpr
 
-__all__ = ["Capture", "Nested", "Step", "Trace", "UserLine", "equals"]
+__all__ = [
+    "Capture",
+    "Nested",
+    "Step",
+    "SymbolicProgram",
+    "Trace",
+    "UserLine",
+    "VaryingLeaf",
+    "VaryingNumber",
+    "VaryingType",
+    "equals",
+    "is_number",
+]
 
 
 class UserLine(NamedTuple):
@@ -50,6 +65,45 @@ class Nested(NamedTuple):
     items: tuple[Any, ...]
 
 
+class VaryingLeaf(NamedTuple):
+    """The specification of a tensor in memory of which sizes vary."""
+
+    kind: Kind
+    dims: tuple[int | float | Symbol, ...]
+
+
+class VaryingNumber(NamedTuple):
+    """The specification of a number that varies."""
+
+    symbol: Symbol
+    kind: type
+    """int or float."""
+
+
+class VaryingType(NamedTuple):
+    """The type of a result of which sizes vary. Equal types of a trace have one number."""
+
+    number: int
+    kind: Kind
+    shape: tuple[DimExpr, ...]
+
+
+class SymbolicProgram(NamedTuple):
+    """A program for all sizes and numbers of a trace."""
+
+    compiled: Compiled
+    symbols: list[int | float | Symbol]
+    """The value of each symbol of the program: a constant, or a symbol of the trace."""
+
+    def bound(self, values: Mapping[str, int | float]) -> Bound:
+        """The program with inputs for values of the trace's symbols."""
+        symbols = [
+            values[f"s{s.number}"] * s.factor + s.offset if isinstance(s, Symbol) else s
+            for s in self.symbols
+        ]
+        return Bound(self.compiled.model, self.compiled.inputs(symbols))
+
+
 class Step(NamedTuple):
     """A call of a trace."""
 
@@ -60,7 +114,7 @@ class Step(NamedTuple):
     """Names and specifications of keyword arguments."""
     structure: Callable[..., Any] | None
     """What the op returns: None for one tensor, else `list` or `tuple`."""
-    types: tuple[CellType, ...]
+    types: tuple[CellType | VaryingType, ...]
     """The types of the results."""
     line: UserLine
     signature: Signature
@@ -68,6 +122,18 @@ class Step(NamedTuple):
     """The numbers of the values that it reads, in the order of the signature."""
     first: int
     """The number of its first result."""
+
+    def new_leaves(self) -> list[tuple[int, CellType]]:
+        """The tensors in memory that it is the first to read: their numbers and types. For exact traces."""
+        types: list[CellType] = []
+        stack = [*[spec for _, spec in reversed(self.keywords)], *reversed(self.args)]
+        while stack:
+            spec = stack.pop()
+            if isinstance(spec, CellType | VaryingLeaf):
+                types.append(spec)  # type: ignore[arg-type]
+            elif isinstance(spec, Nested):
+                stack.extend(reversed(spec.items))
+        return list(enumerate(types, self.first - len(types)))
 
 
 class Trace(NamedTuple):
@@ -91,6 +157,16 @@ class Trace(NamedTuple):
     program: Bound
     lasting: bool
     """Whether tensors were held that the program does not compute."""
+    examples: list[Details]
+    """Sizes and numbers that the trace had."""
+    conditions: list[Condition] = []
+    """What has to hold for its symbols."""
+    symbolic: SymbolicProgram | None = None
+    """The program of a trace with symbols, in place of `program`."""
+
+    def leaf_types(self) -> list[tuple[int, CellType]]:
+        """The tensors in memory that an exact trace reads: their numbers and types, in order."""
+        return [leaf for step in self.steps for leaf in step.new_leaves()]
 
 
 def equals(value: Any, constant: Any) -> bool:
@@ -112,6 +188,14 @@ def equals(value: Any, constant: Any) -> bool:
     return bool(value == constant)
 
 
+def is_number(value: Any) -> bool:
+    """Whether an argument is one of the numbers of its call, see `max.experimental._templates.describe`."""
+    kind = type(value)
+    if kind is float:
+        return value != 0.0 and not math.isnan(value)
+    return kind is int or isinstance(value, StaticDim)
+
+
 class _NotTraceableError(Exception):
     """A stretch that cannot be predicted."""
 
@@ -126,6 +210,22 @@ class Capture:
         """Numbers by the identity of cells, which `_values` keeps alive."""
         self._values: list[Cell] = []
         self._failed = False
+
+    @staticmethod
+    def resumed(steps: Sequence[Step], calls: Sequence[Call], values: Sequence[Cell]) -> Capture:
+        """A capture of a stretch that followed a trace so far.
+
+        Args:
+            steps: The steps that it followed, of an exact trace.
+            calls: Their calls.
+            values: Their values.
+        """
+        capture = Capture()
+        capture._steps += steps
+        capture._calls.update({call: index for index, call in enumerate(calls)})
+        for cell in values:
+            capture._number(cell)
+        return capture
 
     def add(
         self,
@@ -247,6 +347,7 @@ class Capture:
             [self._calls[call] for call in recording.calls],
             program,
             any(on and n not in computed for on, n in zip(held, results, strict=True)),
+            [],
         )
 
     @property
