@@ -25,10 +25,13 @@ from max._kernel_library.attention.online_softmax import (
 from max._kernel_library.tiles import amx_tiles
 from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
 from max._kernel_library.tiles.packing import pack_columns, pack_rows
+from max._kernel_library.tiles.strips import CACHE_LINE
 from max._kernel_library.tiles.tiling import Matrix, Tiling, tiling
 
 KEYS = 128
 """Keys of a block; a block lies in one page."""
+AHEAD = 16
+"""Distance in keys at which they are prefetched where they are read in place."""
 ROW_THRESHOLD = 8
 """Most rows of a task that reads the cache in place."""
 TASK_ROWS = 48
@@ -192,9 +195,9 @@ def rows_per_pass(group: int, target: k.Target) -> int:
         group: Query heads of a KV head.
         target: The target.
     """
-    if target.registers < 32:
-        return 2 if group % 2 == 0 else 1
-    return next((count for count in (4, 3, 5, 2) if group % count == 0), 1 if group == 1 else 4)
+    # three rows by four keys take 12 accumulators, three queries and a key: 16 registers
+    counts = (4, 3, 5, 2) if target.registers >= 32 else (3, 2)
+    return next((n for n in counts if group % n == 0), 1 if group == 1 else counts[0])
 
 
 def tile_heights_of(group: int, t: Tiling, target: k.Target) -> tuple[int, ...]:
@@ -367,15 +370,32 @@ def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) ->
 
 
 @k.inline
-def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan) -> None:
+def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
+    """Prefetches the keys `AHEAD` further than `j` and the values at `j`, four rows each.
+
+    A row of one head is too short, and the next one too far, for the hardware prefetcher.
+    """
+    for r in k.static_range(4):
+        if j + AHEAD + r < keys.shape[0]:
+            for column in k.static_range(0, keys.shape[1], CACHE_LINE // keys.dtype.size):
+                keys.prefetch(j + AHEAD + r, column)
+        if values is not None:
+            if j + r < values.shape[0]:
+                for column in k.static_range(0, values.shape[1], CACHE_LINE // values.dtype.size):
+                    values.prefetch(j + r, column)
+
+
+@k.inline
+def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = None) -> None:
     """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block.
 
-    Few rows read the keys in place, more multiply packed rows by panels of keys.
+    Few rows read the keys in place, more multiply packed rows by panels of keys. `values` are those of the block, which are needed next.
     """
     t, wide, scores = p.plain, p.wide, memory.scores
     count, head_dim = keys.shape[0], keys.shape[1]
     if rows <= p.row_threshold:
         for j in range(0, count, 4):
+            prefetch_rows_of_block(keys, values, j)
             for i in range(0, rows, p.gemv_rows):
                 c = Matrix(scores[i * KEYS + j :], KEYS)
                 dot_rows(c, memory.queries[i:], keys[j:], p.gemv_rows, t)
@@ -577,7 +597,7 @@ def attend_block(
     rows = task.tokens * p.group
     for height in k.unroll(p.heights):
         if height == tile_height:
-            score_block(keys, rows, memory, of_height(p, height))
+            score_block(keys, rows, memory, of_height(p, height), values)
     if p.rounded_cache:
         multiply_by_scales(memory.key_scales, rows, keys.shape[0], memory, p.plain.width)
     if rescaled(p):

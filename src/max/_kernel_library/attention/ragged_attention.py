@@ -144,16 +144,16 @@ def attend_text(
     while key < end:
         count = k.min(k.i64(KEYS), end - key)
         block = keys[begin + key : begin + key + count, task.kv_head]
+        value_block = values[begin + key : begin + key + count, task.kv_head]
         for height in k.unroll(p.heights):
             if height == tile_height:
-                score_block(block, rows, memory, of_height(p, height))
+                score_block(block, rows, memory, of_height(p, height), value_block)
         for bias in k.unroll(biases):
             add_bias(task, bias, key, count, scale, memory, p)
         softmax_block(task, key, count, scale * LOG2_E, memory, p)
-        block = values[begin + key : begin + key + count, task.kv_head]
         for height in k.unroll(p.heights):
             if height == tile_height:
-                add_values(block, rows, memory, of_height(p, height))
+                add_values(value_block, rows, memory, of_height(p, height))
         key += count
 
 
