@@ -36,7 +36,9 @@ ELSEWHERE = {
     "inplace_custom": "tests/engine/test_custom_signatures.py", "print": "tests/engine/test_print.py",
     "random": "tests/engine/test_random.py", "rebind": "tests/engine/test_sizes.py", "hann_window": "tests/ops/table.py",
     "shape_to_tensor": "tests/ops/table.py", "irfft": "tests/ops/spatial.py", "fold": "tests/ops/spatial.py",
-    "resize": "tests/ops/spatial.py", "dequantize": "tests/ops", "qmatmul": "tests/ops", "quantize": "tests/ops",
+    "resize": "tests/ops/spatial.py", "resize_bicubic": "tests/graph/test_detection.py",
+    "resize_linear": "tests/ops/detection.py", "resize_nearest": "tests/ops/detection.py",
+    "roi_align": "tests/ops/detection.py", "non_maximum_suppression": "tests/ops/detection.py", "dequantize": "tests/ops", "qmatmul": "tests/ops", "quantize": "tests/ops",
 }  # fmt: skip
 """Ops whose properties are tested elsewhere, and where."""
 

@@ -499,6 +499,31 @@ CASES: dict[
         {"mode": "nearest"},
     ),
     "resize": ("mo.resize", [floats(1, 2, 3, 9)], [(F32, (1, 2, 5, 18))], {"mode": "bicubic"}),
+    "roi_align": (
+        "mo.roi_align",
+        [floats(2, 4, 5, 19), np.array([[1, 0.5, -1, 4, 3.5], [0, 2, 2, 9, 9]], np.float32)],
+        [(F32, (2, 2, 3, 19))],
+        {
+            "output_height": 2,
+            "output_width": 3,
+            "spatial_scale": 0.5,
+            "sampling_ratio": 0,
+            "aligned": True,
+            "mode": "AVG",
+        },
+    ),
+    "nms": (
+        "mo.nms",
+        [
+            RNG.uniform(0, 4, (2, 19, 4)).astype(np.float32),
+            RNG.uniform(0, 1, (2, 3, 19)).astype(np.float32),
+            np.array(4),
+            np.array(0.4, np.float32),
+            np.array(0.2, np.float32),
+        ],
+        [(I64, (2, 3, 19))],
+        {},
+    ),
     "fold": (
         "mo.fold",
         [floats(1, 12, 24)],

@@ -26,6 +26,7 @@ from tests.ops.case import (
     Run,
 )
 from tests.ops.case import torch_reference as _torch
+from tests.ops.detection import DETECTION
 from tests.ops.quantised import QUANTISED
 from tests.ops.selection import SELECTION
 from tests.ops.spatial import SPATIAL
@@ -590,6 +591,7 @@ MATMULS = (
 )
 
 CASES: tuple[OpCase, ...] = (
+    *DETECTION,
     *ELEMENTWISE,
     *CASTS,
     *SHAPES,

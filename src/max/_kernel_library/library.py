@@ -143,6 +143,8 @@ _CPU_FAMILIES: dict[str, str] = {
     "mok.packed_conv": "convolution.conv",
     "mo.resize": "images.resize",
     "mo.fold": "images.fold",
+    "mo.roi_align": "images.roi_align",
+    "mo.nms": "images.suppression",
     "mo.irfft": "numeric.fourier",
     "mo.random": "numeric.random",
     "mo.dequantize": "products.quantised.dequantise",

@@ -92,7 +92,8 @@ def print(value: Any, name: str = "debug_tensor") -> None:
         return
     tensors = [value.realize] if isinstance(value, Tensor) else []
     with Graph("print", input_types=[tensor.type for tensor in tensors]) as graph:
-        ops.print(graph.inputs[0].tensor if tensors else value, name)
+        shown: Any = graph.inputs[0].tensor if tensors else value
+        ops.print(shown, name)
         graph.output()
     devices: list[Device] = [tensor.device for tensor in tensors]
     session_of(devices).load(graph).execute(*[tensor.driver_tensor for tensor in tensors])

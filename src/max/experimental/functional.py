@@ -55,10 +55,11 @@ __all__ = [
     "fold", "full", "full_like", "functional", "gather", "gather_nd", "gaussian", "gaussian_like", "gelu", "greater",
     "greater_equal", "group_norm", "hann_window", "in_graph_context", "irfft", "is_inf", "is_nan", "layer_norm", "lazy",
     "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "logsoftmax", "masked_scatter", "matmul",
-    "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "nonzero", "normal", "normal_like", "not_equal", "ones",
-    "ones_like", "outer", "pad", "permute", "pow", "print", "prod", "qmatmul", "range", "rebind", "relu",
-    "repeat_interleave", "reshape", "resize", "rms_norm", "round", "rsqrt", "scatter", "scatter_add", "scatter_max",
-    "scatter_min", "scatter_mul", "scatter_nd", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul",
+    "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "non_maximum_suppression", "nonzero", "normal",
+    "normal_like", "not_equal", "ones", "ones_like", "outer", "pad", "permute", "pow", "print", "prod", "qmatmul",
+    "range", "rebind", "relu", "repeat_interleave", "reshape", "resize", "resize_bicubic", "resize_linear",
+    "resize_nearest", "rms_norm", "roi_align", "round", "rsqrt", "scatter", "scatter_add", "scatter_max", "scatter_min",
+    "scatter_mul", "scatter_nd", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul",
     "shape_to_tensor", "sigmoid", "silu", "sin", "slice_tensor", "softmax", "split", "sqrt", "squeeze", "stack", "sub",
     "sum", "tanh", "tile", "top_k", "transfer_to", "transpose", "trunc", "uniform", "uniform_like", "unsqueeze",
     "where", "while_loop", "zeros", "zeros_like",
@@ -161,6 +162,7 @@ max_pool2d = functional(ops.max_pool2d)
 mean = functional(ops.mean)
 min = functional(ops.min)
 negate = functional(ops.negate)
+non_maximum_suppression = functional(ops.non_maximum_suppression)
 nonzero = functional(ops.nonzero)
 pad = functional(ops.pad)
 permute = functional(ops.permute)
@@ -170,7 +172,11 @@ relu = functional(ops.relu)
 repeat_interleave = functional(ops.repeat_interleave)
 reshape = functional(ops.reshape)
 resize = functional(ops.resize)
+resize_bicubic = functional(ops.resize_bicubic)
+resize_linear = functional(ops.resize_linear)
+resize_nearest = functional(ops.resize_nearest)
 rms_norm = functional(ops.rms_norm)
+roi_align = functional(ops.roi_align)
 round = functional(ops.round)
 rsqrt = functional(ops.rsqrt)
 scatter = functional(ops.scatter)

@@ -17,6 +17,7 @@ from max.graph.ops.cond import cond
 from max.graph.ops.constant import constant, constant_external
 from max.graph.ops.conv import conv2d, conv2d_transpose, conv3d
 from max.graph.ops.custom import custom, inplace_custom
+from max.graph.ops.detection import non_maximum_suppression, roi_align
 from max.graph.ops.device import assert_same_device, transfer_to
 from max.graph.ops.elementwise import (
     abs,
@@ -98,6 +99,7 @@ from max.graph.ops.reduction import (
     top_k,
 )
 from max.graph.ops.repeat import repeat_interleave, tile
+from max.graph.ops.resample import resize_bicubic, resize_linear, resize_nearest
 from max.graph.ops.resize import InterpolationMode, fold, resize
 from max.graph.ops.shape import (
     as_interleaved_complex,
@@ -191,6 +193,7 @@ __all__ = [
     "mod",
     "mul",
     "negate",
+    "non_maximum_suppression",
     "nonzero",
     "not_equal",
     "outer",
@@ -208,7 +211,11 @@ __all__ = [
     "repeat_interleave",
     "reshape",
     "resize",
+    "resize_bicubic",
+    "resize_linear",
+    "resize_nearest",
     "rms_norm",
+    "roi_align",
     "round",
     "rsqrt",
     "scatter",

@@ -1,0 +1,92 @@
+"""Non-maximum suppression: of boxes that overlap much only the one with the greatest score is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.indexing.selection import NEGATIVE_INFINITY, best_of_row
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max.dtype import DType
+
+
+@k.inline
+def overlap(a: Any, b: Any) -> Any:
+    """Intersection over union of two boxes, rows of two corners in any order; 0 where the union is empty."""
+    top = k.max(k.min(a[0], a[2]), k.min(b[0], b[2]))
+    left = k.max(k.min(a[1], a[3]), k.min(b[1], b[3]))
+    bottom = k.min(k.max(a[0], a[2]), k.max(b[0], b[2]))
+    right = k.min(k.max(a[1], a[3]), k.max(b[1], b[3]))
+    common = k.max(bottom - top, 0.0) * k.max(right - left, 0.0)
+    area_a = k.abs((a[2] - a[0]) * (a[3] - a[1]))
+    area_b = k.abs((b[2] - b[0]) * (b[3] - b[1]))
+    union = area_a + area_b - common
+    return common / union if union > 0.0 else a[0] * 0.0
+
+
+@k.kernel
+def suppress(
+    order: k.Output,
+    boxes: k.Input,
+    scores: k.Input,
+    most: k.Input,
+    most_overlap: k.Input,
+    least_score: k.Input,
+    left: k.InOut,
+    ctx: k.Context,
+) -> None:
+    """`order` `[B, C, N]`: for each class the boxes that are kept, the greatest score first, then -1.
+
+    `boxes` are `[B, N, 4]`, `scores` `[B, C, N]`. `left` `[B, C, N]` holds the scores of boxes that may still be kept,
+    and -inf for the others. Of equal scores the first box comes first.
+    """
+    width = ctx.target.width(left.dtype)
+    count = scores.shape[2]
+    nothing = left.dtype(NEGATIVE_INFINITY)
+    threshold = left.dtype(least_score[0])
+    for b, c in ctx.parallel((scores.shape[0], scores.shape[1])):
+        row = left[b, c]
+        for i in range(count):
+            score = left.dtype(scores[b, c, i])
+            # a NaN is not above the threshold
+            row[i] = score if score > threshold else nothing
+            order[b, c, i] = -1
+        kept = k.i64(0)
+        going = count > 0
+        while going:
+            going = kept < k.min(k.i64(most[0]), count)
+            if going:
+                best, index = best_of_row(row, 1, width)
+                going = best > nothing
+                if going:
+                    order[b, c, kept] = index
+                    kept += 1
+                    row[index] = nothing
+                    for i in range(count):
+                        if row[i] > nothing:
+                            if overlap(boxes[b, i], boxes[b, index]) > most_overlap[0]:
+                                row[i] = nothing
+
+
+def _lower_nms(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    dtype = operands[0].dtype
+    workspace = Workspace(
+        DType.float64 if dtype is DType.float64 else DType.float32, operands[1].shape
+    )
+    args = (
+        view("result", 0, results[0], static=False),
+        view("operand", 0, operands[0], static=False),
+        view("operand", 1, operands[1], static=False),
+        *(view("operand", i, operands[i], ((),)) for i in (2, 3, 4)),
+        view("workspace", 0, workspace, static=False),
+    )
+    return KernelCall(suppress, args, workspaces=(workspace,))
+
+
+LOWERINGS = {"mo.nms": _lower_nms}
