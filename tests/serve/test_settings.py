@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 
 import click
@@ -112,3 +114,33 @@ def test_apis_that_there_are_not(monkeypatch, value: str, says: str) -> None:
     result = CliRunner().invoke(cli, ["serve"], standalone_mode=False)
     assert isinstance(result.exception, click.UsageError)
     assert says in result.exception.format_message()
+
+
+def metrics(client: httpx.Client) -> str:
+    return client.get("/metrics").text
+
+
+def test_prefixes_outlive_the_server(start_server, tmp_path: Path) -> None:
+    """A restarted server takes the first tokens of a prompt from the folder."""
+    hit_rates: list[float] = []
+    texts: list[str] = []
+    for _ in range(2):
+        server = start_server(
+            "--model", str(TINY), "--max-length", "256", "--kv-cache-folder", str(tmp_path / "kept"),
+            "--kv-cache-page-size", "16", "--quantization-encoding", "float32",
+        ).wait_ready()  # fmt: skip
+        with httpx.Client(base_url=server.url, timeout=120) as client:
+            body = {"prompt": [9] * 99, "max_tokens": 8, "temperature": 0}
+            texts.append(client.post("/v1/completions", json=body).json()["choices"][0]["text"])
+            deadline = time.monotonic() + 60
+            # the worker reports its counts now and then
+            while not re.search(
+                r'maxserve_step_time_count{kind="prompt"} [1-9]', text := metrics(client)
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            found = re.search(r"^maxserve_cache_hit_rate (\S+)$", text, re.MULTILINE)
+            hit_rates.append(float(found[1]) if found else -1.0)
+        assert server.stop() == 0
+    assert texts[0] == texts[1]
+    assert hit_rates == [0, pytest.approx(96 / 99)]

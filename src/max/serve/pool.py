@@ -19,6 +19,8 @@ from max.serve.worker.client import EngineState
 
 logger = logging.getLogger("max.serve")
 
+SAVE_S = 60.0
+"""The longest time in which a worker that stops writes its cached prefixes."""
 _HEADROOM = 1.25
 """Memory that a model needs, as a multiple of its files: weights, packed copies, a small KV cache."""
 
@@ -238,7 +240,7 @@ class ModelPool:
         pending = [entry.loading for entry in self._entries.values() if entry.loading is not None]
         await asyncio.gather(*pending, *self._closing, return_exceptions=True)
         await asyncio.gather(
-            *(m.engine.close(finish=False, timeout=2.0) for m in self.loaded()),
+            *(m.engine.close(finish=False, timeout=_stop_s(m, 2.0)) for m in self.loaded()),
             return_exceptions=True,
         )
 
@@ -334,7 +336,7 @@ class ModelPool:
             entry.timer = None
         entry.keep_alive = None
         if model is not None:
-            await model.engine.close(finish=False, timeout=5.0)
+            await model.engine.close(finish=False, timeout=_stop_s(model, 5.0))
             logger.info("unloaded %s", entry.name)
 
     def _release(self, entry: PoolEntry) -> None:
@@ -357,3 +359,9 @@ class ModelPool:
         task = asyncio.ensure_future(self._unload(entry))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _stop_s(model: ServedModel, seconds: float) -> float:
+    """How long the worker of a model may take to stop: longer where it writes its cached prefixes."""
+    keeps = model.config.kv_cache_config.kv_cache_folder is not None
+    return SAVE_S if keeps else seconds

@@ -143,6 +143,14 @@ class KVCacheConfig(StrictConfig):
         "The most memory of the host for swapped pages, in GiB; never more than is free.",
         default=50.0,
     )
+    kv_cache_folder: Path | None = option(
+        "A server keeps cached prefixes in this folder when it stops, and finds them at its next start with the same model. "
+        "Not set: they are lost.",
+        default=None,
+    )
+    kv_cache_folder_gb: float = option(
+        "The most room for them on the disk, in GiB; those used last are kept.", default=1.0
+    )
     device_memory_utilization: float = option(
         "The share of the device's free memory for weights and cache.", default=0.9
     )
@@ -162,6 +170,10 @@ class KVCacheConfig(StrictConfig):
             raise ConfigError(
                 f"host_kvcache_swap_space_gb is {self.host_kvcache_swap_space_gb}",
                 "It must be above 0.",
+            )
+        if not self.kv_cache_folder_gb > 0:
+            raise ConfigError(
+                f"kv_cache_folder_gb is {self.kv_cache_folder_gb}", "It must be above 0."
             )
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(

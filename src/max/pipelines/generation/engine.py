@@ -114,6 +114,19 @@ class ReadablePipeline(BatchPipeline, Protocol):
         ...
 
 
+@runtime_checkable
+class KeepingPipeline(BatchPipeline, Protocol):
+    """A pipeline that can keep its cached prefixes for a later engine."""
+
+    def load_prefixes(self) -> None:
+        """Fills the cache with those of an earlier one; before the first batch."""
+        ...
+
+    def save_prefixes(self) -> None:
+        """Keeps them; after the last batch."""
+        ...
+
+
 def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
     """The limits of batches in a pipeline's configuration.
 

@@ -18,6 +18,7 @@ from max.pipelines.generation.engine import (
     ConfiguredPipeline,
     Engine,
     Failure,
+    KeepingPipeline,
     Outcome,
     PreparingPipeline,
     WarmingPipeline,
@@ -129,6 +130,8 @@ class _Service:
         threading.Thread(target=self._read, name="engine commands", daemon=True).start()
         error: BaseException | None = None
         try:
+            if isinstance(self._pipeline, KeepingPipeline):
+                self._pipeline.load_prefixes()
             (cache,) = self._pipeline.kv_managers
             self._channel.send(
                 EngineReady(self._limits.max_batch_size, cache.page_size, cache.total_num_pages)
@@ -268,6 +271,8 @@ class _Service:
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
+        if error is None and isinstance(self._pipeline, KeepingPipeline):
+            self._pipeline.save_prefixes()
         try:
             status = GenerationStatus.CANCELLED
             cancelled = [TokensGenerated(request.value, (), status) for request in self._open]

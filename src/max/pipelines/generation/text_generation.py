@@ -30,6 +30,7 @@ from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.decode_loop import DecodeLoop
 from max.pipelines.generation.mixin import GenerateMixin
+from max.pipelines.generation.prefix_store import PrefixStore
 from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
@@ -149,6 +150,7 @@ class TextGenerationPipeline(
         self._page_tables = PageTables(self._kv_manager)
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
         self._constraints = Constraints(getattr(tokenizer, "delegate", None))
+        self._prefixes = PrefixStore.of(pipeline_config, self._kv_manager)
         self._loop = DecodeLoop.of(self._session, self._pipeline_model)
         self._step_reader: StepReader | None = None
 
@@ -509,6 +511,16 @@ class TextGenerationPipeline(
                     self._constraints.advance(context, token)
             responses[context.request_id] = context.to_generation_output()
         return responses
+
+    def load_prefixes(self) -> None:
+        """Fills the cache with the prefixes of an earlier engine, where the configuration has a folder for them."""
+        if self._prefixes is not None:
+            self._prefixes.load()
+
+    def save_prefixes(self) -> None:
+        """Keeps the cached prefixes for a later engine, where the configuration has a folder for them."""
+        if self._prefixes is not None:
+            self._prefixes.save()
 
     def release(self, request_id: RequestID) -> None:
         """Frees the pages of a request; nothing happens where it has none.

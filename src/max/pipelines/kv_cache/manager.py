@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from max.pipelines.kv_cache.memory import (
 )
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
+from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages, write_pages
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.kv_cache.swap_area import SwapArea
 
@@ -142,6 +145,7 @@ class PagedKVCacheManager(ContextPages):
             [self._blocks(*group, count, device) for device in devices]
             for group, count in zip(groups, counts, strict=True)
         ]
+        self._all_blocks = all_blocks
         self.blocks, *self.group_blocks = (blocks[0] for blocks in all_blocks)
         self.other_blocks = [blocks[1:] for blocks in all_blocks] if len(devices) > 1 else []
         self.states = tuple(
@@ -171,6 +175,73 @@ class PagedKVCacheManager(ContextPages):
         heads, row = shape.n_kv_heads_per_device, shape.stored_head_dim
         sizes = (count, kinds, layers, page_size_of(shape), heads, row)
         return Tensor.zeros(sizes, shape.dtype, device)
+
+    def save_prefixes(self, path: Path, key: str, most_bytes: int) -> int:
+        """Writes the cached pages that no request has, those used last where not all fit.
+
+        Args:
+            path: The file.
+            key: What they depend on besides tokens: the model and its form.
+            most_bytes: The most bytes of pages.
+
+        Returns:
+            The number of pages.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        sizes = self._page_sizes()
+        most = most_bytes // sum(sizes)
+        groups: list[PageGroup] = []
+        for pool, blocks, size in zip(self.pages.pools, self._all_blocks, sizes, strict=True):
+            cached = pool.cached()[-most:] if most else []
+            hosts = _host_copies(blocks)
+
+            def content(
+                place: int,
+                pages: Sequence[tuple[bytes, int]] = cached,
+                blocks: Sequence[Tensor] = blocks,
+                hosts: Sequence[Tensor] = hosts,
+            ) -> bytes:
+                for host, block in zip(hosts, blocks, strict=True):
+                    host.inplace_copy_from(block[pages[place][1], :, :, :, :, :])
+                return b"".join(host.to_numpy().tobytes() for host in hosts)
+
+            groups.append(PageGroup(size, [page_hash for page_hash, _ in cached], content))
+        return write_pages(path, key, groups)
+
+    def load_prefixes(self, path: Path, key: str) -> int:
+        """Fills empty pages with those of a file; a file that does not fit is ignored.
+
+        Args:
+            path: The file.
+            key: As for :meth:`save_prefixes`.
+
+        Returns:
+            The number of pages.
+        """
+        count = 0
+        hosts = [_host_copies(blocks) for blocks in self._all_blocks]
+        for group, page_hash, content in read_pages(path, key, self._page_sizes()):
+            page = self.pages.pools[group].fill(page_hash)
+            if page is None:
+                continue
+            begin = 0
+            for host, block in zip(hosts[group], self._all_blocks[group], strict=True):
+                array = host.to_numpy()
+                part = content[begin : begin + array.nbytes]
+                array.view(np.uint8).reshape(-1)[:] = np.frombuffer(part, np.uint8)
+                block[page, :, :, :, :, :].inplace_copy_from(host)
+                begin += array.nbytes
+            count += 1
+        return count
+
+    def _page_sizes(self) -> list[int]:
+        """The bytes of a page of each group, on all devices."""
+        return [
+            sum(math.prod(block.shape[1:]) * block.dtype.size_in_bytes for block in blocks)
+            for blocks in self._all_blocks
+        ]
 
     def get_runtime_inputs(
         self, batch: Sequence[TextGenerationContext], num_steps: int = 1
@@ -273,6 +344,11 @@ class PagedKVCacheManager(ContextPages):
     def _place(self, array: Any) -> Tensor:
         tensor = Tensor.from_numpy(array)
         return tensor if self.device == CPU() else tensor.to(self.device)
+
+
+def _host_copies(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """A page of a group on each device, in the host's memory."""
+    return [Tensor.zeros(tuple(block.shape)[1:], block.dtype, CPU()) for block in blocks]
 
 
 def load_kv_manager(

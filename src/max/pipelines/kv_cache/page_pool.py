@@ -158,6 +158,26 @@ class PagePool:
         if page_hash not in self._page_of_hash:
             self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
 
+    def cached(self) -> list[tuple[bytes, int]]:
+        """The cached contents that no table has: hashes and pages, the next one to be taken first."""
+        return [(self._hash_of_page[p], p) for p in self._free if p in self._hash_of_page]
+
+    def fill(self, page_hash: bytes) -> int | None:
+        """A free page that counts as cached content from now on; the caller writes it.
+
+        Args:
+            page_hash: The hash of the content.
+
+        Returns:
+            The page; None where the content is cached already, or no empty page is free.
+        """
+        page = next(iter(self._free), None)
+        if page is None or page in self._hash_of_page or page_hash in self._page_of_hash:
+            return None
+        self._free.move_to_end(page)
+        self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
+        return page
+
     def forget(self) -> None:
         """Makes all cached pages empty, and lets no page in use serve another request."""
         self._page_of_hash.clear()

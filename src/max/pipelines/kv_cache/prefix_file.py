@@ -1,0 +1,128 @@
+"""A file of cached pages, by which an engine finds the prefixes of an earlier one.
+
+The file has a magic line, the header's length and digest, the header as JSON, then the pages. The header names the
+key and, for each group of layers, the bytes of a page and each page's hash and digest. A page is used only if
+its digest fits, the file only if its key does; whatever else it holds is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_MAGIC = b"max cached prefixes 1\n"
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = 16
+_MOST_HEADER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class PageGroup:
+    """The pages of a group of layers to write.
+
+    Args:
+        page_bytes: The bytes of a page.
+        hashes: The hashes of their tokens, those used last at the end.
+        content: The bytes of a page by its place in ``hashes``.
+    """
+
+    page_bytes: int
+    hashes: Sequence[bytes]
+    content: Callable[[int], bytes]
+
+
+def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
+    """Writes pages in the place of what the file had; a reader sees the old file or the whole new one.
+
+    Args:
+        path: The file; its folder is made.
+        key: What the contents of pages depend on besides their tokens.
+        groups: The pages.
+
+    Returns:
+        The number of pages.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # a file of mode 600: it tells what was read
+    descriptor, part = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            entries = [
+                {
+                    "page_bytes": group.page_bytes,
+                    "pages": [(h.hex(), "0" * 32) for h in group.hashes],
+                }
+                for group in groups
+            ]
+            header = _header(key, entries)
+            file.seek(len(header))
+            for entry, group in zip(entries, groups, strict=True):
+                for place, page_hash in enumerate(group.hashes):
+                    content = group.content(place)
+                    file.write(content)
+                    entry["pages"][place] = (page_hash.hex(), _digest(content).hex())
+            file.seek(0)
+            file.write(_header(key, entries))  # as long as before, now with the digests
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return sum(len(group.hashes) for group in groups)
+
+
+def read_pages(
+    path: Path, key: str, page_bytes: Sequence[int]
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yields the sound pages of a file; none where it is absent, damaged, or of another key.
+
+    Args:
+        path: The file.
+        key: As it was written.
+        page_bytes: The bytes of a page of each group.
+
+    Yields:
+        The group, the hash, and the content.
+    """
+    try:
+        with path.open("rb") as file:
+            header = _read_header(file)
+            if header is None or header.get("key") != key:
+                return
+            groups = header["groups"]
+            if [group["page_bytes"] for group in groups] != list(page_bytes):
+                return
+            for number, group in enumerate(groups):
+                for page_hash, digest in group["pages"]:
+                    content = file.read(page_bytes[number])
+                    if _digest(content).hex() == digest:
+                        yield number, bytes.fromhex(page_hash), content
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # as if there were no more
+
+
+def _header(key: str, groups: list[dict[str, Any]]) -> bytes:
+    text = json.dumps({"key": key, "groups": groups}).encode()
+    return _MAGIC + _LENGTH.pack(len(text)) + _digest(text) + text
+
+
+def _read_header(file: BinaryIO) -> dict[str, Any] | None:
+    if file.read(len(_MAGIC)) != _MAGIC:
+        return None
+    length = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))[0]
+    digest = file.read(_DIGEST_BYTES)
+    text = file.read(length) if length <= _MOST_HEADER_BYTES else b""
+    return json.loads(text) if text and _digest(text) == digest else None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()

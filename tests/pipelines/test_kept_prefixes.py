@@ -1,0 +1,183 @@
+"""Cached prefixes are kept on the disk for the next engine with the same model."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from max.interfaces import PipelineTask, SamplingParams
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.core import ConfigError
+from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.engine import limits_of
+from max.pipelines.generation.protocol import (
+    EngineReady,
+    EngineStats,
+    EngineStopped,
+    GenerationRequest,
+    Shutdown,
+    TokensGenerated,
+)
+from max.pipelines.generation.service import serve
+from max.pipelines.kv_cache.page_pool import PagePool
+from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages, write_pages
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+SIZES = (40, 24)
+
+
+def write(path: Path, seed: int, key: str = "key") -> dict[tuple[int, bytes], bytes]:
+    """Writes two groups of random pages, and returns them."""
+    rng = random.Random(seed)
+    pages = [
+        {rng.randbytes(32): rng.randbytes(size) for _ in range(rng.randrange(4))} for size in SIZES
+    ]
+    groups = [
+        PageGroup(size, list(group), lambda place, group=group: list(group.values())[place])
+        for size, group in zip(SIZES, pages, strict=True)
+    ]
+    assert write_pages(path, key, groups) == sum(map(len, pages))
+    return {(i, h): content for i, group in enumerate(pages) for h, content in group.items()}
+
+
+def read(path: Path, key: str = "key", sizes=SIZES) -> dict[tuple[int, bytes], bytes]:
+    return {
+        (group, page_hash): content for group, page_hash, content in read_pages(path, key, sizes)
+    }
+
+
+@given(seed=st.integers(0, 99), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_damaged_file_gives_sound_pages_or_none(tmp_path_factory, seed, at, bit) -> None:
+    path = tmp_path_factory.mktemp("kept") / "file"
+    pages = write(path, seed)
+    assert read(path) == pages
+    assert read(path, "other") == {} == read(path, sizes=(40, 25)) == read(path, sizes=(40,))
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[int(at * len(whole))] ^= 1 << bit
+    path.write_bytes(damaged)
+    found = read(path)
+    assert found.items() <= pages.items() and len(found) < max(len(pages), 1)
+    path.write_bytes(whole[: int(at * len(whole))])
+    assert read(path).items() <= pages.items()
+    path.unlink()
+    assert read(path) == {} == read(path.parent)
+
+
+def test_a_file_takes_the_place_of_another_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    first = write(path, 3)
+
+    def fail(place: int) -> bytes:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        write_pages(path, "key", [PageGroup(40, [b"a"], fail), PageGroup(24, [], fail)])
+    assert read(path) == first and [p.name for p in path.parent.iterdir()] == ["file"]
+    second = write(path, 4)
+    assert read(path) == second != first
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_pages_are_filled_while_empty_ones_are_free() -> None:
+    pool = PagePool(3)
+    used = pool.take()
+    assert pool.fill(b"a") is not None and pool.fill(b"a") is None
+    assert pool.fill(b"b") is not None and pool.fill(b"c") is None, "no cached page is lost for it"
+    assert [page_hash for page_hash, _ in pool.cached()] == [b"a", b"b"]
+    pool.check([used])
+    assert pool.hold([b"a"]) != pool.hold([b"b"]) and pool.cached() == []
+
+
+def pipeline_of(folder: Path | None, **values):
+    config = PipelineConfig(
+        model_path=TINY, max_length=512, max_batch_size=2, kv_cache_page_size=16, kv_cache_folder=folder,
+        **{"quantization_encoding": "float32", **values},
+    )  # fmt: skip
+    return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+
+
+def answers(pipeline, prompts: list[list[int]]) -> tuple[list[list[int]], EngineStats]:
+    """Runs an engine for the prompts, from its start to its end."""
+    here, there = (ConnectionChannel(end) for end in multiprocessing.get_context("spawn").Pipe())
+    engine = threading.Thread(target=serve, args=(pipeline, limits_of(pipeline), there, 0.0))
+    engine.start()
+    assert isinstance(here.receive(), EngineReady)
+    tokens: list[list[int]] = []
+    stats = EngineStats()
+    for prompt in prompts:
+        params = SamplingParams(temperature=0, ignore_eos=True)
+        one = TextContext(
+            max_length=len(prompt) + 6, tokens=np.array(prompt), sampling_params=params
+        )
+        here.send(GenerationRequest.of(one))
+        tokens.append([])
+        while True:
+            event = here.receive()
+            if isinstance(event, EngineStats):
+                stats = event
+            elif isinstance(event, TokensGenerated):
+                tokens[-1] += event.tokens
+                if event.status.is_done:
+                    break
+    here.send(Shutdown())
+    while not isinstance(event := here.receive(), EngineStopped):
+        stats = event if isinstance(event, EngineStats) else stats
+    assert event.error is None
+    engine.join(60)
+    pipeline.kv_managers[0].pages.check()
+    return tokens, stats
+
+
+PROMPTS = [np.random.default_rng(i).integers(5, 300, 100).tolist() for i in range(3)]
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+def test_the_next_engine_reuses_them(tmp_path: Path, encoding: str) -> None:
+    alone, stats = answers(pipeline_of(None, quantization_encoding=encoding), PROMPTS)
+    assert stats.reused_tokens == 0
+    values = {"quantization_encoding": encoding}
+    first, stats = answers(pipeline_of(tmp_path, **values), PROMPTS)
+    assert first == alone and stats.reused_tokens == 0
+    (file,) = tmp_path.iterdir()
+    again, stats = answers(pipeline_of(tmp_path, **values), PROMPTS)
+    assert again == alone and stats.reused_tokens == 3 * 96
+    assert [p.name for p in tmp_path.iterdir()] == [file.name]
+    # another form of the model has other keys and values
+    _, stats = answers(pipeline_of(tmp_path, **values, kv_cache_format="float16"), PROMPTS[:1])
+    assert stats.reused_tokens == 0 and len(list(tmp_path.iterdir())) == 2
+    # a damaged file costs the pages that it damages
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    again, stats = answers(pipeline_of(tmp_path, **values), PROMPTS)
+    assert again == alone and 0 < stats.reused_tokens < 3 * 96
+
+
+def test_the_folder_is_bounded(tmp_path: Path) -> None:
+    pipeline = pipeline_of(tmp_path)
+    page = sum(pipeline.kv_managers[0]._page_sizes())
+    (tmp_path / "old.prefixes").write_bytes(bytes(8 * page))
+    (tmp_path / "another.file").write_bytes(bytes(8 * page))
+    _, stats = answers(pipeline_of(tmp_path, kv_cache_folder_gb=8.5 * page / 2**30), PROMPTS)
+    assert stats.reused_tokens == 0
+    (file,) = tmp_path.glob("*.prefixes")
+    assert file.stat().st_size < 9 * page and (tmp_path / "another.file").exists()
+    # the beginnings of the prefixes that were used last
+    _, stats = answers(pipeline_of(tmp_path), PROMPTS[::-1])
+    assert stats.reused_tokens == 8 * 16
+    with pytest.raises(ConfigError, match="kv_cache_folder_gb is 0"):
+        pipeline_of(tmp_path, kv_cache_folder_gb=0)
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog) -> None:
+    (tmp_path / "file").write_text("no folder")
+    _, stats = answers(pipeline_of(tmp_path / "file"), PROMPTS[:1])
+    assert stats.prompt_tokens == 100 and "cannot be kept" in caplog.text
