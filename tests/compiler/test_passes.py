@@ -35,6 +35,18 @@ Y = f"!mo.tensor<[n, 16], {F}>"
 I8, I32 = "!mo.tensor<[n, 40], si8, cpu:0>", "!mo.tensor<[n, 64], si32, cpu:0>"
 
 
+ROWS, EXPERTS = "!mo.tensor<[n, 48], f32, cpu:0>", "!mo.tensor<[3, 48, 48], f32, cpu:0>"
+STARTS, IDS = "!mo.tensor<[4], ui32, cpu:0>", "!mo.tensor<[3], si32, cpu:0>"
+
+
+def grouped(name: str, rows: str, weight: str) -> str:
+    """A product of groups of rows with the weights of their experts."""
+    return (
+        f'%{name} = mo.custom(%{rows}, %{weight}, %s, %i, %t) {{symbol = "mo.grouped_matmul.ragged", parameters = {{}}}} '
+        f": ({ROWS}, {EXPERTS}, {STARTS}, {IDS}, !mo.tensor<[2], ui32, cpu:0>) -> {ROWS}\n"
+    )
+
+
 def graph(inputs: str, outputs: str, body: str) -> str:
     return f"builtin.module {{ mo.graph @g({inputs}) -> ({outputs}) {{ {body} }} }}"
 
@@ -232,6 +244,27 @@ SOURCES: dict[str, tuple[str, str]] = {
             %u = mok.matmul(%p, %s) {{transpose_b = true}} : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[64, 40], si32, cpu:0>) -> {I32}
             %t = mo.matmul(%x, %b) : ({I8}, !mo.tensor<[40, 64], si8, cpu:0>) -> !mo.tensor<[n, 64], si8, cpu:0>
             mo.output(%y, %z, %u, %t) : ({I32}, {I32}, {I32}, !mo.tensor<[n, 64], si8, cpu:0>) -> ()""",
+        ),
+    ),
+    # %a and %b are a gated product; %c and %e would be one, but %f has the weight of %c; %d's weight is an input
+    "pack_experts": (
+        "pack-experts",
+        graph(
+            f"%x: {ROWS}, %z: {ROWS}, %v: {EXPERTS}, %s: {STARTS}, %i: {IDS}, %t: !mo.tensor<[2], ui32, cpu:0>",
+            ", ".join([ROWS] * 4),
+            "\n".join(
+                f'%w{name} = mo.constant.external() {{name = "w{name}"}} : () -> {EXPERTS}'
+                for name in "abce"
+            )
+            + grouped("a", "x", "wa")
+            + grouped("b", "x", "wb")
+            + f"%g = mo.mul(%a, %b) : ({ROWS}, {ROWS}) -> {ROWS}\n"
+            + grouped("c", "g", "wc")
+            + grouped("e", "g", "we")
+            + f"%h = mo.mul(%c, %e) : ({ROWS}, {ROWS}) -> {ROWS}\n"
+            + grouped("f", "z", "wc")
+            + grouped("d", "z", "v")
+            + f"mo.output(%g, %h, %f, %d) : ({ROWS}, {ROWS}, {ROWS}, {ROWS}) -> ()",
         ),
     ),
     # %a, %b, %g and %u share x; a product reads %s; %c and %d meet, and %d has another use

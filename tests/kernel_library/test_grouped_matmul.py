@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from max import kernel as k
+from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.products.quantised import grouped
 from max._runtime.program import KernelRunError
 from max.dtype.blocks import BLOCK_FORMATS, decode, encode
@@ -103,14 +105,71 @@ def test_quantised(encoding: str, columns: int, machine: str) -> None:
         run("mok.pack", [rows], [(np.uint8, (strips, bytes_))], {"encoding": encoding})[0]
         for rows in w
     ]
-    attributes = {"encoding": encoding, "streamed": False}
+    attributes = {"encoding": encoding, "streamed": False, "parts": ((1, 1),)}
     operands = [x, np.concatenate(packed), *described]
-    (got,) = run("mok.packed_grouped_qmatmul", operands, shape, attributes, machine=machine)
+    (got,) = run("mok.grouped_products", operands, shape, attributes, machine=machine)
     assert_close(got, reference(rounded_to_8_bits(x), decoded, sizes).astype(F32), scale=4.0)
-    other = run(
-        "mok.packed_grouped_qmatmul", operands, shape, attributes, machine=machine, workers=3
-    )
+    other = run("mok.grouped_products", operands, shape, attributes, machine=machine, workers=3)
     np.testing.assert_array_equal(got, other[0])
+
+
+def packed_experts(w: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
+    """The panels of all experts `[experts, N, K]`; of a pair 16 columns of each weight share a panel."""
+    shares = 1 if other is None else 2
+    shape = (-(-w.shape[1] * shares // 32), panel_elements(w.shape[2]))
+    lanes = 2 if w.dtype.itemsize == 2 else 1
+    experts: list[np.ndarray] = []
+    for index in range(len(w)):
+        panels = np.zeros((shape[0], shape[1] // (32 * lanes), 32, lanes), w.dtype)
+        for share, weight in enumerate((w, other)[:shares]):
+            attributes = {"encoding": "rows", "shares": shares, "share": share}
+            (part,) = run("mok.pack", [weight[index]], [(w.dtype, shape)], attributes)
+            columns = slice(share * 32 // shares, (share + 1) * 32 // shares)
+            panels[:, :, columns] = part.reshape(panels.shape)[:, :, columns]
+        experts.append(panels.reshape(shape))
+    return np.concatenate(experts)
+
+
+@k.inline
+def gated_with_bias(part: int, sums: Any, row: Any, col: Any, mask: Any, extra: Any) -> Any:
+    gate, up = sums
+    return (k.max(gate, 0.0) * up + extra[0].load(col, width=up.width, mask=mask),)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2", "generic", "tiles host"])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+@pytest.mark.parametrize("inner", [45, 290])
+def test_packed_dense(dtype: np.dtype, inner: int, machine: str) -> None:
+    """Panels of single weights, and of pairs with an epilogue, which rows without a group have too."""
+    rng = np.random.default_rng(inner)
+    sizes = {4: 1, 0: 3, -1: 300, 5: 17, 2: 530, 1: 0}
+    rows, columns = 860, 37
+    x = rng.standard_normal((rows, inner)).astype(dtype)
+    gate, up = ((rng.standard_normal((6, columns, inner)) / 7).astype(dtype) for _ in range(2))
+    # rows without a group and weights of other experts must not be read
+    x[sum(sizes.values()) :] = np.nan
+    gate[3] = up[3] = np.nan
+    groups = groups_of(sizes, 6)
+    shape = [(F32, (rows, columns))]
+    attributes = {"encoding": "rows", "streamed": False, "parts": ((1, 1),)}
+    operands = [x, packed_experts(up), *groups]
+    (got,) = run("mok.grouped_products", operands, shape, attributes, machine=machine)
+    wants = [reference(x, w, sizes) for w in (gate, up)]
+    assert_close(got, wants[1].astype(F32), dtype=dtype)
+    (other,) = run("mok.grouped_products", operands, shape, attributes, machine=machine, workers=3)
+    np.testing.assert_array_equal(got, other)
+    bias = rng.standard_normal(columns).astype(F32)
+    (got,) = run(
+        "mok.grouped_products",
+        [x, packed_experts(gate, up), *groups],
+        shape,
+        attributes | {"parts": ((2, 1),)},
+        machine=machine,
+        params={"epilogue": gated_with_bias},
+        extra=[bias],
+    )
+    want = np.maximum(wants[0], 0) * wants[1] + bias
+    assert_close(got, want.astype(F32), dtype=dtype, scale=4.0)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64], ids=str)

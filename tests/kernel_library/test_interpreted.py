@@ -222,13 +222,26 @@ CASES: dict[
                 *GROUPS,
             ],
             [(F32, (22, 33))],
-            {"encoding": encoding, "streamed": True},
+            {"encoding": encoding, "streamed": True, "parts": ((1, 1),)},
         )
         for encoding in ("Q4_0", "Q4_K", "Q6_K")
         for kind, name in (
             ("in place", "mo.grouped_qmatmul.ragged"),
-            ("packed", "mok.packed_grouped_qmatmul"),
+            ("packed", "mok.grouped_products"),
         )
+    },
+    **{
+        f"grouped panels {np.dtype(dtype)}": (
+            "mok.grouped_products",
+            [
+                floats(22, 35, dtype=dtype),
+                floats(15, panel_elements(35), dtype=dtype),
+                *GROUPS,
+            ],
+            [(F32, (22, 40)), (F32, (22, 40))],
+            {"encoding": "rows", "streamed": True, "parts": ((2, 2),)},
+        )
+        for dtype in (F32, BF16)
     },
     "attention with a soft cap and sinks": (
         "mo.attention.ragged.paged",

@@ -34,7 +34,7 @@ def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue
     """The multiplications and additions of a matmul, attention or a convolution; 0 for other ops."""
     if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
         return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
-    if name == "mok.packed_products":
+    if name in ("mok.packed_products", "mok.grouped_products"):
         columns: Size = 0
         for result in results:
             columns = simplify(columns + shape_of(result)[-1])

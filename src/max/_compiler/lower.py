@@ -308,6 +308,7 @@ class GraphLowering(RegionLowering):
         "mok.attention": RegionLowering.attention,
         "mok.pack": RegionLowering.pack,
         "mok.packed_products": RegionLowering.packed_products,
+        "mok.grouped_products": RegionLowering.packed_products,
     }
 
 

@@ -185,7 +185,7 @@ class RegionLowering(LibraryLowering):
         flops = products(op.name, op.operands, op.results)
         if outer is not None:
             flops = simplify(flops + operations(outer))
-        label = region_name(outer) if outer is not None else "packed_products"
+        label = region_name(outer) if outer is not None else op.name.partition(".")[2]
         written = [place for places_ in outputs for place in places_]
         views = [view for views in read for view in views]
         self.launch_call(call, places, written, label, epilogues, views, tuple(in_place), flops)

@@ -5,7 +5,8 @@
 - `mok.once`: ops on weights and constants only, run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
 - `mok.pack`: one or more weights in the layout that kernels read; `mok.packed_matmul`: the product with a packed weight;
-  `mok.packed_products`: the products of one x with several packed weights.
+  `mok.packed_products`: the products of one x with several packed weights; `mok.grouped_products`: of groups of rows
+  with the packed weights of their experts.
 - `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.attention`: attention over keys and values that are plain tensors.
 - `mok.check`: a condition over dims that the sizes of an execution must meet.
@@ -16,7 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy.typing as npt
 from xdsl.dialects.builtin import Builtin, LocationAttr, ModuleOp
@@ -41,6 +42,7 @@ __all__ = [
     "BodyOp",
     "CheckOp",
     "DeviceCopyOp",
+    "GroupedProductsOp",
     "MatmulOp",
     "OnceOp",
     "PackFilterOp",
@@ -251,7 +253,11 @@ class PackedMatmulOp(MoOp):
 
 def _infer_packed_products(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
     x = cast("TensorType", types[0])
-    return [x.with_shape([*x.shape[:-1], DimExpr.of(columns)]) for columns in attrs["columns"]]
+    dtype = attrs.get("dtype", x.dtype)
+    return [
+        TensorType.get(dtype, [*x.shape[:-1], DimExpr.of(columns)], x.device)
+        for columns in attrs["columns"]
+    ]
 
 
 class PackedProductsOp(MoOp):
@@ -266,6 +272,7 @@ class PackedProductsOp(MoOp):
         (2, 2),
         None,
         attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
+        optional={"dtype": DType},
         infer=_infer_packed_products,
     )
     traits = OpTraits(lambda: (Pure(),))
@@ -273,24 +280,26 @@ class PackedProductsOp(MoOp):
     @classmethod
     def of(
         cls,
-        x: SSAValue,
-        packed: SSAValue,
+        operands: Sequence[SSAValue],
         encoding: str,
         columns: Sequence[int],
         pairs: Sequence[int],
         streamed: bool,
         location: LocationAttr,
-    ) -> PackedProductsOp:
-        """The products of x and a packed weight."""
-        attrs = {
+        dtype: DType | None = None,
+    ) -> Self:
+        """The products of x and a packed weight, the first two operands; `dtype` is that of the results, None: that of x."""
+        attrs: dict[str, Any] = {
             "encoding": encoding,
             "columns": tuple(columns),
             "pairs": tuple(pairs),
             "streamed": streamed,
         }
+        if dtype is not None:
+            attrs["dtype"] = dtype
         return cls.create(
-            operands=(x, packed),
-            result_types=_infer_packed_products([x.type], attrs),
+            operands=operands,
+            result_types=_infer_packed_products([operands[0].type], attrs),
             attributes={name: to_attr(value) for name, value in attrs.items()},
             location=location,
         )
@@ -299,6 +308,25 @@ class PackedProductsOp(MoOp):
     def parts(self) -> list[tuple[int, ...]]:
         """The results that share strips; see `parts_of`."""
         return parts_of(len(self.results), self.attr("pairs"))
+
+
+class GroupedProductsOp(PackedProductsOp):
+    """The products of groups of rows with the weights of their experts, whose strips follow each other in one buffer.
+
+    Operands: the rows, the packed weights, and the starts, experts and statistics of `mo.moe.indices`. There is one
+    product, or a pair.
+    """
+
+    name = "mok.grouped_products"
+    spec = OpSpec(
+        "mok.grouped_products",
+        (5, 5),
+        None,
+        attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
+        optional={"dtype": DType},
+        infer=_infer_packed_products,
+    )
+    traits = OpTraits(lambda: (Pure(),))
 
 
 def _infer_pack_filter(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
@@ -485,6 +513,7 @@ MOK = Dialect(
         PackOp,
         PackedMatmulOp,
         PackedProductsOp,
+        GroupedProductsOp,
         PackFilterOp,
         PackedConvOp,
         AttentionOp,

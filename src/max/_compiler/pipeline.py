@@ -27,6 +27,7 @@ from max._compiler.passes.materialise import materialise
 from max._compiler.passes.merge_products import merge_products
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.pack import pack_weights
+from max._compiler.passes.pack_experts import pack_experts
 from max._compiler.passes.place import place_operands
 from max._compiler.passes.resolve import resolve_sizes
 from max._compiler.passes.split import split_concats
@@ -64,6 +65,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),
     DevicePass("pack-weights", pack_weights),
+    DevicePass("pack-experts", pack_experts),
     GraphPass("merge-products", merge_products),
     GraphPass("compute-once", compute_once),
     GraphPass("materialise", materialise),

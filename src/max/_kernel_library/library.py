@@ -26,7 +26,7 @@ if the call says so. All views are contiguous, row-major, and need no more than 
 `extra` is the tuple of views given after the kernel's own args. What it returns is converted to the dtype of the result
 view, so a cast to the dtype of the fused result needs nothing but a result `Operand` with that dtype (and a replaced first `Arg`).
 
-`mok.packed_products` takes the attribute `parts` (see `max._kernel_library.tiles.strips`), has a result for each thing that is stored, and an epilogue that
+`mok.packed_products` and `mok.grouped_products` take the attribute `parts` (see `max._kernel_library.tiles.strips`), have a result for each thing that is stored, and an epilogue that
 takes the number of a part and a tuple of sums, and gives a tuple: ``epilogue(part, sums, row, col, mask, extra)``.
 """
 
@@ -152,7 +152,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.moe.indices": "indexing.experts",
     "mo.grouped_matmul.ragged": "products.dense.grouped",
     "mo.grouped_qmatmul.ragged": "products.quantised.grouped",
-    "mok.packed_grouped_qmatmul": "products.quantised.grouped",
+    "mok.grouped_products": "products.quantised.grouped",
     "mo.qmatmul": "products.quantised.qmatmul",
     "mo.qmatmul_gptq": "products.quantised.qmatmul",
     "mok.attention": "attention.dense_attention",

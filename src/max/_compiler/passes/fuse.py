@@ -36,6 +36,7 @@ MATMULS = frozenset(
         "mok.matmul",
         "mok.packed_matmul",
         "mok.packed_products",
+        "mok.grouped_products",
         "mo.conv",
         "mok.packed_conv",
         "mo.conv_transpose",

@@ -14,7 +14,7 @@ from max._compiler.shapes import shape_of
 from max._kernel_library.products.quantised.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp
 
-__all__ = ["merge_products"]
+__all__ = ["bring_before", "merge_products", "pairs_of"]
 
 MOST = 4
 """Parts of one launch, at most: the kernel has code for the epilogue of each."""
@@ -169,6 +169,16 @@ def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[M
     return [parts[i : i + MOST] for i in range(0, len(parts), MOST)]
 
 
+def pairs_of(products: list[MoOp], position: dict[MoOp, int]) -> list[tuple[MoOp, ...]]:
+    """The pairs among products of the same rows: two of equal sizes whose results meet in element-wise ops only.
+
+    Args:
+        products: The products, in program order.
+        position: The position of each op.
+    """
+    return [part for launch in _parts(products, position) for part in launch if len(part) == 2]
+
+
 def _is_pair(a: MoOp, b: MoOp, cones: dict[MoOp, set[MoOp]]) -> bool:
     """Whether one epilogue can consume both results."""
     no_third_product = sum(bool(cones[b] & cone) for cone in cones.values()) == 2
@@ -193,12 +203,11 @@ def _merge(
             pack = value.owner
             assert isinstance(pack, MoOp)
             weights.append(pack.operands[0])
-            _bring(pack.operands[0], first, position)
+            bring_before(pack.operands[0], first, position)
         packed_weights[plan] = insert_before(first, PackOp.of(weights, encoding, plan.pairs))
     columns = [shape_of(op.results[0])[-1] for op in members]
     merged = PackedProductsOp.of(
-        first.operands[0],
-        packed_weights[plan],
+        (first.operands[0], packed_weights[plan]),
         encoding,
         [size for size in columns if isinstance(size, int)],
         plan.pairs,
@@ -212,13 +221,19 @@ def _merge(
         op.erase()
 
 
-def _bring(value: SSAValue, before: MoOp, position: dict[MoOp, int]) -> None:
-    """Moves the ops that compute a weight, which depend on weights and constants only, before an op."""
+def bring_before(value: SSAValue, before: MoOp, position: dict[MoOp, int]) -> None:
+    """Moves the ops that compute a weight, which depend on weights and constants only, before an op.
+
+    Args:
+        value: The weight.
+        before: The op.
+        position: The position of each op, which is updated.
+    """
     op = value.owner
     if not isinstance(op, MoOp) or position[op] < position[before]:
         return
     for operand in op.operands:
-        _bring(operand, before, position)
+        bring_before(operand, before, position)
     block = before.parent
     assert block is not None
     op.detach()

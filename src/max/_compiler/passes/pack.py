@@ -16,16 +16,12 @@ from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
 from max._kernel_library.packing import NO_PACKING, Packing
 from max.dtype import DType
-from max.mlir import DimExpr, MoOp, TensorType, build
+from max.mlir import MoOp, TensorType, build
 
 __all__ = ["pack_weights"]
 
 CANDIDATES = frozenset({"mo.qmatmul", "mo.matmul", "mok.matmul", "mo.conv"})
 """Ops whose second operand may be packed."""
-EXPERTS, PACKED_EXPERTS = "mo.grouped_qmatmul.ragged", "mok.packed_grouped_qmatmul"
-"""The custom op whose weight has the weights of experts, and the one that takes them packed."""
-ROWS = 32
-"""Rows of a strip."""
 
 
 def pack_weights(block: Block, backends: Backends) -> None:
@@ -33,7 +29,6 @@ def pack_weights(block: Block, backends: Backends) -> None:
 
     `compute_once` then hoists the packing. A weight that is an input, or has a symbolic size, is not packed.
     """
-    _pack_experts(block, backends)
     ops = ops_of(block)
     constant: set[SSAValue] | None = None
     for backend in backends:
@@ -119,54 +114,6 @@ def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
     if result.type.dtype is not result_dtype or not isinstance(type_, TensorType):
         return None
     return narrow if type_.dtype is DType.int8 else None
-
-
-def _pack_experts(block: Block, backends: Backends) -> None:
-    """Packs the quantised weights of experts, one strip after the other.
-
-    An expert's strips must be whole, or it is packed by itself.
-    """
-    ops = [op for op in ops_of(block) if op.name == "mo.custom" and op.attr("symbol") == EXPERTS]
-    if not ops:
-        return
-    constant = weights_only(ops_of(block))
-    packed: dict[tuple[SSAValue, str], SSAValue] = {}
-    for op in ops:
-        packing = backend_of(op, backends).packing
-        x, w, *groups = op.operands
-        encoding = op.attr("parameters")["encoding"]
-        shape = w.type.static_shape if isinstance(w.type, TensorType) else None
-        if w not in constant or shape is None or 0 in shape or encoding not in packing.quantised:
-            continue
-        if (w, encoding) not in packed:
-            packed[w, encoding] = insert_before(op, PackOp.of(_rows_of_experts(op, w), encoding))
-        strips = packed[w, encoding]
-        parameters = {"encoding": encoding, "streamed": _bytes(strips) >= packing.streamed_bytes}
-        attributes = {"symbol": PACKED_EXPERTS, "parameters": parameters}
-        product = build("mo.custom", (x, strips, *groups), attributes, op.result_types)
-        product.location = op.location
-        op.results[0].replace_all_uses_with(insert_before(op, product))
-        op.detach()
-        op.erase()
-
-
-def _rows_of_experts(op: MoOp, w: SSAValue) -> list[SSAValue]:
-    """The rows of all experts' weights as one matrix, or as one for each expert where strips would have rows of two."""
-    assert isinstance(w.type, TensorType) and w.type.static_shape is not None
-    count, rows, size = w.type.static_shape
-    matrix = insert_before(
-        op, build("mo.reshape", (w,), {}, (w.type.with_shape([count * rows, size]),))
-    )
-    if rows % ROWS == 0:
-        return [matrix]
-    one = w.type.with_shape([rows, size])
-
-    def rows_from(first: int) -> SSAValue:
-        bounds = {"start": (first, 0), "stop": (first + rows, size), "step": (1, 1)}
-        attributes = {name: tuple(map(DimExpr.of, dims)) for name, dims in bounds.items()}
-        return insert_before(op, build("mo.slice", (matrix,), attributes, (one,)))
-
-    return [rows_from(expert * rows) for expert in range(count)]
 
 
 def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:

@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import Operand
+from max._kernel_library.tiles.strips import COLUMNS, Results, store_strip
 from max.dtype import DType
+
+FEW_ROWS = 4
+"""Most rows of a group for which a weight is read once, so that the memory limits the speed."""
 
 
 class Groups(NamedTuple):
@@ -100,6 +104,42 @@ def zero_rows_of_no_group(out: Any, groups: Groups, width: int, ctx: Any) -> Non
     for i in ctx.parallel(out.shape[0] - end):
         for j, mask in k.vectors(out.shape[1], width):
             out.store(end + i, j, value=k.splat(k.f32(0), width), mask=mask)
+
+
+@k.inline
+def few_rows_grain(groups: Groups) -> Any:
+    """The grain of a loop over groups and strips: 0, long runs of memory, where each weight is read for few rows, else 1."""
+    return k.i64(0) if groups.most_rows <= FEW_ROWS else k.i64(1)
+
+
+@k.inline
+def store_zeros(results: Results, c: Any, most: int, row: Any, rows: Any, strip: Any) -> None:
+    """Stores the results of sums of 0, in a strip of some rows.
+
+    Args:
+        results: The results.
+        c: Scratch memory of sums, `most` rows of a strip.
+        most: Rows of the scratch memory.
+        row: The first row.
+        rows: The number of rows.
+        strip: The number of the strip.
+    """
+    zero = k.splat(k.cast(0, c.dtype), results.width)
+    for i in range(0, k.min(rows, most) * COLUMNS, results.width):
+        c.store(i, value=zero)
+    for begin in range(0, rows, most):
+        store_strip(results, c, row + begin, k.min(rows - begin, most), strip)
+
+
+@k.inline
+def store_rows_of_no_group(
+    results: Results, c: Any, most: int, groups: Groups, rows: Any, strips: Any, ctx: Any
+) -> None:
+    """Stores the results of the rows past the last group; see `store_zeros`."""
+    end = k.i64(groups.starts[groups.count])
+    for strip in ctx.parallel(strips):
+        if end < rows:
+            store_zeros(results, c, most, end, rows - end, strip)
 
 
 def check_groups_dtypes(op: str, operands: list[Operand]) -> None:

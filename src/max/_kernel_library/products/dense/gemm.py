@@ -15,6 +15,7 @@ from max._kernel_library.products.blocking import (
     LANES_K,
     STEP,
     Blocking,
+    Task,
     cut_depth,
     next_panel,
     plan,
@@ -80,6 +81,81 @@ def multiply_rows(
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 
 
+class GemmMemory(NamedTuple):
+    """Scratch memory of a worker: sums, a widened K block of a panel, a copy of a K block of rows."""
+
+    sums: Any
+    wide: Any
+    copy: Any
+
+
+@k.inline
+def gemm_memory(panels: Any, in_place: bool, t: Tiling, ctx: Any) -> GemmMemory:
+    """The scratch memory of a launch; see `gemm_panels`."""
+    widens = storage(k.target(), panels.dtype).pair != t.pair
+    sums = ctx.scratch(t.sums, (BLOCK_SUMS + (t.height + 1) * COLUMNS,))
+    wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if widens else 1,))
+    return GemmMemory(
+        sums, wide, ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
+    )
+
+
+@k.inline
+def gemm_task(
+    results: Results, a: Any, panels: Any, memory: GemmMemory, task: Task, b: Blocking,
+    copied: Any, in_place: bool, t: Tiling,
+) -> Any:  # fmt: skip
+    """Multiplies the rows of a task by its panels.
+
+    Args:
+        results: The results.
+        a: The left operand, `[M, K]`.
+        panels: The packed weights, `[panels, elements]`.
+        memory: Scratch memory.
+        task: The task.
+        b: The blocking.
+        copied: What the copy of rows holds: the number of its first row times the K blocks, plus that of its K block; -1:
+            nothing.
+        in_place: Whether A is read in place, else copied.
+        t: The tiling.
+
+    Returns:
+        What the copy of rows holds now.
+    """
+    stored = storage(k.target(), panels.dtype)
+    widens = stored.pair != t.pair
+    rows, size = a.shape[0], a.shape[1]
+    blocks, block = cut_depth(size, LANES_K * t.pair, STEP)
+    for turn in range(blocks * task.strips):
+        n, strip = turn // task.strips, turn % task.strips
+        begin = n * block
+        length = k.min(block, size - begin)
+        depth = k.ceildiv(length, t.pair)
+        if not in_place:
+            # the copy serves all panels of a K block, and the next task of the same rows
+            if copied != task.row * blocks + n:
+                copied = task.row * blocks + n
+                part = a[task.row : task.row + task.rows, begin : begin + length]
+                copy_rows(memory.copy, part, t)
+        panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
+        if widens:
+            widen_block(memory.wide, panel, k.ceildiv(length, 2), panels.dtype, t)
+        if in_place:
+            left = a[task.row :].reshape((rows - task.row) * size).view(t.lane)
+            left, stride = left[begin // t.pair :], size // t.pair
+        else:
+            left, stride = memory.copy, k.i64(COPY_STRIDE)
+        ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
+        left_rows = DenseRows(left, stride, task.rows - 1)
+        x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)
+        step = PanelStep(x, strip, blocks, n, ahead)
+        taller = taller_from(task.rows, t)
+        multiply_panel(
+            results, memory.sums, step, task, b, t, multiply_rows, tile_heights(t), taller
+        )
+    return copied
+
+
 @k.inline
 def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling, ctx: Any) -> None:
     """`results` of `a` `[M, K]` by `panels` `[panels, elements]`.
@@ -92,39 +168,11 @@ def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling
         t: The tiling.
         ctx: The context.
     """
-    stored = storage(k.target(), panels.dtype)
-    widens = stored.pair != t.pair
-    rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
-    c = ctx.scratch(t.sums, (BLOCK_SUMS + (t.height + 1) * COLUMNS,))
-    wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if widens else 1,))
-    copy = ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
-    blocks, block = cut_depth(size, LANES_K * t.pair, STEP)
+    rows, strips = a.shape[0], panels.shape[0]
+    memory = gemm_memory(panels, in_place, t, ctx)
     tiles, task_panels = plan(rows, strips * COLUMNS, ctx.num_workers, t)
     b = Blocking(rows, strips, t.height, tiles, task_panels)
     copied = k.i64(-1)
     for row_block, group in ctx.parallel(task_grid(b), grain=1):
         task = task_at(b, row_block, group)
-        for turn in range(blocks * task.strips):
-            n, strip = turn // task.strips, turn % task.strips
-            begin = n * block
-            length = k.min(block, size - begin)
-            depth = k.ceildiv(length, t.pair)
-            if not in_place:
-                # the copy serves all panels of a K block, and the next task of the same rows
-                if copied != row_block * blocks + n:
-                    copied = row_block * blocks + n
-                    copy_rows(copy, a[task.row : task.row + task.rows, begin : begin + length], t)
-            panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
-            if widens:
-                widen_block(wide, panel, k.ceildiv(length, 2), panels.dtype, t)
-            if in_place:
-                left = a[task.row :].reshape((rows - task.row) * size).view(t.lane)
-                left, stride = left[begin // t.pair :], size // t.pair
-            else:
-                left, stride = copy, k.i64(COPY_STRIDE)
-            ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
-            left_rows = DenseRows(left, stride, task.rows - 1)
-            x = KBlock(left_rows, wide if widens else panel, depth, n == 0)
-            step = PanelStep(x, strip, blocks, n, ahead)
-            taller = taller_from(task.rows, t)
-            multiply_panel(results, c, step, task, b, t, multiply_rows, tile_heights(t), taller)
+        copied = gemm_task(results, a, panels, memory, task, b, copied, in_place, t)

@@ -9,11 +9,12 @@ Cache budget: a K block of a panel and of 32 rows, 16 KB each, stay in the L1 ca
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.products.blocking import (
     Blocking,
+    Task,
     cut_depth,
     next_panel,
     plan,
@@ -81,6 +82,52 @@ def multiply_tiles(
                 multiply_amx(tiles, sums, left, panel, steps, first, high, whole)
 
 
+class AmxMemory(NamedTuple):
+    """Scratch memory of a worker: sums, and the tiles of a K block of rows."""
+
+    sums: Any
+    rows: Any
+
+
+@k.inline
+def amx_memory(ctx: Any) -> AmxMemory:
+    """The scratch memory of a launch; see `gemm_panels_amx`."""
+    return AmxMemory(
+        ctx.scratch(k.f32, (BLOCK_SUMS,)), ctx.scratch(k.bf16, (BLOCK_ROWS * BLOCK_DEPTH,))
+    )
+
+
+@k.inline
+def gemm_task_amx(
+    results: Results, a: Any, panels: Any, memory: AmxMemory, tiles: Any, task: Task, b: Blocking
+) -> None:
+    """Multiplies the rows of a task by its panels; `tiles` are the matrix tiles, other arguments are as in `gemm_task`."""
+    size = a.shape[1]
+    blocks, block = cut_depth(size, BLOCK_DEPTH, DEPTH)
+    spread = task.rows > (SPREAD - 1) * ROWS
+    for n in range(blocks):
+        begin = n * block
+        length = k.min(block, size - begin)
+        steps = k.ceildiv(length, DEPTH)
+        copy_tiles(memory.rows, a[task.row : task.row + task.rows, begin : begin + length])
+        for strip in range(task.strips):
+            panel = panels[task.strip + strip, begin * COLUMNS :]
+            ahead = next_panel(panels, task, n * task.strips + strip, blocks, block * COLUMNS)
+            for tile in range(k.ceildiv(task.rows, ROWS)):
+                row = tile * ROWS
+                remaining = task.rows - row
+                sums = memory.sums[sums_row(b, row, strip, blocks) * COLUMNS :]
+                left = memory.rows[tile * 2 * steps * TILE :]
+                if n == blocks - 1:
+                    prefetch_strip(results, task.row + row, task.strip + strip, ROWS)
+                multiply_tiles(
+                    tiles, sums, left, panel, steps, n == 0, remaining, tile, spread, ahead
+                )
+                if n == blocks - 1:
+                    done = k.min(remaining, ROWS)
+                    store_strip(results, sums, task.row + row, done, task.strip + strip)
+
+
 @k.inline
 def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
     """`results` of `a` `[M, K]` by `panels` `[panels, elements]`, both bf16.
@@ -92,10 +139,8 @@ def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) 
         t: The tiling of the GEMV path.
         ctx: The context.
     """
-    rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
-    c = ctx.scratch(k.f32, (BLOCK_SUMS,))
-    packed = ctx.scratch(k.bf16, (BLOCK_ROWS * BLOCK_DEPTH,))
-    blocks, block = cut_depth(size, BLOCK_DEPTH, DEPTH)
+    rows, strips = a.shape[0], panels.shape[0]
+    memory = amx_memory(ctx)
     tall = replace(t, height=ROWS)
     task_tiles, task_panels = plan(
         rows, strips * COLUMNS, ctx.num_workers, tall, BLOCK_ROWS, BLOCK_SUMS
@@ -104,27 +149,5 @@ def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) 
     tiles = k.matrix_tiles(SHAPES)
     tiles.configure()
     for row_block, group in ctx.parallel(task_grid(b), grain=1):
-        task = task_at(b, row_block, group)
-        spread = task.rows > (SPREAD - 1) * ROWS
-        for n in range(blocks):
-            begin = n * block
-            length = k.min(block, size - begin)
-            steps = k.ceildiv(length, DEPTH)
-            copy_tiles(packed, a[task.row : task.row + task.rows, begin : begin + length])
-            for strip in range(task.strips):
-                panel = panels[task.strip + strip, begin * COLUMNS :]
-                ahead = next_panel(panels, task, n * task.strips + strip, blocks, block * COLUMNS)
-                for tile in range(k.ceildiv(task.rows, ROWS)):
-                    row = tile * ROWS
-                    remaining = task.rows - row
-                    sums = c[sums_row(b, row, strip, blocks) * COLUMNS :]
-                    left = packed[tile * 2 * steps * TILE :]
-                    if n == blocks - 1:
-                        prefetch_strip(results, task.row + row, task.strip + strip, ROWS)
-                    multiply_tiles(
-                        tiles, sums, left, panel, steps, n == 0, remaining, tile, spread, ahead
-                    )
-                    if n == blocks - 1:
-                        done = k.min(remaining, ROWS)
-                        store_strip(results, sums, task.row + row, done, task.strip + strip)
+        gemm_task_amx(results, a, panels, memory, tiles, task_at(b, row_block, group), b)
     tiles.release()

@@ -100,29 +100,33 @@ def gemv_panel(
 
 
 @k.inline
+def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
+    """Multiplies all rows of `a` `[M, K]`, some per pass, by a panel; `c` are the sums, `COLUMNS` a row."""
+    rows, size = a.shape[0], a.shape[1]
+    i = k.i64(0)
+    flat = a.reshape(rows * size)
+    while i < rows:
+        remaining = rows - i
+        done = k.i64(0)
+        for count in k.unroll(GEMV_PASSES[k.target().registers < 32 :]):
+            if done == 0 and remaining > count // 2:
+                # with one row or two all columns of a panel are in registers: whole cache lines are read
+                vectors = COLUMNS // t.width if count <= 2 else 2
+                # at run time: code of one pass serves all columns
+                for first in range(0, COLUMNS, vectors * t.width):
+                    pass_rows = GemvRows(flat[i * size :], size, remaining)
+                    gemv_panel(c[i * COLUMNS :], pass_rows, panel, first, count, vectors, t)
+                done = k.min(remaining, count)
+        i += done
+
+
+@k.inline
 def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
     """`results` of up to `MOST_GEMV_ROWS` rows of `a` `[M, K]` by `panels`: a task is a panel."""
-    rows, size = a.shape[0], a.shape[1]
     c = ctx.scratch(t.sums, (MOST_GEMV_ROWS * COLUMNS,))
     for strip in ctx.parallel(panels.shape[0]):
-        i = k.i64(0)
-        flat = a.reshape(rows * size)
-        while i < rows:
-            remaining = rows - i
-            done = k.i64(0)
-            for count in k.unroll(GEMV_PASSES[ctx.target.registers < 32 :]):
-                if done == 0 and remaining > count // 2:
-                    # with one row or two all columns of a panel are in registers: whole cache lines are read
-                    vectors = COLUMNS // t.width if count <= 2 else 2
-                    # at run time: code of one pass serves all columns
-                    for first in range(0, COLUMNS, vectors * t.width):
-                        pass_rows = GemvRows(flat[i * size :], size, remaining)
-                        gemv_panel(
-                            c[i * COLUMNS :], pass_rows, panels[strip], first, count, vectors, t
-                        )
-                    done = k.min(remaining, count)
-            i += done
-        store_strip(results, c, k.i64(0), rows, strip)
+        gemv_by_panel(c, a, panels[strip], t)
+        store_strip(results, c, k.i64(0), a.shape[0], strip)
 
 
 @k.inline

@@ -16,11 +16,15 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max._kernel_library.products.dense.grouped_panels import lower_grouped_panels
 from max._kernel_library.products.groups import (
     Groups,
     check_groups_dtypes,
+    few_rows_grain,
     group_at,
     read_groups,
+    store_rows_of_no_group,
+    store_zeros,
     zero_rows_of_no_group,
 )
 from max._kernel_library.products.quantised import gemm_amx, qmatmul
@@ -45,7 +49,14 @@ from max._kernel_library.products.quantised.packed_matmul import (
     quantised_scratch,
 )
 from max._kernel_library.products.quantised.unpacking import QuantisedTiling, quantised_tiling
-from max._kernel_library.tiles.strips import COLUMNS, Results, identity, store_strip
+from max._kernel_library.tiles.strips import (
+    COLUMNS,
+    Parts,
+    Results,
+    further_results,
+    identity_of_parts,
+    store_strip,
+)
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 
@@ -107,37 +118,37 @@ def grouped_qmatmul_packed(
     experts: k.Input,
     stats: k.Input,
     workspace: k.InOut,
+    *extra: k.InOut,
     ctx: k.Context,
-    *,
     encoding: str,
     locality: int,
+    parts: Parts,
+    epilogue: Any = identity_of_parts,
 ) -> None:
-    """`out[i] = w[experts[g]] @ x[i]` of each row `i` of group `g`; `w` `[strips, bytes]` has the strips of expert after expert.
+    """The products of each row of group `g` with the strips of `experts[g]`; `w` `[strips, bytes]` has those of expert after expert.
 
-    Rows of no group are 0.
+    There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0.
     """
     t = quantised_tiling(ctx.target, FORMATS[encoding])
     in_tiles = ctx.target.tile_products
     tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else 2
     tile = gemm_amx.TILE_ROWS if in_tiles else tile
     blocks = x.shape[1] // BLOCK
-    strips = k.ceildiv(out.shape[1], COLUMNS)
+    strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0] // k.max(strips, 1))
     most = x.shape[0] + (experts.shape[0] + 1) * tile
     round_groups(x, workspace, groups, most, tile, t, ctx)
     memory = quantised_scratch(t.form, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
-    results = Results(out, (), identity, t.width, ())
+    results = Results(out, extra, epilogue, t.width, parts)
     if in_tiles:
         if groups.most_rows > ROW_THRESHOLD:
             matrix_tiles.configure()
-    for number, strip in ctx.parallel((groups.count, strips), grain=1):
+    grain = few_rows_grain(groups)
+    for number, strip in ctx.parallel((groups.count, strips), grain=grain):
         group = group_at(groups, number)
         if group.expert < 0:
-            for i in range(group.rows):
-                for j, mask in k.vectors(k.min(out.shape[1] - strip * COLUMNS, COLUMNS), t.width):
-                    zero = k.splat(k.f32(0), t.width)
-                    out.store(group.first + i, strip * COLUMNS + j, value=zero, mask=mask)
+            store_zeros(results, memory.sums, BLOCK_ROWS, group.first, group.rows, strip)
         elif group.rows > 0:
             packed = w[group.expert * strips + strip :]
             q = rounded_group(workspace, group.first, number, group.rows, blocks, most, tile, t)
@@ -155,7 +166,7 @@ def grouped_qmatmul_packed(
     if in_tiles:
         if groups.most_rows > ROW_THRESHOLD:
             matrix_tiles.release()
-    zero_rows_of_no_group(out, groups, t.width, ctx)
+    store_rows_of_no_group(results, memory.sums, BLOCK_ROWS, groups, x.shape[0], strips, ctx)
 
 
 @k.kernel
@@ -236,6 +247,8 @@ def _lower_packed(
     target: k.Target,
 ) -> KernelCall:
     encoding: str = attributes["encoding"]
+    if encoding not in FORMATS:
+        return lower_grouped_panels(operands, results, attributes)
     rows, inner = operands[0].shape
     words = inner // BLOCK * (8 + 1 + FORMATS[encoding].parts)
     most = rows + (operands[3].shape[0] + 1) * gemm_amx.TILE_ROWS
@@ -244,13 +257,18 @@ def _lower_packed(
         view("result", 0, results[0], static=False),
         *_operands(operands, encoding),
         view("workspace", 0, workspace, static=False),
+        *further_results(results),
     )
-    locality = STREAMED if attributes["streamed"] else KEPT
-    params = {"encoding": encoding, "locality": locality}
-    return KernelCall(grouped_qmatmul_packed, args, params, workspaces=(workspace,))
+    params = {
+        "encoding": encoding,
+        "locality": STREAMED if attributes["streamed"] else KEPT,
+        "parts": attributes["parts"],
+        "epilogue": identity_of_parts,
+    }
+    return KernelCall(grouped_qmatmul_packed, args, params, epilogue=True, workspaces=(workspace,))
 
 
 LOWERINGS = {
     "mo.grouped_qmatmul.ragged": _lower_grouped,
-    "mok.packed_grouped_qmatmul": _lower_packed,
+    "mok.grouped_products": _lower_packed,
 }

@@ -1,0 +1,156 @@
+"""Packs the weights of experts, strip after strip, so that a group of rows is multiplied by a part of one buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from xdsl.ir import Block, SSAValue
+
+from max._backends.backend import Backends
+from max._compiler.devices import backend_of
+from max._compiler.mok import GroupedProductsOp, PackOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.merge_products import bring_before, pairs_of
+from max._compiler.passes.once import weights_only
+from max._compiler.shapes import shape_of
+from max._kernel_library.packing import Packing
+from max._kernel_library.tiles.strips import COLUMNS
+from max.mlir import DimExpr, MoOp, TensorType, build
+
+__all__ = ["pack_experts"]
+
+DENSE, QUANTISED = "mo.grouped_matmul.ragged", "mo.grouped_qmatmul.ragged"
+"""The symbols of grouped products: rows, weights, starts, experts, statistics."""
+
+
+def pack_experts(block: Block, backends: Backends) -> None:
+    """Replaces grouped products with constant weights by `mok.grouped_products`, by the rules of their device.
+
+    Two products of the same rows whose results meet in element-wise ops, as in a gated MLP, become a pair: one launch,
+    whose epilogue has both sums. A pair whose weights other products have too stays apart, so that no weight is packed twice.
+    """
+    ops = ops_of(block)
+    products = [
+        op for op in ops if op.name == "mo.custom" and op.attr("symbol") in (DENSE, QUANTISED)
+    ]
+    if not products:
+        return
+    constant = weights_only(ops)
+    # products of the same rows, in equal encodings
+    groups: dict[tuple[object, ...], list[MoOp]] = {}
+    for op in products:
+        encoding = _encoding(op, constant, backend_of(op, backends).packing)
+        if encoding is not None:
+            x, _, *described = op.operands
+            groups.setdefault((encoding, x, *described), []).append(op)
+    position = {op: i for i, op in enumerate(ops)}
+    parts: list[tuple[str, tuple[MoOp, ...]]] = []
+    for (encoding, *_), members in groups.items():
+        pairs = pairs_of(members, position)
+        paired = {op for pair in pairs for op in pair}
+        single = [(op,) for op in members if op not in paired]
+        parts += [(str(encoding), part) for part in (*pairs, *single)]
+    parts = _packed_once(parts)
+    packed: dict[tuple[object, ...], SSAValue] = {}
+    # in program order, as a packed weight comes before its first use
+    for encoding, part in sorted(parts, key=lambda p: position[p[1][0]]):
+        first = part[0]
+        weights = [op.operands[1] for op in part]
+        if (encoding, *weights) not in packed:
+            for w in weights:
+                bring_before(w, first, position)
+            packed[encoding, *weights] = _packed(first, weights, encoding)
+        packing = backend_of(first, backends).packing
+        _replace(first, part, packed[encoding, *weights], encoding, packing)
+
+
+def _packed_once(
+    parts: Sequence[tuple[str, tuple[MoOp, ...]]],
+) -> list[tuple[str, tuple[MoOp, ...]]]:
+    """Splits the pairs with a weight that other products have alone, or with another weight: it is packed once."""
+    together: dict[SSAValue, set[tuple[SSAValue, ...]]] = {}
+    for _, part in parts:
+        weights = tuple([op.operands[1] for op in part])
+        for w in weights:
+            together.setdefault(w, set()).add(weights)
+    out: list[tuple[str, tuple[MoOp, ...]]] = []
+    for encoding, part in parts:
+        if all(len(together[op.operands[1]]) == 1 for op in part):
+            out.append((encoding, part))
+        else:
+            out += [(encoding, (op,)) for op in part]
+    return out
+
+
+def _encoding(op: MoOp, constant: set[SSAValue], packing: Packing) -> str | None:
+    """The encoding in which the weight of a grouped product is packed; None: it is not packed."""
+    x, w = op.operands[0].type, op.operands[1].type
+    shape = w.static_shape if isinstance(w, TensorType) else None
+    if op.operands[1] not in constant or shape is None or 0 in shape:
+        return None
+    if op.attr("symbol") == QUANTISED:
+        encoding: str = op.attr("parameters")["encoding"]
+        return encoding if encoding in packing.quantised else None
+    assert isinstance(x, TensorType) and isinstance(w, TensorType)
+    fits = w.dtype in packing.dense and x.dtype is w.dtype and min(shape[1:]) >= packing.min_size
+    return "rows" if fits else None
+
+
+def _replace(
+    first: MoOp, part: Sequence[MoOp], packed: SSAValue, encoding: str, packing: Packing
+) -> None:
+    """Replaces a product, or both of a pair, by one op at the position of the first one."""
+    x, _, *described = first.operands
+    type_ = packed.type
+    assert isinstance(type_, TensorType) and type_.static_shape is not None
+    size = math.prod(type_.static_shape) * type_.dtype.size_in_bytes
+    out = first.results[0].type
+    assert isinstance(out, TensorType)
+    columns = [shape_of(op.results[0])[-1] for op in part]
+    product = GroupedProductsOp.of(
+        (x, packed, *described),
+        encoding,
+        [size for size in columns if isinstance(size, int)],
+        (0,) if len(part) == 2 else (),
+        size >= packing.streamed_bytes,
+        first.location,
+        out.dtype,
+    )
+    insert_before(first, product)
+    for op, result in zip(part, product.results, strict=True):
+        op.results[0].replace_all_uses_with(result)
+        op.detach()
+        op.erase()
+
+
+def _packed(first: MoOp, weights: Sequence[SSAValue], encoding: str) -> SSAValue:
+    """Packs the weights of all experts, of a product or of a pair that shares strips."""
+    rows = shape_of(weights[0])[1]
+    assert isinstance(rows, int)
+    # strips with rows of two experts would be read by both: then each expert is packed by itself
+    whole = rows % (COLUMNS // len(weights)) == 0
+    parts = [_matrices(first, w, whole) for w in weights]
+    matrices = [matrix for together in zip(*parts, strict=True) for matrix in together]
+    pairs = range(0, len(matrices), 2) if len(weights) == 2 else ()
+    return insert_before(first, PackOp.of(matrices, encoding, tuple(pairs)))
+
+
+def _matrices(before: MoOp, w: SSAValue, whole: bool) -> list[SSAValue]:
+    """The rows of all experts as one matrix where `whole`, else as a matrix for each expert."""
+    assert isinstance(w.type, TensorType) and w.type.static_shape is not None
+    count, rows, size = w.type.static_shape
+    matrix = insert_before(
+        before, build("mo.reshape", (w,), {}, (w.type.with_shape([count * rows, size]),))
+    )
+    if whole:
+        return [matrix]
+    one = w.type.with_shape([rows, size])
+
+    def rows_from(first: int) -> SSAValue:
+        bounds = {"start": (first, 0), "stop": (first + rows, size), "step": (1, 1)}
+        attributes = {name: tuple(map(DimExpr.of, dims)) for name, dims in bounds.items()}
+        return insert_before(before, build("mo.slice", (matrix,), attributes, (one,)))
+
+    return [rows_from(expert * rows) for expert in range(count)]

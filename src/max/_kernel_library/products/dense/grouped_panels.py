@@ -1,0 +1,139 @@
+"""Products of groups of rows with the packed dense weights of their experts, whose panels follow each other in one buffer.
+
+Groups of few rows are multiplied by panels as these are read; those of more rows in register tiles or matrix tiles, by tasks of rows and
+panels of one group. Panels of experts without rows are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.products.blocking import Blocking, Task, plan
+from max._kernel_library.products.dense import gemm_amx
+from max._kernel_library.products.dense.gemm import gemm_memory, gemm_task
+from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD, gemv_by_panel
+from max._kernel_library.products.groups import (
+    check_groups_dtypes,
+    few_rows_grain,
+    group_at,
+    read_groups,
+    store_rows_of_no_group,
+    store_zeros,
+)
+from max._kernel_library.tiles.strips import (
+    COLUMNS,
+    Parts,
+    Results,
+    further_results,
+    identity_of_parts,
+    store_strip,
+)
+from max._kernel_library.tiles.tiling import tiling
+from max.dtype import DType
+
+
+@k.kernel
+def grouped_panels(
+    out: k.Output,
+    x: k.Input,
+    panels: k.Input,
+    starts: k.Input,
+    experts: k.Input,
+    stats: k.Input,
+    *extra: k.InOut,
+    ctx: k.Context,
+    in_place: bool,
+    parts: Parts,
+    epilogue: Any = identity_of_parts,
+) -> None:
+    """The products of each row of group `g` with the panels of `experts[g]`; `panels` `[panels, elements]` has those of expert after expert.
+
+    There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0. `in_place` says that
+    rows of `x` are whole lanes.
+    """
+    t = tiling(ctx.target, x.dtype, panels.dtype)
+    results = Results(out, extra, epilogue, t.width, parts)
+    strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
+    groups = read_groups(starts, experts, stats, x.shape[0], panels.shape[0] // k.max(strips, 1))
+    c = ctx.scratch(t.sums, (ROW_THRESHOLD * COLUMNS,))
+    # rows of an odd number of elements are not rows of pairs
+    limit = k.i64(0) if x.shape[1] % t.pair == 1 else k.i64(ROW_THRESHOLD)
+    grain = few_rows_grain(groups)
+    for number, strip in ctx.parallel((groups.count, strips), grain=grain):
+        group = group_at(groups, number)
+        if group.expert < 0:
+            store_zeros(results, c, ROW_THRESHOLD, group.first, group.rows, strip)
+        elif group.rows > 0 and group.rows <= limit:
+            rows = x[group.first : group.first + group.rows]
+            gemv_by_panel(c, rows, panels[group.expert * strips + strip], t)
+            store_strip(results, c, group.first, group.rows, strip)
+    store_rows_of_no_group(results, c, ROW_THRESHOLD, groups, x.shape[0], strips, ctx)
+
+    matrix_tiles = x.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
+    direct = in_place and (t.pair == 2 or x.dtype == t.lane)
+    tall = replace(t, height=gemm_amx.ROWS if matrix_tiles else t.height)
+    if groups.most_rows > limit:
+        # groups are tasks too: large tasks read least
+        workers = k.ceildiv(ctx.num_workers, k.max(groups.count, 1))
+        task_tiles, task_panels = plan(groups.most_rows, strips * COLUMNS, workers, tall)
+        b = Blocking(groups.most_rows, strips, tall.height, task_tiles, task_panels)
+        tiles = k.matrix_tiles(gemm_amx.SHAPES)
+        if matrix_tiles:
+            memory = gemm_amx.amx_memory(ctx)
+            tiles.configure()
+        else:
+            memory = gemm_memory(panels, direct, t, ctx)
+        copied = k.i64(-1)
+        task_rows = task_tiles * tall.height
+        shape = (
+            groups.count,
+            k.ceildiv(groups.most_rows, task_rows),
+            k.ceildiv(strips, task_panels),
+        )
+        for number, row_block, part in ctx.parallel(shape, grain=1):
+            group = group_at(groups, number)
+            row, strip = row_block * task_rows, part * task_panels
+            if group.expert >= 0 and group.rows > limit and row < group.rows:
+                task = Task(
+                    group.first + row,
+                    k.min(task_rows, group.rows - row),
+                    strip,
+                    k.min(task_panels, strips - strip),
+                )
+                own = panels[group.expert * strips :]
+                if matrix_tiles:
+                    gemm_amx.gemm_task_amx(results, x, own, memory, tiles, task, b)
+                else:
+                    copied = gemm_task(results, x, own, memory, task, b, copied, direct, t)
+        if matrix_tiles:
+            tiles.release()
+
+
+def lower_grouped_panels(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    """The launch of `grouped_panels`.
+
+    Args:
+        operands: Rows, panels, starts, experts, statistics.
+        results: The results of the part.
+        attributes: Its `parts`.
+    """
+    x, panels = operands[:2]
+    check_groups_dtypes("mok.grouped_products", list(operands[2:5]))
+    inner = x.shape[1]
+    # a row of an odd number of elements does not end with a pair
+    in_place = DType.bfloat16 not in (x.dtype, panels.dtype) or (
+        isinstance(inner, int) and inner % 2 == 0
+    )
+    args = (
+        view("result", 0, results[0], static=False),
+        *(view("operand", i, operands[i], static=False) for i in range(5)),
+        *further_results(results),
+    )
+    params = {"in_place": in_place, "parts": attributes["parts"], "epilogue": identity_of_parts}
+    return KernelCall(grouped_panels, args, params, epilogue=True)
