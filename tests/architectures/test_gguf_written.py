@@ -18,13 +18,16 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.gguf import config_of
 from max.pipelines.checkpoints.gguf_families import FAMILIES
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.export.gguf_file import architecture_of, export_gguf
+from max.pipelines.export.gguf_metadata import decoder_metadata
 from max.pipelines.export.gguf_weights import stored_weights
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.models.delta_net import DeltaNetForm
 from tests.architectures import llama_cpp
 from tests.architectures.families import (
     CASES,
+    YARN,
     Case,
     architecture_named,
     config_file,
@@ -37,6 +40,7 @@ VOCABULARY = json.loads((TINY / "config.json").read_text())["vocab_size"]
 
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 MANY_KV = {"num_key_value_heads": 6}
+MAGNITUDE = {**YARN, "mscale": 0.6, "mscale_all_dim": 1.1}
 NO_WINDOW = {"sliding_window": None}
 
 # what files of Llama 4 do not state
@@ -50,7 +54,7 @@ LLAMA4 = {
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "apertus": {},
-    "arcee": NO_BIAS,
+    "arcee": {**NO_BIAS, "rope_parameters": {**YARN, "attention_factor": 0.7}},
     "bloom": {},
     "cohere": {"use_qk_norm": False},
     "cohere2": {},
@@ -125,14 +129,27 @@ WRITTEN: dict[str, dict[str, Any]] = {
 """The cases, and options that differ from theirs."""
 
 ONLY_OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_other_magnitude": ("deepseek_v3_gguf", {"rope_parameters": MAGNITUDE}),
+    "falcon_alibi": ("falcon_alibi", {"bias": True}),
+    "falcon_serial": ("falcon_serial", {}),
     "gemma3n_shared": ("gemma3n", {}),
     "ministral_window": ("ministral", {}),
     "mistral_window": ("mistral_window", {}),
     "qwen2_window": ("qwen2_window", {}),
     "qwen3_5_other_values": ("qwen3_5", {"linear_num_key_heads": 2}),
-    "qwen3_next_other_values": ("qwen3_next", {"mlp_only_layers": []}),
+    "qwen2_moe_dense_layers": ("qwen2_moe", {}),
+    "qwen3_moe_dense_layers": ("qwen3_moe", {}),
+    "qwen3_next_other_values": ("qwen3_next", {}),
 }
 """What llama.cpp refuses or leaves out, and ours reads: the cases, and options that differ from theirs."""
+
+FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
+    "ministral3_magnitude": (
+        "ministral3",
+        {"rope_parameters": {**MAGNITUDE, "llama_4_scaling_beta": 0.6}},
+    ),
+}
+"""Further forms of cases, which llama.cpp reads, too."""
 
 GELU = {"gemma3n_gguf": 3e-2, "gemma4_experts": 3e-2, "gemma4_gguf": 3e-2}
 """
@@ -153,7 +170,7 @@ CONDITION = {
 
 
 def spec_of(case: str) -> Case:
-    base, options = ONLY_OURS.get(case, (case, WRITTEN.get(case, {})))
+    base, options = (ONLY_OURS | FURTHER).get(case, (case, WRITTEN.get(case, {})))
     return replace(CASES[base], options={**CASES[base].options, **options})
 
 
@@ -241,14 +258,40 @@ def test_importance_has_the_columns_of_files(groups: int) -> None:
     assert (groups == 1) == np.array_equal(stored.values(), own)
 
 
-@pytest.mark.parametrize("case", [*WRITTEN, *ONLY_OURS])
+@pytest.mark.parametrize(
+    ("case", "options", "message"),
+    [
+        ("gpt_oss", {}, r"of gpt-oss do not describe a SwiGLU of other numbers than \(1.702, 7.0\)"),
+        ("gemma2", {}, "of gemma2 do not describe scores that are not divided by the root of 8"),
+        ("gemma3", {}, "of gemma3 do not describe scores"),
+        ("gemma3n_plain", {}, "of gemma3n do not describe .* states that are not scaled"),
+        ("gemma4", {"layer_types": [*["sliding_attention"] * 2, *["full_attention"] * 4]}, "of gemma4 .* shared keys"),
+        ("llama4", {}, "of llama4 do not describe chunks of other lengths than 8192"),
+        ("llama4", {"attention_chunk_size": 8192}, "of llama4 do not describe other unrotated layers"),
+        ("llama4", LLAMA4 | {"attn_scale": 0.2}, "of llama4 do not describe other growths of queries"),
+        ("llama4", LLAMA4 | {"use_qk_norm": False}, "of llama4 do not describe norms of heads"),
+        ("qwen3_5", {"layer_types": ["full_attention", *["linear_attention"] * 2]}, "of qwen35 do .* uneven distances"),
+    ],
+)  # fmt: skip
+def test_what_files_leave_out_is_refused(case: str, options: dict[str, Any], message: str) -> None:
+    spec = replace(CASES[case], options=CASES[case].options | options)
+    model = architecture_named(spec.architecture).pipeline_model
+    assert issubclass(model, DecoderModel)
+    config = model.config_class.from_huggingface(config_file(random_model(spec, 1)))
+    name = architecture_of(spec.architecture)
+    assert name is not None
+    with pytest.raises(ModelFilesError, match=message):
+        decoder_metadata(config, name)
+
+
+@pytest.mark.parametrize("case", [*WRITTEN, *ONLY_OURS, *FURTHER])
 def test_files_are_read(case: str, models: Any) -> None:
     path, texts, expected = models(case)
     actual = read(path, case).step(dict(enumerate(texts))).logits
     assert max(map(relative_error, actual, expected)) < CONDITION.get(case, 2e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in WRITTEN if case not in OTHERWISE])
+@pytest.mark.parametrize("case", [*(case for case in WRITTEN if case not in OTHERWISE), *FURTHER])
 def test_llama_cpp_reads_files(case: str, models: Any, peer: llama_cpp.LlamaCpp) -> None:
     path, texts, expected = models(case)
     actual = peer.logits(path, texts)

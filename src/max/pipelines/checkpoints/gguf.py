@@ -20,7 +20,7 @@ from max.pipelines.checkpoints.gguf_layer_kinds import (
     layer_types_of,
     several_states_of,
 )
-from max.pipelines.checkpoints.gguf_recurrent import RECURRENT, recurrent_keys
+from max.pipelines.checkpoints.gguf_recurrent import RECURRENT, dense_layers, recurrent_keys
 from max.pipelines.core.exceptions import ModelFilesError
 
 __all__ = ["config_of"]
@@ -186,7 +186,16 @@ def _special(
     if name in RECURRENT:
         return recurrent_keys(file, name, config)
     if name == "falcon":
-        return {"num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in file.tensors)}
+        parallel = bool(file.metadata.get("falcon.use_parallel_residual", True))
+        return {
+            "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in file.tensors),
+            "new_decoder_architecture": parallel,
+            "parallel_attn": parallel,
+            "multi_query": config.get("num_key_value_heads") == 1,
+            "alibi": file.metadata.get("falcon.attention.max_alibi_bias", 0.0) > 0,
+        }
+    if name in ("qwen2moe", "qwen3moe"):
+        return {"mlp_only_layers": dense_layers(file, config["num_hidden_layers"])}
     if name in ("stablelm", "gptneox"):
         parallel = file.metadata.get(f"{name}.use_parallel_residual")
         without = "blk.0.ffn_norm.weight" not in file.tensors
@@ -230,7 +239,7 @@ def _greatest(file: GGUFFile, key: str) -> float:
 
 def _number(file: GGUFFile, key: str) -> float:
     """A number of the metadata; llama.cpp also has lists, for models whose layers differ."""
-    value = file.metadata[key]
+    value = file.metadata.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected a number over 0", _FOLDER)
     return value
@@ -280,21 +289,23 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
         return {**rope, "rope_type": "default"}
     rope |= {"rope_type": kind, "factor": values.get(f"{name}.rope.scaling.factor")}
     if kind == "yarn":
-        rope |= _yarn(file, name, rope["factor"])
+        rope |= _yarn(file, name)
     if name == "gpt-oss":
         rope["truncate"] = False
     return {**rope, "original_max_position_embeddings": original}
 
 
-def _yarn(file: GGUFFile, name: str, factor: Any) -> dict[str, Any]:
+def _yarn(file: GGUFFile, name: str) -> dict[str, Any]:
     """The parameters of YaRN that files may leave out."""
     rope: dict[str, Any] = {}
     for key in ("beta_fast", "beta_slow"):
         if file.metadata.get(stored := f"{name}.rope.scaling.yarn_{key}"):
             rope[key] = _number(file, stored)
-    if file.metadata.get(stored := f"{name}.rope.scaling.yarn_attn_factor"):
-        # relative to what YaRN multiplies by itself
-        rope["attention_factor"] = _number(file, stored) * (0.1 * math.log(factor) + 1)
+    for key in ("attn_factor", "yarn_attn_factor"):
+        if file.metadata.get(stored := f"{name}.rope.scaling.{key}"):
+            # relative to what YaRN multiplies by itself
+            factor = max(_number(file, f"{name}.rope.scaling.factor"), 1)
+            rope["attention_factor"] = _number(file, stored) * (0.1 * math.log(factor) + 1)
     return rope
 
 

@@ -78,7 +78,6 @@ FAMILIES: dict[str, GGUFFamily] = {
             "intermediate_size": "ffn_hidden_size",
             "attention_bias": "bias",
         },
-        {"new_decoder_architecture": True},
     ),
     "gemma": _llama_like("Gemma", "gemma"),
     "gemma2": _llama_like("Gemma2", "gemma2"),

@@ -10,7 +10,7 @@ import numpy as np
 from max.graph.weights import GGUFFile
 from max.pipelines.core.exceptions import ModelFilesError
 
-__all__ = ["RECURRENT", "recurrent_keys"]
+__all__ = ["RECURRENT", "dense_layers", "recurrent_keys"]
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
@@ -178,6 +178,16 @@ def _lfm2(meta: _Metadata) -> dict[str, Any]:
     }
 
 
+def dense_layers(file: GGUFFile, count: int) -> list[int]:
+    """The layers without a gate of experts.
+
+    Args:
+        file: The file.
+        count: The number of layers.
+    """
+    return [i for i in range(count) if f"blk.{i}.ffn_gate_inp.weight" not in file.tensors]
+
+
 def _delta_nets(meta: _Metadata) -> dict[str, Any]:
     """Qwen 3-Next's and 3.5's: layers with attention are those with a projection of queries."""
     heads = meta.number("ssm.time_step_rank")
@@ -191,6 +201,7 @@ def _delta_nets(meta: _Metadata) -> dict[str, Any]:
         "linear_key_head_dim": meta.number("ssm.state_size"),
         "linear_value_head_dim": meta.number("ssm.inner_size") // max(heads, 1),
         "linear_conv_kernel_dim": meta.number("ssm.conv_kernel"),
+        "mlp_only_layers": dense_layers(meta.file, meta.layers),
     }
 
 

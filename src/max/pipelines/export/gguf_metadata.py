@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Any
 
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.decoder_config import DecoderConfig, QueryGrowth
 from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.rope import RopeConfig, yarn_magnitude
 from max.pipelines.models.short_conv import ShortConvForm
@@ -22,6 +22,9 @@ _SCORINGS = {"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3}
 """llama.cpp's numbers of gates."""
 _COUNTS_SHARED = ("deepseek2", "dots1", "ernie4_5-moe", "glm4moe", "hunyuan-moe")
 """Architectures whose files state the number of experts that all tokens share, and not the size of their MLP."""
+_TELL_DENSE_LAYERS = ("jamba", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe")
+"""Architectures whose layers without experts are those without a tensor of their gate."""
+_PUBLISHED_SWIGLU = (1.702, 7.0)
 _STATES_GATING = ("deepseek2", "dots1", "glm4moe", "lfm2moe", "minimax-m2")
 _PERIODS = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4}
 """The distance of layers without a window, where files leave it out."""
@@ -50,12 +53,35 @@ def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
         values["attention.layer_norm_epsilon"] = float(config.norm_eps)
     if config.norm.kind == "rms" or name == "phimoe":
         values["attention.layer_norm_rms_epsilon"] = float(config.norm_eps)
+    _check_fixed(config, name)
     values |= _attention(config, name) | _rotation(config, name) | _factors(config, name)
     values |= _experts(config, name) | _recurrence(config, name)
     values |= _window_pattern(config, name) | _layer_kinds(config, name)
-    if name in ("gptneox", "stablelm"):
+    if name in ("gptneox", "stablelm") or name == "falcon" and not config.parallel:
         values["use_parallel_residual"] = config.parallel
     return values
+
+
+def _check_fixed(config: DecoderConfig, name: str) -> None:
+    """Refuses models that differ in what an architecture's files leave out, as all published ones agree."""
+    if name in ("gemma2", "gemma3"):
+        large = config.num_layers == {"gemma2": 46, "gemma3": 62}[name]
+        divisor = config.hidden_size / config.num_heads if large else config.head_dim
+        if config.attention_multiplier is not None and not math.isclose(
+            config.attention_multiplier, divisor**-0.5
+        ):
+            raise _refused(name, f"scores that are not divided by the root of {divisor:g}")
+    if name == "llama4":
+        layers = range(config.num_layers)
+        fixed = (
+            (config.sliding_window, 8192, "chunks of other lengths than 8192"),
+            (config.unrotated_layers, {i for i in layers if i % 4 == 3}, "other unrotated layers than each fourth"),
+            (config.query_growth, QueryGrowth(0.1, 8192, 1, True), "other growths of queries than the published"),
+            (config.qk_norm is None, config.experts is not None and config.experts.count == 128, "norms of heads of 128 experts, nor their lack elsewhere"),
+        )  # fmt: skip
+        for value, published, what in fixed:
+            if value != published:
+                raise _refused(name, what)
 
 
 def _one_or_list(numbers: list[int]) -> int | list[int]:
@@ -97,7 +123,7 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
         values["attention.sliding_window"] = config.sliding_window
     if config.clip_qkv is not None:
         values["attention.clamp_kqv"] = float(config.clip_qkv)
-    if name == "mpt":
+    if name == "mpt" or name == "falcon" and config.alibi_slopes is not None:
         values["attention.max_alibi_bias"] = 8.0
     return values
 
@@ -189,10 +215,10 @@ def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
         values["rope.dimension_sections"] = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
     if config.query_growth is not None and name == "mistral3":
         values["attention.temperature_scale"] = float(config.query_growth.beta)
-    return values | _scaling(rope, config)
+    return values | _scaling(rope, config, name)
 
 
-def _scaling(rope: RopeConfig, config: DecoderConfig) -> dict[str, Any]:
+def _scaling(rope: RopeConfig, config: DecoderConfig, name: str) -> dict[str, Any]:
     """How the rotation is scaled; frequencies of Llama 3 and LongRoPE are tensors."""
     given, prefix = rope.parameters, "rope.scaling."
     original = int(given.get("original_max_position_embeddings") or 0)
@@ -214,15 +240,22 @@ def _scaling(rope: RopeConfig, config: DecoderConfig) -> dict[str, Any]:
     for key, stored in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
         if given.get(key):
             values[f"{prefix}{stored}"] = float(given[key])
-    if config.latent is not None and given.get("mscale_all_dim"):
-        values[f"{prefix}yarn_log_multiplier"] = 0.1 * float(given["mscale_all_dim"])
-    elif (own := given.get("mscale")) and (all_dim := given.get("mscale_all_dim")):
+    unit, own, all_dim = (
+        yarn_magnitude(factor, 1.0),
+        given.get("mscale"),
+        given.get("mscale_all_dim"),
+    )
+    magnitude = rope.stated_yarn_magnitude()
+    magnitude, default = unit if magnitude is None else magnitude, unit
+    if config.latent is not None and all_dim:
+        # without a factor mscale counts as equal
+        values[f"{prefix}yarn_log_multiplier"], default = 0.1 * float(all_dim), 1.0
+    elif name == "mistral3" and own == 1 and all_dim:
         values[f"{prefix}yarn_log_multiplier"] = float(all_dim)
-        if own != 1:
-            raise _refused("mistral3", f"YaRN whose mscale is {own:g}, not 1")
-    elif (magnitude := given.get("attention_factor")) is not None:
+        default = unit / yarn_magnitude(factor, all_dim)
+    if not math.isclose(magnitude, default):
         # relative to what YaRN multiplies by itself
-        values[f"{prefix}yarn_attn_factor"] = float(magnitude) / yarn_magnitude(factor, 1.0)
+        values[f"{prefix}attn_factor"] = magnitude / unit
     return values
 
 
@@ -255,6 +288,8 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
         }
     if experts is None:
         return {}
+    if experts.clamped_swiglu not in (None, _PUBLISHED_SWIGLU):
+        raise _refused(name, f"a SwiGLU of other numbers than {_PUBLISHED_SWIGLU}")
     routing, count = experts.routing, len(experts.dense_layers)
     values: dict[str, Any] = {
         "expert_count": experts.count,
@@ -276,7 +311,7 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
         values["interleave_moe_layer_step"] = _step(config, name)
     elif experts.dense_layers == frozenset(range(count)):
         values["leading_dense_block_count"] = count
-    elif name != "jamba":
+    elif name not in _TELL_DENSE_LAYERS:
         raise _refused(name, "layers without experts between layers with some")
     if name == "ernie4_5-moe":
         values["interleave_moe_layer_step"] = 1

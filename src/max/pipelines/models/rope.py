@@ -260,17 +260,23 @@ class RopeConfig:
             original_max_position_embeddings=int(p["original_max_position_embeddings"]),
             truncate=bool(p.get("truncate", True)),
         )
-        magnitude = p.get("attention_factor")
-        if magnitude is None and p.get("mscale") and p.get("mscale_all_dim"):
-            own, all_dim = (
-                yarn_magnitude(scaling.factor, p[name]) for name in ("mscale", "mscale_all_dim")
-            )
-            magnitude = own / all_dim
+        magnitude = self.stated_yarn_magnitude()
         if magnitude is None:
             return YarnRotaryEmbedding(**common, scaling_params=scaling)
         rope = _YarnWithMagnitude(**common, scaling_params=scaling)
         rope.magnitude = magnitude
         return rope
+
+    def stated_yarn_magnitude(self) -> float | None:
+        """The factor of cosines and sines of YaRN; None: that of `yarn_magnitude`, as nothing is stated."""
+        p = self.parameters
+        magnitude = p.get("attention_factor")
+        if magnitude is None and p.get("mscale") and p.get("mscale_all_dim"):
+            own, all_dim = (
+                yarn_magnitude(float(p["factor"]), p[name]) for name in ("mscale", "mscale_all_dim")
+            )
+            magnitude = own / all_dim
+        return magnitude
 
     def longrope_magnitude(self) -> float:
         """The factor of cosines and sines of LongRoPE."""
