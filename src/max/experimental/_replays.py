@@ -24,17 +24,14 @@ from max.experimental._holders import LOCK, hold
 from max.experimental._patterns import Symbol
 from max.experimental._programs import execute
 from max.experimental._signatures import Signature, signature_of
-from max.experimental._traces import (
-    Capture,
+from max.experimental._specifications import (
     Nested,
-    Step,
-    Trace,
     VaryingLeaf,
     VaryingNumber,
-    VaryingType,
     equals,
     is_number,
 )
+from max.experimental._traces import Capture, Step, Trace, VaryingType
 from max.experimental._types import CellType, cell_type
 from max.graph._places import user_place
 from max.graph.dim import StaticDim
@@ -68,6 +65,7 @@ class Replay(Unsettled):
     __slots__ = (
         "_calls",
         "_closed",
+        "_followed",
         "_holders",
         "_places",
         "_settled",
@@ -75,15 +73,15 @@ class Replay(Unsettled):
         "_steps",
         "_trace",
         "_types",
-        "_values",
         "position",
+        "values",
     )
 
     def __init__(self, trace: Trace) -> None:
-        self._trace, self._steps = trace, trace.steps
+        self._trace, self._steps, self._followed = trace, trace.steps, trace.followed
         self.position = 0
         """How many calls followed the trace."""
-        self._values: list[Cell] = []
+        self.values: list[Cell] = []
         self._holders: list[ref[Any]] = []
         """Refers to the tensor on each result."""
         self._places: dict[int, tuple[str, int]] = {}
@@ -111,57 +109,32 @@ class Replay(Unsettled):
         """
         position = self.position
         try:
-            expected, specs, keywords, structure, types, line, _, _, _ = self._steps[position]
-        except IndexError:
-            return None
-        if (
-            op is not expected
-            or len(args) != len(specs)
-            or len(kwargs) != len(keywords)
-            or _checks_nans
-            or self._closed
-        ):
-            return None
-        values = self._values
-        try:
-            for arg, spec in zip(args, specs):  # noqa: B905  (the lengths are equal)
-                kind = type(spec)
-                if kind is int:
-                    if arg._cell is not values[spec]:
-                        return None
-                elif kind is tuple:
-                    constant = spec[0]
-                    if arg is not constant and not equals(arg, constant):
-                        return None
-                elif not self._matches(arg, spec):
-                    return None
-            if kwargs:
-                for (name, arg), (expected_name, spec) in zip(
-                    kwargs.items(), keywords, strict=True
-                ):
-                    if name != expected_name or not self._matches(arg, spec):
-                        return None
-        except AttributeError:
-            return None  # a number where a tensor was
+            expected, match, specs, structure, types, line = self._followed[position]
+            if op is not expected or _checks_nans or not match(self, args, kwargs, specs):
+                return None
+        except (AttributeError, IndexError):
+            return None  # a number where a tensor was, or the end
         frame = _frame(line[2])
         if frame.f_code is not line[0] or frame.f_lasti != line[1]:
             self._places[position] = user_place()
-        tensors: list[Any] = []
+        results: list[Any] | None = None if structure is None else []
+        tensor: Any = None
         for type_ in types:
-            cell = _new(Cell)
-            if isinstance(type_, VaryingType):
+            if type(type_) is VaryingType:
                 type_ = self._evaluated(type_)
-            cell.type, cell.storage, cell.call = type_, None, self
+            cell = _new(Cell)
+            cell.type, cell.storage, cell.call = type_, None, self  # type: ignore[assignment]
             tensor = _new(_tensor_type)
             tensor._cell, tensor._value = cell, None
-            values.append(cell)
+            self.values.append(cell)
             self._holders.append(ref(tensor))
-            tensors.append(tensor)
+            if results is not None:
+                results.append(tensor)
         self.position = position + 1
         if self._closed:
             # another thread settled the calls before, so nobody would find this one
             self.settle()
-        return tensors[0] if structure is None else structure(tensors)
+        return tensor if structure is None else structure(results)
 
     def _held(self) -> list[bool]:
         return [holder() is not None for holder in self._holders]
@@ -178,7 +151,7 @@ class Replay(Unsettled):
         Raises:
             Exception: What the program raises. The calls are recorded then.
         """
-        trace, values = self._trace, self._values
+        trace, values = self._trace, self.values
         if (
             self.position != len(trace.steps)
             or self._closed
@@ -218,8 +191,8 @@ class Replay(Unsettled):
         If another thread does so, a call that its own thread is about to follow records itself.
         """
         with LOCK:
-            self._closed = True
-            values, holders, end = self._values, iter(self._holders), self.position
+            self._closed, self._followed = True, ()
+            values, holders, end = self.values, iter(self._holders), self.position
             for position in range(end):
                 step = self._steps[position]
                 cells = values[step.first : step.first + len(step.types)]
@@ -269,7 +242,7 @@ class Replay(Unsettled):
         return Capture.resumed(
             [self._exact(position) for position in range(self._settled)],
             self._calls,
-            self._values[: self._end()],
+            self.values[: self._end()],
         )
 
     def _end(self) -> int:
@@ -285,11 +258,11 @@ class Replay(Unsettled):
         if self._trace.symbolic is None:
             return step
         end = step.first + len(step.types)
-        leaves = iter(self._values[step.first - len(step.new_leaves()) : step.first])
+        leaves = iter(self.values[step.first - len(step.new_leaves()) : step.first])
         return step._replace(
             args=tuple([self._exact_spec(spec, leaves) for spec in step.args]),
             keywords=tuple([(name, self._exact_spec(s, leaves)) for name, s in step.keywords]),
-            types=tuple([cell.type for cell in self._values[step.first : end]]),
+            types=tuple([cell.type for cell in self.values[step.first : end]]),
             signature=self._calls[position].signature,
         )
 
@@ -329,10 +302,10 @@ class Replay(Unsettled):
         self._sizes[name] = base
         return first_unmet(self._trace.conditions, self._sizes) is None
 
-    def _matches(self, arg: Any, spec: Any) -> bool:
+    def matches(self, arg: Any, spec: Any) -> bool:
         """Whether an argument is the one of a specification; a tensor in memory becomes the next value."""
         kind = type(spec)
-        values = self._values
+        values = self.values
         if kind is int:
             return arg._cell is values[spec]
         if kind is tuple:
@@ -352,7 +325,7 @@ class Replay(Unsettled):
             if len(arg) != len(items):
                 return False
             for item, inner in zip(arg, items):  # noqa: B905  (the lengths are equal)
-                if not self._matches(item, inner):
+                if not self.matches(item, inner):
                     return False
             return True
         if kind is VaryingNumber:

@@ -13,7 +13,7 @@ from max.dtype import DType
 from max.experimental._patterns import Details, Pattern
 from max.experimental._staging import Staged, Step, stage
 from max.experimental._templates import Template
-from max.experimental._types import CellType, cell_type
+from max.experimental._types import CellType, Kind, cell_type
 from max.graph import DeviceRef, TensorValue
 from max.mlir.conditions import Condition, first_unmet
 from max.mlir.dims import DimExpr
@@ -28,8 +28,6 @@ _PATTERNS = 8
 """Patterns with symbols that a family keeps; the oldest are dropped."""
 _FAILURES = 2
 """Failures to stage a family with symbols, after which it is always specialised."""
-
-Kind = tuple[DType, int, DeviceRef]
 
 
 class _Symbolic(NamedTuple):

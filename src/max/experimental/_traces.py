@@ -3,14 +3,6 @@
 A stretch begins with the first call after a value was computed, and ends where the next one is. When the same line
 begins a second stretch, its calls are captured: the op and arguments of each, and the program that computed the value.
 From then on `max.experimental._replays` compares calls with the trace instead of looking their signatures up.
-
-Values of a trace are numbered in the order of the calls: the tensors in memory that a call reads first, then its
-results. An argument is matched by a specification:
-
-- an int: the value of that number;
-- a `CellType` or `VaryingLeaf`: a tensor in memory of this type, which becomes the next value;
-- a tuple of one: a constant, see `equals`; a `VaryingNumber`: a number with a symbol;
-- a `Nested`: a list, tuple or slice of them.
 """
 
 from __future__ import annotations
@@ -23,26 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max.experimental._cells import Call, Cell
+from max.experimental._matching import Match, matcher
 from max.experimental._patterns import Details, Symbol
 from max.experimental._programs import Bound, Compiled, Recording
-from max.experimental._signatures import Kind, Signature
-from max.experimental._types import CellType
-from max.graph.dim import StaticDim
+from max.experimental._signatures import Signature
+from max.experimental._specifications import Nested, VaryingLeaf
+from max.experimental._types import CellType, Kind
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
 
 __all__ = [
     "Capture",
-    "Nested",
     "Step",
     "SymbolicProgram",
     "Trace",
     "UserLine",
-    "VaryingLeaf",
-    "VaryingNumber",
     "VaryingType",
-    "equals",
-    "is_number",
 ]
 
 
@@ -56,28 +44,6 @@ class UserLine(NamedTuple):
     """The number of frames between it and the function that records."""
     place: tuple[str, int]
     """File and line."""
-
-
-class Nested(NamedTuple):
-    """The specification of a list, tuple or slice."""
-
-    kind: type
-    items: tuple[Any, ...]
-
-
-class VaryingLeaf(NamedTuple):
-    """The specification of a tensor in memory of which sizes vary."""
-
-    kind: Kind
-    dims: tuple[int | float | Symbol, ...]
-
-
-class VaryingNumber(NamedTuple):
-    """The specification of a number that varies."""
-
-    symbol: Symbol
-    kind: type
-    """int or float."""
 
 
 class VaryingType(NamedTuple):
@@ -104,6 +70,17 @@ class SymbolicProgram(NamedTuple):
         return Bound(self.compiled.model, self.compiled.inputs(symbols))
 
 
+Followed = tuple[
+    Callable[..., Any],
+    Match,
+    tuple[Any, ...],
+    Any,
+    tuple["CellType | VaryingType", ...],
+    "UserLine",
+]
+"""What a replay reads of a step: op, comparison of arguments and its specifications, structure and types, line."""
+
+
 class Step(NamedTuple):
     """A call of a trace."""
 
@@ -123,6 +100,11 @@ class Step(NamedTuple):
     first: int
     """The number of its first result."""
 
+    def followed(self) -> Followed:
+        """What a replay reads of it."""
+        match, specs = matcher(self.args, self.keywords)
+        return self.op, match, specs, self.structure, self.types, self.line
+
     def new_leaves(self) -> list[tuple[int, CellType]]:
         """The tensors in memory that it is the first to read: their numbers and types. For exact traces."""
         types: list[CellType] = []
@@ -140,6 +122,8 @@ class Trace(NamedTuple):
     """The calls between two values, and the program that computed the second."""
 
     steps: tuple[Step, ...]
+    followed: tuple[Followed, ...]
+    """What a replay reads of them."""
     targets: list[int]
     """The values that were asked for."""
     held: list[bool]
@@ -167,33 +151,6 @@ class Trace(NamedTuple):
     def leaf_types(self) -> list[tuple[int, CellType]]:
         """The tensors in memory that an exact trace reads: their numbers and types, in order."""
         return [leaf for step in self.steps for leaf in step.new_leaves()]
-
-
-def equals(value: Any, constant: Any) -> bool:
-    """Whether an argument stages what a constant of a trace does; they are not the same object."""
-    kind = type(value)
-    if isinstance(value, StaticDim):
-        value, kind = int(value), int
-    if isinstance(constant, StaticDim):
-        constant = int(constant)
-    if kind is not type(constant):
-        return False
-    if kind is float:
-        # 0.0 equals -0.0
-        return value == constant and (value != 0.0 or value.hex() == constant.hex())
-    try:
-        hash(value)
-    except TypeError:
-        return False  # its content may have changed
-    return bool(value == constant)
-
-
-def is_number(value: Any) -> bool:
-    """Whether an argument is one of the numbers of its call, see `max.experimental._templates.describe`."""
-    kind = type(value)
-    if kind is float:
-        return value != 0.0 and not math.isnan(value)
-    return kind is int or isinstance(value, StaticDim)
 
 
 class _NotTraceableError(Exception):
@@ -338,6 +295,7 @@ class Capture:
         computed = set(output_numbers)
         return Trace(
             tuple(self._steps),
+            tuple([step.followed() for step in self._steps]),
             [numbers[id(cell)] for cell in targets],
             list(held),
             results,

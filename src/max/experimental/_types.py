@@ -8,10 +8,14 @@ from max import driver
 from max.dtype import DType
 from max.graph import DeviceRef, Dim
 
-__all__ = ["CellType", "cell_type", "type_of"]
+__all__ = ["CellType", "Kind", "cell_type", "type_of"]
 
 _TYPES = 1 << 16
 """Types that are kept."""
+
+
+Kind = tuple[DType, int, DeviceRef]
+"""A type without sizes: dtype, rank and device."""
 
 
 class CellType:
@@ -24,7 +28,7 @@ class CellType:
         self.dims = [Dim(size) for size in shape]
 
     @property
-    def kind(self) -> tuple[DType, int, DeviceRef]:
+    def kind(self) -> Kind:
         """The type without the sizes: dtype, rank and device."""
         return self.dtype, len(self.shape), self.device
 

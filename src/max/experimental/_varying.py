@@ -10,20 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from max.experimental import _staging
 from max.experimental._patterns import Details, Pattern, Symbol
 from max.experimental._programs import Recording, programs_of
 from max.experimental._signatures import EXAMPLES
-from max.experimental._staging import Step as StagedStep
-from max.experimental._staging import stage
-from max.experimental._traces import (
-    Nested,
-    SymbolicProgram,
-    Trace,
-    VaryingLeaf,
-    VaryingNumber,
-    VaryingType,
-    is_number,
-)
+from max.experimental._specifications import Nested, VaryingLeaf, VaryingNumber, is_number
+from max.experimental._traces import Step, SymbolicProgram, Trace, VaryingType
 from max.experimental._types import CellType
 
 __all__ = ["generalised"]
@@ -69,7 +61,7 @@ def generalised(old: Trace, new: Trace, recording: Recording) -> Trace | None:
 
 
 def _alike(old: Trace, new: Trace) -> bool:
-    if len(old.steps) != len(new.steps) or old[1:8] != new[1:8]:
+    if len(old.steps) != len(new.steps) or old[2:9] != new[2:9]:
         return False
     return all(
         a.signature.family is b.signature.family and a.inputs == b.inputs and a.first == b.first
@@ -109,15 +101,15 @@ def _staged(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
     sources: dict[int, tuple[int, int]] = {
         number: (-1, index) for index, (number, _) in enumerate(leaf_types)
     }
-    steps: list[StagedStep] = []
+    steps: list[_staging.Step] = []
     for index, step in enumerate(trace.steps):
         inputs = tuple([sources[number] for number in step.inputs])
         signature = step.signature
         steps.append(
-            StagedStep(signature.family.template, inputs, len(signature.numbers), ("", index))
+            _staging.Step(signature.family.template, inputs, len(signature.numbers), ("", index))
         )
         sources.update({step.first + i: (index, i) for i in range(len(step.types))})
-    staged = stage(steps, [type_.kind for _, type_ in leaf_types], pattern)
+    staged = _staging.stage(steps, [type_.kind for _, type_ in leaf_types], pattern)
     conditions = [condition for condition in staged.conditions() if not condition.always_holds]
     positions = iter(pattern.positions)
     varying: dict[int, Any] = {}
@@ -127,7 +119,7 @@ def _staged(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
         if any(isinstance(dim, Symbol) for dim in dims):
             varying[number] = VaryingLeaf(type_.kind, dims)
     types: dict[Any, VaryingType] = {}
-    new_steps: list[Any] = []
+    new_steps: list[Step] = []
     for step, values in zip(trace.steps, staged.values, strict=True):
         leaves = iter([number for number, _ in step.new_leaves()])
         args = tuple([_specification(spec, positions, leaves, varying) for spec in step.args])
@@ -143,7 +135,12 @@ def _staged(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
             key = (shape, type_.kind)
             results.append(types.setdefault(key, VaryingType(len(types), type_.kind, shape)))
         new_steps.append(step._replace(args=args, keywords=keywords, types=tuple(results)))
-    return trace._replace(steps=tuple(new_steps), conditions=conditions, symbolic=program)
+    return trace._replace(
+        steps=tuple(new_steps),
+        followed=tuple([step.followed() for step in new_steps]),
+        conditions=conditions,
+        symbolic=program,
+    )
 
 
 def _specification(

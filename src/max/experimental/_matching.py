@@ -1,0 +1,96 @@
+"""Comparison of a call with a step of a trace: functions generated for the kinds of its arguments.
+
+A loop over the specifications would cost more than the comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from max.experimental._specifications import Nested, equals
+from max.experimental._types import CellType
+from max.graph.dim import StaticDim
+
+__all__ = ["Match", "matcher"]
+
+Match = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Any, ...]], bool]
+"""Whether the arguments and keyword arguments of a call of a replay are those of specifications; the tensors in memory
+that are new become values of the replay. Raises AttributeError for a number where a tensor was."""
+
+_PLAIN = frozenset({int, str, bool, type(None), StaticDim})
+"""Types that are equal where the type and ``==`` are."""
+
+
+def matcher(
+    args: Sequence[Any], keywords: Sequence[tuple[str, Any]]
+) -> tuple[Match, tuple[Any, ...]]:
+    """The function that compares calls with a step, and the specifications to give it.
+
+    Args:
+        args: The specifications of the arguments.
+        keywords: Names and specifications of the keyword arguments.
+    """
+    pairs = [_kind(spec) for spec in [*args, *[spec for _, spec in keywords]]]
+    pattern = "".join([kind for kind, _ in pairs])
+    return (
+        _match(pattern, tuple([name for name, _ in keywords])),
+        tuple([spec for _, spec in pairs]),
+    )
+
+
+def _kind(spec: Any) -> tuple[str, Any]:
+    """The letter of a specification in patterns, and what the generated code reads of it."""
+    if type(spec) is int:
+        return "v", spec
+    if type(spec) is tuple:
+        return "c", spec[0]
+    if isinstance(spec, CellType):
+        return "m", spec
+    if isinstance(spec, Nested) and spec.kind in (list, tuple):
+        values = [item[0] for item in spec.items if type(item) is tuple]
+        types = tuple([type(value) for value in values])
+        if len(values) == len(spec.items) and _PLAIN.issuperset(types):
+            return "p", (spec.kind(values), types, spec)
+    return "o", spec
+
+
+_TESTS = {
+    # a value of the replay
+    "v": ["if {a}._cell is not values[{s}]: return False"],
+    # a tensor in memory
+    "m": [
+        "cell = {a}._cell",
+        "if cell.type is not {s} or cell.storage is None: return False",
+        "values.append(cell)",
+    ],
+    "c": ["if {a} is not {s} and not equals({a}, {s}): return False"],
+    # a list or tuple of plain constants
+    "p": [
+        "if {a} != {s}[0] or tuple(map(type, {a})) != {s}[1]:",
+        "    if not replay.matches({a}, {s}[2]): return False",
+    ],
+    "o": ["if not replay.matches({a}, {s}): return False"],
+}
+
+
+@lru_cache(maxsize=4096)
+def _match(pattern: str, names: tuple[str, ...]) -> Match:
+    positional = len(pattern) - len(names)
+    wrong = [f"len(args) != {positional}", f"tuple(kwargs) != {names!r}" if names else "kwargs"]
+    lines = [f"if {' or '.join(wrong)}: return False"]
+    for left, right, numbers in (
+        ("a", "args", range(positional)),
+        ("a", "kwargs.values()", range(positional, len(pattern))),
+        ("s", "specs", range(len(pattern))),
+    ):
+        if numbers:
+            lines.append(f"{', '.join(f'{left}{number}' for number in numbers)}, = {right}")
+    lines.append("values = replay.values")
+    for number, kind in enumerate(pattern):
+        lines += [test.format(a=f"a{number}", s=f"s{number}") for test in _TESTS[kind]]
+    body = "".join(f"    {line}\n" for line in [*lines, "return True"])
+    scope: dict[str, Any] = {"equals": equals}
+    exec(compile(f"def match(replay, args, kwargs, specs):\n{body}", "<match>", "exec"), scope)
+    return scope["match"]

@@ -1,0 +1,70 @@
+"""Specifications of the arguments of a call that is predicted.
+
+Values of a trace are numbered in the order of the calls: the tensors in memory that a call reads first, then its
+results. An argument is matched by a specification:
+
+- an int: the value of that number;
+- a `CellType` or `VaryingLeaf`: a tensor in memory of this type, which becomes the next value;
+- a tuple of one: a constant, see `equals`; a `VaryingNumber`: a number with a symbol;
+- a `Nested`: a list, tuple or slice of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from max.experimental._patterns import Symbol
+from max.experimental._types import Kind
+from max.graph.dim import StaticDim
+
+__all__ = ["Nested", "VaryingLeaf", "VaryingNumber", "equals", "is_number"]
+
+
+class Nested(NamedTuple):
+    """The specification of a list, tuple or slice."""
+
+    kind: type
+    items: tuple[Any, ...]
+
+
+class VaryingLeaf(NamedTuple):
+    """The specification of a tensor in memory of which sizes vary."""
+
+    kind: Kind
+    dims: tuple[int | float | Symbol, ...]
+
+
+class VaryingNumber(NamedTuple):
+    """The specification of a number that varies."""
+
+    symbol: Symbol
+    kind: type
+    """int or float."""
+
+
+def equals(value: Any, constant: Any) -> bool:
+    """Whether an argument stages what a constant of a trace does; they are not the same object."""
+    kind = type(value)
+    if isinstance(value, StaticDim):
+        value, kind = int(value), int
+    if isinstance(constant, StaticDim):
+        constant = int(constant)
+    if kind is not type(constant):
+        return False
+    if kind is float:
+        # 0.0 equals -0.0
+        return value == constant and (value != 0.0 or value.hex() == constant.hex())
+    try:
+        hash(value)
+    except TypeError:
+        return False  # its content may have changed
+    return bool(value == constant)
+
+
+def is_number(value: Any) -> bool:
+    """Whether an argument is one of the numbers of its call, see `max.experimental._templates.describe`."""
+    kind = type(value)
+    if kind is float:
+        return value != 0.0 and not math.isnan(value)
+    return kind is int or isinstance(value, StaticDim)
