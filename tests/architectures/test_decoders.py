@@ -244,3 +244,20 @@ def test_latents_have_no_8_bit_cache() -> None:
     for dtype in (DType.int8, DType.float8_e4m3fn):
         with pytest.raises(ConfigError, match=f"format is {dtype.name}; this model caches latents"):
             config.cache_params(dtype, 8)
+
+
+@pytest.mark.parametrize(("backend", "devices"), [("engine", 1), ("interpreter", 2)])
+def test_expanded_latents(rng: np.random.Generator, backend: str, devices: int) -> None:
+    """64 new tokens or more expand keys and values, also those of cached tokens; fewer do not."""
+    model = transformers_model("deepseek_v3")
+    ours = server("deepseek_v3", backend, page_size=5, return_logits=ReturnLogits.ALL, devices=devices)  # fmt: skip
+    texts = {name: rng.integers(0, 61, n).tolist() for name, n in (("a", 64), ("b", 60), ("c", 12))}
+    logits: dict[str, list[Any]] = {name: [] for name in texts}
+    for ends in ({"a": 40, "b": 30}, {"a": 63, "b": 60, "c": 12}, {"a": 64}):
+        begins = {name: sum(map(len, logits[name])) for name in ends}
+        step = ours.step({name: texts[name][begins[name] : end] for name, end in ends.items()})
+        for name, rows in zip(ends, step.logits, strict=True):
+            logits[name].append(rows)
+    for name, tokens in texts.items():
+        expected = reference_logits(model, tokens)
+        assert relative_error(np.concatenate(logits[name]), expected) < 2e-5

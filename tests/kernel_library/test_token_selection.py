@@ -160,6 +160,33 @@ def test_split_over_selected_tokens() -> None:
         np.testing.assert_allclose(out[0].astype(float), want, atol=2e-5 if dtype == F32 else 2e-2)
 
 
+@pytest.mark.parametrize(
+    ("new", "cached", "count", "expected"),
+    [
+        ([64], [0], 0, [1, 0]),
+        ([63], [0], 0, [0, 0]),
+        ([40, 30], [10, 0], 0, [1, 0]),
+        ([70], [4], 0, [1, 0]),
+        ([1] * 64, [3] * 64, 0, [0, 0]),
+        ([1] * 64, [1] * 64, 0, [0, 0]),
+        # four times as many cached tokens as new ones
+        ([64], [256], 0, [0, 0]),
+        ([64], [192], 0, [1, 0]),
+        ([64, 5], [0, 6], 64, [1, 0]),
+        ([64, 5], [0, 6], 63, [1, 1]),
+        ([], [], 1, [0, 0]),
+    ],
+)
+def test_plan(new: list[int], cached: list[int], count: int, expected: list[int]) -> None:
+    offsets = np.cumsum([0, *new]).astype(np.uint32)
+    operands = [offsets, np.array(cached, np.uint32)]
+    options = {"least_rows": 64, "most_cached": 3, "saved": 9, "spent": 110, "count": count}
+    plan = "mo.latents.plan.ragged"
+    assert run(plan, operands, [(np.int32, (2,))], options)[0].tolist() == expected
+    (own,) = run(plan, operands, [(np.int32, (2,))], options, machine="invariant host")
+    assert own.tolist() == [0, int(count > 0)]
+
+
 def test_tokens_that_a_row_does_not_see() -> None:
     cache = latents([(3, 1)], 2, 6, 4, F32)
     with pytest.raises(KernelRunError, match="row 0: selected token 4; it sees the tokens up to 3"):

@@ -249,9 +249,11 @@ def test_adapters_as_merged_weights(rng: np.random.Generator, backend: str) -> N
 
 
 @both
-@pytest.mark.parametrize("q_rank", [None, 12])
-def test_latent_attention(rng: np.random.Generator, backend: str, q_rank: int | None) -> None:
-    """A prompt, and a token after it, of two sequences."""
+@pytest.mark.parametrize(("q_rank", "mode"), [(None, "decode"), (12, "prefill"), (12, None)])
+def test_latent_attention(
+    rng: np.random.Generator, backend: str, q_rank: int | None, mode: str | None
+) -> None:
+    """A prompt, and a token after it, of two sequences: with keys absorbed, expanded, and as it pays."""
     config = DeepseekV3Config(
         hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=HEADS, q_lora_rank=q_rank, kv_lora_rank=16,
         qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, rope_interleave=True, max_position_embeddings=64,
@@ -268,7 +270,7 @@ def test_latent_attention(rng: np.random.Generator, backend: str, q_rank: int | 
     layer = LatentAttentionWithRope(
         rope=rope, num_attention_heads=HEADS, num_key_value_heads=HEADS, hidden_size=HIDDEN, kv_params=cache,
         dtype=DType.float32, q_lora_rank=q_rank, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=4,
-        v_head_dim=5,
+        v_head_dim=5, graph_mode=mode,
     )  # fmt: skip
     assert set(layer.raw_state_dict()) == set(weights)
     hidden = [normal(rng, (6, HIDDEN)), normal(rng, (4, HIDDEN))]

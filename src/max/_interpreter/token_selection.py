@@ -1,11 +1,11 @@
-"""Selection of cached tokens by index keys, and attention over them, in NumPy."""
+"""How a batch attends to latents, the selection of cached tokens by index keys, and attention over them, in NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from max._interpreter.core import Array, register
-from max._interpreter.nn import check_batch, new_tokens, slot_of
+from max._interpreter.nn import check_batch, check_offsets, new_tokens, slot_of
 
 
 def _rows(blocks: Array, lookup_table: Array, sequence: int, tokens: Array, layer: Array) -> Array:
@@ -13,6 +13,26 @@ def _rows(blocks: Array, lookup_table: Array, sequence: int, tokens: Array, laye
     slots = [slot_of(lookup_table, blocks, sequence, int(token)) for token in tokens]
     rows = [blocks[page, 0, int(layer), place, 0] for page, place in slots]
     return np.array(rows).astype(np.float64).reshape(len(tokens), blocks.shape[5])
+
+
+@register("mo.latents.plan.ragged")
+def _plan_latents(
+    offsets: Array,
+    cache_lengths: Array,
+    least_rows: int,
+    most_cached: int,
+    saved: int,
+    spent: int,
+    count: int,
+) -> Array:
+    check_offsets("input_row_offsets", offsets, len(cache_lengths), int(offsets[-1]))
+    rows, cached = int(offsets[-1]), cache_lengths.astype(np.int64)
+    new = np.diff(offsets.astype(np.int64))
+    pairs = (new * (cached + new / 2)).sum()
+    expands = 0 < least_rows <= rows and cached.sum() <= rows * most_cached
+    expands = expands and pairs * saved >= cached.sum() * spent
+    longest = (cached + new).max(initial=0)
+    return np.array([expands, 0 < count < longest], np.int32)
 
 
 @register("mo.tokens.select.ragged.paged")

@@ -110,6 +110,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.kv_load.ragged.paged": "attention.cache_rows",
     "mo.k_store.ragged.paged": "attention.cache_rows",
     "mo.mla.prefill.ragged.paged": "attention.latent_prefill",
+    "mo.latents.plan.ragged": "attention.latent_plan",
     "mo.tokens.select.ragged.paged": "attention.token_selection",
     "mo.attention.selected.paged": "attention.selected_attention",
     "mo.gated_delta.ragged": "recurrence.delta_rule",

@@ -44,6 +44,8 @@ def load_rows(
     layer_idx: TensorValue,
     rows: Dim,
     side: int = KEYS,
+    *,
+    count: TensorValue | None = None,
 ) -> TensorValue:
     """Keys or values of some tokens, ``[rows, kv_heads * head_dim]``; rows past the last offset are 0.
 
@@ -57,15 +59,17 @@ def load_rows(
         layer_idx: The layer.
         rows: The number of rows.
         side: Keys or values.
+        count: The value of `rows` where the graph computes it, an integer of one element.
     """
     kv = kv_collection
+    number = TensorValue(rows) if count is None else ops.reshape(count, []).to(DeviceRef.CPU())
     parameters: dict[str, bool | int | str | DType] = {"side": side}
     if kv_params.dtype is DType.int8:
         parameters["head_dim"] = kv_params.head_dim
     return ops.inplace_custom(
         "mo.kv_load.ragged.paged",
         device=offsets.device,
-        values=[offsets, kv.kv_blocks, starts, kv.lookup_table, layer_idx, TensorValue(rows)],
+        values=[offsets, kv.kv_blocks, starts, kv.lookup_table, layer_idx, number],
         out_types=[
             TensorType(kv_params.loaded_dtype, [rows, _row_size(kv_params)], offsets.device)
         ],

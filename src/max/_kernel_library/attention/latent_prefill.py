@@ -1,9 +1,12 @@
 """Attention of prompts over expanded latent keys and values: a chunk of the context at a time.
 
 The keys of a chunk have a part without positions, expanded in a buffer, and a rotated part that all heads share, in the last elements of the
-cached latent. Softmax runs on over chunks: each row keeps its maximum and total::
+cached latent. Tasks are some rows of a sequence and one head, as in `max._kernel_library.attention.ragged_attention`; a task joins both
+parts of a block of keys in scratch memory. Softmax runs on over chunks: each row keeps its maximum and total::
 
     buffer   row buffer_offsets[b] + i   is token  cache_offsets[b] + i  of sequence b
+
+`mo.latents.plan.ragged` decides when this pays.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.attention.cache_formats import copy_elements
 from max._kernel_library.attention.online_softmax import LOG2_E, NEGATIVE_INFINITY
 from max._kernel_library.attention.paged_cache import (
     check_batch,
@@ -19,24 +23,48 @@ from max._kernel_library.attention.paged_cache import (
     check_size,
     layer_of,
     page_of,
-    sequence_of,
     unsigned,
 )
+from max._kernel_library.attention.paged_rows import (
+    KEYS,
+    ROW_THRESHOLD,
+    Scores,
+    Scratch,
+    Task,
+    attend_block,
+    find_piece,
+    last_key,
+    load_queries,
+    pack_paged_queries,
+    paged_scratch,
+    plan_paged,
+)
+from max._kernel_library.attention.ragged_attention import plan_ragged_grid
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max.dtype import DType
 
-MOST_VALUES = 512
-"""Most elements of a value."""
-
 
 @k.inline
-def dot(x: Any, y: Any, size: int, width: int) -> Any:
-    """The dot product of two flat views, f32."""
-    total = k.splat(k.f32(0), width)
-    for j, mask in k.vectors(size, width):
-        left = k.cast(x.load(j, width=width, mask=mask), k.f32)
-        total = k.fma(left, k.cast(y.load(j, width=width, mask=mask), k.f32), total)
-    return k.reduce_add(total)
+def resume(task: Task, out: Any, info: Any, factor: Any, memory: Scratch, width: int) -> None:
+    """Sets the state of a task's rows to that after the chunks before.
+
+    Args:
+        task: The task.
+        out: The results of the chunks before, `[rows, heads, value_size]`.
+        info: Maximum and total of each row, `[rows, heads, 2]`.
+        factor: What products are multiplied by to be powers of 2.
+        memory: Scratch memory.
+        width: Lanes of a vector.
+    """
+    state, head = memory.state, task.kv_head
+    for i in range(task.tokens):
+        total = k.cast(info[task.row + i, head, 1], k.f32)
+        top = k.cast(info[task.row + i, head, 0], k.f32) * LOG2_E / factor
+        state.maxima[i] = top if total > 0 else k.f32(NEGATIVE_INFINITY)
+        state.totals[i] = total
+        for j, mask in k.vectors(out.shape[2], width):
+            before = k.cast(out.load(task.row + i, head, j, width=width, mask=mask), k.f32)
+            state.sums.store(i * state.stride + j, value=before * total, mask=mask)
 
 
 @k.kernel
@@ -63,10 +91,16 @@ def latent_prefill(
     `q` is `[rows, heads, size]`, `keys` `[buffer, heads, size - rotated]`, `values` `[buffer, heads, value_size]`; `info` `[rows, heads, 2]`
     has the maximum and the total of each row. `previous` are `out` and `info` of the chunks before.
     """
-    width = ctx.target.width(k.f32)
-    heads, plain, size = q.shape[1], keys.shape[2], values.shape[2]
-    rotated = q.shape[2] - plain
+    heads, head_dim, plain = q.shape[1], q.shape[2], keys.shape[2]
+    value_size, rotated = values.shape[2], head_dim - plain
     batch = cache_lengths.shape[0]
+    mask = "causal" if causal else "null"
+    p = plan_paged(
+        ctx.target, (q.dtype, keys.dtype), (heads, heads, head_dim), mask, 1, 0.0, False, value_size, True
+    )  # fmt: skip
+    width = p.plain.width
+    memory = paged_scratch(head_dim, p, ctx)
+    joined = ctx.scratch(keys.dtype, (KEYS, head_dim))
     layer = layer_of(blocks, layer_index)
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
     check_size("buffer_row_offsets", buffer_offsets.shape[0], batch + 1)
@@ -80,45 +114,61 @@ def latent_prefill(
             values.shape[0],
         )
     check_size("the result", out.shape[0], q.shape[0])
-    sums = ctx.scratch(k.f32, (MOST_VALUES,))
-    for row, head in ctx.parallel((q.shape[0], heads)):
-        sequence = sequence_of(offsets, batch, row)
-        position = k.i64(cache_lengths[sequence]) + row - k.i64(offsets[sequence])
+    # products are scaled when they become weights, unless the scale would reverse their order
+    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
+    factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
+    # no sinks and slopes: nothing reads the last two
+    scores = Scores(query_factor, factor, scale[0], scale, scale)
+    grid = plan_ragged_grid(offsets, p, ctx)
+    if p.matrix_tiles:
+        if grid.longest > ROW_THRESHOLD:
+            memory.tiles.configure()
+
+    for index in ctx.parallel(grid.tasks, grain=1):
+        piece = find_piece(offsets, index, grid.rows, p.kv_heads)
+        sequence, head = piece.sequence, piece.kv_head
         first = k.i64(cache_offsets[sequence])
         begin = k.i64(buffer_offsets[sequence])
-        count = k.i64(buffer_offsets[sequence + 1]) - begin
-        if causal:
-            count = k.min(count, position + 1 - first)
-        top, total = k.f32(NEGATIVE_INFINITY), k.f32(0)
-        for j in range(0, size, width):
-            sums.store(j, value=k.splat(k.f32(0), width))
+        total = k.i64(buffer_offsets[sequence + 1]) - begin
+        # positions are counted from the chunk's first token
+        position = k.i64(cache_lengths[sequence]) + piece.first - first
+        row = k.i64(offsets[sequence]) + piece.first
+        task = Task(sequence, head, row, position, piece.rows, total)
+        load_queries(q, task, k.i64(0), scores, memory, p)
         if len(previous) == 2:
-            top, total = previous[1][row, head, 0], previous[1][row, head, 1]
-            for j, mask in k.vectors(size, width):
-                before = k.cast(previous[0].load(row, head, j, width=width, mask=mask), k.f32)
-                sums.store(j, value=before * total)
-        query = q[row, head]
-        for i in range(k.max(count, 0)):
-            page = page_of(blocks, lookup_table, sequence, first + i)
-            latent = blocks[page, 0, layer, (first + i) % blocks.shape[3], 0]
-            score = dot(query, keys[begin + i, head], plain, width)
-            shared = latent[latent.shape[0] - rotated :]
-            score = (score + dot(query[plain:], shared, rotated, width)) * k.f32(scale[0])
-            change = k.f32(1)
-            if score > top:
-                change = k.exp2((top - score) * LOG2_E) if total > 0 else k.f32(0)
-                top = score
-            weight = k.exp2((score - top) * LOG2_E)
-            total = total * change + weight
-            for j, mask in k.vectors(size, width):
-                value = k.cast(values.load(begin + i, head, j, width=width, mask=mask), k.f32)
-                before = sums.load(j, width=width) * change
-                sums.store(j, value=k.fma(value, k.splat(weight, width), before))
-        info[row, head, 0] = top
-        info[row, head, 1] = total
-        share = 1 / total if total > 0 else k.f32(0)
-        for j, mask in k.vectors(size, width):
-            out.store(row, head, j, value=sums.load(j, width=width) * share, mask=mask)
+            resume(task, previous[0], previous[1], factor, memory, width)
+        tile_height = k.i64(p.plain.height)
+        if len(p.heights) == 2:
+            if task.tokens <= ROW_THRESHOLD:
+                tile_height = k.i64(p.heights[1])
+        if task.tokens > p.row_threshold:
+            pack_paged_queries(task.tokens, memory, tile_height, p)
+        key = k.i64(0)
+        end = last_key(position + task.tokens - 1, total, p) + 1
+        while key < end:
+            count = k.min(k.i64(KEYS), end - key)
+            for i in range(count):
+                token = first + key + i
+                page = page_of(blocks, lookup_table, sequence, token)
+                latent = blocks[page, 0, layer, token % blocks.shape[3], 0]
+                copy_elements(joined[i][:plain], keys[begin + key + i, head], width)
+                copy_elements(joined[i][plain:], latent[latent.shape[0] - rotated :], width)
+            block = values[begin + key : begin + key + count, head]
+            attend_block(task, joined[:count], block, key, scores, tile_height, memory, p)
+            key += count
+        state = memory.state
+        for i in range(task.tokens):
+            whole = state.totals[i]
+            info[task.row + i, head, 0] = state.maxima[i] * factor / LOG2_E
+            info[task.row + i, head, 1] = whole
+            share = 1 / whole if whole > 0 else k.f32(0)
+            for j, tail in k.vectors(value_size, width):
+                v = state.sums.load(i * p.stride + j, width=width) * share
+                out.store(task.row + i, head, j, value=v, mask=tail)
+
+    if p.matrix_tiles:
+        if grid.longest > ROW_THRESHOLD:
+            memory.tiles.release()
 
 
 def _lower_prefill(
@@ -135,10 +185,10 @@ def _lower_prefill(
     if not all(isinstance(size, int) for size in sizes) or not (
         q.shape[1] == keys.shape[1] == values.shape[1]
         and keys.shape[2] <= q.shape[2]
-        and values.shape[2] <= MOST_VALUES
+        and keys.dtype is values.dtype
     ):
         raise NotImplementedError(
-            f"{op}: queries {q.shape}, keys {keys.shape} and values {values.shape} do not fit; values have up to {MOST_VALUES} elements"
+            f"{op}: queries {q.shape}, {keys.dtype.name} keys {keys.shape} and {values.dtype.name} values {values.shape} do not fit"
         )
     if operands[6].dtype is DType.int8:
         raise NotImplementedError(f"{op}: a cache of int8; a float dtype would fit")

@@ -7,10 +7,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from max.dtype import DType
-from max.graph import BufferValue, DeviceRef, Dim, ShardingStrategy, TensorValue, ops
+from max.graph import (
+    BufferValue,
+    DeviceRef,
+    Dim,
+    Graph,
+    ShardingStrategy,
+    TensorType,
+    TensorValue,
+    ops,
+)
 from max.nn._adapters import group_of_rows
-from max.nn._cache_rows import flare_mla_decode_ragged, store_rows
+from max.nn._cache_rows import (
+    flare_mla_decode_ragged,
+    flare_mla_prefill_ragged,
+    load_rows,
+    store_rows,
+)
+from max.nn._latent_plan import Expansion, plan_latents
 from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.comm import Allreduce
@@ -84,8 +101,9 @@ class LatentAttentionWithRope(Module):
     """Causal self-attention of a ragged batch over cached latents.
 
     A token's latent has `kv_lora_rank` normalised elements, from which heads expand keys and values, and a rotated part that
-    all heads share. Queries are brought into the space of the latents instead of expanding keys, for prompts too: the cache
-    is read once for all heads.
+    all heads share. To decode, queries are brought into the space of the latents (absorbed): the cache is read once for all
+    heads. For prompts, keys and values of all tokens are expanded instead, where that takes fewer products
+    (`max.nn._latent_plan`).
 
     Weights: ``q_proj`` (or ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj``), ``kv_a_proj_with_mqa``, ``kv_a_layernorm``,
     ``kv_b_proj`` and ``o_proj``, each with ``.weight``.
@@ -107,7 +125,8 @@ class LatentAttentionWithRope(Module):
         qk_rope_head_dim: The size of its rotated part.
         v_head_dim: The size of a value.
         buffer_size: For kernels that expand keys; not used.
-        graph_mode: prefill, decode or auto: one graph serves all.
+        graph_mode: Whether keys and values are expanded: always (prefill), never (decode), or as it pays (auto, None). One graph
+            serves prompts and decoding in each mode.
         rms_norm_eps: For the norms.
 
     Raises:
@@ -314,6 +333,83 @@ class LatentAttentionWithRope(Module):
         Args:
             inputs: The queries and the cache, with the latents of the new tokens.
         """
+        expansion = Expansion(self.kv_lora_rank, self.qk_nope_head_dim, self.v_head_dim)
+        if self.graph_mode == "prefill":
+            return self.expanded(inputs)
+        if self.graph_mode == "decode" or expansion.saved <= 0:
+            return self._over_latents(inputs)
+        expands, _ = plan_latents(
+            inputs.input_row_offsets, inputs.kv_collection, expansion=expansion
+        )
+        return ops.cond(
+            expands,
+            [self.values_type(inputs)],
+            lambda: self.expanded(inputs),
+            lambda: self._over_latents(inputs),
+        )[0]
+
+    def values_type(self, inputs: LatentInputs) -> TensorType:
+        """The type of the values of each head.
+
+        Args:
+            inputs: The queries.
+        """
+        q = inputs.plain
+        return TensorType(q.dtype, [q.shape[0], self.n_heads, self.v_head_dim], q.device)
+
+    def expanded(self, inputs: LatentInputs) -> TensorValue:
+        """The values of each head, with keys and values of all cached tokens expanded from latents.
+
+        Args:
+            inputs: The queries and the cache, with the latents of the new tokens.
+        """
+        kv, offsets, layer_idx = inputs.kv_collection, inputs.input_row_offsets, inputs.layer_idx
+        device, q = offsets.device, ops.concat([inputs.plain, inputs.rotated], axis=2)
+        batch, bounds = kv.cache_lengths.shape[0], ops.cast(offsets, DType.int64)
+        lengths = ops.cast(kv.cache_lengths, DType.int64) + ops.rebind(
+            bounds[1:] - bounds[:-1], [batch]
+        )
+        zero = ops.constant(np.zeros(1, np.int64), DType.int64, device)
+        ends = ops.concat([zero, ops.cumsum(lengths, axis=0)])
+        ends = ops.rebind(ends, [offsets.shape[0]])
+        # the range binds the number of cached and new tokens, which is known when the graph runs, to a symbol
+        symbol, count = Graph.current.new_symbol("latent_rows"), ops.reshape(ends[-1], [])
+        numbers = ops.range(0, count, 1, out_dim=symbol, dtype=DType.int64, device=device)
+        total = numbers.shape[0]
+        key_offsets = ops.cast(ends, DType.uint32)
+        starts = ops.cast(ops.broadcast_to(zero, [batch]), DType.uint32)
+        rows = load_rows(
+            self.kv_params,
+            key_offsets,
+            starts,
+            kv,
+            layer_idx,
+            total,
+            count=ops.sum(numbers * 0 + 1),
+        )
+        weight = TensorValue(self.kv_b_proj.weight)
+        latents = ops.cast(rows[:, : self.kv_lora_rank], weight.dtype)
+        both = ops.reshape(
+            ops.cast(latents @ ops.transpose(weight, 0, 1), q.dtype),
+            [total, self.n_heads, self.qk_nope_head_dim + self.v_head_dim],
+        )
+        return flare_mla_prefill_ragged(
+            self.kv_params,
+            q,
+            both[:, :, : self.qk_nope_head_dim],
+            both[:, :, self.qk_nope_head_dim :],
+            offsets,
+            key_offsets,
+            starts,
+            kv,
+            layer_idx,
+            MHAMaskVariant.CAUSAL_MASK,
+            self.scale,
+            self.qk_rope_head_dim,
+        )[0]
+
+    def _over_latents(self, inputs: LatentInputs) -> TensorValue:
+        """The values of each head, over the latents of all tokens before."""
         return self.absorbed(
             inputs,
             lambda queries: flare_mla_decode_ragged(

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph import DeviceRef, TensorValue, ops
 from max.nn._cache_rows import store_rows
+from max.nn._latent_plan import plan_latents
 from max.nn._token_selection import attend_selected, select_tokens
 from max.nn.attention.multi_latent_attention import LatentInputs, rotate_rows
 from max.nn.kv_cache import KVCacheParams
@@ -161,8 +162,6 @@ class SparseLatentAttention(DecoderLatentAttention):
             )
 
         dense = super().attend
-        longest = ops.cast(kv.max_lengths[0, 0] + kv.max_lengths[0, 1], DType.int64)
-        q = inputs.plain
-        values = TensorType(q.dtype, [q.shape[0], self.n_heads, self.v_head_dim], q.device)
-        exceeds = longest > self.indexer.index.count
-        return ops.cond(exceeds, [values], sparse, lambda: dense(inputs))[0]
+        count = self.indexer.index.count
+        _, selects = plan_latents(inputs.input_row_offsets, kv, count=count)
+        return ops.cond(selects, [self.values_type(inputs)], sparse, lambda: dense(inputs))[0]
