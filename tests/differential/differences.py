@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from tests.differential.differences_api import API
 from tests.differential.differences_graph import GRAPHS, IMAGES, INDEX
+from tests.differential.differences_later import LATER
 from tests.differential.differences_ops import GRAPH, MOVES, OPS
 from tests.differential.rule import Difference
 
-DIFFERENCES: tuple[Difference, ...] = (*GRAPH, *OPS, *MOVES, *GRAPHS, *IMAGES, *INDEX, *API)
+DIFFERENCES: tuple[Difference, ...] = (*GRAPH, *OPS, *MOVES, *GRAPHS, *IMAGES, *INDEX, *LATER, *API)

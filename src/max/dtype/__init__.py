@@ -24,7 +24,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DType"]
+__all__ = ["DType", "finfo"]
 
 
 class _Names(EnumMeta):
@@ -236,3 +236,46 @@ def _mlir_name(dtype: DType) -> str:
 
 _MLIR: dict[DType, str] = {member: _mlir_name(member) for member in DType}
 _FROM_MLIR: dict[str, DType] = {name: member for member, name in _MLIR.items()}
+
+
+class finfo:
+    """The limits of a floating-point type, as ``numpy.finfo``.
+
+    Args:
+        dtype: The type.
+
+    Raises:
+        TypeError: It is not a floating-point type.
+    """
+
+    dtype: DType
+    """The type."""
+    bits: int
+    """The number of bits of a value."""
+    eps: float
+    """The distance from 1 to the next greater value."""
+    max: float
+    """The greatest finite value."""
+    min: float
+    """The smallest finite value."""
+    tiny: float
+    """The smallest positive value of full precision."""
+
+    def __init__(self, dtype: DType) -> None:
+        if not isinstance(dtype, DType) or not dtype.is_float():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"finfo: the type is {dtype!r}, expected a floating-point type")
+        limits: Any = ml_dtypes.finfo(dtype.to_numpy())
+        self.dtype, self.bits = dtype, dtype.size_in_bits
+        self.eps, self.tiny = float(limits.eps), float(limits.smallest_normal)
+        self.max, self.min = float(limits.max), float(limits.min)
+
+    @property
+    def smallest_normal(self) -> float:
+        """:attr:`tiny` by NumPy's other name."""
+        return self.tiny
+
+    def __repr__(self) -> str:
+        return (
+            f"finfo(dtype={self.dtype.name}, bits={self.bits}, eps={self.eps}, max={self.max}, min={self.min}, "
+            f"tiny={self.tiny})"
+        )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -62,6 +62,16 @@ class Dim:
     def parameters(self) -> Iterable[SymbolicDim]:
         """The symbolic dimensions on which this one depends."""
         return [SymbolicDim(name) for name in self._expr.symbols]
+
+    def substitute(self, mapping: Mapping[str, DimLike]) -> Dim:
+        """The dimension with other dimensions for some of its symbols.
+
+        Args:
+            mapping: The dimensions by the names of the symbols; other symbols stay.
+        """
+        return _from_expr(
+            self._expr.substitute({name: _to_dim(dim)._expr for name, dim in mapping.items()})
+        )
 
     def __add__(self, other: DimLike) -> Dim:
         return _arithmetic(self, other, POC.add)

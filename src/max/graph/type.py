@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
@@ -12,6 +12,7 @@ from max import mlir
 from max._errors import ArgumentError
 from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
+from max.graph.dim import SymbolicDim
 from max.graph.shape import Shape, ShapeLike
 
 __all__ = [
@@ -251,6 +252,11 @@ class _ShapedType(Type[MlirType]):
             f"{type(self).__name__}(dtype={self.dtype}, shape={self.shape}, device={self.device})"
         )
 
+    @property
+    def parameters(self) -> Iterable[SymbolicDim]:
+        """The symbolic dimensions on which the shape depends."""
+        return self.shape.parameters
+
 
 class TensorType(_ShapedType["mlir.TensorType"]):
     """The type of an immutable tensor: element type, shape, device.
@@ -315,6 +321,10 @@ class BufferType(_ShapedType["mlir.BufferType"]):
         TypeError: An argument is of the wrong type.
         ValueError: A dimension is negative or its name not an identifier.
     """
+
+    def cast(self, dtype: DType) -> BufferType:
+        """This type with another element type."""
+        return BufferType(dtype, self.shape, self.device)
 
     def as_tensor(self) -> TensorType:
         """The tensor type of this element type, shape and device."""

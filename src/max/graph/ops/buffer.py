@@ -6,6 +6,7 @@ from max import mlir
 from max.graph import graph as _graph
 from max.graph.dim import Dim
 from max.graph.ops._stage import as_tensor
+from max.graph.ops.constant import constant
 from max.graph.ops.promotion import is_weak, promote_weak
 from max.graph.ops.shape import broadcast_to, reshape
 from max.graph.ops.slicing import SliceIndices, bound_tensors, dynamic_sizes, parse_indices
@@ -21,11 +22,12 @@ from max.graph.value import (
 __all__ = ["buffer_create", "buffer_load", "buffer_store", "buffer_store_slice"]
 
 
-def buffer_create(type: BufferType) -> BufferValue:
-    """Creates an uninitialised buffer that lives for one execution of the graph.
+def buffer_create(type: BufferType, init_value: float | None = None) -> BufferValue:
+    """Creates a buffer that lives for one execution of the graph.
 
     Args:
         type: The type of the buffer.
+        init_value: The value of all elements at first; they are not set if None.
 
     Raises:
         ValueError: A symbol of the shape is not bound in the graph.
@@ -33,7 +35,11 @@ def buffer_create(type: BufferType) -> BufferValue:
     graph = _graph.Graph.current
     buffer_type = type.to_mlir()
     graph.check_symbols("buffer_create", buffer_type.shape)
-    return BufferValue(graph.stage("mo.buffer_create", (), {}, (buffer_type,))[0])
+    buffer = BufferValue(graph.stage("mo.buffer_create", (), {}, (buffer_type,))[0])
+    if init_value is not None:
+        value = constant(init_value, type.dtype, type.device)
+        buffer_store(buffer, broadcast_to(value, type.shape))
+    return buffer
 
 
 def buffer_load(x: BufferValueLike) -> TensorValue:

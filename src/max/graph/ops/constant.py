@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -143,17 +144,21 @@ def _first(array: Array, mask: npt.NDArray[np.bool_]) -> Any:
     return selected.reshape(-1)[0] if selected.size else array.reshape(-1)[0]
 
 
-def constant_external(name: str, type: TensorType) -> TensorValue:
+def constant_external(name: str, type: TensorType, align: int | None = None) -> TensorValue:
     """A weight: a tensor whose values are bound by name when the graph is loaded.
 
     Args:
         name: The full name of the weight. External constants of one name share one weight.
         type: The type of the weight.
+        align: The alignment of its memory in bytes; that of the dtype if None.
 
     Raises:
         ValueError: The name is empty.
-        TypeError: The name is not a str.
+        TypeError: The name is not a str, or the alignment not an int.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"constant_external: the name is {name!r}, expected text")
-    return stage("constant.external", (), {"name": name}, type.to_mlir())
+    attrs: dict[str, str | int] = {"name": name}
+    if align is not None:
+        attrs["align"] = operator.index(align)
+    return stage("constant.external", (), attrs, type.to_mlir())
