@@ -81,7 +81,7 @@ CLASSIFIERS = [name for name, (family, _) in CASES.items() if family != "Gemma3T
 
 
 def randomised(model: torch.nn.Module) -> None:
-    """Sets norms and biases to random values: with 1 and 0 errors would not show."""
+    """Sets norms and biases to random values, as 1 and 0 would hide errors."""
     with torch.no_grad():
         for value in model.parameters():
             if value.ndim == 1:
@@ -92,7 +92,7 @@ def randomised(model: torch.nn.Module) -> None:
 
 @cache
 def checkpoint(case: str, kind: str = "Model", dtype: str = "float32") -> tuple[Path, Any]:
-    """A folder with config.json and weights, and the model of transformers."""
+    """Writes a folder with config.json and weights, and returns it with the model of transformers."""
     family, values = CASES[case]
     torch.manual_seed(len(case) + len(kind))
     config_class = "Gemma3TextConfig" if family == "Gemma3Text" else f"{family}Config"
@@ -108,7 +108,7 @@ def checkpoint(case: str, kind: str = "Model", dtype: str = "float32") -> tuple[
 
 
 def pipeline(folder: Path, **options: Any) -> EmbeddingsPipeline:
-    """The pipeline of a folder without a tokenizer."""
+    """Returns the pipeline of a folder without a tokenizer."""
     config = PipelineConfig(model_path=str(folder), **options)
     config.resolve()
     architecture = PIPELINE_REGISTRY.architecture_of(config)
@@ -119,13 +119,13 @@ def pipeline(folder: Path, **options: Any) -> EmbeddingsPipeline:
 
 
 def texts(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
-    """Random tokens, none of them the padding token."""
+    """Returns random tokens without the padding token."""
     rng = np.random.default_rng(seed)
     return [rng.integers(2, VOCAB, length) for length in lengths]
 
 
 def run(pipe: EmbeddingsPipeline, tokens: list[np.ndarray], types: Any = None) -> list[np.ndarray]:
-    """The results of texts, in order."""
+    """Returns the results of texts, in order."""
     contexts = [
         TextEmbeddingContext(text, None if types is None else types[i])
         for i, text in enumerate(tokens)
@@ -136,6 +136,6 @@ def run(pipe: EmbeddingsPipeline, tokens: list[np.ndarray], types: Any = None) -
 
 
 def reference(model: Any, tokens: np.ndarray, **inputs: Any) -> Any:
-    """transformers' outputs for one text."""
+    """Returns transformers' outputs for one text."""
     with torch.no_grad():
         return model(torch.tensor(tokens)[None], **inputs)

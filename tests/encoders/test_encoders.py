@@ -52,7 +52,7 @@ def test_scores(case: str) -> None:
 @pytest.mark.parametrize("case", ["Bert", "MPNet", "ModernBert", "EmbeddingGemma", "Qwen3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dtypes(case: str, dtype: str) -> None:
-    """Without files of sentence-transformers, pooling is the mean of the tokens."""
+    """Without files of sentence-transformers, pooling is the mean over tokens."""
     folder, model = checkpoint(case, dtype=dtype)
     tokens = texts(LENGTHS, 2)
     for text, got in zip(tokens, run(pipeline(folder), tokens), strict=True):

@@ -31,7 +31,7 @@ TEXTS = ["w1 w2 w3", "w7", "w9 w8 w7 w6 w5 w4 w3", "W20 unknown w2"]
 
 
 def write_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer of words with BERT's special tokens."""
+    """Writes a word tokenizer with BERT's special tokens."""
     vocab = {word: i for i, word in enumerate(["[CLS]", "[PAD]", "[SEP]", "[UNK]", ":", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -63,7 +63,7 @@ def fresh_caches() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A BERT with a tokenizer."""
+    """Writes a BERT with a tokenizer."""
     source, _ = checkpoint("Bert")
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((source / name).read_bytes())
@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def states(folder: Path, text: str) -> np.ndarray:
-    """transformers' hidden states of a text."""
+    """Returns transformers' hidden states of a text."""
     _, model = checkpoint("Bert")
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     return reference(model, np.array(ids)).last_hidden_state[0].numpy()

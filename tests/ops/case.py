@@ -1,4 +1,4 @@
-"""What a case of the table of ops is."""
+"""Cases of the table of ops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33)
 
 @dataclass(frozen=True)
 class OpCase:
-    """One op on operands of one kind of shape."""
+    """One op on operands of one family of shapes."""
 
     name: str
     build: Callable[..., Any]
@@ -48,7 +48,7 @@ class OpCase:
 
 
 def torch_reference(function: Callable[[Any, Any], Any]) -> Callable[..., Array]:
-    """A reference by torch: takes the module ``torch`` first."""
+    """A reference in torch; the module ``torch`` is its first argument."""
 
     def reference(*operands: Array) -> Array:
         import torch

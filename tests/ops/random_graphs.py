@@ -1,4 +1,4 @@
-"""Random programs of element-wise, shape and reduction ops, with their meaning in NumPy.
+"""Random programs of element-wise, shape and reduction ops, with their NumPy reference.
 
 A program is drawn step by step; each step takes tensors that are there and adds one. `stage` makes its graph,
 `evaluate` gives its values in float64, `script` the Python that stages it, to paste into a bug report.
@@ -21,7 +21,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Step:
-    """One op: how it is staged, and its reference function."""
+    """One op: its staging function and its reference function."""
 
     text: str
     """The op in Python, with ``{0}``, ``{1}`` for its operands."""
@@ -68,17 +68,17 @@ class Program:
 
     @property
     def outputs(self) -> list[int]:
-        """The numbers of the values that the program gives."""
+        """Returns the indices of the values that the program returns."""
         taken = {i for step in self.steps for i in step.operands}
         count = len(self.shapes) + len(self.steps)
         return [i for i in range(count) if i == count - 1 or i not in taken]
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
-        """Random float32 inputs."""
+        """Returns random float32 inputs."""
         return [rng.uniform(-2, 2, shape).astype(np.float32) for shape in self.shapes]
 
     def stage(self, symbolic: bool) -> Graph:
-        """The graph; with `symbolic`, each size above 1 is a symbol (equal sizes, one symbol)."""
+        """Stages the graph; with `symbolic`, each size above 1 is a symbol (equal sizes, one symbol)."""
         types = [
             TensorType(
                 DType.float32,
@@ -95,14 +95,14 @@ class Program:
         return graph
 
     def evaluate(self, inputs: list[Array]) -> list[Array]:
-        """The outputs in float64."""
+        """Returns the reference outputs in float64."""
         values = [x.astype(np.float64) for x in inputs]
         for step in self.steps:
             values.append(step.meaning(*(values[i] for i in step.operands)))
         return [values[i] for i in self.outputs]
 
     def script(self) -> str:
-        """The program as Python."""
+        """Returns the program as Python source."""
         names = [f"v{i}" for i in range(len(self.shapes) + len(self.steps))]
         lines = [f"# inputs float32: {dict(zip(names, self.shapes, strict=False))}"]
         for name, step in zip(names[len(self.shapes) :], self.steps, strict=True):
@@ -163,7 +163,7 @@ def _move(kind: str, rank: int, axis: int) -> Step:
 
 @st.composite
 def programs(draw: st.DrawFn, max_steps: int = 8) -> Program:
-    """Random programs of up to `max_steps` steps on one to three inputs."""
+    """Draws programs of up to `max_steps` steps on one to three inputs."""
     sizes = st.sampled_from([1, 2, 3, 5, 8])
     shapes = draw(
         st.lists(st.lists(sizes, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3)

@@ -1,4 +1,4 @@
-"""The cases of ops that sort, and of those whose number of elements is known only at run time."""
+"""Cases of ops that sort, and of ops whose number of results is known only at run time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.ops.case import ALL, NUMBERS, Array, OpCase
 
 
 def _argsort(x: Array, ascending: bool = True) -> Array:
-    # by pairs (value, index) of each column: an order of its own
+    # sorts pairs (value, index) of each column, an independent definition of the order
     sign = 1 if ascending else -1
     flat = x.reshape(len(x), -1)
     order = [sorted(range(len(x)), key=lambda i: (sign * float(column[i]), i)) for column in flat.T]

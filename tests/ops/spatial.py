@@ -1,4 +1,4 @@
-"""The cases of ops over images, volumes and spectra, against torch and NumPy."""
+"""Cases of ops over images, volumes and spectra, against torch and NumPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE = (1, 2, 3, 5, 9, 14)
 
 
 def _first(x: Any) -> Any:
-    """Channels as torch has them: after the first axis."""
+    """Moves channels after the first axis, as torch expects them."""
     return x.movedim(-1, 1)
 
 
@@ -25,7 +25,7 @@ def _last(x: Any) -> Any:
 
 
 def _exact(reference: Any) -> Any:
-    """A reference that torch has for floats only: integers are computed as floats, and wrap."""
+    """A reference that torch has for floats only: integers are computed as floats and wrapped."""
 
     def whole(t: Any, *operands: Any) -> Any:
         dtype = operands[0].dtype
@@ -43,7 +43,7 @@ def _padded(t: Any, x: Any, padding: Sequence[int]) -> Any:
 
 
 def _conv(stride: Any, dilation: Any, padding: Any, groups: int) -> Any:
-    """Of images or volumes with channels last, filters with features last, and an optional bias."""
+    """Convolves images or volumes with channels last by filters with features last, with an optional bias."""
 
     def reference(t: Any, x: Any, w: Any, b: Any = None) -> Any:
         conv = t.nn.functional.conv2d if x.ndim == 4 else t.nn.functional.conv3d
@@ -85,7 +85,7 @@ def _conv_transpose(stride: Any, dilation: Any, padding: Sequence[int], more: Se
         y = t.nn.functional.conv_transpose2d(
             _first(x), w.movedim((3, 2), (0, 1)), None, stride, 0, 0, 1, dilation
         )
-        # room for what is added after the axes, then the cut on each side
+        # pads by the output padding after the axes, then crops each side
         y = t.nn.functional.pad(y, [0, more[1], 0, more[0]])
         top, bottom, left, right = padding
         return _last(y)[:, top : y.shape[2] - bottom, left : y.shape[3] - right]

@@ -56,7 +56,7 @@ def _cumsum(x: Array, exclusive: bool = False, reverse: bool = False) -> Array:
 
 
 def _top_k(x: Array, k: int, sign: int = 1) -> tuple[Array, Array]:
-    # by pairs (-value, index): an order of its own, not the interpreter's
+    # sorts pairs (-value, index), an order independent of the interpreter's
     indices = np.array(
         [sorted(range(len(row)), key=lambda i: (-int(row[i]), i))[:k] for row in x], np.int64
     ).reshape(len(x), k)
@@ -613,7 +613,7 @@ IDS = [f"{case}-{dtype}" for case, dtype in PAIRS]
 def draw(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, domain: tuple[float, float]
 ) -> Array:
-    """Random elements of a dtype: floats and whole numbers within the domain."""
+    """Returns random elements of a dtype: floats and whole numbers within the domain."""
     kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     if dtype == "bool":
         return np.asarray(rng.random(shape) < 0.5)
@@ -625,7 +625,7 @@ def draw(
 
 
 def inputs_of(case: OpCase, dtype: str, rng: np.random.Generator) -> list[Array]:
-    """Random operands of a case."""
+    """Returns random operands of a case."""
     letters = {d for shape in case.shapes for d in shape if isinstance(d, str)}
     sizes = {letter: int(rng.choice(case.sizes)) for letter in sorted(letters)}
     arrays: list[Array] = []
@@ -637,7 +637,7 @@ def inputs_of(case: OpCase, dtype: str, rng: np.random.Generator) -> list[Array]
 
 
 def stage(case: OpCase, inputs: Sequence[Array], symbolic: bool) -> Graph:
-    """The graph of a case for inputs of these dtypes and shapes."""
+    """Stages a case for inputs of these dtypes and shapes."""
     types = [
         TensorType(
             DType.from_numpy(x.dtype),
@@ -653,7 +653,7 @@ def stage(case: OpCase, inputs: Sequence[Array], symbolic: bool) -> Graph:
 
 
 def expected_of(case: OpCase, inputs: Sequence[Array]) -> list[Array]:
-    """What the reference gives, in float64 where the operands are floats."""
+    """Returns the reference's results, in float64 where the operands are floats."""
     wide = [x.astype(np.float64) if x.dtype.name in FLOATS else x for x in inputs]
     with np.errstate(all="ignore"):
         result = case.reference(*wide)
@@ -701,7 +701,7 @@ def compare(case: OpCase, dtype: str, inputs: Sequence[Array], outputs: Sequence
 
 
 def _least(actual: Any, dtype: str) -> Any:
-    """The least precise of a result's dtype and the operands'."""
+    """Returns the least precise of the dtypes of the result and the operands."""
     order = ["float64", "float32", "float16", "bfloat16"]
     name = np.dtype(actual).name
     if name not in order:

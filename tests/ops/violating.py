@@ -74,51 +74,51 @@ class Builder:
         self.depth = depth
 
     def below(self, end: int) -> int:
-        """A number in ``[0, end)``."""
+        """Draws a number in ``[0, end)``."""
         return int(self.rng.integers(end))
 
     def one_of(self, choices: Any) -> Any:
-        """One of a sequence."""
+        """Draws an element of a sequence."""
         return choices[self.below(len(choices))]
 
     def number(self, low: int, high: int) -> int:
-        """A number in ``[low, high]``."""
+        """Draws a number in ``[low, high]``."""
         return int(self.rng.integers(low, high + 1))
 
     def pick(self) -> TensorValue:
-        """A value, more often a recent one."""
+        """Draws a value of the graph, recent ones more often."""
         return self.values[-1 - min(self.below(len(self.values)), self.below(len(self.values)))]
 
     def axis(self, x: TensorValue) -> int:
-        """One of its axes."""
+        """Draws one of its axes."""
         return self.below(x.rank)
 
     def dim(self, x: TensorValue) -> Dim:
-        """A size near one that the graph has."""
+        """Draws a size near one of the graph's sizes."""
         dim = self.one_of(x.shape) if x.rank else Dim(3)
         return self.one_of(
             (dim, dim - self.number(0, 5), dim + 1, dim // 2, Dim(self.number(0, 9)))
         )
 
     def bound(self, dim: Dim) -> Any:
-        """A bound of a slice."""
+        """Draws a bound of a slice."""
         number = self.number(-9, 9)
         return self.one_of((None, number, number, number, dim - self.number(0, 4), dim // 2))
 
     def index(self, dim: Dim) -> Any:
-        """An index of one axis."""
+        """Draws an index of one axis."""
         if self.below(5) == 0:
             return self.number(-6, 8)
         steps = (None, None, 1, 2, 3, -1, -1, -2)
         return slice(self.bound(dim), self.bound(dim), self.one_of(steps))
 
     def weight(self, *shape: int) -> TensorValue:
-        """A constant of floats."""
+        """Draws a constant of floats."""
         array = self.rng.uniform(-1, 1, shape).astype(np.float32)
         return ops.constant(array, DType.float32, DEVICE)
 
     def add_step(self) -> None:
-        """One more value, or an effect; nothing where what was drawn does not fit."""
+        """Stages one more value or effect; nothing if the drawn arguments are invalid."""
         kind = self.one_of(tuple(STEPS))
         x = self.pick()
         try:
@@ -205,7 +205,7 @@ def summed(b: Builder, x: TensorValue) -> TensorValue:
 
 @step
 def place_of_extreme(b: Builder, x: TensorValue) -> TensorValue:
-    # values that differ in the last bit only must not decide
+    # a difference in the last bit must not change a decision
     coarse = ops.round(x * 3)
     return b.one_of((ops.argmax, ops.argmin))(coarse, axis=b.axis(x)).cast(DType.float32)
 
@@ -329,7 +329,7 @@ def looped(b: Builder, x: TensorValue) -> TensorValue:
 
 
 def _inside(b: Builder, x: TensorValue) -> TensorValue:
-    """Some steps in a branch, and a value of x's shape that depends on them."""
+    """Stages steps in a branch, and returns a value of x's shape that depends on them."""
     inner = Builder(b.rng, [*b.values, x], b.buffers, b.chooser, b.depth + 1)
     for _ in range(b.number(1, 3)):
         inner.add_step()
@@ -375,7 +375,7 @@ def called(b: Builder, x: TensorValue) -> TensorValue:
 
 
 def draw(seed: int) -> tuple[Graph, list[dict[str, int]]]:
-    """The graph of a seed, and the sizes to run it with."""
+    """Returns the graph of a seed, and the sizes to run it with."""
     rng = np.random.default_rng(seed)
     with Graph("violating", input_types=_types(rng)) as graph:
         a, c, flat, buffer, chooser = graph.inputs
@@ -402,7 +402,7 @@ def _types(rng: np.random.Generator) -> list[TensorType | BufferType]:
 
 
 def inputs(graph: Graph, sizes: dict[str, int], seed: int) -> list[Array]:
-    """Random inputs of a graph for some sizes."""
+    """Returns random inputs of a graph for given sizes."""
     rng = np.random.default_rng(seed)
     arrays: list[Array] = []
     for value in graph.inputs:
@@ -425,7 +425,7 @@ def check(seed: int, session: InferenceSession) -> tuple[int, int]:
     """Runs one graph on engine and interpreter.
 
     Returns:
-        How many sets of sizes were answered, and how many refused.
+        The numbers of sets of sizes that gave results and that were refused.
 
     Raises:
         AssertionError: They differ, or memory beside a tensor was written.
@@ -461,7 +461,7 @@ def check(seed: int, session: InferenceSession) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Runs graphs; see the top of the file."""
+    """Runs graphs; see the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)

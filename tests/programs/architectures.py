@@ -1,4 +1,4 @@
-"""Architectures of users: folders with ``ARCHITECTURES``, made of what `max.pipelines.lib` and `llama3` export."""
+"""Architectures of users: folders with ``ARCHITECTURES``, built from the exports of `max.pipelines.lib` and `llama3`."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ own_arch = SupportedArchitecture(
 
 
 def random_checkpoint(folder: Path, model) -> None:
-    """A folder with a random model of transformers, and the tokenizer of the tests' tiny model."""
+    """Writes a folder with a random model of transformers and the tokenizer of the tests' tiny model."""
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         if (TINY / name).exists():
@@ -379,7 +379,7 @@ def random_checkpoint(folder: Path, model) -> None:
 
 @contextmanager
 def package(name: str, files: dict[str, str]) -> Iterator[Path]:
-    """A package of a user's in a folder of its own."""
+    """Writes a user's package into a folder of its own."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / name
         folder.mkdir()
@@ -408,7 +408,7 @@ def reference(model, prompt: list[int], new: int) -> list[int]:
 
 
 def generated(folder: Path, prompt: list[int], new: int, **config) -> list[int]:
-    """Greedy tokens of a prompt's ids, through the registry."""
+    """Returns the greedy tokens of a prompt's ids, through the registry."""
     from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
     from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 
@@ -426,7 +426,7 @@ def generated(folder: Path, prompt: list[int], new: int, **config) -> list[int]:
 
 
 def llama_with_biases() -> None:
-    """An own subclass of `Llama3Model`, from a folder, gives the tokens of transformers."""
+    """A user's subclass of `Llama3Model`, from a folder, gives the tokens of transformers."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -455,7 +455,7 @@ def llama_with_biases() -> None:
 
 
 def model_without_a_cache() -> None:
-    """A `PipelineModel` of modules of one's own, found by its folder's path."""
+    """A `PipelineModel` of the user's own modules, found by its folder's path."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -480,7 +480,7 @@ def model_without_a_cache() -> None:
 
 
 def llama_as_it_is() -> None:
-    """A subclass that changes nothing takes the place of the architecture of its name."""
+    """A subclass without changes replaces the architecture of its name."""
     from max.pipelines import PIPELINE_REGISTRY
 
     prompt = [5, 17, 240, 33]
@@ -496,7 +496,7 @@ def llama_as_it_is() -> None:
 
 
 def offline_inference() -> None:
-    """Texts of a list of prompts."""
+    """Generates the texts of a list of prompts."""
     from max.entrypoints.llm import LLM
     from max.pipelines import PipelineConfig
 
@@ -506,7 +506,7 @@ def offline_inference() -> None:
     assert len(responses) == len(prompts)
     for prompt, response in zip(prompts, responses, strict=True):
         assert isinstance(prompt + response, str)
-    # the same alone
+    # the same text alone
     assert llm.generate(prompts[0], max_new_tokens=5) == [responses[0]]
 
 

@@ -19,7 +19,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def cosine_search() -> None:
-    """The nearest rows of a corpus, by functions given as ``forward``."""
+    """Finds the nearest rows of a corpus; graphs are functions given as ``forward``."""
     device = DeviceRef.CPU()
 
     def forward(query, corpus):
@@ -82,7 +82,7 @@ def frame_of_columns() -> None:
 
 
 def frame_without_gaps() -> None:
-    """Rows that pass a filter, counted and put together by prefix sums."""
+    """Rows that pass a filter, counted and compacted by prefix sums."""
     ref = DeviceRef.CPU()
     dates = rng.integers(0, 100, 300).astype(np.int32)
     session = engine.InferenceSession(devices=[driver.CPU()])
@@ -125,7 +125,7 @@ def frame_without_gaps() -> None:
 
 
 def group_totals() -> None:
-    """Sums by group: one-hot rows times values."""
+    """Sums by group: products of one-hot rows with values."""
     ref = DeviceRef.CPU()
     keys, values = rng.integers(0, 5, 200).astype(np.int32), normal(200)
 
@@ -172,7 +172,7 @@ def recurrence() -> None:
 
 
 def training_in_place() -> None:
-    """Gradient steps whose weights are buffers that the graph changes."""
+    """Gradient steps whose weights are buffers that the graph updates."""
     ref = DeviceRef.CPU()
     types = [
         TensorType(DType.float32, [16, 4], ref),
@@ -233,7 +233,7 @@ def state_space_pieces() -> None:
 
 
 def eager_frontend() -> None:
-    """What a library of eager arrays asks of the graph API below it."""
+    """The uses of the graph API by a library of eager arrays on top of it."""
     cpu = CPU()
     ref = DeviceRef.from_device(cpu)
     assert np.dtype(DType.to_numpy(DType.float32)) == np.float32
@@ -256,7 +256,7 @@ def eager_frontend() -> None:
 
 
 def tracing_backend() -> None:
-    """A backend that enters a graph by hand, has symbols of its own, and returns dims."""
+    """A backend that enters a graph explicitly, defines its own symbols, and returns dims."""
     import operator
 
     import max.graph.value
@@ -335,7 +335,7 @@ def image_pipeline() -> None:
 
 
 def lazy_arrays() -> None:
-    """Arrays that stage a graph when somebody looks, with compiled models kept by what they compute."""
+    """Lazy arrays that stage a graph when a value is read, and cache compiled models by their expression."""
     models: dict[str, object] = {}
 
     class Array:

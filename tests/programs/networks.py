@@ -1,4 +1,4 @@
-"""Programs that build networks: of `max.nn` modules, of weights, of constants."""
+"""Programs that build networks from `max.nn` modules, weights and constants."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.
 
 
 def relu_mlp_of_constants() -> None:
-    """A module that holds constants, made inside the graph."""
+    """A module that holds constants and is constructed inside the graph."""
     shapes = {"W1": (8, 5), "b1": (8,), "W2": (1, 8), "b2": (1,)}
     weights = {name: normal(*shape) for name, shape in shapes.items()}
 
@@ -70,7 +70,7 @@ def relu_mlp_of_constants() -> None:
 
 
 def digits() -> None:
-    """A CNN on NCHW images, turned to NHWC by transposes of neighbours."""
+    """A CNN on NCHW images, converted to NHWC by transposes of adjacent axes."""
     import torch
     import torch.nn.functional as F
 
@@ -95,7 +95,7 @@ def digits() -> None:
 
 
 def detector() -> None:
-    """Blocks of a detector: weights by name, channels read off shapes, resizing, joined outputs."""
+    """Blocks of a detector: weights by name, channels from shapes, resizing, concatenated outputs."""
     registry: dict[str, np.ndarray] = {}
 
     class Conv:
@@ -169,7 +169,7 @@ def projection_of_a_checkpoint() -> None:
 
 
 def audio_encoder() -> None:
-    """Attention by hand: products, a softmax without an axis, norms with positional arguments."""
+    """Attention from single ops: products, a softmax without an axis, norms with positional arguments."""
     dim, length, mels = 12, 10, 5
     projection, wq, wk, wv, wo = (
         normal(*shape, scale=0.3) for shape in [(dim, mels), (dim, 4), (dim, 4), (dim, 4), (4, dim)]
@@ -275,7 +275,7 @@ class GPT2(nn.Module):
 
 
 def gpt2_weights(config) -> dict[str, np.ndarray]:
-    """A random checkpoint in the layout of the modules above."""
+    """Returns a random checkpoint with the names of the modules above."""
     from transformers import GPT2LMHeadModel
 
     state = GPT2LMHeadModel(config).state_dict()
@@ -291,7 +291,7 @@ def gpt2_weights(config) -> dict[str, np.ndarray]:
 
 
 def language_model() -> None:
-    """GPT-2 against transformers: lists of layers, tied weights, a registry with more than the graph takes."""
+    """GPT-2 against transformers: lists of layers, tied weights, a registry with more weights than the graph uses."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -317,7 +317,7 @@ def language_model() -> None:
 
 
 def sentiment() -> None:
-    """An encoder whose weights are allocated by their place in a safetensors file."""
+    """An encoder whose weights are allocated by their names in a safetensors file."""
     from safetensors.numpy import save_file
 
     dim, vocab = 8, 20
@@ -391,7 +391,7 @@ def sentiment() -> None:
 
 
 def layers_in_a_row() -> None:
-    """`Sequential`, and a module's weights listed, set and shared out by name."""
+    """`Sequential`; weights of a module are listed, set and distributed by name."""
 
     class Act(nn.Module):
         def __call__(self, x: TensorValue) -> TensorValue:
@@ -417,7 +417,7 @@ def layers_in_a_row() -> None:
 
 
 def gated_norm() -> None:
-    """A norm of one's own with weights made in the constructor, called from a lambda."""
+    """A user's norm that creates its weights in the constructor, called from a lambda."""
 
     class GatedNorm(nn.Module):
         def __init__(self, size, eps: float, name: str = "norm") -> None:
@@ -496,7 +496,7 @@ def speech_features() -> None:
 
 
 def boxes() -> None:
-    """Weights as external constants with a registry filled on the way, chunks, distances turned to boxes."""
+    """External weights with a registry that is filled during staging; chunks; distances converted to boxes."""
     registry: dict[str, np.ndarray] = {}
 
     def external(name: str, array: np.ndarray) -> TensorValue:
@@ -532,7 +532,7 @@ def boxes() -> None:
 
 
 def heads_with_a_mask() -> None:
-    """Attention in classes that are no modules: a mask added in place, scores divided by a number."""
+    """Attention in classes that are no modules: a mask added by `+=`, scores divided by a number."""
 
     class Linear:
         def __init__(self, d_in: int, d_out: int) -> None:

@@ -11,7 +11,7 @@ import time
 
 
 class Staged(BaseException):
-    """A program has reached its first `load`."""
+    """Raised when a program reaches its first `load`."""
 
 
 def main(modules: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The programs of this folder run: each is the essence of one that somebody wrote against MAX."""
+"""Runs the programs of this folder, each of which condenses a published program written for MAX."""
 
 from __future__ import annotations
 
