@@ -67,6 +67,13 @@ def test_groups_are_not_merged_beyond_the_limit() -> None:
     shapes = [SQUARE, SQUARE]
     assert launched(lambda x, y: chain(x, 48) + chain(y, 48), shapes) == 1
     assert launched(lambda x, y: chain(x, 60) + chain(y, 60), shapes) == 2
+    assert launched(lambda x, y: (chain(x, 48), chain(ops.exp(x), 47)), shapes) == 1
+    assert launched(lambda x, y: (chain(x, 48), chain(ops.exp(x), 48)), shapes) == 2
+    # the second and the third group are merged, as the first is full
+    full = launched(
+        lambda x, y: (chain(x, 96), chain(ops.exp(x), 50), chain(ops.sin(x), 40)), shapes
+    )
+    assert full == 2
 
 
 REDUCTIONS: dict[str, tuple[Build, int]] = {
@@ -101,6 +108,22 @@ REDUCTIONS: dict[str, tuple[Build, int]] = {
     ),
     "rows of rows": (lambda x, y: x * ops.sqrt(ops.exp(ops.mean(x, axis=1)) + 1), 1),
     "a row and its reduction": (lambda x, y: ops.sum(x / ops.sum(ops.exp(x), axis=1), axis=1), 1),
+    "a map and its rows": (lambda x, y: ops.softmax(ops.tanh(x), axis=1), 1),
+    "a map and its columns": (lambda x, y: ops.softmax(ops.tanh(x), axis=0), 1),
+    "a map and its axis of size 1": (
+        lambda x, y: ops.softmax(ops.softmax(ops.reshape(ops.tanh(x), [8, 1, 8]), axis=1), axis=1),
+        1,
+    ),
+    "two axes over a map": (lambda x, y: ops.softmax(ops.softmax(ops.tanh(x), axis=1), axis=0), 2),
+    "two axes over a map, the first first": (
+        lambda x, y: ops.softmax(ops.softmax(ops.tanh(x), axis=0), axis=1),
+        2,
+    ),
+    "columns of columns": (lambda x, y: x * ops.sqrt(ops.exp(ops.mean(x, axis=0)) + 1), 1),
+    "rows times rows of another group": (
+        lambda x, y: x * (ops.sum(ops.exp(x), axis=1) * ops.tanh(y[:, :1])),
+        2,
+    ),
 }
 
 
@@ -173,6 +196,7 @@ def test_a_computed_weight_of_a_norm_has_its_own_kernel() -> None:
         return ops.rms_norm(shares * 2, shares, 1e-5)
 
     assert launched(build, [(8,)]) == 2
+    assert launched(lambda x, w: ops.rms_norm(x, ops.tanh(w), 1e-5), [(8,), (8,)]) == 2
 
 
 def test_fusion_makes_no_cycle() -> None:

@@ -227,10 +227,7 @@ class Fuser:
                 continue
             if operand not in data:
                 return False
-            is_row = membership[1] in group.rows
-            if row and not is_row:
-                return False
-            if is_row and not row and strip(shape_of(operand)) != strip(group.space):
+            if row and membership[1] not in group.rows:
                 return False
         return True
 
