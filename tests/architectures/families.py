@@ -178,6 +178,19 @@ HYBRID_SIZES = {
     "mamba_n_groups": 2,
     "mamba_chunk_size": 4,
 }
+NEMOTRON_SIZES = {key: value for key, value in LLAMA_KEYS.items() if key != "num_hidden_layers"}
+NEMOTRON_MAMBA = {
+    "head_dim": 6,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 5,
+    "n_groups": 3,
+}
+NEMOTRON_H = {
+    **NEMOTRON_MAMBA,
+    **{key: value for key, value in GROUPED_EXPERTS.items() if key != "first_k_dense_replace"},
+    "moe_shared_expert_intermediate_size": 20,
+}
 GRANITE_FACTORS = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.11,
@@ -255,15 +268,32 @@ CASES: dict[str, Case] = {
         "NemotronHForCausalLM",
         "NemotronHConfig",
         {
+            **NEMOTRON_MAMBA,
             "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
-            "head_dim": 6,
-            "mamba_num_heads": 6,
-            "mamba_head_dim": 8,
-            "ssm_state_size": 5,
-            "n_groups": 3,
             "time_step_min": 0.4,
         },
-        {key: value for key, value in LLAMA_KEYS.items() if key != "num_hidden_layers"},
+        NEMOTRON_SIZES,
+    ),
+    "nemotron_h_moe": Case(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["moe", "linear_attention", "full_attention", "mlp", "moe"],
+        },
+        NEMOTRON_SIZES,
+    ),
+    "nemotron_h_latents": Case(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "moe_latent_size": 10,
+            "mlp_bias": True,
+            "use_bias": True,
+        },
+        NEMOTRON_SIZES,
     ),
     "mamba2": Case("Mamba2ForCausalLM", "Mamba2Config", {"n_groups": 1}, MAMBA2_KEYS),
     "mamba2_groups": Case(
@@ -835,6 +865,8 @@ def random_model(spec: Case, seed: int, vocabulary: int = VOCABULARY) -> Any:
     }
     config = getattr(transformers, spec.config)(**values)
     model = getattr(transformers, spec.architecture)(config).float().eval()
+    # grouped products of torch need rows of whole 16 bytes
+    model.set_experts_implementation("eager")
     vary_vectors(model)
     with torch.no_grad():
         for name, buffer in (*model.named_buffers(), *model.named_parameters()):

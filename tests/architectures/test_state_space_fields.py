@@ -76,8 +76,9 @@ def test_an_infinite_step_in_each_form(bound: Any) -> None:
         (bamba_fields, {"layers_block_type": ["mamba"]}, "layers_block_type is .*; expected 4 times"),
         (hybrid_fields, {"layer_types": ["moe"] * 4, "num_local_experts": 0}, "layer_types is .*; expected 4"),
         (jamba_fields, {"attn_layer_period": 2, "attn_layer_offset": 2}, "attn_layer_offset is 2"),
-        (nemotron_h_fields, {"hybrid_override_pattern": "ME"}, "hybrid_override_pattern is 'ME'; expected letters"),
-        (nemotron_h_fields, {"layers_block_type": ["moe"]}, "layers_block_type is .*; expected some times"),
+        (nemotron_h_fields, {"hybrid_override_pattern": "ME"}, "config.json lacks n_routed_experts"),
+        (nemotron_h_fields, {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern is 'MX'; expected letters"),
+        (nemotron_h_fields, {"layers_block_type": ["moa"]}, "layers_block_type is .*; expected a list of"),
         (falcon_h1_fields, {"ssm_multipliers": [1, 2]}, "ssm_multipliers is .*; expected 5 numbers"),
     ],
 )  # fmt: skip

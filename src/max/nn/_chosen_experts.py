@@ -12,8 +12,8 @@ from max.nn.layer import Layer
 
 __all__ = ["Activation", "ExpertProduct", "run_experts", "swiglu"]
 
-Activation = Callable[[TensorValue, TensorValue], TensorValue]
-"""From the results of gate and up projection to the input of the down projection."""
+Activation = Callable[..., TensorValue]
+"""From the results of gate and up projection, or of the latter alone, to the input of the down projection."""
 
 
 def swiglu(gate: TensorValue, up: TensorValue) -> TensorValue:
@@ -61,32 +61,31 @@ def run_experts(
     x: TensorValue,
     experts: TensorValue,
     weights: TensorValue,
-    gate_up: TensorValue | tuple[TensorValue, TensorValue],
+    gate_up: TensorValue | tuple[TensorValue, ...],
     down: TensorValue,
     *,
     activation: Activation = swiglu,
-    gate_up_bias: TensorValue | tuple[TensorValue, TensorValue] | None = None,
+    gate_up_bias: TensorValue | tuple[TensorValue, ...] | None = None,
     down_bias: TensorValue | None = None,
     weights_first: bool = False,
-    gate_up_encoding: QuantizationEncoding
-    | tuple[QuantizationEncoding | None, QuantizationEncoding | None]
-    | None = None,
+    gate_up_encoding: QuantizationEncoding | tuple[QuantizationEncoding | None, ...] | None = None,
     down_encoding: QuantizationEncoding | None = None,
 ) -> TensorValue:
-    """The weighted sum of the gated MLPs that were chosen for each token.
+    """The weighted sum of the MLPs that were chosen for each token.
 
     Args:
         x: ``[tokens, hidden_dim]``.
         experts: The experts of each token, integers ``[tokens, k]``.
         weights: Their weights, ``[tokens, k]``.
         gate_up: The weights of gate and up projections, ``[num_experts, 2 * moe_dim, hidden_dim]`` (gate first), or a pair of
-            ``[num_experts, moe_dim, hidden_dim]``; encoded ones have bytes in their last dimension.
+            ``[num_experts, moe_dim, hidden_dim]``, or the up projection alone, in a tuple; encoded ones have bytes in their
+            last dimension.
         down: ``[num_experts, hidden_dim, moe_dim]``.
         activation: From the results of gate and up projection to the input of the down projection.
-        gate_up_bias: ``[num_experts, 2 * moe_dim]``; for a pair of weights also a pair of ``[num_experts, moe_dim]``.
+        gate_up_bias: ``[num_experts, 2 * moe_dim]``; for a tuple of weights also a tuple of ``[num_experts, moe_dim]``.
         down_bias: ``[num_experts, hidden_dim]``.
         weights_first: Whether tokens are multiplied by their weights, and not results.
-        gate_up_encoding: The encoding of the gate and up projections, or for a pair of weights those of each; None: not
+        gate_up_encoding: The encoding of the gate and up projections, or for a tuple of weights those of each; None: not
             encoded.
         down_encoding: The encoding of the down projection.
 
@@ -124,28 +123,30 @@ def run_experts(
         return y + ops.cast(ops.gather(bias, of_rows, axis=0), y.dtype)
 
     if isinstance(gate_up, tuple):
-        biases: tuple[TensorValue | None, ...] = (None, None)
+        biases: tuple[TensorValue | None, ...] = (None,) * len(gate_up)
         if isinstance(gate_up_bias, tuple):
             biases = gate_up_bias
+        elif gate_up_bias is not None and len(gate_up) == 1:
+            biases = (gate_up_bias,)
         elif gate_up_bias is not None:
             width = gate_up[0].shape[1]
             biases = gate_up_bias[:, :width], gate_up_bias[:, width:]
         encodings = (
             gate_up_encoding
             if isinstance(gate_up_encoding, tuple)
-            else (gate_up_encoding, gate_up_encoding)
+            else (gate_up_encoding,) * len(gate_up)
         )
-        gate, up = (
+        projected = [
             product(rows, weight, bias, encoding)
             for weight, bias, encoding in zip(gate_up, biases, encodings, strict=True)
-        )
+        ]
     else:
         if isinstance(gate_up_bias, tuple) or isinstance(gate_up_encoding, tuple):
-            raise ValueError("run_experts: a pair of biases or encodings for one gate_up weight")
+            raise ValueError("run_experts: a tuple of biases or encodings for one gate_up weight")
         both = product(rows, gate_up, gate_up_bias, gate_up_encoding)
         width = int(both.shape[1]) // 2
-        gate, up = both[:, :width], both[:, width:]
-    y = product(activation(gate, up), down, down_bias, down_encoding)
+        projected = [both[:, :width], both[:, width:]]
+    y = product(activation(*projected), down, down_bias, down_encoding)
     y = ops.gather(y, ops.cast(restored, DType.int64), axis=0)
     wide = ops.cast(y, DType.float32)
     if not weights_first:

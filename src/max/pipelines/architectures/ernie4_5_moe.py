@@ -37,8 +37,9 @@ def ernie_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
     shared = size * keys.integer("moe_num_shared_experts", 0, LONGEST_SEQUENCE, 2)
     dense = frozenset(range(layers)) - with_experts
     chosen = keys.integer("moe_k", 1, count)
-    experts = Experts(count, chosen, size, routing, shared, dense_layers=dense)
-    return fields | {"experts": experts, "output_bias": fields["mlp_bias"]}
+    bias = fields["mlp_bias"]
+    experts = Experts(count, chosen, size, routing, shared, dense_layers=dense, shared_bias=bias)
+    return fields | {"experts": experts, "output_bias": bias}
 
 
 _CORRECTION = "e_score_correction_bias"

@@ -12,32 +12,37 @@ from max.pipelines.models.norms import NormForm
 __all__ = ["ARCHITECTURES", "gemma_fields"]
 
 
-def gemma_fields(config: Any, keys: ConfigKeys, **defaults: Any) -> Fields:
-    """The fields of a Gemma's config; `defaults` are arguments of `base_fields`."""
+def gemma_fields(
+    config: Any, keys: ConfigKeys, act: str = "hidden_activation", **defaults: Any
+) -> Fields:
+    """The fields that Gemma 1 to 3 have in common; `act` names the activation, `defaults` are arguments of `base_fields`."""
     fields = base_fields(
         config,
         keys,
-        {"hidden_act": ""},
+        {"hidden_act": act},
         head_dim=256,
         tied=True,
+        activation="gelu_pytorch_tanh",
         eps=1e-6,
         longest=8192,
         **defaults,
     )
-    # files say gelu, and mean its approximation by tanh
-    names = ("gelu", "gelu_pytorch_tanh", "gelu_new")
-    for key in ("hidden_act", "hidden_activation"):
-        keys.choice(key, names, names[1])
     return (
         fields
         | biases(keys)
         | {
-            "activation": "gelu_tanh",
             "norm": NormForm(offset=1.0),
             "embedding_multiplier": fields["hidden_size"] ** 0.5,
         }
     )
 
 
-ARCHITECTURES = [decoder_family("GemmaForCausalLM", ["google/gemma-2b-it"], gemma_fields)]
+def gemma1_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Gemma's config."""
+    fields = gemma_fields(config, keys, "hidden_act")
+    # the first files say gelu, and mean its approximation by tanh
+    return fields | ({"activation": "gelu_tanh"} if fields["activation"] == "gelu" else {})
+
+
+ARCHITECTURES = [decoder_family("GemmaForCausalLM", ["google/gemma-2b-it"], gemma1_fields)]
 """The architectures of this module, for the registry."""

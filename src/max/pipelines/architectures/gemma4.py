@@ -33,9 +33,7 @@ def gemma4_fields(config: Any, keys: ConfigKeys) -> Fields:
         count = keys.integer("num_experts", 1, LARGEST_SIZE)
         chosen = keys.integer("top_k_experts", 1, count)
         size = keys.integer("moe_intermediate_size", 1, LARGEST_SIZE)
-        fields["experts_beside"] = Experts(
-            count, chosen, size, ExpertRouting(normalised=True), activation=fields["activation"]
-        )
+        fields["experts_beside"] = Experts(count, chosen, size, ExpertRouting(normalised=True))
     return fields
 
 

@@ -1,4 +1,4 @@
-"""Nemotron-H: blocks of one norm with a Mamba 2, an attention without rotation, or an MLP."""
+"""Nemotron-H: blocks of one norm with a Mamba 2, an attention without rotation, an MLP, or experts without gates."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.expert_fields import latent_experts
 from max.pipelines.models.state_space_fields import (
     GGUF_MIXER_FORMS,
     MIXER_FORMS,
     NEMOTRON_KEYS,
+    NEMOTRON_LAYER,
     kinds_of_pattern,
     mamba2_form,
-    mixer_names,
 )
 from max.pipelines.models.weight_names import WeightNames
 
@@ -32,25 +33,30 @@ def nemotron_h_fields(config: Any, keys: ConfigKeys) -> Fields:
     fields = base_fields(
         config, keys, KEYS, eps=1e-5, gated=False, activation="relu2", longest=4096, rotates=False
     )
-    kinds = kinds_of_pattern(keys)
+    kinds, routed = kinds_of_pattern(keys)
     form = mamba2_form(keys, NEMOTRON_KEYS, activation="mamba_hidden_act")
     limits = keys.number("time_step_min", over=0, default=0.001), float("inf")
+    bias = keys.flag("mlp_bias")
+    dense = frozenset(range(len(kinds))) - routed
     return fields | {
         "num_layers": len(kinds),
+        # transformers ignores the key
+        "tie_word_embeddings": False,
         "layer_kinds": kinds,
-        "recurrence": replace(form, limits=limits, out_bias=keys.flag("use_bias")),
+        "recurrence": replace(form, limits=limits),
         "norm_places": ("attention_input",),
         "mixers_alone": True,
-        "mlp_bias": keys.flag("mlp_bias"),
+        "mlp_bias": bias,
+        "experts": latent_experts(keys, dense, bias) if routed else None,
     }
 
 
-LAYER = {f"mixer.{x}_proj": f"self_attn.{x}_proj" for x in "qkvo"}
-LAYER |= {f"mixer.{x}_proj": f"mlp.{x}_proj" for x in ("up", "down")}
 NAMES = WeightNames(
     prefix=("model.", "backbone."),
     top={"embeddings": "embed_tokens", "norm_f": "norm"},
-    layer={"norm": "input_layernorm", **LAYER, **mixer_names("mixer")},
+    layer=NEMOTRON_LAYER,
+    stacked={"mlp.experts": "mlp.experts"},
+    unused_parts=("mtp.",),
     converted=MIXER_FORMS,
     gguf_converted=GGUF_MIXER_FORMS,
 )

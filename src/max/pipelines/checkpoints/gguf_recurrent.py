@@ -104,7 +104,6 @@ _NEMOTRON = {
     "mamba_d_state": "ssm_state_size",
     "mamba_n_heads": "mamba_num_heads",
     "mamba_d_head": "mamba_head_dim",
-    "mamba_proj_bias": "mamba_proj_bias",
 }
 
 
@@ -144,7 +143,6 @@ def _nemotron_h(meta: _Metadata) -> dict[str, Any]:
     return {
         **scan,
         "layers_block_type": kinds,
-        "use_bias": meta.has("ssm_out.bias"),
         "layer_norm_epsilon": meta.config["rms_norm_eps"],
         # files do not state the least step, and llama.cpp has none
         "time_step_min": 1e-30,

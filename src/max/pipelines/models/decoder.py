@@ -107,7 +107,11 @@ class Decoder(Transformer):
             output=output,
             embedding=embedding,
             kv_params=kv_params,
-            rope=self._rope(next((r for r in rotations if r is not None), RopeConfig())),
+            # heads of an odd size are not rotated
+            rope=self._rope(
+                next((r for r in rotations if r is not None), RopeConfig()),
+                config.head_dim + config.head_dim % 2,
+            ),
             return_logits=return_logits,
             embedding_multiplier=config.embedding_multiplier,
             logits_scaling=config.logits_scaling,
@@ -193,7 +197,9 @@ class Decoder(Transformer):
         config = self.config
         experts = config.experts
         if experts is not None and index not in experts.dense_layers:
-            return DecoderExperts(experts, config.hidden_size, self.dtype, self.device)
+            return DecoderExperts(
+                experts, config.hidden_size, self.dtype, self.device, config.activation, config.gated
+            )
         if not config.gated:
             return PlainMLP(
                 self.dtype,
@@ -246,7 +252,12 @@ class Decoder(Transformer):
             beside: ExpertsBeside | None = None
             if config.experts_beside is not None:
                 beside = ExpertsBeside(
-                    config.experts_beside, config.hidden_size, config.norm_eps, self.dtype, self.device
+                    config.experts_beside,
+                    config.hidden_size,
+                    config.norm_eps,
+                    self.dtype,
+                    self.device,
+                    config.activation,
                 )
             return GatedBlock(
                 self.attention(index, kv_params),

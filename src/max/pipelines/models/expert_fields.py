@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 
-__all__ = ["EXPERT_NAMES", "grouped_experts", "layer_list", "softmax_experts"]
+__all__ = ["EXPERT_NAMES", "grouped_experts", "latent_experts", "layer_list", "softmax_experts"]
 
 EXPERT_NAMES = {
     "mlp.gate.weight": "mlp.gate.gate_score.weight",
@@ -104,4 +105,25 @@ def grouped_experts(keys: ConfigKeys) -> Experts:
         routing,
         size * keys.integer("n_shared_experts", 0, LONGEST_SEQUENCE, 0),
         dense_layers=frozenset(range(keys.integer("first_k_dense_replace", 0, 1000, 0))),
+    )
+
+
+def latent_experts(keys: ConfigKeys, dense_layers: frozenset[int], bias: bool) -> Experts:
+    """Experts as `grouped_experts`, which may read latents, and a shared MLP with a size of its own, as in Nemotron-H.
+
+    Args:
+        keys: The keys of config.json.
+        dense_layers: The layers without experts.
+        bias: Whether the shared MLP and the projections of latents have biases.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    return replace(
+        grouped_experts(keys),
+        shared_size=_size(keys, "moe_shared_expert_intermediate_size"),
+        shared_bias=bias,
+        dense_layers=dense_layers,
+        latent_size=keys.integer("moe_latent_size", 1, LONGEST_SEQUENCE, None),
+        latent_bias=bias,
     )

@@ -11,7 +11,7 @@ from max.nn.clamp import clamp
 from max.nn.layer import Module
 from max.nn.linear import MLP, Linear
 from max.nn.moe import ExpertRouting, RoutedMoEGate, run_experts
-from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS
+from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS, PlainMLP
 
 __all__ = ["DecoderExperts", "Experts"]
 
@@ -35,7 +35,10 @@ class Experts:
         gate_up_layout: How a checkpoint's fused projection stores an expert's rows: all rows of the gate, then those of
             the up projection (``rows``), or alternately (``pairs``).
         weights_first: Whether tokens are multiplied by their weights, and not results.
-        activation: The activation of the gate, a key of `max.pipelines.models.feed_forward.PLAIN_ACTIVATIONS`.
+        shared_bias: Whether the projections of the shared MLP have biases.
+        latent_size: The size of the vectors that experts read and write, which are projected from hidden states and
+            back; None: they are hidden states.
+        latent_bias: Whether these two projections have biases.
     """
 
     count: int
@@ -50,25 +53,36 @@ class Experts:
     clamped_swiglu: tuple[float, float] | None = None
     gate_up_layout: Literal["rows", "pairs"] = "rows"
     weights_first: bool = False
-    activation: str = "silu"
+    shared_bias: bool = False
+    latent_size: int | None = None
+    latent_bias: bool = False
 
 
 class DecoderExperts(Module):
-    """The weighted sum of the gated MLPs that a gate chooses for each token, and a shared MLP where there is one.
+    """The weighted sum of the MLPs that a gate chooses for each token, and a shared MLP where there is one.
 
-    Weights: those of ``gate``, ``experts.gate_proj.weight`` and ``experts.up_proj.weight`` ``[count, size, hidden]``,
-    ``experts.down_proj.weight`` ``[count, hidden, size]``, with biases ``experts.….bias``; those of ``shared`` and
-    ``shared_gate``.
+    Weights: those of ``gate``, ``experts.gate_proj.weight`` (if MLPs are gated) and ``experts.up_proj.weight``
+    ``[count, size, width]``, ``experts.down_proj.weight`` ``[count, width, size]``, with biases ``experts.….bias``; those
+    of ``shared`` and ``shared_gate``. The width is the hidden size, or that of latents, which ``latent_in`` and
+    ``latent_out`` project.
 
     Args:
         experts: The experts.
         hidden_size: The size of hidden states.
         dtype: The dtype of the weights.
         device: Where it runs.
+        activation: The activation of all MLPs, a key of `max.pipelines.models.feed_forward.PLAIN_ACTIVATIONS`.
+        gated: Whether MLPs are gated.
     """
 
     def __init__(
-        self, experts: Experts, hidden_size: int, dtype: DType, device: DeviceRef
+        self,
+        experts: Experts,
+        hidden_size: int,
+        dtype: DType,
+        device: DeviceRef,
+        activation: str = "silu",
+        gated: bool = True,
     ) -> None:
         count, size = experts.count, experts.size
         self.gate = RoutedMoEGate(
@@ -86,15 +100,33 @@ class DecoderExperts(Module):
             bias = Weight(f"{name}.bias", dtype, [count, rows], device) if experts.bias else None
             return Weight(f"{name}.weight", dtype, [count, rows, columns], device), bias
 
-        self.gate_proj, self.gate_proj_bias = weights("gate_proj", size, hidden_size)
-        self.up_proj, self.up_proj_bias = weights("up_proj", size, hidden_size)
-        self.down_proj, self.down_proj_bias = weights("down_proj", hidden_size, size)
+        latent, bias = experts.latent_size, experts.latent_bias
+        width = hidden_size if latent is None else latent
+        self.gate_proj: Weight | None = None
+        self.gate_proj_bias: Weight | None = None
+        if gated:
+            self.gate_proj, self.gate_proj_bias = weights("gate_proj", size, width)
+        self.up_proj, self.up_proj_bias = weights("up_proj", size, width)
+        self.down_proj, self.down_proj_bias = weights("down_proj", width, size)
+        self.latent_in: Linear | None = None
+        self.latent_out: Linear | None = None
+        if latent is not None:
+            self.latent_in = Linear(hidden_size, latent, dtype, device, has_bias=bias)
+            self.latent_out = Linear(latent, hidden_size, dtype, device, has_bias=bias)
         self.clamped_swiglu, self.weights_first = experts.clamped_swiglu, experts.weights_first
-        self.activation = experts.activation
-        self.shared: MLP | None = None
+        self.activation = activation
+        self.shared: MLP | PlainMLP | None = None
         self.shared_gate: Linear | None = None
-        if experts.shared_size:
-            self.shared = MLP(dtype, None, hidden_size, experts.shared_size, [device])
+        inner, biased = experts.shared_size, experts.shared_bias
+        if inner and gated:
+            self.shared = MLP(
+                dtype, None, hidden_size, inner, [device],
+                has_bias=biased, activation_function=activation,
+            )  # fmt: skip
+        elif inner:
+            self.shared = PlainMLP(
+                dtype, hidden_size, inner, device, has_bias=biased, activation=activation
+            )
         if experts.shared_gate:
             self.shared_gate = Linear(hidden_size, 1, dtype, device)
 
@@ -104,7 +136,10 @@ class DecoderExperts(Module):
         Args:
             x: ``[tokens, hidden_size]``.
         """
-        y = self.run(x, *self.gate(x))
+        chosen, weights = self.gate(x)
+        y = self.run(x if self.latent_in is None else self.latent_in(x), chosen, weights)
+        if self.latent_out is not None:
+            y = ops.cast(self.latent_out(y), x.dtype)
         if self.shared is None:
             return y
         shared = self.shared(x)
@@ -116,32 +151,30 @@ class DecoderExperts(Module):
         """The weighted sum of the chosen experts' results, of x's shape and dtype.
 
         Args:
-            x: ``[tokens, hidden_size]``.
+            x: Hidden states or latents ``[tokens, width]``.
             chosen: The experts of each token, integers ``[tokens, per_token]``.
             weights: Their weights, of that shape.
         """
-        biases = None
-        if self.gate_proj_bias is not None and self.up_proj_bias is not None:
-            biases = TensorValue(self.gate_proj_bias), TensorValue(self.up_proj_bias)
+        projections = [p for p in (self.gate_proj, self.up_proj) if p is not None]
+        vectors = [b for b in (self.gate_proj_bias, self.up_proj_bias) if b is not None]
         return run_experts(
             x,
             chosen,
             weights,
-            (self.gate_proj, self.up_proj),
+            tuple(map(TensorValue, projections)),
             self.down_proj,
             activation=self._activation,
-            gate_up_bias=biases,
+            gate_up_bias=tuple(map(TensorValue, vectors)) or None,
             down_bias=self.down_proj_bias,
             weights_first=self.weights_first,
-            gate_up_encoding=(
-                self.gate_proj.quantization_encoding,
-                self.up_proj.quantization_encoding,
-            ),
+            gate_up_encoding=tuple(p.quantization_encoding for p in projections),
             down_encoding=self.down_proj.quantization_encoding,
         )
 
-    def _activation(self, gate: TensorValue, up: TensorValue) -> TensorValue:
-        """The input of the down projection."""
+    def _activation(self, gate: TensorValue, up: TensorValue | None = None) -> TensorValue:
+        """The input of the down projection; of the up projection alone where there is no gate."""
+        if up is None:
+            return PLAIN_ACTIVATIONS[self.activation](gate)
         if self.clamped_swiglu is None:
             return PLAIN_ACTIVATIONS[self.activation](gate) * up
         alpha, limit = self.clamped_swiglu

@@ -34,12 +34,19 @@ class ExpertsBeside(DecoderExperts):
         eps: The epsilon of the norms.
         dtype: The dtype of the weights.
         device: Where it runs.
+        activation: The activation of the gates.
     """
 
     def __init__(
-        self, experts: Experts, hidden_size: int, eps: float, dtype: DType, device: DeviceRef
+        self,
+        experts: Experts,
+        hidden_size: int,
+        eps: float,
+        dtype: DType,
+        device: DeviceRef,
+        activation: str = "gelu_tanh",
     ) -> None:
-        super().__init__(experts, hidden_size, dtype, device)
+        super().__init__(experts, hidden_size, dtype, device, activation)
         self.eps, self.hidden_size = eps, hidden_size
         self.scale = Weight("scale", dtype, [hidden_size], device)
         self.per_expert_scale = Weight("per_expert_scale", dtype, [experts.count], device)

@@ -24,6 +24,7 @@ __all__ = [
     "MAMBA_KEYS",
     "MIXER_FORMS",
     "NEMOTRON_KEYS",
+    "NEMOTRON_LAYER",
     "factors",
     "kinds_of_layers",
     "kinds_of_pattern",
@@ -106,7 +107,6 @@ NEMOTRON_KEYS = {
     "heads": "mamba_num_heads",
     "head_dim": "mamba_head_dim",
     "state_size": "ssm_state_size",
-    "bias": "mamba_proj_bias",
 }
 
 HYBRID_TOP = {"final_layernorm": "norm"}
@@ -133,6 +133,21 @@ HYBRID_LAYER = {
     **mixer_names("mamba"),
 }
 """The same within a layer."""
+
+NEMOTRON_LAYER = {
+    "norm": "input_layernorm",
+    **{f"mixer.{x}_proj": f"self_attn.{x}_proj" for x in "qkvo"},
+    **{f"mixer.{x}_proj": f"mlp.{x}_proj" for x in ("up", "down")},
+    **{f"mixer.experts.{x}_proj": f"mlp.experts.{x}_proj.weight" for x in ("up", "down")},
+    "mixer.experts": "mlp.experts",
+    "mixer.gate.weight": "mlp.gate.gate_score.weight",
+    "mixer.gate.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
+    "mixer.shared_experts": "mlp.shared",
+    "mixer.fc1_latent_proj": "mlp.latent_in",
+    "mixer.fc2_latent_proj": "mlp.latent_out",
+    **mixer_names("mixer"),
+}
+"""The same within a layer of Nemotron-H, which has a mixer of some kind."""
 
 
 def mamba2_form(
@@ -231,7 +246,8 @@ _KINDS: dict[str, LayerKind] = {
     "attention": "attention",
     "mlp": "feed_forward",
 }
-_LETTERS: dict[str, LayerKind] = {"M": "recurrent", "*": "attention", "-": "feed_forward"}
+_PATTERN_TYPES = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""The types of layers that the letters of Nemotron-H's pattern name."""
 
 
 def kinds_of_layers(
@@ -262,8 +278,10 @@ def kinds_of_layers(
     return tuple(_KINDS[name] for name in names)
 
 
-def kinds_of_pattern(keys: ConfigKeys) -> tuple[LayerKind, ...]:
-    """The kinds of Nemotron-H's layers: of ``layers_block_type``, else of the letters of ``hybrid_override_pattern``.
+def kinds_of_pattern(keys: ConfigKeys) -> tuple[tuple[LayerKind, ...], frozenset[int]]:
+    """The kinds of Nemotron-H's layers, and the layers with experts.
+
+    They are those of ``layers_block_type``, else of the letters of ``hybrid_override_pattern``.
 
     Args:
         keys: The keys of config.json.
@@ -271,12 +289,17 @@ def kinds_of_pattern(keys: ConfigKeys) -> tuple[LayerKind, ...]:
     Raises:
         ModelFilesError: There is neither, or a kind is unknown.
     """
-    pattern = keys.value("hybrid_override_pattern")
-    if keys.value("layers_block_type") is not None or pattern is None:
-        return kinds_of_layers(keys, "layers_block_type", None)
-    if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_LETTERS):
-        raise keys.error("hybrid_override_pattern", f"letters of {' '.join(_LETTERS)}")
-    return tuple(_LETTERS[letter] for letter in pattern)
+    types, pattern = keys.value("layers_block_type"), keys.value("hybrid_override_pattern")
+    if types is None and pattern is not None:
+        if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_PATTERN_TYPES):
+            raise keys.error("hybrid_override_pattern", f"letters of {' '.join(_PATTERN_TYPES)}")
+        types = [_PATTERN_TYPES[letter] for letter in pattern]
+    kinds: dict[str, LayerKind] = {**_KINDS, "moe": "feed_forward"}
+    names: list[Any] = list(types) if isinstance(types, list) else []
+    if not names or not all(isinstance(name, str) and name in kinds for name in names):
+        raise keys.error("layers_block_type", f"a list of {', '.join(kinds)}")
+    routed = frozenset(index for index, name in enumerate(names) if name == "moe")
+    return tuple(kinds[name] for name in names), routed
 
 
 def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:

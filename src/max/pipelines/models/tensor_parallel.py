@@ -131,6 +131,10 @@ def _split_block(block: DecoderBlock, parts: Sequence[Module], devices: Sequence
             block.split(name, _SplitAttention(whole, own, devices))
         elif isinstance(whole, MLP | PlainMLP | DecoderExperts) and type(whole) is not SparseMLP:
             _take_shards(whole, own, devices)
+            for part in own[1:]:
+                # each projects its summand of the latents: the first one has the bias
+                if isinstance(part, DecoderExperts) and part.latent_out is not None:
+                    part.latent_out.bias = None
             block.split(name, _sum_of(own, devices))
 
 
