@@ -54,6 +54,17 @@ def deepseek_v3(draw: Draw) -> Options:
     return options | experts | latents(draw) | {"rope_interleave": draw(FLAGS)}
 
 
+def deepseek_v32(draw: Draw) -> Options:
+    options = deepseek_v3(draw)
+    del options["rope_interleave"]
+    return options | {
+        "q_lora_rank": draw(st.integers(1, 12)),
+        "index_topk": draw(st.integers(1, 40)),
+        "index_n_heads": draw(st.integers(1, 4)),
+        "index_head_dim": options["qk_rope_head_dim"] + draw(st.integers(0, 8)),
+    }
+
+
 def deepseek_v2(draw: Draw) -> Options:
     options = deepseek_v3(draw)
     del options["rope_interleave"], options["norm_topk_prob"]
@@ -172,6 +183,7 @@ def hunyuan_moe(draw: Draw) -> Options:
 EXPERTS: Families = {
     "DeepseekV2ForCausalLM": ("DeepseekV2Config", deepseek_v2),
     "DeepseekV3ForCausalLM": ("DeepseekV3Config", deepseek_v3),
+    "DeepseekV32ForCausalLM": ("DeepseekV32Config", deepseek_v32),
     "Dots1ForCausalLM": ("Dots1Config", dots1),
     "Ernie4_5_MoeForCausalLM": ("Ernie4_5_MoeConfig", ernie),
     "Glm4MoeForCausalLM": ("Glm4MoeConfig", glm4_moe),

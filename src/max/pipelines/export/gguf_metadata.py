@@ -290,6 +290,8 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
         return {}
     if experts.clamped_swiglu not in (None, _PUBLISHED_SWIGLU):
         raise _refused(name, f"a SwiGLU of other numbers than {_PUBLISHED_SWIGLU}")
+    if name == "nemotron_h":
+        raise _refused(name, "experts")
     routing, count = experts.routing, len(experts.dense_layers)
     values: dict[str, Any] = {
         "expert_count": experts.count,
