@@ -56,6 +56,7 @@ _COUNTS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "n_shared_experts": "expert_shared_count",
+    "moe_latent_size": "moe_latent_size",
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "first_k_dense_replace": "leading_dense_block_count",

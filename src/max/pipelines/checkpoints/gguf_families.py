@@ -141,6 +141,13 @@ FAMILIES: dict[str, GGUFFamily] = {
             "layer_norm_eps": "layer_norm_epsilon",
         },
     ),
+    "nemotron_h_moe": _llama_like(
+        "NemotronH",
+        "nemotron_h",
+        num_experts="n_routed_experts",
+        shared_expert_intermediate_size="moe_shared_expert_intermediate_size",
+    ),
+    # after its form with experts: files of the class have this name where nothing else is said
     "nemotron_h": _llama_like("NemotronH", "nemotron_h"),
     "nemotron": _llama_like("Nemotron", "nemotron", layer_norm_eps="norm_eps"),
     "olmo": _llama_like("Olmo", "olmo"),

@@ -135,9 +135,10 @@ def _falcon_h1(meta: _Metadata) -> dict[str, Any]:
 def _nemotron_h(meta: _Metadata) -> dict[str, Any]:
     inner = meta.per_layer("feed_forward_length")
     heads = meta.per_layer("attention.head_count_kv")
+    routed = meta.layers_with("ffn_gate_inp.weight")
     kinds = [
-        "mlp" if size else "attention" if count else "mamba"
-        for size, count in zip(inner, heads, strict=True)
+        "moe" if i in routed else "mlp" if inner[i] else "attention" if heads[i] else "mamba"
+        for i in range(meta.layers)
     ]
     scan = {_NEMOTRON[key]: value for key, value in _scan(meta).items()}
     return {
@@ -209,6 +210,7 @@ RECURRENT: Mapping[str, Callable[[_Metadata], dict[str, Any]]] = {
     "jamba": _jamba,
     "falcon-h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
     "granitehybrid": _granite,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,

@@ -96,6 +96,8 @@ def export_gguf(
     model, architecture = PIPELINE_REGISTRY.architectures[name].pipeline_model, _ARCHITECTURES[name]
     assert issubclass(model, DecoderModel)
     config = model.config_class.from_huggingface(source)
+    if architecture == "nemotron_h" and config.experts is not None:
+        architecture = "nemotron_h_moe"
     if isinstance(config.recurrence, DeltaNetForm):
         # files have the parts of fused projections
         config = replace(config, recurrence=replace(config.recurrence, fused=False))

@@ -49,7 +49,7 @@ def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
         "feed_forward_length": _feed_forward(config),
         "vocab_size": config.vocab_size,
     }
-    if config.norm.kind == "layer" or name == "nemotron_h":
+    if config.norm.kind == "layer" or name.startswith("nemotron_h"):
         values["attention.layer_norm_epsilon"] = float(config.norm_eps)
     if config.norm.kind == "rms" or name == "phimoe":
         values["attention.layer_norm_rms_epsilon"] = float(config.norm_eps)
@@ -290,8 +290,6 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
         return {}
     if experts.clamped_swiglu not in (None, _PUBLISHED_SWIGLU):
         raise _refused(name, f"a SwiGLU of other numbers than {_PUBLISHED_SWIGLU}")
-    if name == "nemotron_h":
-        raise _refused(name, "experts")
     routing, count = experts.routing, len(experts.dense_layers)
     values: dict[str, Any] = {
         "expert_count": experts.count,
@@ -311,6 +309,13 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
         values["expert_shared_feed_forward_length"] = experts.shared_size
     if name == "llama4":
         values["interleave_moe_layer_step"] = _step(config, name)
+    elif name == "nemotron_h_moe":
+        if any(config.feeds_forward(index) for index in experts.dense_layers):
+            raise _refused(name, "layers with an MLP beside layers with experts")
+        # one MLP of the stated size
+        values["expert_shared_count"] = 1
+        if experts.latent_size is not None:
+            values["moe_latent_size"] = experts.latent_size
     elif experts.dense_layers == frozenset(range(count)):
         values["leading_dense_block_count"] = count
     elif name not in _TELL_DENSE_LAYERS:

@@ -47,6 +47,8 @@ GGUF_LAYER = {
     "ffn_gate_shexp": "mlp.shared.gate_proj",
     "ffn_up_shexp": "mlp.shared.up_proj",
     "ffn_down_shexp": "mlp.shared.down_proj",
+    "ffn_latent_down": "mlp.latent_in",
+    "ffn_latent_up": "mlp.latent_out",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "attn_sinks.weight": "self_attn.sinks",
     "attn_q_a": "self_attn.q_a_proj",
