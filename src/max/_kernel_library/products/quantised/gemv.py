@@ -78,7 +78,7 @@ def add_word(
 
 
 @k.inline
-def add_block(
+def add_packed_block(
     sums: Any, q: Rounded, b: Any, scales: Any, lines: Any, vectors: tuple[int, ...], first: Any,
     rows: int, t: QuantisedTiling,
 ) -> None:  # fmt: skip
@@ -167,5 +167,7 @@ def gemv_packed(
             scales = packed[unit * form.unit_bytes :]
             for v in k.static_range(0, vectors, together):
                 numbers = tuple(range(v, v + together))
-                add_block(sums, q, b, (scales, inside), (packed, line), numbers, first, rows, t)
+                add_packed_block(
+                    sums, q, b, (scales, inside), (packed, line), numbers, first, rows, t
+                )
     store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)
