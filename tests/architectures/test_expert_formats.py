@@ -133,6 +133,7 @@ def test_experts_in_blocks_of_gguf_files(
 EXPERTS = {
     "deepseek_v2": {"moe_intermediate_size": 32, "num_key_value_heads": 8},
     "deepseek_v3": {"moe_intermediate_size": 32, "num_key_value_heads": 8},
+    "deepseek_v32": {"moe_intermediate_size": 32, "num_key_value_heads": 8, "q_lora_rank": 32},
     "dots1": {"moe_intermediate_size": 32},
     "ernie4_5_moe": {"moe_intermediate_size": 32},
     "glm4_moe": {"moe_intermediate_size": 32},
