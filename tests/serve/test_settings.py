@@ -135,7 +135,8 @@ def test_prefixes_outlive_the_server(start_server, tmp_path: Path) -> None:
             deadline = time.monotonic() + 60
             # the worker reports its counts now and then
             while not re.search(
-                r'maxserve_step_time_count{kind="prompt"} [1-9]', text := metrics(client)
+                r'maxserve_step_time_milliseconds_count{kind="prompt"} [1-9]',
+                text := metrics(client),
             ):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

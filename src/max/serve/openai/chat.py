@@ -29,12 +29,11 @@ from max.serve.openai.messages import ChatMessage
 from max.serve.openai.structure import GrammarFields, grammar_of
 from max.serve.openai.tools import NamedChoice, ToolField, choice_of, tools_of
 from max.serve.openai.wire import (
-    DONE,
     HOLE,
+    Chunks,
     EventTemplate,
     chat_logprobs,
     error_event,
-    event,
     new_id,
     usage,
 )
@@ -195,35 +194,32 @@ async def _stream(
     body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any], state: ServerState
 ) -> AsyncGenerator[bytes, None]:
     options = RunOptions(timeout=state.settings.request_timeout_s)
-    writer = _EventWriter(body, job, head)
+    writer = _AnswerEvents(body, job, head)
     stream = stream_answers(job, options, state.metrics)
     async with aclosing(stream):
         async for deltas in stream:
             # streams are not repeatable
             yield b"".join(writer.events(each) for each in deltas if isinstance(each, AnswerDelta))
-    if body.wants_usage:
-        totals = usage(job.prompt_tokens, sum(writer.tokens.values()))
-        yield event({**head, "choices": [], "usage": totals})
-    yield DONE
+    yield writer.end()
 
 
-class _EventWriter:
-    """Makes the events of all answers of a request."""
+class _AnswerEvents:
+    """The events of all answers of a request."""
 
     def __init__(self, body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any]) -> None:
         self._body, self._job = body, job
-        self._shared = {**head, "usage": None} if body.wants_usage else head
+        self._chunks = Chunks(head, body.wants_usage)
         self._templates: dict[tuple[int, type[AnswerPart]], EventTemplate] = {}
-        self.tokens: dict[int, int] = {}
+        self._tokens: dict[int, int] = {}
         """The generated tokens of each answer that has begun."""
 
     def events(self, delta: AnswerDelta) -> bytes:
         """The events of new parts; the first has the role, the last alone the reason of the end."""
         choice, body = delta.choice, self._body
         begin = b""
-        if choice not in self.tokens:
+        if choice not in self._tokens:
             begin = self._event(choice, {"role": "assistant", "content": ""})
-        self.tokens[choice] = delta.tokens
+        self._tokens[choice] = delta.tokens
         if body.logprobs and delta.logs:
             logs = chat_logprobs(delta.logs, body.top_logprobs or 0, self._job.model.vocabulary)
             deltas = [_delta(part) for part in delta.parts] or [{}]
@@ -236,6 +232,10 @@ class _EventWriter:
             parts.append(self._event(choice, {}, **end))
         return begin + b"".join(parts)
 
+    def end(self) -> bytes:
+        """The last events."""
+        return self._chunks.end(usage(self._job.prompt_tokens, sum(self._tokens.values())))
+
     def _part(self, choice: int, part: AnswerPart) -> bytes:
         """The event of a part; nearly all are texts, which have a template."""
         if not isinstance(part, (ContentPart, ReasoningPart)):
@@ -243,13 +243,14 @@ class _EventWriter:
         kind = type(part)
         template = self._templates.get((choice, kind))
         if template is None:
-            template = EventTemplate(self._data(choice, _delta(kind(HOLE))))
+            template = self._chunks.template(_choice_of(choice, _delta(kind(HOLE))))
             self._templates[choice, kind] = template
         return template.fill(part.text)
 
     def _event(self, choice: int, delta: dict[str, Any], **more: Any) -> bytes:
-        return event(self._data(choice, delta, **more))
+        return self._chunks.event(_choice_of(choice, delta, **more))
 
-    def _data(self, choice: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
-        fields = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._shared, "choices": [{**fields, **more}]}
+
+def _choice_of(number: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The fields of a choice of a chunk."""
+    return {"index": number, "delta": delta, "logprobs": None, "finish_reason": None, **more}

@@ -20,16 +20,7 @@ from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
 from max.serve.openai.structure import GrammarFields, grammar_of
-from max.serve.openai.wire import (
-    DONE,
-    HOLE,
-    EventTemplate,
-    completion_logprobs,
-    error_event,
-    event,
-    new_id,
-    usage,
-)
+from max.serve.openai.wire import HOLE, Chunks, completion_logprobs, error_event, new_id, usage
 from max.serve.request_context import current_request
 from max.serve.text import TextPiece, TokenLog
 from max.serve.worker.client import Repeated
@@ -240,7 +231,7 @@ async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[
 
 async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None]:
     options = RunOptions(timeout=state.settings.request_timeout_s)
-    writer = _EventWriter(plan)
+    writer = _ChoiceEvents(plan)
     stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
     async with aclosing(stream):
         async for pieces in stream:
@@ -250,24 +241,24 @@ async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None
                 for number, piece in pieces
                 if isinstance(piece, TextPiece)
             )
-    if plan.body.wants_usage:
-        yield event({**plan.head, "choices": [], "usage": plan.usage})
-    yield DONE
+    yield writer.end()
 
 
-class _EventWriter:
-    """Makes the events of the choices of one request."""
+class _ChoiceEvents:
+    """The events of the choices of a request."""
 
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan
         self._begun: set[int] = set()
-        tail = {"usage": None} if plan.body.wants_usage else {}
+        self._chunks = Chunks(plan.head, plan.body.wants_usage)
         self._plain = [
-            EventTemplate(
-                {**plan.head, "choices": [self._choice(number, HOLE, None, None, None)], **tail}
-            )
+            self._chunks.template(self._choice(number, HOLE, None, None, None))
             for number in range(len(plan.choices))
         ]
+
+    def end(self) -> bytes:
+        """The last events."""
+        return self._chunks.end(self._plan.usage)
 
     def event(self, number: int, piece: TextPiece) -> bytes:
         """The event of a piece of a choice."""
@@ -282,11 +273,7 @@ class _EventWriter:
         if plan.body.logprobs is None and piece.finish_reason is None:
             return self._plain[number].fill(text)
         logs = plan.logprobs(choice, piece.logs, first)
-        data = {
-            **plan.head,
-            "choices": [self._choice(number, text, logs, piece.finish_reason, piece.stop)],
-        }
-        return event({**data, "usage": None} if plan.body.wants_usage else data)
+        return self._chunks.event(self._choice(number, text, logs, piece.finish_reason, piece.stop))
 
     @staticmethod
     def _choice(

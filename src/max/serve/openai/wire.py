@@ -57,6 +57,48 @@ class EventTemplate:
         return b"%b%b%b" % (self._begin, encode_json(text), self._end)
 
 
+class Chunks:
+    """The events of a streamed completion: they differ by their choice.
+
+    Args:
+        head: The fields that all of them have.
+        with_usage: Whether a last event has the numbers of tokens; the field is then null in the others.
+    """
+
+    def __init__(self, head: dict[str, Any], with_usage: bool) -> None:
+        self._head, self._with_usage = head, with_usage
+
+    def event(self, choice: dict[str, Any]) -> bytes:
+        """The event of a choice.
+
+        Args:
+            choice: Its fields.
+        """
+        return event(self._data(choice))
+
+    def template(self, choice: dict[str, Any]) -> EventTemplate:
+        """The event of a choice whose text is filled in later.
+
+        Args:
+            choice: Its fields; the text is ``HOLE``.
+        """
+        return EventTemplate(self._data(choice))
+
+    def end(self, totals: dict[str, Any]) -> bytes:
+        """The last events.
+
+        Args:
+            totals: The numbers of tokens, from :func:`usage`.
+        """
+        if not self._with_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": totals}) + DONE
+
+    def _data(self, choice: dict[str, Any]) -> dict[str, Any]:
+        data = {**self._head, "choices": [choice]}
+        return {**data, "usage": None} if self._with_usage else data
+
+
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that an error ends.
 
