@@ -401,7 +401,7 @@ def test_no_command_shows_the_help():
     assert lines[0].startswith("Usage: max ") and any(x.startswith("  generate ") for x in lines)
 
 
-@pytest.mark.parametrize("command", ["warm-cache", "warm-interpreter-cache"])
+@pytest.mark.parametrize("command", ["warm-interpreter-cache"])
 def test_commands_that_are_absent(here, command):
     done = here(command, "--model", "x")
     check_error(done, f"`max {command}` is not in this release", "`")

@@ -72,3 +72,29 @@ def test_help_is_in_groups() -> None:
     parameters = {p.name: p for p in cli.get_command(None, "serve").params}  # type: ignore[arg-type]
     shown = [name for name, p in parameters.items() if not p.hidden]
     assert all(max(parameters[name].opts, key=len) in text for name in shown)
+
+
+def test_a_warm_cache_is_that_of_a_later_run(tmp_path: Path) -> None:
+    """The second command compiles nothing: it makes no new entry."""
+    tiny = Path(__file__).parents[2] / "models" / "tiny-chat"
+    env = {**os.environ, "MAX_CACHE_DIR": str(tmp_path)}
+
+    def run(*arguments: str) -> str:
+        code = "from max.entrypoints.cli import main; main()"
+        result = subprocess.run(
+            [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True,
+            timeout=300,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def entries() -> set[Path]:
+        return {path for path in (tmp_path / "object").rglob("*") if path.is_file()}
+
+    options = ("--model", str(tiny), "--max-length", "128", "--quantization-encoding", "float32")
+    assert str(tmp_path) in run("warm-cache", *options)
+    warm = entries()
+    assert warm
+    prompt = ("--prompt", "Hi", "--max-new-tokens", "4", "--top-k", "1")
+    run("generate", *options, *prompt)
+    assert entries() == warm

@@ -127,9 +127,12 @@ def test_prefixes_outlive_the_server(start_server, tmp_path: Path) -> None:
     for _ in range(2):
         server = start_server(
             "--model", str(TINY), "--max-length", "256", "--kv-cache-folder", str(tmp_path / "kept"),
-            "--kv-cache-page-size", "16", "--quantization-encoding", "float32",
+            "--kv-cache-page-size", "16", "--quantization-encoding", "float32", "--pretty-print-config",
+            "--api-key", "secret-key",
         ).wait_ready()  # fmt: skip
-        with httpx.Client(base_url=server.url, timeout=120) as client:
+        assert '"max_length": 256' in server.output and "secret-key" not in server.output
+        headers = {"Authorization": "Bearer secret-key"}
+        with httpx.Client(base_url=server.url, timeout=120, headers=headers) as client:
             body = {"prompt": [9] * 99, "max_tokens": 8, "temperature": 0}
             texts.append(client.post("/v1/completions", json=body).json()["choices"][0]["text"])
             deadline = time.monotonic() + 60

@@ -42,6 +42,10 @@ COMMANDS = {
     "run": ("max.entrypoints.cli.run:run", "Run a model of `max ls`."),
     "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),
     "doctor": ("max.entrypoints.cli.doctor:doctor", "Check this machine."),
+    "warm-cache": (
+        "max.entrypoints.cli.warm_cache:warm_cache",
+        "Compile a model into the cache.",
+    ),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
 }
 # the headings of `max --help`, and the commands under them in their order
@@ -49,12 +53,11 @@ GROUPS = {
     "Text": ("generate", "chat", "run", "encode", "rank"),
     "Server": ("serve", "ps", "run-batch", "benchmark"),
     "Models": ("pull", "ls", "show", "rm", "list", "quantize", "perplexity"),
-    "Machine and compiler": ("doctor", "explain"),
+    "Machine and compiler": ("doctor", "warm-cache", "explain"),
 }
 # commands of MAX that are not in this release, and their replacements
 ABSENT = {
-    "warm-cache": "`max generate --max-new-tokens 1` compiles a model and fills the cache.",
-    "warm-interpreter-cache": "`max generate --max-new-tokens 1` fills the cache of compiled code.",
+    "warm-interpreter-cache": "`max warm-cache` fills the cache of compiled code.",
 }
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)
 

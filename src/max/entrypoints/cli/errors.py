@@ -33,6 +33,8 @@ ABSENT_OPTIONS = {
     "--kv-connector-config": "the KV cache stays in one process",
     "--detokenize": "text is what is printed",
     "--no-detokenize": "text is what is printed",
+    "--model-override": "options are given by their own names",
+    "--kvcache-ce-watermark": "a prompt is admitted if it leaves a page for each running request",
     "--headless": "the worker has no use without its server",
     "--task-arg": "tasks take no arguments",
     "--profile-serve": "`--log-level debug` and /metrics say what a server does",

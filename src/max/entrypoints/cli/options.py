@@ -23,6 +23,7 @@ _NAMES = {
     # the second names are of later versions
     "prefill_chunk_size": ("--prefill-chunk-size", "--max-batch-input-tokens"),
     "max_batch_context_length": ("--max-batch-context-length", "--max-batch-total-tokens"),
+    "enable_penalties": ("--enable-penalties", "--do-penalties"),
 }
 _NOT_OPTIONS = {"in_dtype", "out_dtype", "zmq_endpoint_base"}
 
@@ -109,9 +110,8 @@ def _option(
     shown = _shown(default)
     text = f"{help} [default: {shown}]" if shown else help
     if kind is bool:
-        off = "--no-" + words[0][2:]
         return click.option(
-            f"{words[0]}/{off}",
+            *(f"{word}/--no-{word[2:]}" for word in words),
             name,
             cls=GroupedOption,
             group=group,

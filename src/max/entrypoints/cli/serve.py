@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -283,6 +284,12 @@ def _read_config(
     env=[_PREFIX + "OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
     help="Send traces to this collector, by OTLP over HTTP. Not set: nothing is traced or sent.",
 )
+@_option(
+    "--pretty-print-config/--no-pretty-print-config",
+    env="PRETTY_PRINT_CONFIG",
+    group=_LOG,
+    help="Print the settings as JSON before the start.",
+)
 @config_options
 @partial(log_level_option, envvar=_PREFIX + "LOGS_CONSOLE_LEVEL")
 @click.pass_context
@@ -296,7 +303,12 @@ def serve(context: click.Context, **options: Any) -> None:
     settings = _settings(options)
     models_dir = options.pop("models_dir")
     limits = (options.pop("max_loaded_models"), options.pop("idle_timeout"))
+    shows_settings = options.pop("pretty_print_config")
     config = given(options)
+    if shows_settings:
+        values = {**asdict(settings), "api_types": sorted(settings.api_types)}
+        del values["api_keys"]
+        click.echo(json.dumps({"server": values, "model": config}, indent=1, default=str))
     if not config.get("model_path"):
         _check_router(config, settings)
     elif models_dir is not None:
