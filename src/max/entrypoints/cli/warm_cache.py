@@ -7,9 +7,14 @@ from typing import Any
 
 import click
 
+from max._config import cache_dir
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options import GroupedCommand, config_options, given
+from max.entrypoints.llm import LLM
+from max.interfaces import PipelineTask
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+from max.pipelines.encoders.text_encoder import TextEncoder
 
 
 @click.command("warm-cache", cls=GroupedCommand, short_help="Compile a model into the cache.")
@@ -20,12 +25,6 @@ def warm_cache(**options: Any) -> None:
 
     A later `max serve` or `max generate` with the same options compiles nothing.
     """
-    from max._config import cache_dir
-    from max.entrypoints.llm import LLM
-    from max.interfaces import PipelineTask
-    from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
-    from max.pipelines.encoders.text_encoder import TextEncoder
-
     values = given(options)
     if not values.get("model_path"):
         raise CommandError("no model is given", "Give one with --model.")
