@@ -16,7 +16,7 @@ from max.pipelines.models.rope import RopeConfig
 
 Array = npt.NDArray[Any]
 
-PERMUTED = {"llama", "olmo", "granite", "granitemoe", "smollm3", "arcee"}
+PERMUTED = {"llama", "olmo", "granite", "granitemoe", "smollm3", "arcee", "mistral3"}
 """Architectures whose rows of queries and keys are stored with the elements of a rotated pair side by side."""
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")

@@ -101,7 +101,34 @@ def gemma4(writer: gguf.GGUFWriter) -> None:
     writer.add_tensor("rope_freqs.weight", np.array([1, 1, 1e30, 1e30], np.float32))
 
 
+def apertus(writer: gguf.GGUFWriter) -> None:
+    """The activations' parameters are metadata."""
+    mlps = [layer.mlp.act_fn for layer in transformers_model("apertus").model.layers]
+    writer.add_xielu_alpha_p([act.alpha_p.item() for act in mlps])
+    writer.add_xielu_alpha_n([act.alpha_n.item() for act in mlps])
+    writer.add_xielu_beta([0.5] * len(mlps))
+    writer.add_xielu_eps([-1e-6] * len(mlps))
+    # what transformers divides the frequencies of Llama 3's rotation by
+    scaled = transformers_model("apertus").model.rotary_emb.inv_freq.numpy()
+    divisors = 500.0 ** (-np.arange(0, 4, 2) / 4) / scaled
+    writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+
+
+def without_activations(state: dict[str, Any], config: Any) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if ".act_fn." not in name}
+
+
+def olmo3(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window_pattern([True, False, True])
+
+
+def ministral3(writer: gguf.GGUFWriter) -> None:
+    writer.add_attn_temperature_scale(0.6)
+    writer.add_rope_scaling_yarn_log_mul(0.5)
+
+
 FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "apertus": ("apertus", apertus),
     "arcee": ("arcee", nothing),
     "bloom": ("bloom", nothing),
     "cohere": ("command-r", lambda w: w.add_logit_scale(0.3)),
@@ -129,7 +156,9 @@ FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "phimoe_gguf": ("phimoe", nothing),
     "qwen2_moe_gguf": ("qwen2moe", nothing),
     "qwen3_moe_gguf": ("qwen3moe", nothing),
+    "glm": ("chatglm", nothing),
     "glm4": ("glm4", nothing),
+    "ministral3": ("mistral3", ministral3),
     "gpt2": ("gpt2", nothing),
     "gpt_neox": ("gptneox", neox),
     "granite": ("granite", granite),
@@ -138,6 +167,7 @@ FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "nemotron": ("nemotron", nothing),
     "olmo": ("olmo", lambda w: w.add_clamp_kqv(0.7)),
     "olmo2": ("olmo2", nothing),
+    "olmo3": ("olmo2", olmo3),
     "phi_grouped": ("phi2", nothing),
     "phi3": ("phi3", nothing),
     "phi3_long": ("phi3", nothing),
@@ -215,12 +245,45 @@ def test_layers_with_a_window(pattern: Any, expected: Any) -> None:
         assert layer_types_of(file, "llama", 2) == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"xielu.alpha_p": np.array([1.0])},
+            r"xielu.alpha_p is array\(\[1\.\]\), expected a number, or 2",
+        ),
+        ({"xielu.alpha_p": 1}, "xielu.alpha_p is 1, expected a number, or 2"),
+        ({"xielu.alpha_n": None}, "xielu.alpha_n is None"),
+        (
+            {"apertus.rope.scaling.type": "yarn", "apertus.rope.scaling.attn_factor": 1.0},
+            "rope.scaling.factor is None, expected a number over 0",
+        ),
+        (
+            {"apertus.rope.scaling.type": "yarn", "apertus.rope.scaling.yarn_beta_fast": "32"},
+            "yarn_beta_fast is '32', expected a number over 0",
+        ),
+    ],
+)
+def test_parameters_that_do_not_fit(values: dict[str, Any], message: str) -> None:
+    keys = {
+        "block_count": 2, "context_length": 8, "embedding_length": 8, "feed_forward_length": 8,
+        "attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
+    stated = {"general.architecture": "apertus", **{f"apertus.{k}": v for k, v in keys.items()}}
+    stated |= {f"xielu.{part}": 0.5 for part in ("alpha_p", "alpha_n", "beta", "eps")}
+    tensors = {"token_embd.weight": SimpleNamespace(shape=(4, 8))}
+    file = SimpleNamespace(path="x.gguf", metadata=stated | values, tensors=tensors)
+    with pytest.raises(ModelFilesError, match=message):
+        config_of(cast(GGUFFile, file))
+
+
 @pytest.mark.parametrize("case", FILES)
 def test_logits(tmp_path: Path, rng: np.random.Generator, case: str) -> None:
     arch, extra = FILES[case]
     model = transformers_model(case)
     path = tmp_path / "model.gguf"
-    change = gguf_files.split_latents if extra is deepseek_latents else None
+    changes = {deepseek_latents: gguf_files.split_latents, apertus: without_activations}
+    change = changes.get(extra)
     gguf_files.write(path, model, arch, extra, change)
     file = GGUFFile(path)
     ours = Server(

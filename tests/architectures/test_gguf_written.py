@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from max.driver import Tensor
 from max.engine import InferenceSession
 from max.graph.weights import GGUFFile, GGUFWeights, WeightData
 from max.nn.transformer import ReturnLogits
@@ -190,12 +191,16 @@ def written(case: str, folder: Path, session: InferenceSession) -> tuple[Any, Pa
     return model, path
 
 
-def read(path: Path, case: str) -> Server:
+def weights_of_file(path: Path) -> dict[str, WeightData]:
+    return {name: value.data() for name, value in GGUFWeights(path).items()}
+
+
+def read(path: Path, case: str, weights: dict[str, WeightData] | None = None) -> Server:
     """Our model of a file, by the file alone."""
     config = HuggingFaceConfig(config_of(GGUFFile(path)))
     return Server(
         config,
-        {name: value.data() for name, value in GGUFWeights(path).items()},
+        weights_of_file(path) if weights is None else weights,
         "interpreter",
         max_seq_len=spec_of(case).max_seq_len,
         architecture=cast(
@@ -297,6 +302,19 @@ def test_files_are_read(case: str, models: Any) -> None:
     path, texts, expected = models(case)
     actual = read(path, case).step(dict(enumerate(texts))).logits
     assert max(map(relative_error, actual, expected)) < CONDITION.get(case, 2e-5)
+
+
+def test_fused_experts(models: Any) -> None:
+    """Files of some converters have the gates and the up projections of experts as one tensor."""
+    path, texts, expected = models("qwen3_5_moe")
+    weights = weights_of_file(path)
+    for name in [name for name in weights if name.endswith("ffn_gate_exps.weight")]:
+        parts = [weights.pop(name), weights.pop(name.replace("gate", "up"))]
+        both = np.concatenate([Tensor.from_dlpack(part.data).to_numpy() for part in parts], 1)
+        fused = name.replace("gate", "gate_up")
+        weights[fused] = WeightData.from_numpy(both, fused)
+    actual = read(path, "qwen3_5_moe", weights).step(dict(enumerate(texts))).logits
+    assert max(map(relative_error, actual, expected)) < 1e-4
 
 
 @pytest.mark.parametrize("case", [*(case for case in WRITTEN if case not in OTHERWISE), *FURTHER])

@@ -43,6 +43,7 @@ GGUF_LAYER = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_gate_inp_shexp": "mlp.shared_gate",
     "ffn_gate_shexp": "mlp.shared.gate_proj",
     "ffn_up_shexp": "mlp.shared.up_proj",
