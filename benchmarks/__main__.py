@@ -55,16 +55,29 @@ part. `benchmarks/history.jsonl` keeps each run with its date, commit and machin
 """
 
 
+FAMILIES = ("qwen3-0.6b", "gemma3-1b", "olmoe-1.1b")
+
+
+def _chosen(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Those of a section's names that the options name."""
+    return [name for name in names if name in wanted]
+
+
+def _models(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """The models of generation and loading."""
+    return generation.models_of(_chosen(generation.SHAPES, args.shapes), args.encodings)
+
+
 def _generation(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.HEAD
-    for shape, encoding in generation.models_of(args.shapes, args.encodings):
+    for shape, encoding in _models(args):
         yield from generation.measure(shape, encoding, models, args.runs)
 
 
 def _families(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.HEAD
-    for shape in ("qwen3-0.6b", "gemma3-1b", "olmoe-1.1b"):
-        for encoding in ("q4_k", "q8_0", "bfloat16"):
+    for shape in _chosen(FAMILIES, args.shapes):
+        for encoding in _chosen(("q4_k", "q8_0", "bfloat16"), args.encodings):
             cases = ((32, 1), (256, 1))
             yield from generation.measure(shape, encoding, models, min(args.runs, 3), cases)
 
@@ -79,7 +92,7 @@ def _avx2(args: argparse.Namespace, models: Path) -> Iterator[str]:
 
 def _loading(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.LOADING_HEAD
-    for shape, encoding in generation.models_of(args.shapes, args.encodings):
+    for shape, encoding in _models(args):
         yield generation.measure_loading(shape, encoding, models, min(args.runs, 3)).row()
 
 
@@ -91,7 +104,7 @@ def _max(args: argparse.Namespace, models: Path) -> Iterator[str]:
 
 def _long_context(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from long_context.HEAD
-    yield from long_context.measure(models, min(args.runs, 3))
+    yield from long_context.measure(models, min(args.runs, 3), args.contexts)
 
 
 def _startup(args: argparse.Namespace, models: Path) -> Iterator[str]:
@@ -222,14 +235,21 @@ SECTIONS: dict[str, Section] = {
     "embeddings": Section(
         "Vectors of texts",
         embeddings.__doc__,
-        lambda a, models: embeddings.measure(models, runs=min(a.runs, 3)),
+        lambda a, models: embeddings.measure(
+            models, _chosen(embeddings.SHAPES, a.shapes), min(a.runs, 3)
+        ),
         3,
         15,
     ),
     "recurrent": Section(
         "State-space models",
         recurrent.__doc__,
-        lambda a, models: recurrent.measure(models, runs=min(a.runs, 3)),
+        lambda a, models: recurrent.measure(
+            models,
+            _chosen(recurrent.SHAPES, a.shapes),
+            _chosen(recurrent.DTYPES, a.dtypes),
+            min(a.runs, 3),
+        ),
         3,
         10,
     ),
@@ -337,17 +357,25 @@ def main() -> None:
         "--sections", nargs="*", default=list(SECTIONS),
         help=f"none: only write the pages; all by default: {', '.join(SECTIONS)}",
     )  # fmt: skip
+    shapes = [*generation.SHAPES, *FAMILIES, *embeddings.SHAPES, *recurrent.SHAPES]
     parser.add_argument(
-        "--shapes", nargs="+", default=list(generation.SHAPES), choices=list(generation.SHAPES),
-        help="models of generation and loading",
+        "--shapes", nargs="+", default=shapes, choices=shapes,
+        help="models of generation, loading, families, embeddings and recurrent",
     )  # fmt: skip
+    parser.add_argument(
+        "--contexts",
+        type=int,
+        nargs="+",
+        default=list(long_context.LENGTHS),
+        help="of long-context",
+    )
     parser.add_argument(
         "--encodings", nargs="+", default=list(generation.ENCODINGS),
         choices=list(generation.ENCODINGS), help="theirs, where blocks fit",
     )  # fmt: skip
     parser.add_argument(
         "--dtypes", nargs="+", default=list(matmul.BYTES), choices=list(matmul.BYTES),
-        help="of matmul",
+        help="of matmul and recurrent",
     )  # fmt: skip
     parser.add_argument("--rows", type=int, nargs="+", default=list(matmul.ROWS), help="of matmul")
     parser.add_argument("--unseen", type=int, default=8, help="random sizes of each dtype")

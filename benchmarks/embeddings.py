@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import FOLDER, python
+from benchmarks.peers import FOLDER, llama_python, python
 from benchmarks.runner import Samples, Worker, machine, ratio
 
 # fields of transformers' BertConfig
@@ -40,7 +40,19 @@ BUDGETS = (2048, 8192)
 """Tokens of an execution of ours."""
 TOLERANCE = 1e-3
 """How far a vector may be from torch's, relative to its norm."""
-LABELS = {"ours": "Supremum", "torch": "torch", "onnxruntime": "ONNX Runtime"}
+LABELS = {
+    "ours": "Supremum",
+    "torch": "torch",
+    "onnxruntime": "ONNX Runtime",
+    "llama.cpp": "llama.cpp",
+}
+WORKERS = {
+    "supremum_embeddings": "ours",
+    "torch_embeddings": "torch",
+    "onnxruntime_embeddings": "onnxruntime",
+    "llama_cpp_embeddings": "llama.cpp",
+}
+"""The keys of `LABELS` by the names of workers."""
 HEAD = ["| model | texts | tokens | " + " | ".join(f"{x}, s" for x in LABELS.values()) + " | ours / best peer |"]  # fmt: skip
 HEAD.append("|" + "---|" * (4 + len(LABELS)))
 
@@ -82,7 +94,47 @@ def _start(model: str, folder: Path, count: int) -> list[Worker]:
     if interpreter:
         worker = "benchmarks.workers.onnxruntime_embeddings"
         workers.append(Worker(worker, python=interpreter, **common))
+    if interpreter := llama_python():
+        _make_gguf(folder / f"embeddings-{model}")
+        worker = "benchmarks.workers.llama_cpp_embeddings"
+        workers.append(Worker(worker, python=interpreter, **common))
     return workers
+
+
+def _make_gguf(folder: Path) -> None:
+    """Writes a BERT's folder as a GGUF file in float32 without a tokenizer."""
+    target = folder / "model.gguf"
+    if target.exists():
+        return
+    import gguf
+    from transformers import BertModel
+
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False)
+    config = model.config
+    writer = gguf.GGUFWriter(target.with_suffix(".part"), "bert")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_token_type_count(config.type_vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
+    for name, value in model.state_dict().items():
+        if "position_ids" not in name:
+            array = value.float().numpy()
+            stored = names.get_name(name, (".weight", ".bias"))
+            assert stored is not None, name
+            writer.add_tensor(stored, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    target.with_suffix(".part").rename(target)
 
 
 def _check(worker: Worker, got: Any, want: Any) -> None:
@@ -92,9 +144,21 @@ def _check(worker: Worker, got: Any, want: Any) -> None:
 
 
 def measure(
-    folder: Path, models: Sequence[str] = tuple(SHAPES), runs: int = 3, count: int = 256
+    folder: Path,
+    models: Sequence[str] = tuple(SHAPES),
+    runs: int = 3,
+    count: int = 256,
+    engines: Sequence[str] = tuple(LABELS),
 ) -> Iterator[str]:
-    """The lines of a table, as they are measured."""
+    """The lines of a table, as they are measured.
+
+    Args:
+        folder: Where models are made.
+        models: The names of models.
+        runs: Runs of each engine.
+        count: The number of texts.
+        engines: The keys of `LABELS` that are timed; torch gives the reference even if it is not.
+    """
     yield from HEAD
     tokens = sum(map(len, texts(count)))
     for model in models:
@@ -102,14 +166,14 @@ def measure(
         with tempfile.TemporaryDirectory() as results:
             path = Path(results) / "result.npy"
             wanted: Any = None
-            for worker in workers:
+            for worker in (workers[0], *(w for w in workers[1:] if WORKERS[w.name] in engines)):
                 worker.call("check", path=str(path))
                 got = np.load(path)
                 wanted = got if wanted is None else wanted
                 _check(worker, got, wanted)
         times: dict[str, Samples] = {}
         for _ in range(runs):
-            for worker in workers:
+            for worker in (w for w in workers if WORKERS[w.name] in engines):
                 for name, value in worker.call("run").items():
                     times.setdefault(name, Samples()).values.append(value)
         for worker in workers:
@@ -132,11 +196,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--texts", type=int, default=256)
+    parser.add_argument(
+        "--engines", nargs="+", default=list(LABELS), choices=list(LABELS), help="which are timed"
+    )
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
     args = parser.parse_args()
     print(machine())
-    for line in measure(args.folder, args.models, args.runs, args.texts):
+    for line in measure(args.folder, args.models, args.runs, args.texts, args.engines):
         print(line, flush=True)
 
 

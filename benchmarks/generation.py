@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.models import FILE_TYPES, fits, make_checkpoint, make_gguf
 from benchmarks.models import SHAPES as MODEL_SHAPES
-from benchmarks.peers import python
+from benchmarks.peers import llama_python, python
 from benchmarks.runner import Samples, Worker, interleave, machine, ratio
 
 OURS = "supremum_llm"
@@ -94,7 +94,7 @@ def start(
             return None
         model = str(make_checkpoint(shape, encoding, folder))
         return Worker(module, env, model=model, dtype=encoding)
-    interpreter = python("llama-avx2" if avx2 else "llama")
+    interpreter = python("llama-avx2") if avx2 else llama_python()
     if interpreter is None:
         return None
     model = str(make_gguf(shape, encoding, folder))
@@ -146,7 +146,7 @@ def measure(
     cases: Sequence[tuple[int, int]] = CASES, avx2: bool = False,
 ) -> Iterator[str]:  # fmt: skip
     """The rows of a table, as they are measured; with AVX2 only where it is asked for."""
-    size = make_gguf(shape, encoding, folder).stat().st_size if python("llama") else 0
+    size = make_gguf(shape, encoding, folder).stat().st_size if llama_python() else 0
     if shape != SHAPES[0]:
         runs = min(runs, FEWER_RUNS)
     tokens = random.Random(0).choices(range(5, 4000), k=2048)

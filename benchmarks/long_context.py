@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.generation import model_of
 from benchmarks.models import make_gguf
-from benchmarks.peers import python
+from benchmarks.peers import llama_python
 from benchmarks.runner import Worker, interleave, ratio
 
 SHAPE, ENCODING = "llama-long", "q4_0"
@@ -39,7 +39,7 @@ def measure(
         encoding: The encoding of the weights.
     """
     setup: dict[str, Any] = dict(model_of(SHAPE, encoding, folder))
-    interpreter = python("llama")
+    interpreter = llama_python()
     for length in lengths:
         prompt = random.Random(0).choices(range(5, 4000), k=length)
         for ours, theirs in FORMATS.items():

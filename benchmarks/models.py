@@ -162,11 +162,11 @@ def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
         return target
     aside = target.with_suffix(".part")
     if encoding != "float32" and (encoding in FILE_TYPES or not shape.startswith("llama")):
-        from benchmarks.peers import python
+        from benchmarks.peers import llama_python
         from benchmarks.runner import Worker
 
         source = make_gguf(shape, "float32", folder)
-        worker = Worker("benchmarks.workers.llama_cpp_llm", python=python("llama"))
+        worker = Worker("benchmarks.workers.llama_cpp_llm", python=llama_python())
         worker.call(
             "quantize", source=str(source), target=str(aside), file_type=_FILE_TYPES[encoding]
         )

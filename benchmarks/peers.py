@@ -67,6 +67,12 @@ def python(peer: str) -> Path | None:
     return path if path.exists() else None
 
 
+def llama_python() -> Path | None:
+    """The interpreter with llama.cpp for this machine, which is that for AVX2 where the machine has no more; None: not installed."""
+    only_avx2 = set(_this_machine().split()) == set(_AVX2.split())
+    return python("llama") or (python("llama-avx2") if only_avx2 else None)
+
+
 def install(peer: str) -> None:
     """Make a peer's environment; one that has these packages is kept."""
     packages, env = PEERS[peer]

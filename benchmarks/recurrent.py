@@ -1,4 +1,4 @@
-"""Tokens per second of a state-space model with random weights: Mamba 2 of 130M, beside transformers on torch.
+"""Tokens per second of a state-space model with random weights: Mamba 2 of 130M, beside llama.cpp and transformers on torch.
 
 Prefill is the time to the first token. Both decode greedily, alone and 16 sequences at once.
 """
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.generation import figures_of
+from benchmarks.generation import LABELS, OURS, figures_of
 from benchmarks.models import TOKENIZER_FROM
+from benchmarks.peers import llama_python
 from benchmarks.runner import Worker, interleave, ratio
 
 # fields of transformers' Mamba2Config, as in state-spaces/mamba2-130m
@@ -31,11 +32,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 DTYPES = ("float32", "bfloat16")
 CASES = ((32, 1), (512, 1), (32, 16))
 NEW_TOKENS = 32
-OURS, PEER = "supremum_llm", "transformers_llm"
-HEAD = [
-    "| model | dtype | figure | Supremum | transformers | ours / transformers |",
-    "|---|---|---|---|---|---|",
-]
+# our dtypes and those of GGUF files
+TYPES = {"float32": "f32", "bfloat16": "bf16"}
+HEAD = ["| model | dtype | figure | " + " | ".join(LABELS.values()) + " | ours / llama.cpp | ours / transformers |"]  # fmt: skip
+HEAD.append("|" + "---|" * (5 + len(LABELS)))
 
 
 def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
@@ -54,6 +54,32 @@ def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
     return target
 
 
+def make_gguf(checkpoint: Path, dtype: str) -> Path:
+    """Writes a checkpoint as a GGUF file beside it."""
+    target = checkpoint.with_suffix(".gguf")
+    if not target.exists():
+        from max.driver import CPU
+        from max.engine import InferenceSession
+        from max.pipelines.export.gguf_file import export_gguf
+
+        aside = target.with_suffix(".part")
+        export_gguf(checkpoint, aside, TYPES[dtype], InferenceSession(devices=[CPU()]))
+        aside.rename(target)
+    return target
+
+
+def _start(checkpoint: Path, dtype: str) -> list[Worker]:
+    """The engines that are installed, ours first."""
+    workers = [Worker(f"benchmarks.workers.{OURS}", model=str(checkpoint), dtype=dtype)]
+    interpreter = llama_python()
+    if interpreter is not None:
+        model = str(make_gguf(checkpoint, dtype))
+        name = "benchmarks.workers.llama_cpp_llm"
+        workers.append(Worker(name, python=interpreter, model=model, dtype=dtype))
+    name = "benchmarks.workers.transformers_llm"
+    return [*workers, Worker(name, model=str(checkpoint), dtype=dtype)]
+
+
 def measure(
     folder: Path,
     shapes: Sequence[str] = tuple(SHAPES),
@@ -66,17 +92,16 @@ def measure(
     tokens = random.Random(0).choices(range(5, 4000), k=2048)
     for shape in shapes:
         for dtype in dtypes:
-            model = str(make_checkpoint(shape, dtype, folder))
-            workers = [
-                Worker(f"benchmarks.workers.{name}", model=model, dtype=dtype)
-                for name in (OURS, PEER)
-            ]
+            workers = _start(make_checkpoint(shape, dtype, folder), dtype)
             for prompt, batch in cases:
                 arguments = {"prompt": tokens[:prompt], "new_tokens": NEW_TOKENS, "batch": batch}
                 samples = interleave(workers, "generate", runs, **arguments)
                 for figure, what in figures_of(prompt, batch).items():
-                    ours, peer = samples[OURS][figure], samples[PEER][figure]
-                    cells = (shape, dtype, f"{what}, tok/s", ours, peer, f"{ratio(ours, peer):.2f}")
-                    yield f"| {' | '.join(map(str, cells))} |"
+                    found = {name: samples[name][figure] for name in LABELS if name in samples}
+                    cells = [str(found.get(name, "")) for name in LABELS]
+                    for peer in ("llama_cpp_llm", "transformers_llm"):
+                        missing = peer not in found
+                        cells.append("" if missing else f"{ratio(found[OURS], found[peer]):.2f}")
+                    yield f"| {shape} | {dtype} | {what}, tok/s | {' | '.join(cells)} |"
             for worker in workers:
                 worker.close()

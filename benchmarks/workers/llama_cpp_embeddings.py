@@ -1,0 +1,83 @@
+"""Vectors of texts by llama.cpp, through llama-cpp-python's low-level interface: the means of tokens."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as lib
+import numpy as np
+
+from benchmarks.embeddings import BATCHES, LONGEST, texts
+from benchmarks.runner import serve
+
+state: dict[str, Any] = {}
+MEAN = 1
+"""llama.cpp's number of the pooling."""
+
+
+def setup(model: str, folder: str, count: int) -> dict[str, float]:
+    path = Path(folder) / f"embeddings-{model}" / "model.gguf"
+    most = max(BATCHES)
+    state["model"] = lib.llama_model_load_from_file(
+        str(path).encode(), lib.llama_model_default_params()
+    )
+    params = lib.llama_context_default_params()
+    params.embeddings, params.pooling_type = True, MEAN
+    # a text must be in one part of a batch
+    params.n_ctx = params.n_batch = params.n_ubatch = most * LONGEST
+    params.n_seq_max = most
+    params.kv_unified = True
+    params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
+    state["context"] = lib.llama_init_from_model(state["model"], params)
+    if not state["context"]:
+        raise RuntimeError(f"{path}: llama.cpp made no context")
+    state["size"] = lib.llama_model_n_embd(state["model"])
+    state["batch"] = lib.llama_batch_init(most * LONGEST, 0, 1)
+    state["texts"] = texts(count)
+    return {}
+
+
+def vectors(size: int) -> Any:
+    """The vectors of all texts, in batches of texts sorted by length."""
+    tokens, batch, context = state["texts"], state["batch"], state["context"]
+    out: list[Any] = [None] * len(tokens)
+    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+    for first in range(0, len(order), size):
+        numbers, n = order[first : first + size], 0
+        for sequence, i in enumerate(numbers):
+            for position, token in enumerate(tokens[i].tolist()):
+                batch.token[n], batch.pos[n] = token, position
+                batch.n_seq_id[n], batch.seq_id[n][0] = 1, sequence
+                batch.logits[n] = True
+                n += 1
+        batch.n_tokens = n
+        code = lib.llama_encode(context, batch)
+        if code:
+            raise RuntimeError(f"llama_encode gave {code}")
+        for sequence, i in enumerate(numbers):
+            found = lib.llama_get_embeddings_seq(context, sequence)
+            out[i] = np.ctypeslib.as_array(found, (state["size"],)).copy()
+    return out
+
+
+def check(path: str) -> dict[str, float]:
+    """Write the vectors."""
+    np.save(path, np.stack(vectors(BATCHES[1])))
+    return {}
+
+
+def run() -> dict[str, float]:
+    """Seconds for all texts, for each batch size."""
+    seconds: dict[str, float] = {}
+    for size in BATCHES:
+        start = time.perf_counter()
+        vectors(size)
+        seconds[f"llama.cpp {size}"] = time.perf_counter() - start
+    return seconds
+
+
+if __name__ == "__main__":
+    serve({"setup": setup, "check": check, "run": run})
