@@ -15,7 +15,7 @@ from __future__ import annotations
 import builtins
 import difflib
 from enum import Enum, EnumMeta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -264,7 +264,7 @@ class finfo:
     def __init__(self, dtype: DType) -> None:
         if not isinstance(dtype, DType) or not dtype.is_float():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"finfo: the type is {dtype!r}, expected a floating-point type")
-        limits: Any = ml_dtypes.finfo(dtype.to_numpy())
+        limits = cast("Any", ml_dtypes.finfo)(dtype.to_numpy())
         self.dtype, self.bits = dtype, dtype.size_in_bits
         self.eps, self.tiny = float(limits.eps), float(limits.smallest_normal)
         self.max, self.min = float(limits.max), float(limits.min)

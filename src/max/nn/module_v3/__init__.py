@@ -3,7 +3,18 @@
 from max.nn.module_v3.embedding import Embedding
 from max.nn.module_v3.linear import Linear
 from max.nn.module_v3.module import Module, module_dataclass
-from max.nn.module_v3.norm import LayerNorm
-from max.nn.module_v3.sequential import Sequential
+from max.nn.module_v3.norm import GemmaRMSNorm, GroupNorm, LayerNorm, RMSNorm
+from max.nn.module_v3.sequential import ModuleList, Sequential
 
-__all__ = ["Embedding", "LayerNorm", "Linear", "Module", "Sequential", "module_dataclass"]
+__all__ = [
+    "Embedding",
+    "GemmaRMSNorm",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleList",
+    "RMSNorm",
+    "Sequential",
+    "module_dataclass",
+]

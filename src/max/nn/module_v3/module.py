@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar, dataclass_transform, overload
 
+from max._earlier import later_keywords
 from max.driver import Device, DLPackArray
 from max.experimental._sessions import session_of
 from max.experimental.tensor import Tensor
@@ -39,8 +40,16 @@ class Module:
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Applies the module. Subclasses define it."""
-        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+        """Applies the module. Subclasses define it, or `forward`."""
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies the module, by the name that later releases give `__call__`."""
+        if type(self).__call__ is Module.__call__:
+            raise NotImplementedError(
+                f"{type(self).__name__} does not define __call__, nor forward"
+            )
+        return self(*args, **kwargs)
 
     @property
     def local_parameters(self) -> Iterable[tuple[str, Tensor]]:
@@ -140,6 +149,7 @@ class Module:
             )
         self.load_state(state.__getitem__)
 
+    @later_keywords(target="device")
     def to(self, device: Device) -> Self:
         """Moves the parameters to a device, in place.
 
@@ -168,7 +178,9 @@ class Module:
         """
         name = type(self).__name__
         try:
-            inspect.signature(self.__call__).bind(*input_types)
+            by_forward = type(self).__call__ is Module.__call__
+            applied = self.forward if by_forward else self.__call__
+            inspect.signature(applied).bind(*input_types)
         except TypeError as error:
             raise TypeError(
                 f"{name}.compile: {error}; give a type for each argument of __call__"

@@ -1,4 +1,4 @@
-"""Layer normalisation."""
+"""Normalisations of the last axis, and of groups of channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from max.experimental.tensor import Tensor
 from max.graph import Dim, DimLike
 from max.nn.module_v3.module import Module
 
-__all__ = ["LayerNorm"]
+__all__ = ["GemmaRMSNorm", "GroupNorm", "LayerNorm", "RMSNorm"]
 
 
 class LayerNorm(Module):
@@ -41,3 +41,93 @@ class LayerNorm(Module):
 
     def _shown(self) -> Iterator[tuple[str, object]]:
         yield "dim", self.dim
+
+
+class RMSNorm(Module):
+    """Divides the last axis by the root of its mean square, and applies a scale.
+
+    Args:
+        dim: The size of the last axis.
+        eps: Added to the mean square.
+    """
+
+    weight: Tensor
+    """The scale, of shape (`dim`,); 1 at first."""
+
+    def __init__(self, dim: DimLike, eps: float = 1e-6) -> None:
+        self.weight = Tensor.ones([dim])
+        self.eps = eps
+
+    @property
+    def dim(self) -> Dim:
+        """The size of the last axis."""
+        return self.weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalises the last axis of x."""
+        return F.rms_norm(x, self.weight, self.eps)
+
+    def _shown(self) -> Iterator[tuple[str, object]]:
+        yield "dim", self.dim
+
+
+class GemmaRMSNorm(RMSNorm):
+    """`RMSNorm` whose weight is the difference of the scale from 1, as Gemma stores it.
+
+    Args:
+        dim: The size of the last axis.
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, dim: DimLike, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps)
+        self.weight = Tensor.zeros([dim])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalises the last axis of x."""
+        return F.rms_norm(x, self.weight, self.eps, weight_offset=1.0)
+
+
+class GroupNorm(Module):
+    """Normalises groups of channels to mean 0 and variance 1, and applies a scale and a shift to each channel.
+
+    Args:
+        num_groups: The number of groups.
+        num_channels: The number of channels, a multiple of it.
+        eps: Added to the variance.
+        affine: Whether channels are scaled and shifted.
+
+    Raises:
+        ValueError: The channels cannot be divided into the groups.
+    """
+
+    weight: Tensor | None
+    """The scale, of shape (`num_channels`,); 1 at first."""
+    bias: Tensor | None
+    """The shift, of shape (`num_channels`,); 0 at first."""
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True
+    ) -> None:
+        if num_groups < 1 or num_channels % num_groups:
+            raise ValueError(
+                f"GroupNorm: {num_channels} channels cannot be divided into {num_groups} groups"
+            )
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.weight = Tensor.ones([num_channels]) if affine else None
+        self.bias = Tensor.zeros([num_channels]) if affine else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalises the groups of x, ``[batch, num_channels, …]``.
+
+        Raises:
+            ValueError: x has another number of channels.
+        """
+        channels = [self.num_channels]
+        weight = Tensor.ones(channels) if self.weight is None else self.weight
+        bias = Tensor.zeros(channels) if self.bias is None else self.bias
+        return F.group_norm(x, weight, bias, self.num_groups, self.eps)
+
+    def _shown(self) -> Iterator[tuple[str, object]]:
+        yield "num_groups", self.num_groups
+        yield "num_channels", self.num_channels

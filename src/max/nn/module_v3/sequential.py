@@ -1,4 +1,4 @@
-"""Modules in sequence."""
+"""Modules in lists and in sequence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ from collections.abc import Iterable, Iterator
 from max.experimental.tensor import Tensor
 from max.nn.module_v3.module import Module
 
-__all__ = ["Sequential"]
+__all__ = ["ModuleList", "Sequential"]
+
+
+class ModuleList(Module, list[Module]):
+    """A list of modules, which are its children: their names are their numbers, from 0."""
+
+    @property
+    def children(self) -> Iterable[tuple[str, Module]]:
+        """Number and module of each child."""
+        for index, module in enumerate(self):
+            yield str(index), module
+
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+    def _shown(self) -> Iterator[tuple[str, object]]:
+        for module in self:
+            yield "", module
 
 
 class Sequential(Module):
