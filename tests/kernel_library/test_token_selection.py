@@ -102,6 +102,21 @@ def test_long_contexts(dtype: Any) -> None:
         assert not len(left) or left.max() <= scores[taken].min() + 1e-3
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rows_split_over_tokens(workers: int) -> None:
+    """Few rows of long contexts: exact scores, many of them equal, in parts that share a worker or do not."""
+    cache = latents([(401, 1), (0, 2), (97, 1), (5, 1)], 6, 8, 16, F32)
+    rng = np.random.default_rng(workers)
+    cache.blocks = rng.integers(-1, 2, cache.blocks.shape).astype(np.float32)
+    cache.q = rng.integers(-1, 2, cache.q.shape).astype(np.float32)
+    weights = rng.integers(-1, 3, cache.q.shape[:2]).astype(np.float32)
+    for count in (3, 9, 60):
+        chosen = select(cache, weights, count, workers=workers)
+        for got, q, w, keys in zip(chosen, cache.q, weights, visible(cache), strict=True):
+            scores = w.astype(float) @ np.maximum(q.astype(float) @ keys.T, 0)
+            assert got.tolist() == best(scores, count).tolist()
+
+
 def test_scores_without_order() -> None:
     """Zeros of both signs are equal; NaN is taken last."""
     cache = latents([(9, 1)], 2, 4, 4, F32)

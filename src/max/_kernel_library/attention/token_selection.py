@@ -5,7 +5,8 @@ Each token has one index key in a paged cache of its own. Row `r` has an index q
     score[r, t] = Σ_h weights[r, h] · max(q[r, h] · key[t], 0)        for the tokens t up to r's position
 
 The `count` tokens of the greatest scores are selected; of equal scores the earlier tokens. Scores come in blocks of keys. Candidates lie in
-scratch memory in the order of tokens; when they fill it, all but the best `count` are dropped, in the same order.
+scratch memory in the order of tokens; when they fill it, all but the best `count` are dropped, in the same order. Where there are few rows,
+each is split over its tokens, and a second phase merges the best ones of the parts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.cache_formats import elements_of, row_size
+from max._kernel_library.attention.cache_formats import row_size
 from max._kernel_library.attention.paged_cache import (
     check_batch,
     check_size,
@@ -36,12 +37,16 @@ from max._kernel_library.attention.paged_rows import (
     plan_paged,
     score_block,
 )
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max.dtype import DType
 
 MOST_SELECTED = 1 << 16
 """The greatest number of selected tokens; a worker's scratch memory holds 16 bytes for each."""
 LOWEST = -(1 << 31)
+SPLIT_ROWS = 8
+"""Most rows of a launch that splits them over tokens."""
+MAX_SPLITS = 16
+"""Most parts of a row."""
 
 
 class Candidates(NamedTuple):
@@ -137,6 +142,47 @@ def add_block(
         candidates.tokens.store(size + j, value=tokens, mask=mask)
 
 
+@k.inline
+def best_of_part(
+    row: Any, task: Task, begin: Any, end: Any, weights: Any, blocks: Any, lookup_table: Any, layer: Any,
+    count: int, candidates: Candidates, memory: Scratch, p: Plan,
+) -> Any:  # fmt: skip
+    """Scores the tokens from `begin` to `end` of a row's sequence, keeps the best `count`, and gives their number.
+
+    Args:
+        row: The row.
+        task: Its task; the queries are in the scratch memory.
+        begin: The first token.
+        end: The token after the last one.
+        weights: `[rows, heads]`.
+        blocks: The cache.
+        lookup_table: Pages of each sequence.
+        layer: The layer.
+        count: How many are kept.
+        candidates: The candidates.
+        memory: Scratch memory.
+        p: The plan.
+    """
+    page_size = blocks.shape[3]
+    size, key = k.i64(0), k.i64(0) + begin
+    while key < end:
+        page = page_of(blocks, lookup_table, task.sequence, key)
+        slot = key % page_size
+        block_end = k.min(k.min(key + page_size - slot, key + KEYS), end)
+        keys = blocks[page, 0, layer][slot : slot + block_end - key, 0]
+        score_block(keys, k.i64(p.group), memory, of_height(p, p.plain.height))
+        add_block(weights[row], key, block_end, size, candidates, memory, p)
+        size += block_end - key
+        key = block_end
+        if size > 2 * count:
+            keep_best(candidates, size, k.i64(count), p.plain.width)
+            size = k.i64(count)
+    if size > count:
+        keep_best(candidates, size, k.i64(count), p.plain.width)
+        size = k.i64(count)
+    return size
+
+
 @k.kernel
 def select_tokens(
     out: k.Output,
@@ -147,11 +193,13 @@ def select_tokens(
     cache_lengths: k.Input,
     lookup_table: k.Input,
     layer_index: k.Input,
+    parts: k.InOut,
     ctx: k.Context,
 ) -> None:
     """Row `r` of `out` `[rows, count]` has the tokens that row `r` attends to, in rising order, then -1.
 
-    `q` is `[rows, heads, size]`, `weights` `[rows, heads]`, a row of `blocks` the index key of a token.
+    `q` is `[rows, heads, size]`, `weights` `[rows, heads]`, a row of `blocks` the index key of a token; `parts` `[SPLIT_ROWS * MAX_SPLITS,
+    2 * count + 1]` takes ranks and tokens of the best candidates of each part, and their number.
     """
     heads, head_dim, count = q.shape[1], q.shape[2], out.shape[1]
     p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), "null", 1, 0.0, False)
@@ -164,49 +212,72 @@ def select_tokens(
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("weights", weights.shape[0], q.shape[0])
-    page_size = blocks.shape[3]
+    splits = k.i64(1)
+    if ctx.target.batch_invariant:
+        pass  # parts would depend on the number of rows
+    elif q.shape[0] <= SPLIT_ROWS:
+        longest = k.i64(0)
+        for b in range(cache_lengths.shape[0]):
+            new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+            longest = k.max(longest, k.i64(cache_lengths[b]) + new)
+        # a part must have more tokens than it keeps
+        splits = k.min(k.ceildiv(4 * ctx.num_workers, k.max(q.shape[0], 1)), longest // (2 * count))
+        splits = k.max(k.min(splits, MAX_SPLITS), 1)
     # no sinks and slopes: nothing reads the last two
     scores = Scores(k.f32(1), k.f32(1), k.f32(1), layer_index, layer_index)
     if p.matrix_tiles:
         memory.tiles.configure()
-    for row in ctx.parallel(q.shape[0], grain=1):
+    for row, split in ctx.parallel((q.shape[0], splits), grain=1):
         sequence = sequence_of(offsets, cache_lengths.shape[0], row)
         position = k.i64(cache_lengths[sequence]) + row - k.i64(offsets[sequence])
         end = position + 1
-        size = k.min(end, k.i64(count))
+        share = k.ceildiv(end, splits)
+        begin = k.min(split * share, end)
+        part_end = k.min(begin + share, end)
+        size = part_end - begin
         if end <= count:
-            for i in range(end):
-                candidates.tokens[i] = k.i32(i)
+            for i in range(size):
+                candidates.ranks[i] = k.i32(0)
+                candidates.tokens[i] = k.i32(begin + i)
         else:
             task = Task(sequence, k.i64(0), row, position, k.i64(1), end)
             load_queries(q, task, k.i64(0), scores, memory, p)
-            tile_height = k.i64(p.plain.height)
             if heads > p.row_threshold:
-                pack_paged_queries(k.i64(heads), memory, tile_height, p)
-            size = k.i64(0)
-            key = k.i64(0)
-            while key < end:
-                page = page_of(blocks, lookup_table, sequence, key)
-                slot = key % page_size
-                block_end = k.min(k.min(key + page_size - slot, key + KEYS), end)
-                keys = blocks[page, 0, layer][slot : slot + block_end - key, 0]
-                keys = elements_of(keys, head_dim)
-                score_block(keys, k.i64(heads), memory, of_height(p, p.plain.height))
-                add_block(weights[row], key, block_end, size, candidates, memory, p)
-                size += block_end - key
-                key = block_end
-                if size > 2 * count:
-                    keep_best(candidates, size, k.i64(count), width)
-                    size = k.i64(count)
-            if size > count:
-                keep_best(candidates, size, k.i64(count), width)
-                size = k.i64(count)
-        for i in range(size):
-            out[row, i] = candidates.tokens[i]
-        for i in range(size, count):
-            out[row, i] = k.i32(-1)
+                pack_paged_queries(k.i64(heads), memory, k.i64(p.plain.height), p)
+            size = best_of_part(
+                row, task, begin, part_end, weights, blocks, lookup_table, layer, count, candidates, memory, p
+            )  # fmt: skip
+        if splits > 1:
+            part = row * MAX_SPLITS + split
+            parts[part, 2 * count] = k.i32(size)
+            for i in range(size):
+                parts[part, i] = candidates.ranks[i]
+                parts[part, count + i] = candidates.tokens[i]
+        else:
+            for i in range(size):
+                out[row, i] = candidates.tokens[i]
+            for i in range(size, count):
+                out[row, i] = k.i32(-1)
     if p.matrix_tiles:
         memory.tiles.release()
+    if splits > 1:
+        ctx.barrier()
+        for row in ctx.parallel(q.shape[0], grain=1):
+            size = k.i64(0)
+            # parts come in the order of tokens
+            for split in range(splits):
+                part = row * MAX_SPLITS + split
+                for i in range(k.i64(parts[part, 2 * count])):
+                    candidates.ranks[size] = parts[part, i]
+                    candidates.tokens[size] = parts[part, count + i]
+                    size += 1
+                if size > count:
+                    keep_best(candidates, size, k.i64(count), width)
+                    size = k.i64(count)
+            for i in range(size):
+                out[row, i] = candidates.tokens[i]
+            for i in range(size, count):
+                out[row, i] = k.i32(-1)
 
 
 def _lower_selection(
@@ -232,6 +303,7 @@ def _lower_selection(
             f"{op}: queries of {head_dim} elements over {blocks.dtype.name} keys of {blocks.shape[4:]}; expected one float "
             "key of the queries' size"
         )
+    parts = Workspace(DType.int32, (SPLIT_ROWS * MAX_SPLITS, 2 * count + 1))
     args = (
         view("result", 0, results[0], static=(False, True)),
         view("operand", 0, q, static=(False, True, True)),
@@ -241,8 +313,9 @@ def _lower_selection(
         view("operand", 4, operands[4], static=False),
         view("operand", 5, operands[5], static=False),
         view("operand", 6, operands[6], ((),)),
+        view("workspace", 0, parts),
     )
-    return KernelCall(select_tokens, args)
+    return KernelCall(select_tokens, args, workspaces=(parts,))
 
 
 LOWERINGS = {"mo.tokens.select.ragged.paged": _lower_selection}
