@@ -15,6 +15,7 @@ import pytest
 from max._config import flags
 from max.experimental import Tensor, _dispatch, _replays, _traces
 from max.experimental import functional as F
+from max.experimental._patterns import Pattern, Symbol
 from max.experimental._programs import compiled_programs
 from max.experimental._recorder import PENDING_CALLS
 from max.nn.module_v3 import LayerNorm, Linear, Module, Sequential
@@ -177,6 +178,48 @@ def test_numbers_that_vary_are_followed(records: list[Any]) -> None:
         same(y + rate, a[:stop] * rate - 1.0 + rate)
         if turn == 6:
             assert not records
+    for stop in (41, 50):
+        with pytest.raises(IndexError, match="out of range"):
+            x[:stop]
+
+
+def test_a_bound_beyond_the_end_raises_where_bounds_vary() -> None:
+    x = Tensor.constant(array(40, 3))
+    for stop in [3, 7, 5, 20, 1, 39, 50, 9, 41, 8, 40]:
+        y = x * 2
+        if stop > 40:
+            with pytest.raises(IndexError, match="out of range"):
+                y[:stop]
+            continue
+        same(y[:stop] + 1, x.to_numpy()[:stop] * 2 + 1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_pattern_that_is_implied_matches_all_details(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def example(general: bool) -> tuple[int, ...]:
+        n, m = (int(rng.integers(2, 50)) for _ in range(2))
+        return (n, 3, n + 1 if general else 2 * n, m, n * 2, m + 4 if seed % 3 else 7)
+
+    inner = Pattern.covering([example(seed % 2 == 0) for _ in range(3)])
+    outer = Pattern.covering([example(seed % 4 == 0) for _ in range(3)])
+    implied = inner.implied_by(outer.positions)
+    accepted = True
+    for _ in range(40):
+        values = [int(rng.integers(1, 60)) for _ in range(outer.symbols)]
+
+        def value(position: Any) -> Any:
+            if not isinstance(position, Symbol):
+                return position
+            return values[position.number] * position.factor + position.offset  # noqa: B023
+
+        details = tuple([value(position) for position in outer.positions])
+        matched = inner.match(details)
+        accepted = accepted and matched is not None
+        if implied is not None:
+            assert matched == [value(position) for position in implied]
+    assert accepted == (implied is not None)
 
 
 def test_sizes_that_do_not_fit_raise_at_the_call() -> None:
@@ -249,12 +292,12 @@ def test_a_call_while_another_thread_settles(monkeypatch: pytest.MonkeyPatch) ->
     for turn in range(6):
         y = x * 2
         busy[0] = turn == 5
-        z = y + 1
+        z = y + x
         if turn == 5:
             # the write waits for what was recorded before
             a = a.copy()
             x[0] = 50.0
-        same(z, a * 2 + 1)
+        same(z, a * 3)
 
 
 def test_constants_that_compare_equal_differ() -> None:

@@ -25,7 +25,7 @@ class CellType:
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], device: DeviceRef) -> None:
         self.dtype, self.shape, self.device = dtype, shape, device
-        self.dims = [Dim(size) for size in shape]
+        self.dims = tuple([Dim(size) for size in shape])
 
     @property
     def kind(self) -> Kind:

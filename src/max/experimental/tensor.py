@@ -389,7 +389,7 @@ class Tensor(Operations):
     @property
     def shape(self) -> Shape:
         """The dimensions."""
-        return Shape(self._cell.type.shape) if self._cell is not None else self.type.shape
+        return Shape(self._cell.type.dims) if self._cell is not None else self.type.shape
 
     @property
     def dtype(self) -> DType:
