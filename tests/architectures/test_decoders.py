@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +11,6 @@ import pytest
 from max.dtype import DType
 from max.nn.kv_cache import CacheGroup
 from max.nn.transformer import ReturnLogits
-from max.pipelines import PIPELINE_REGISTRY
 from max.pipelines.architectures.deepseek import deepseek_v32_fields
 from max.pipelines.architectures.gemma3n import gemma3n_fields
 from max.pipelines.architectures.gemma4 import gemma4_fields
@@ -36,7 +32,6 @@ from tests.architectures.llama_harness import (
     relative_error,
     weights_of,
 )
-from tests.programs.architectures import TINY, generated, random_checkpoint, reference
 
 # each has a path through layers or kernels that the others lack; the long suite compiles all
 COMPILED = {
@@ -88,22 +83,6 @@ def test_bfloat16_weights(rng: np.random.Generator) -> None:
     tokens = rng.integers(0, 61, 12).tolist()
     wanted = reference_logits(transformers_model("qwen3"), tokens)
     assert relative_error(ours.step({"a": tokens}).logits[0], wanted) < 0.05
-
-
-@pytest.mark.parametrize(
-    "case",
-    ["mistral_window", "qwen3", "gemma3", "gemma4", "gpt2", "phi3_long", "gpt_oss", "deepseek_v3"],
-)
-def test_tokens_of_a_checkpoint(case: str) -> None:
-    """From a folder in the Hugging Face layout, through the registry."""
-    vocab = json.loads((TINY / "config.json").read_text())["vocab_size"]
-    model = transformers_model(case, vocab)
-    prompt = np.random.default_rng(3).integers(3, vocab, 13).tolist()
-    with tempfile.TemporaryDirectory() as folder:
-        random_checkpoint(Path(folder), model)
-        tokens = generated(Path(folder), prompt, 10, quantization_encoding="float32")
-        PIPELINE_REGISTRY.reset()
-    assert tokens == reference(model, prompt, 10)
 
 
 V32 = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}

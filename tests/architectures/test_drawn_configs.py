@@ -103,7 +103,7 @@ def drawn_test(examples: int, *, short: bool) -> Callable[[str], None]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drawn_configs(family: str) -> None:
-    drawn_test(2, short=True)(family)
+    drawn_test(4, short=True)(family)
 
 
 @pytest.mark.long
