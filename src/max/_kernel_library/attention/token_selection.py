@@ -61,6 +61,20 @@ class Candidates(NamedTuple):
     tokens: Any
 
 
+class IndexKeys(NamedTuple):
+    """The cache of index keys.
+
+    Args:
+        blocks: The cache.
+        lookup_table: Pages of each sequence.
+        layer: The layer.
+    """
+
+    blocks: Any
+    lookup_table: Any
+    layer: Any
+
+
 @k.inline
 def rank_of(score: Any, width: int) -> Any:
     """Integers in the order of f32 scores; NaN ranks last, and zeros of either sign are equal."""
@@ -82,7 +96,7 @@ def count_from(ranks: Any, size: Any, least: Any, width: int) -> Any:
 
 
 @k.inline
-def keep_best(candidates: Candidates, size: Any, count: Any, width: int) -> None:
+def compact_best(candidates: Candidates, size: Any, count: Any, width: int) -> None:
     """Moves the `count` best of `size` candidates to the front, in their order; of equal ranks the first ones.
 
     Args:
@@ -144,8 +158,8 @@ def add_block(
 
 @k.inline
 def best_of_part(
-    row: Any, task: Task, begin: Any, end: Any, weights: Any, blocks: Any, lookup_table: Any, layer: Any,
-    count: int, candidates: Candidates, memory: Scratch, p: Plan,
+    row: Any, task: Task, begin: Any, end: Any, weights: Any, cache: IndexKeys, count: int,
+    candidates: Candidates, memory: Scratch, p: Plan,
 ) -> Any:  # fmt: skip
     """Scores the tokens from `begin` to `end` of a row's sequence, keeps the best `count`, and gives their number.
 
@@ -155,30 +169,28 @@ def best_of_part(
         begin: The first token.
         end: The token after the last one.
         weights: `[rows, heads]`.
-        blocks: The cache.
-        lookup_table: Pages of each sequence.
-        layer: The layer.
+        cache: The index keys.
         count: How many are kept.
         candidates: The candidates.
         memory: Scratch memory.
         p: The plan.
     """
-    page_size = blocks.shape[3]
+    page_size = cache.blocks.shape[3]
     size, key = k.i64(0), k.i64(0) + begin
     while key < end:
-        page = page_of(blocks, lookup_table, task.sequence, key)
+        page = page_of(cache.blocks, cache.lookup_table, task.sequence, key)
         slot = key % page_size
         block_end = k.min(k.min(key + page_size - slot, key + KEYS), end)
-        keys = blocks[page, 0, layer][slot : slot + block_end - key, 0]
+        keys = cache.blocks[page, 0, cache.layer][slot : slot + block_end - key, 0]
         score_block(keys, k.i64(p.group), memory, of_height(p, p.plain.height))
         add_block(weights[row], key, block_end, size, candidates, memory, p)
         size += block_end - key
         key = block_end
         if size > 2 * count:
-            keep_best(candidates, size, k.i64(count), p.plain.width)
+            compact_best(candidates, size, k.i64(count), p.plain.width)
             size = k.i64(count)
     if size > count:
-        keep_best(candidates, size, k.i64(count), p.plain.width)
+        compact_best(candidates, size, k.i64(count), p.plain.width)
         size = k.i64(count)
     return size
 
@@ -208,7 +220,7 @@ def select_tokens(
     ranks = ctx.scratch(k.i32, (2 * count + KEYS + 32,))
     tokens = ctx.scratch(k.i32, (2 * count + KEYS + 32,))
     candidates = Candidates(ranks, tokens)
-    layer = layer_of(blocks, layer_index)
+    cache = IndexKeys(blocks, lookup_table, layer_of(blocks, layer_index))
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("weights", weights.shape[0], q.shape[0])
@@ -245,7 +257,7 @@ def select_tokens(
             if heads > p.row_threshold:
                 pack_paged_queries(k.i64(heads), memory, k.i64(p.plain.height), p)
             size = best_of_part(
-                row, task, begin, part_end, weights, blocks, lookup_table, layer, count, candidates, memory, p
+                row, task, begin, part_end, weights, cache, count, candidates, memory, p
             )  # fmt: skip
         if splits > 1:
             part = row * MAX_SPLITS + split
@@ -272,7 +284,7 @@ def select_tokens(
                     candidates.tokens[size] = parts[part, count + i]
                     size += 1
                 if size > count:
-                    keep_best(candidates, size, k.i64(count), width)
+                    compact_best(candidates, size, k.i64(count), width)
                     size = k.i64(count)
             for i in range(size):
                 out[row, i] = candidates.tokens[i]
