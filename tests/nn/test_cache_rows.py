@@ -391,3 +391,26 @@ def test_what_lies_outside_of_the_cache_raises(
             lambda p, v, o, kv, layer: kernels.k_cache_to_buffer(p, v[0], v[1], kv, layer, v[0][3:], 7, 6),
             offsets, starts, latent=True,
         )  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("missing", ["rows", "heads", "values"])
+def test_results_of_earlier_chunks_have_the_shapes_of_this_one(
+    rng: np.random.Generator, backend: str, missing: str
+) -> None:
+    batch = latent_batch(rng, 8)
+    lost = [int(missing == name) for name in ("rows", "heads", "values")]
+    offsets, starts = np.array([0, 2, 4, 7], np.uint32), np.zeros(3, np.uint32)
+    earlier = normal(rng, (batch.total - lost[0], 3 - lost[1], 5 - lost[2]))
+    state = np.ones((batch.total - lost[0], 3 - lost[1], 2), np.float32)
+
+    def attend(p: Any, v: Any, o: Any, kv: Any, layer: Any) -> Any:
+        return kernels.flare_mla_prefill_ragged(
+            p, v[0], v[1], v[2], o, v[3], v[4], kv, layer, CAUSAL, 0.4, 4, v[5], v[6]
+        )  # fmt: skip
+
+    arrays = [
+        normal(rng, (batch.total, 3, 10)), normal(rng, (7, 3, 6)), normal(rng, (7, 3, 5)), offsets, starts
+    ]  # fmt: skip
+    with pytest.raises(Exception, match="earlier chunks|result of shape"):
+        run(batch, backend, attend, *arrays, earlier, state, latent=True)

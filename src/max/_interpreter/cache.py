@@ -83,6 +83,11 @@ def _latent_prefill(
     rotated = q.shape[2] - keys.shape[2]
     out = np.zeros((*q.shape[:2], values.shape[2]))
     info = np.zeros((*q.shape[:2], 2))
+    for result, part in zip((out, info), previous, strict=False):
+        if part.shape != result.shape:
+            raise ValueError(
+                f"a result of earlier chunks has shape {part.shape}, expected {result.shape}"
+            )
     for row, sequence, position in new_tokens(offsets, cache_lengths):
         first = int(cache_offsets[sequence])
         places = np.arange(int(buffer_offsets[sequence]), int(buffer_offsets[sequence + 1]))

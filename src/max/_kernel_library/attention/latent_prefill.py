@@ -114,6 +114,9 @@ def latent_prefill(
             values.shape[0],
         )
     check_size("the result", out.shape[0], q.shape[0])
+    check_size("the softmax's state", info.shape[0], q.shape[0])
+    for part in previous:
+        check_size("a result of earlier chunks", part.shape[0], q.shape[0])
     # products are scaled when they become weights, unless the scale would reverse their order
     query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
     factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
@@ -190,6 +193,11 @@ def _lower_prefill(
         raise NotImplementedError(
             f"{op}: queries {q.shape}, {keys.dtype.name} keys {keys.shape} and {values.dtype.name} values {values.shape} do not fit"
         )
+    for part, sizes in zip(
+        [*results, *previous], [(q.shape[1], values.shape[2]), (q.shape[1], 2)] * 2, strict=False
+    ):
+        if part.shape[1:] != sizes:
+            raise NotImplementedError(f"{op}: a result of shape {part.shape}, expected {sizes}")
     if operands[6].dtype is DType.int8:
         raise NotImplementedError(f"{op}: a cache of int8; a float dtype would fit")
     rows = (False, True, True)
