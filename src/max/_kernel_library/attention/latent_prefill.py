@@ -67,6 +67,28 @@ def resume(task: Task, out: Any, info: Any, factor: Any, memory: Scratch, width:
             state.sums.store(i * state.stride + j, value=before * total, mask=mask)
 
 
+@k.inline
+def check_buffer(buffer_offsets: Any, keys: Any, values: Any, batch: Any, width: int) -> None:
+    """Raises where the rows of sequences are not in the buffers of keys and values.
+
+    Args:
+        buffer_offsets: The first row of each sequence, and the end of the last one.
+        keys: The buffer of keys.
+        values: The buffer of values.
+        batch: The number of sequences.
+        width: Lanes of a vector.
+    """
+    check_size("buffer_row_offsets", buffer_offsets.shape[0], batch + 1)
+    check_rising("buffer_row_offsets", buffer_offsets, width)
+    if k.i64(buffer_offsets[batch]) > keys.shape[0] or values.shape[0] != keys.shape[0]:
+        raise ValueError(
+            "buffer_row_offsets end at {}; there are {} keys and {} values",
+            buffer_offsets[batch],
+            keys.shape[0],
+            values.shape[0],
+        )
+
+
 @k.kernel
 def latent_prefill(
     out: k.Output,
@@ -103,16 +125,8 @@ def latent_prefill(
     joined = ctx.scratch(keys.dtype, (KEYS, head_dim))
     layer = layer_of(blocks, layer_index)
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
-    check_size("buffer_row_offsets", buffer_offsets.shape[0], batch + 1)
     check_size("cache_offsets", cache_offsets.shape[0], batch)
-    check_rising("buffer_row_offsets", buffer_offsets, width)
-    if k.i64(buffer_offsets[batch]) > keys.shape[0] or values.shape[0] != keys.shape[0]:
-        raise ValueError(
-            "buffer_row_offsets end at {}; there are {} keys and {} values",
-            buffer_offsets[batch],
-            keys.shape[0],
-            values.shape[0],
-        )
+    check_buffer(buffer_offsets, keys, values, batch, width)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("the softmax's state", info.shape[0], q.shape[0])
     for part in previous:

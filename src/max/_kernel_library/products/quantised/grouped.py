@@ -41,12 +41,12 @@ from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
 from max._kernel_library.products.quantised.packed_matmul import (
     BLOCK_ROWS,
     KEPT,
-    MAX_TILE_ROWS,
     ROW_THRESHOLD,
     STREAMED,
     gemm_strip,
     gemv_strip,
     quantised_scratch,
+    tile_rows,
 )
 from max._kernel_library.products.quantised.unpacking import QuantisedTiling, quantised_tiling
 from max._kernel_library.tiles.strips import (
@@ -131,8 +131,7 @@ def grouped_qmatmul_packed(
     """
     t = quantised_tiling(ctx.target, FORMATS[encoding])
     in_tiles = ctx.target.tile_products
-    tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else 2
-    tile = gemm_amx.TILE_ROWS if in_tiles else tile
+    tile = tile_rows(ctx.target)
     blocks = x.shape[1] // BLOCK
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0] // k.max(strips, 1))

@@ -67,6 +67,13 @@ STREAMED, KEPT = 0, 3
 """Localities of prefetches: of weights larger than the caches, which then do not displace other data, and of others."""
 
 
+def tile_rows(target: k.Target) -> int:
+    """Rows of a tile of the GEMM path on a target."""
+    if target.tile_products:
+        return gemm_amx.TILE_ROWS
+    return MAX_TILE_ROWS if target.registers >= 32 else LEAST_TILE_ROWS
+
+
 class Scratch(NamedTuple):
     """Scratch memory of a worker: sums, a panel of unpacked blocks, exact sums of matrix tiles."""
 
@@ -144,8 +151,7 @@ def multiply_quantised(
     """The products of a launch; see `qmatmul_packed`."""
     form = t.form
     in_tiles = ctx.target.tile_products
-    tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else LEAST_TILE_ROWS
-    tile = gemm_amx.TILE_ROWS if in_tiles else tile
+    tile = tile_rows(ctx.target)
     rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
     blocks = inner // BLOCK
     gemm = rows > k.min(row_threshold, BLOCK_ROWS)
