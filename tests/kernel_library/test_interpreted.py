@@ -102,6 +102,12 @@ CASES: dict[
         [(F32, (15, 3, 5)), (F32, (15, 3, 2))],
         {"causal": True},
     ),
+    "latent plan": (
+        "mo.latents.plan.ragged",
+        PAGED[1:2] + PAGED[3:4],
+        [(np.int32, (2,))],
+        {"least_rows": 8, "most_cached": 3, "saved": 5, "spent": 2, "count": 12},
+    ),
     "token selection": (
         "mo.tokens.select.ragged.paged",
         [floats(15, 4, 16), floats(15, 4), PAGED[1], LATENT.blocks[:, :1], *PAGED[3:5], PAGED[6]],
