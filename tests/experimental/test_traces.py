@@ -511,7 +511,7 @@ def test_stretches_that_end_by_their_length(records: list[Any]) -> None:
         y = y * 0.5 + 1.0
         count += 2
     assert len(records) == 2 * PENDING_CALLS
-    assert compiled_programs() - before == 1
+    assert compiled_programs() - before <= 1  # 0 where another test has compiled it
     same(y, np.float32([2, 2]))
     # a value in the middle of the stretch
     for _ in range(100):

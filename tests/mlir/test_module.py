@@ -159,6 +159,7 @@ def test_table_of_ops_is_complete() -> None:
     }
     dotted = (
         "mo.sample.token", "mo.penalties", "mo.check.offsets", "mo.check.counts", "mo.frequencies.update", "mo.moe.indices",
+        "mo.attention.selected.paged",
     )  # fmt: skip
     customs = {n for n in names if ".ragged" in n}.union(dotted)
     assert names - customs == {n for n in mlir.OPS if n.startswith("mo.")} - {

@@ -50,7 +50,8 @@ class Machine:
         self.loaded.append(stored.name)
         self.most = max(self.most, len(self.loaded))
         assert self.free() >= 0
-        return SimpleNamespace(name=stored.name, engine=Engine(self, stored.name))
+        config = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_folder=None))
+        return SimpleNamespace(name=stored.name, engine=Engine(self, stored.name), config=config)
 
 
 def stored() -> dict[str, StoredModel]:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import linecache
 import textwrap
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,11 +32,20 @@ class FunctionSource:
         return getattr(self.node, "name", "<lambda>")
 
 
+_parsing = threading.Lock()
+
+
+def _parse(text: str, file: str) -> ast.Module:
+    """Parses a file; one thread at a time, as CPython 3.11 counts the recursion of all threads together."""
+    with _parsing:
+        return ast.parse(text, file)
+
+
 @functools.cache
 def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
     """The functions of a file by each line on which they may be said to start (first decorator, ``def``)."""
     functions: dict[int, ast.FunctionDef] = {}
-    for node in _statements(ast.parse(text, file).body):
+    for node in _statements(_parse(text, file).body):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             functions[first] = functions[node.lineno] = node
@@ -169,7 +179,7 @@ def _parsed(text: str, name: str) -> tuple[str, dict[str, ast.FunctionDef]]:
     file = f"<kernel {name} {next(_source_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        tree = ast.parse(text, file)
+        tree = _parse(text, file)
     except SyntaxError as error:
         raise KernelError(
             f"{file}:{error.lineno}:{error.offset}: {error.msg}\n    {error.text or ''}"

@@ -161,7 +161,7 @@ class DecoderExperts(Module):
             x,
             chosen,
             weights,
-            tuple(map(TensorValue, projections)),
+            tuple(projections),
             self.down_proj,
             activation=self._activation,
             gate_up_bias=tuple(map(TensorValue, vectors)) or None,
