@@ -128,6 +128,11 @@ def product(dims: Sequence[Any]) -> Any:
     return total
 
 
+def around(axis: int, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """The groups of axes of a view ``[outer, axis, inner]``; see `view`."""
+    return range(axis), (axis,), range(axis + 1, rank)
+
+
 def view(
     source: Literal["operand", "result", "workspace"],
     index: int,

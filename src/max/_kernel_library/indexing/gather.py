@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, around, view
 
 
 @k.inline
@@ -84,7 +84,7 @@ def _lower_gather(
     out = results[0]
     args = (
         view("result", 0, out, (range(axis), range(axis, last), range(last, len(out.shape)))),
-        view("operand", 0, x, (range(axis), (axis,), range(axis + 1, rank))),
+        view("operand", 0, x, around(axis, rank)),
         view("operand", 1, indices, (range(len(indices.shape)),)),
     )
     return KernelCall(gather, args, {"axis": axis})

@@ -11,7 +11,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.indexing.selection import beats
-from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, around, product, view
 from max.dtype import DType
 
 LEVELS = 4
@@ -182,7 +182,7 @@ def _lower_argsort(
 ) -> KernelCall:
     x = operands[0]
     axis = int(attributes["axis"])
-    groups = (range(axis), (axis,), range(axis + 1, len(x.shape)))
+    groups = around(axis, len(x.shape))
     workspaces = tuple(Workspace(dtype, (2, product(x.shape))) for dtype in (x.dtype, DType.int64))
     args = (
         view("result", 0, results[0], groups, static=False),

@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.indexing.selection import best_of_row, keep_best, sort_heap
-from max._kernel_library.lowering import KernelCall, Lowering, Operand, view
+from max._kernel_library.lowering import KernelCall, Lowering, Operand, around, view
 
 
 @k.kernel
@@ -46,7 +46,7 @@ def _lower_top_k(sign: int) -> Lowering:
         x = operands[0]
         rank = len(x.shape)
         axis = int(attributes.get("axis", -1)) % rank
-        groups = (range(axis), (axis,), range(axis + 1, rank))
+        groups = around(axis, rank)
         args = (
             view("result", 0, results[0], groups),
             view("result", 1, results[1], groups),
@@ -71,7 +71,7 @@ def _lower_arg(sign: int) -> Lowering:
             raise NotImplementedError(
                 f"arg{'max' if sign > 0 else 'min'} over an axis of size 0 (axis {axis})"
             )
-        groups = (range(axis), (axis,), range(axis + 1, rank))
+        groups = around(axis, rank)
         return KernelCall(
             arg_best,
             (view("result", 0, results[0], groups), view("operand", 0, x, groups)),

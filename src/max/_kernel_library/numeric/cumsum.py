@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, around, view
 
 
 @k.kernel
@@ -44,7 +44,7 @@ def _lower_cumsum(
     x = operands[0]
     rank = len(x.shape)
     axis = int(attributes.get("axis", -1)) % rank
-    groups = (range(axis), (axis,), range(axis + 1, rank))
+    groups = around(axis, rank)
     params = {
         "exclusive": bool(attributes.get("exclusive", False)),
         "reverse": bool(attributes.get("reverse", False)),
