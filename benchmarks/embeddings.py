@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.peers import FOLDER, llama_python, python
-from benchmarks.runner import Samples, Worker, machine, ratio
+from benchmarks.runner import Samples, Worker, machine, ratio, serve
 
 # fields of transformers' BertConfig
 SHAPES: dict[str, dict[str, Any]] = {
@@ -81,6 +82,40 @@ def means(states: Any, mask: Any) -> Any:
     """The mean of each text's tokens ``[batch, size]``."""
     weights = mask[..., None].astype(np.float32)
     return (states * weights).sum(1) / weights.sum(1)
+
+
+def serve_vectors(
+    name: str,
+    setup: Callable[..., dict[str, float]],
+    vectors: Callable[[int], Sequence[Any]],
+    sizes: Sequence[int] = BATCHES,
+    **calls: Callable[..., Any],
+) -> None:
+    """Serves the calls of a worker of an engine.
+
+    Args:
+        name: The engine, a key of `LABELS`.
+        setup: Loads the model.
+        vectors: From the size of a batch to the vectors of all texts.
+        sizes: The sizes of batches.
+        calls: Further calls.
+    """
+
+    def check(path: str) -> dict[str, float]:
+        """Write the vectors."""
+        np.save(path, np.stack(vectors(sizes[(len(sizes) - 1) // 2])))
+        return {}
+
+    def run() -> dict[str, float]:
+        """Seconds for all texts, for each size."""
+        seconds: dict[str, float] = {}
+        for size in sizes:
+            start = time.perf_counter()
+            vectors(size)
+            seconds[f"{name} {size}"] = time.perf_counter() - start
+        return seconds
+
+    serve({"setup": setup, "check": check, "run": run, **calls})
 
 
 def _start(model: str, folder: Path, count: int) -> list[Worker]:

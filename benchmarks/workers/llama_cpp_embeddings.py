@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import llama_cpp as lib
 import numpy as np
 
-from benchmarks.embeddings import BATCHES, LONGEST, texts
-from benchmarks.runner import serve
+from benchmarks.embeddings import BATCHES, LONGEST, serve_vectors, texts
 
 state: dict[str, Any] = {}
 MEAN = 1
@@ -63,21 +61,5 @@ def vectors(size: int) -> Any:
     return out
 
 
-def check(path: str) -> dict[str, float]:
-    """Write the vectors."""
-    np.save(path, np.stack(vectors(BATCHES[1])))
-    return {}
-
-
-def run() -> dict[str, float]:
-    """Seconds for all texts, for each batch size."""
-    seconds: dict[str, float] = {}
-    for size in BATCHES:
-        start = time.perf_counter()
-        vectors(size)
-        seconds[f"llama.cpp {size}"] = time.perf_counter() - start
-    return seconds
-
-
 if __name__ == "__main__":
-    serve({"setup": setup, "check": check, "run": run})
+    serve_vectors("llama.cpp", setup, vectors)

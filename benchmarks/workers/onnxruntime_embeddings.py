@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 
-from benchmarks.embeddings import BATCHES, means, padded_batches, texts
-from benchmarks.runner import serve
+from benchmarks.embeddings import means, padded_batches, serve_vectors, texts
 
 state: dict[str, Any] = {}
 
@@ -35,21 +32,5 @@ def vectors(size: int) -> Any:
     return out
 
 
-def check(path: str) -> dict[str, float]:
-    """Write the vectors."""
-    np.save(path, np.stack(vectors(BATCHES[1])))
-    return {}
-
-
-def run() -> dict[str, float]:
-    """Seconds for all texts, for each batch size."""
-    seconds: dict[str, float] = {}
-    for size in BATCHES:
-        start = time.perf_counter()
-        vectors(size)
-        seconds[f"onnxruntime {size}"] = time.perf_counter() - start
-    return seconds
-
-
 if __name__ == "__main__":
-    serve({"setup": setup, "check": check, "run": run})
+    serve_vectors("onnxruntime", setup, vectors)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.embeddings import BUDGETS, texts
-from benchmarks.runner import peak_memory, serve
+from benchmarks.embeddings import BUDGETS, serve_vectors, texts
+from benchmarks.runner import peak_memory
 from max.interfaces import EmbeddingsGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.encoders.context import TextEmbeddingContext
@@ -40,21 +37,5 @@ def vectors(budget: int) -> Any:
     return [output.embeddings for output in outputs.values()]
 
 
-def check(path: str) -> dict[str, float]:
-    """Write the vectors."""
-    np.save(path, np.stack(vectors(BUDGETS[0])))
-    return {}
-
-
-def run() -> dict[str, float]:
-    """Seconds for all texts, for each budget of tokens."""
-    seconds: dict[str, float] = {}
-    for budget in BUDGETS:
-        start = time.perf_counter()
-        vectors(budget)
-        seconds[f"ours {budget}"] = time.perf_counter() - start
-    return seconds
-
-
 if __name__ == "__main__":
-    serve({"setup": setup, "check": check, "run": run, "memory": peak_memory})
+    serve_vectors("ours", setup, vectors, BUDGETS, memory=peak_memory)

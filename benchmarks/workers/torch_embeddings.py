@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import BertConfig, BertModel
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.embeddings import BATCHES, SHAPES, VOCAB, means, padded_batches, texts
-from benchmarks.runner import serve
+from benchmarks.embeddings import (
+    SHAPES,
+    VOCAB,
+    means,
+    padded_batches,
+    serve_vectors,
+    texts,
+)
 
 state: dict[str, Any] = {}
 
@@ -82,21 +86,5 @@ def vectors(size: int) -> Any:
     return out
 
 
-def check(path: str) -> dict[str, float]:
-    """Write the vectors."""
-    np.save(path, np.stack(vectors(BATCHES[1])))
-    return {}
-
-
-def run() -> dict[str, float]:
-    """Seconds for all texts, for each batch size."""
-    seconds: dict[str, float] = {}
-    for size in BATCHES:
-        start = time.perf_counter()
-        vectors(size)
-        seconds[f"torch {size}"] = time.perf_counter() - start
-    return seconds
-
-
 if __name__ == "__main__":
-    serve({"setup": setup, "check": check, "run": run})
+    serve_vectors("torch", setup, vectors)
