@@ -29,7 +29,7 @@ from benchmarks import (
     recurrent,
     startup,
 )
-from benchmarks.runner import ROOT, commit, machine
+from benchmarks.runner import ROOT, commit, exit_on_sigterm, machine
 from benchmarks.summary import geometric_mean, ratios_of, replaced, summary
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
@@ -381,6 +381,7 @@ def main() -> None:
     parser.add_argument("--unseen", type=int, default=8, help="random sizes of each dtype")
     parser.add_argument("--seed", type=int, default=2026, help="that they are drawn with")
     args = parser.parse_args()
+    exit_on_sigterm()
     # before this run's own tables change the working tree
     measured_commit = commit()
     if unknown := set(args.sections) - set(SECTIONS):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, llama_python, python
-from benchmarks.runner import Samples, Worker, machine, ratio, serve
+from benchmarks.runner import Samples, Worker, exit_on_sigterm, machine, ratio, serve
 
 # fields of transformers' BertConfig
 SHAPES: dict[str, dict[str, Any]] = {
@@ -237,6 +237,7 @@ def main() -> None:
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
     args = parser.parse_args()
+    exit_on_sigterm()
     print(machine())
     for line in measure(args.folder, args.models, args.runs, args.texts, args.engines):
         print(line, flush=True)

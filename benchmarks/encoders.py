@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, python
-from benchmarks.runner import Samples, Worker, machine, ratio
+from benchmarks.runner import Samples, Worker, exit_on_sigterm, machine, ratio
 
 TOKENS, SIDE, CLASSES = 128, 224, 1000
 # fields of transformers' BertConfig
@@ -187,6 +187,7 @@ def main() -> None:
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
     args = parser.parse_args()
+    exit_on_sigterm()
     print(machine())
     for line in measure(args.folder, args.models, args.dtypes, args.runs):
         print(line, flush=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.models import FILE_TYPES, fits, make_checkpoint, make_gguf
 from benchmarks.models import SHAPES as MODEL_SHAPES
 from benchmarks.peers import llama_python, python
-from benchmarks.runner import Samples, Worker, interleave, machine, ratio
+from benchmarks.runner import Samples, Worker, exit_on_sigterm, interleave, machine, ratio
 
 OURS = "supremum_llm"
 LABELS = {OURS: "Supremum", "llama_cpp_llm": "llama.cpp", "transformers_llm": "transformers"}
@@ -235,6 +235,7 @@ def main() -> None:
         "--models", type=Path, default=default, help="where the checkpoints are made"
     )
     args = parser.parse_args()
+    exit_on_sigterm()
     print(machine(), *HEAD, sep="\n")
     for shape, encoding in models_of(args.shapes, args.encodings):
         for row in measure(shape, encoding, args.models, args.runs):

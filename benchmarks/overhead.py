@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.runner import machine
+from benchmarks.runner import exit_on_sigterm, machine
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -124,6 +124,7 @@ def measure_compiling(sizes: tuple[int, ...] = SIZES) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.parse_args()
+    exit_on_sigterm()
     print(machine())
     for lines in (measure(), measure_compiling()):
         for line in lines:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gguf_files import write_gguf
-from benchmarks.runner import ROOT
+from benchmarks.runner import ROOT, exit_on_sigterm
 from max.interfaces import PipelineTask
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines import perplexity as library
@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=1000, help="how many at most")
     parser.add_argument("--encodings", nargs="*", default=list(BOUNDS))
     args = parser.parse_args()
+    exit_on_sigterm()
     for line in table(args.model, args.text, args.window, args.windows, args.encodings):
         print(line, flush=True)
 

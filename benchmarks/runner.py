@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+
+
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM raise SystemExit, so that temporary folders with models and caches are deleted."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 class Worker:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.runner import machine
+from benchmarks.runner import exit_on_sigterm, machine
 from max._runtime import jit, platform
 from max._runtime.cache import Cache
 from max._runtime.pool import Pool
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--parking", nargs="*", default=["auto", "portable"])
     parser.add_argument("--times", type=int, default=500)
     args = parser.parse_args()
+    exit_on_sigterm()
     print(machine())
     for parking in args.parking:
         for workers in args.workers or sorted({1, platform.usable_cpus()}):

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from benchmarks.generation import AVX2
 from benchmarks.models import FILE_TYPES, SHAPES, fits
 from benchmarks.peers import llama_server
-from benchmarks.runner import ROOT, Worker, commit, machine
+from benchmarks.runner import ROOT, Worker, commit, exit_on_sigterm, machine
 from benchmarks.servers import (
     CONTEXT,
     ENGINES,
@@ -478,6 +478,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
     parser.add_argument("--json", type=Path, help="where the results are written")
     args = parser.parse_args()
+    exit_on_sigterm()
     if args.llama_server and shutil.which(args.llama_server) is None:
         parser.error(f"--llama-server: there is no program {args.llama_server}")
     named = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.random_models import random_checkpoint, random_gguf
-from benchmarks.runner import ROOT, Samples
+from benchmarks.runner import ROOT, Samples, exit_on_sigterm
 
 IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
 
@@ -224,6 +224,7 @@ def main() -> None:
     )
     parser.add_argument("--phases", action="store_true", help="show where the time of starts goes")
     args = parser.parse_args()
+    exit_on_sigterm()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.models or Path(temporary)
         if args.phases:

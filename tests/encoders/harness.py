@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -102,7 +104,8 @@ def checkpoint(case: str, kind: str = "Model", dtype: str = "float32") -> tuple[
     model = getattr(transformers, f"{family}{kind}")(config)
     randomised(model)
     model = model.to(getattr(torch, dtype)).eval()
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(prefix="encoder-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     model.save_pretrained(folder)
     return folder, model.float()
 

@@ -21,6 +21,14 @@ TINY = ROOT / "models" / "tiny-chat"
 READY_S = 240.0
 
 
+def _command(process: psutil.Process) -> str:
+    """The command line of a process; empty where it ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.AccessDenied, psutil.NoSuchProcess):  # a zombie is the second
+        return ""
+
+
 class RunningServer:
     """A running server.
 
@@ -63,10 +71,15 @@ class RunningServer:
         return "".join(self.lines)
 
     @property
-    def worker(self) -> psutil.Process:
-        """The process of its worker."""
+    def workers(self) -> list[psutil.Process]:
+        """The running processes of its workers."""
         children = psutil.Process(self.process.pid).children()
-        return next(p for p in children if "spawn_main" in " ".join(p.cmdline()))
+        return [child for child in children if "spawn_main" in _command(child)]
+
+    @property
+    def worker(self) -> psutil.Process:
+        """The first process of its workers."""
+        return self.workers[0]
 
     def stop(self) -> int:
         """Sends the signal of an operator, and returns the exit code."""
