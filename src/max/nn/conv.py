@@ -35,11 +35,13 @@ def numbers(layer: str, what: str, value: int | Sequence[int], count: int) -> tu
         count: The number of axes.
 
     Raises:
-        ValueError: The number of values is wrong.
+        ValueError: The number of values is wrong, or one is below 1.
     """
     sizes = (value,) * count if isinstance(value, int) else tuple(value)
-    if len(sizes) != count:
-        raise ValueError(f"{layer}: {what} is {value!r}, expected a number or {count} of them")
+    if len(sizes) != count or min(sizes) < 1:
+        raise ValueError(
+            f"{layer}: {what} is {value!r}, expected a number of 1 or more, or {count} of them"
+        )
     return sizes
 
 

@@ -179,26 +179,47 @@ class RotaryEmbedding(Module):
                 f"{type(self).__name__}: the input is {x!r}, expected [batch, seq_len, heads, "
                 f"{self._rotated}]"
             )
-        length = x.shape[1] if seq_len is None else Dim(seq_len)
-        base = self.freqs_cis_base().to(x.device)
-        if start_pos is None:
-            start_pos = ops.constant(0, DType.int64, DeviceRef.CPU())
-        start = ops.cast(start_pos, DType.int64).to(DeviceRef.CPU())
-        rows = ops.slice_tensor(base, [(slice(start, start + TensorValue(length)), length)])
-        cos, sin = (ops.reshape(rows[:, :, i], [1, length, 1, self._rotated // 2]) for i in (0, 1))
-        return ops.cast(self._rotate(ops.cast(x, DType.float32), cos, sin), x.dtype)
+        start = ops.constant(0, DType.int64, DeviceRef.CPU()) if start_pos is None else start_pos
+        length = None if seq_len is None else Dim(seq_len)
+        return rotate_positions(
+            x, self.freqs_cis_base().to(x.device), start, length, self.interleaved
+        )
 
-    def _rotate(self, x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
-        half = self._rotated // 2
-        if self.interleaved:
-            pairs = ops.reshape(x, [*x.shape[:-1], half, 2])
-            first, second = pairs[..., 0], pairs[..., 1]
-        else:
-            first, second = x[..., :half], x[..., half:]
-        rotated = first * cos - second * sin, first * sin + second * cos
-        if self.interleaved:
-            return ops.reshape(ops.stack(rotated, axis=-1), x.shape)
-        return ops.concat(rotated, axis=-1)
+
+def rotate_positions(
+    x: TensorValueLike,
+    base: TensorValueLike,
+    start: TensorValueLike,
+    length: Dim | None = None,
+    interleaved: bool = True,
+) -> TensorValue:
+    """Rotates each head by its position; computed in float32.
+
+    Args:
+        x: ``[batch, seq_len, heads, head_dim]``.
+        base: The cosine and the sine of each position and pair: ``[positions, head_dim / 2, 2]``, on the device of `x`.
+        start: The position of the first token, an integer scalar.
+        length: The number of tokens; that of `x` where it is None.
+        interleaved: Whether a pair are neighbouring elements; otherwise they are half a head apart.
+    """
+    x, base = TensorValue(x), TensorValue(base)
+    length = x.shape[1] if length is None else length
+    half = base.shape[1]
+    first_row = ops.cast(TensorValue(start), DType.int64).to(DeviceRef.CPU())
+    rows = ops.slice_tensor(base, [(slice(first_row, first_row + TensorValue(length)), length)])
+    cos, sin = (ops.reshape(rows[:, :, i], [1, length, 1, half]) for i in (0, 1))
+    heads = ops.cast(x, DType.float32)
+    if interleaved:
+        pairs = ops.reshape(heads, [*x.shape[:-1], half, 2])
+        first, second = pairs[..., 0], pairs[..., 1]
+    else:
+        first, second = ops.split(heads, [half, half], -1)
+    rotated = first * cos - second * sin, first * sin + second * cos
+    if interleaved:
+        result = ops.reshape(ops.stack(rotated, axis=-1), x.shape)
+    else:
+        result = ops.concat(rotated, axis=-1)
+    return ops.cast(result, x.dtype)
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):

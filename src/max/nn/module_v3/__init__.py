@@ -1,12 +1,15 @@
 """Layers of eager tensors: models that run as they are written, and compile as a whole."""
 
+from max.nn.module_v3.conv import Conv2d
 from max.nn.module_v3.embedding import Embedding
 from max.nn.module_v3.linear import Linear
 from max.nn.module_v3.module import Module, module_dataclass
 from max.nn.module_v3.norm import GemmaRMSNorm, GroupNorm, LayerNorm, RMSNorm
+from max.nn.module_v3.rope import RotaryEmbedding, TransposedRotaryEmbedding
 from max.nn.module_v3.sequential import ModuleList, Sequential
 
 __all__ = [
+    "Conv2d",
     "Embedding",
     "GemmaRMSNorm",
     "GroupNorm",
@@ -15,6 +18,8 @@ __all__ = [
     "Module",
     "ModuleList",
     "RMSNorm",
+    "RotaryEmbedding",
     "Sequential",
+    "TransposedRotaryEmbedding",
     "module_dataclass",
 ]

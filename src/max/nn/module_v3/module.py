@@ -6,11 +6,14 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar, dataclass_transform, overload
 
 from max._earlier import later_keywords
 from max.driver import Device, DLPackArray
+from max.dtype import DType
+from max.engine import InferenceSession
 from max.experimental._sessions import session_of
 from max.experimental.tensor import Tensor
 from max.graph import Graph, Type, Value, ops
@@ -121,33 +124,51 @@ class Module:
             lookup: Gives the new value for a qualified name.
 
         Raises:
-            ValueError: The shape, dtype or device of a value is not that of the parameter.
+            ValueError: The shape or dtype of a value is not that of the parameter.
         """
-        replaced = {name: _loaded(name, old, lookup(name)) for name, old in self.parameters}
-        self.apply_to_parameters(lambda name, _: replaced[name])
+        self._replace(self._new_values("load_state", lookup, auto_cast=False))
 
-    def load_state_dict(self, state: Mapping[str, DLPackArray], strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, DLPackArray], strict: bool = True, *, auto_cast: bool = False
+    ) -> None:
         """Replaces each parameter of the module and its descendants by the values of a dictionary.
 
         Args:
             state: Values by qualified name.
             strict: Whether values that no parameter has the name of are an error.
+            auto_cast: Whether values of float32 and bfloat16 are converted to the other where the parameter has it.
 
         Raises:
             KeyError: A parameter has no value.
             ValueError: A value is of no parameter (where `strict`), or does not fit its parameter.
         """
+        self._replace(self._values_of_dict("load_state_dict", state, strict, auto_cast))
+
+    def _replace(self, values: Mapping[str, Tensor]) -> None:
+        self.apply_to_parameters(lambda name, _: values[name])
+
+    def _new_values(
+        self, op: str, lookup: Callable[[str], DLPackArray], auto_cast: bool
+    ) -> dict[str, Tensor]:
+        return {
+            name: _loaded(op, name, old, lookup(name), auto_cast) for name, old in self.parameters
+        }
+
+    def _values_of_dict(
+        self, op: str, state: Mapping[str, DLPackArray], strict: bool, auto_cast: bool
+    ) -> dict[str, Tensor]:
+        """A new value for each parameter; this module stays as it is."""
         names = {name for name, _ in self.parameters}
         missing = sorted(names - set(state))
         if missing:
-            raise KeyError(f"load_state_dict: no value for {_listed(missing)}")
+            raise KeyError(f"{op}: no value for {_listed(missing)}")
         unknown = sorted(set(state) - names)
         if strict and unknown:
             raise ValueError(
-                f"load_state_dict: no parameter has the name {_listed(unknown)}; the parameters are "
-                f"{_listed(sorted(names))}. strict=False ignores them"
+                f"{op}: no parameter has the name {_listed(unknown)}; the parameters are {_listed(sorted(names))}"
+                + (". strict=False ignores them" if op == "load_state_dict" else "")
             )
-        self.load_state(state.__getitem__)
+        return self._new_values(op, state.__getitem__, auto_cast)
 
     @later_keywords(target="device")
     def to(self, device: Device) -> Self:
@@ -159,7 +180,15 @@ class Module:
         self.apply_to_parameters(lambda _, tensor: tensor.to(device))
         return self
 
-    def compile(self, *input_types: Type[Any]) -> Callable[..., Any]:
+    def compile(
+        self,
+        *input_types: Type[Any],
+        weights: Mapping[str, DLPackArray] | None = None,
+        session: InferenceSession | None = None,
+        name: str | None = None,
+        custom_extensions: Iterable[Path] = (),
+        auto_cast: bool = False,
+    ) -> Callable[..., Any]:
         """Compiles the module, with its parameters as they are now, for inputs of given types.
 
         Symbolic sizes in the types stand for those of each call. `__call__` runs once, on tensors that have no values:
@@ -167,6 +196,11 @@ class Module:
 
         Args:
             input_types: The type of each positional argument of `__call__`.
+            weights: The values of all parameters, by qualified name; by default those that the module holds.
+            session: The session that compiles; by default one for the devices of the parameters.
+            name: The name of the graph; by default that of the class.
+            custom_extensions: Modules of custom ops that `__call__` uses.
+            auto_cast: Whether `weights` of float32 and bfloat16 are converted to the other where the parameter has it.
 
         Returns:
             A function of as many tensors (or arrays), which returns what `__call__` returns: a tensor, or a tuple,
@@ -175,31 +209,17 @@ class Module:
         Raises:
             TypeError: The types do not fit the signature of `__call__`, or it needs the elements of a tensor, or
                 returns something else.
+            KeyError: A parameter has no value in `weights`.
+            ValueError: One of `weights` is of no parameter, or does not fit its parameter.
         """
-        name = type(self).__name__
-        try:
-            by_forward = type(self).__call__ is Module.__call__
-            applied = self.forward if by_forward else self.__call__
-            inspect.signature(applied).bind(*input_types)
-        except TypeError as error:
-            raise TypeError(
-                f"{name}.compile: {error}; give a type for each argument of __call__"
-            ) from None
-        parameters = dict(self.parameters)
-        graph = Graph(name, input_types=input_types)
-        outputs: list[Tensor] = []
-        with graph:
-            external = {
-                path: Tensor.from_graph_value(ops.constant_external(path, tensor.type))
-                for path, tensor in parameters.items()
-            }
-            with self._holding(external):
-                result = self(*[Tensor.from_graph_value(value) for value in graph.inputs])
-            structure = _flatten(name, result, outputs)
-            graph.output(*outputs)
-        registry = {path: tensor.realize.driver_tensor for path, tensor in parameters.items()}
-        devices = [tensor.device for tensor in parameters.values()]
-        model = session_of(devices).load(graph, weights_registry=registry)
+        name = type(self).__name__ if name is None else name
+        values = dict(self.parameters)
+        if weights is not None:
+            values = self._values_of_dict(f"{name}.compile", weights, True, auto_cast)
+        graph, structure = self._staged("compile", name, input_types, custom_extensions)
+        registry = {path: tensor.realize.driver_tensor for path, tensor in values.items()}
+        devices = [tensor.device for tensor in values.values()]
+        model = (session or session_of(devices)).load(graph, weights_registry=registry)
 
         def compiled(*inputs: Any) -> Any:
             arrays = [x.realize.driver_tensor if isinstance(x, Tensor) else x for x in inputs]
@@ -208,6 +228,51 @@ class Module:
 
         compiled.__doc__ = f"{name}, compiled for {', '.join(map(repr, input_types))}."
         return compiled
+
+    def trace(
+        self,
+        *input_types: Type[Any],
+        name: str | None = None,
+        custom_extensions: Iterable[Path] = (),
+    ) -> Graph:
+        """The graph that `compile` compiles; its parameters are external constants of their qualified names.
+
+        Args:
+            input_types: The type of each positional argument of `__call__`.
+            name: The name of the graph; by default that of the class.
+            custom_extensions: Modules of custom ops that `__call__` uses.
+
+        Raises:
+            TypeError: The types do not fit the signature of `__call__`, or it needs the elements of a tensor, or
+                returns something else.
+        """
+        name = type(self).__name__ if name is None else name
+        return self._staged("trace", name, input_types, custom_extensions)[0]
+
+    def _staged(
+        self, op: str, name: str, types: Sequence[Type[Any]], extensions: Iterable[Path]
+    ) -> tuple[Graph, Any]:
+        """The graph of `__call__`, and the structure of its result."""
+        try:
+            by_forward = type(self).__call__ is Module.__call__
+            applied = self.forward if by_forward else self.__call__
+            inspect.signature(applied).bind(*types)
+        except TypeError as error:
+            raise TypeError(
+                f"{name}.{op}: {error}; give a type for each argument of __call__"
+            ) from None
+        graph = Graph(name, input_types=types, custom_extensions=extensions)
+        outputs: list[Tensor] = []
+        with graph:
+            external = {
+                path: Tensor.from_graph_value(ops.constant_external(path, tensor.type))
+                for path, tensor in self.parameters
+            }
+            with self._holding(external):
+                result = self(*[Tensor.from_graph_value(value) for value in graph.inputs])
+            structure = _flatten(f"{name}.{op}", result, outputs)
+            graph.output(*outputs)
+        return graph, structure
 
     @contextlib.contextmanager
     def _holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
@@ -232,11 +297,18 @@ class Module:
         return f"{type(self).__name__}(\n{body}\n)"
 
 
-def _loaded(name: str, old: Tensor, value: DLPackArray) -> Tensor:
+# the dtypes that `auto_cast` converts to each other
+_CAST = (DType.float32, DType.bfloat16)
+
+
+def _loaded(op: str, name: str, old: Tensor, value: DLPackArray, auto_cast: bool) -> Tensor:
+    """A new value of a parameter, on its device."""
     new = Tensor.from_dlpack(value)
+    if auto_cast and new.dtype in _CAST and old.dtype in _CAST and new.shape == old.shape:
+        new = new.cast(old.dtype)
     if (new.dtype, new.shape) != (old.dtype, old.shape):
         raise ValueError(
-            f"load_state: {name} has shape {_shape(new)} and dtype {new.dtype.name}, expected {_shape(old)} and "
+            f"{op}: {name} has shape {_shape(new)} and dtype {new.dtype.name}, expected {_shape(old)} and "
             f"{old.dtype.name}"
         )
     return new.to(old.device) if new.device != old.device else new
@@ -265,7 +337,7 @@ def _flatten(op: str, result: Any, outputs: list[Tensor]) -> Any:
         items = [_flatten(op, item, outputs) for item in result.values()]
         keys = list(result)
         return (lambda values: dict(zip(keys, values, strict=True)), items)
-    raise TypeError(f"{op}.compile: __call__ returned {result!r}, expected tensors")
+    raise TypeError(f"{op}: __call__ returned {result!r}, expected tensors")
 
 
 def _unflatten(structure: Any, storages: Iterator[Any]) -> Any:
