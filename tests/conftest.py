@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 from max._config import flags
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# threads of torch and BLAS that wait for each other on busy cores take 25 times the CPU time of one on small models;
+# workers of pytest-xdist and processes of tests inherit it before they import NumPy
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tests of what is measured ask for it
 os.environ.setdefault("MAX_AUTOTUNE", "0")
