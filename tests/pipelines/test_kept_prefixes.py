@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
 import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +20,18 @@ from hypothesis import strategies as st
 from max.interfaces import PipelineTask, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import ConfigError
+from max.pipelines.generation import prefix_store
 from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.engine import limits_of
+from max.pipelines.generation.prefix_keeper import PrefixKeeper
+from max.pipelines.generation.prefix_store import PrefixWrite
 from max.pipelines.generation.protocol import (
     EngineReady,
     EngineStats,
     EngineStopped,
+    ForgetPrefixes,
     GenerationRequest,
+    PrefixesForgotten,
     Shutdown,
     TokensGenerated,
 )
@@ -104,12 +114,8 @@ def pipeline_of(folder: Path | None, **values):
     return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
 
 
-def answers(pipeline, prompts: list[list[int]]) -> tuple[list[list[int]], EngineStats]:
-    """Runs an engine for the prompts, from its start to its end."""
-    here, there = (ConnectionChannel(end) for end in multiprocessing.get_context("spawn").Pipe())
-    engine = threading.Thread(target=serve, args=(pipeline, limits_of(pipeline), there, 0.0))
-    engine.start()
-    assert isinstance(here.receive(), EngineReady)
+def ask(channel, prompts: list[list[int]]) -> tuple[list[list[int]], EngineStats]:
+    """Has a running engine answer prompts, one after the other."""
     tokens: list[list[int]] = []
     stats = EngineStats()
     for prompt in prompts:
@@ -117,16 +123,26 @@ def answers(pipeline, prompts: list[list[int]]) -> tuple[list[list[int]], Engine
         one = TextContext(
             max_length=len(prompt) + 6, tokens=np.array(prompt), sampling_params=params
         )
-        here.send(GenerationRequest.of(one))
+        channel.send(GenerationRequest.of(one))
         tokens.append([])
         while True:
-            event = here.receive()
+            event = channel.receive()
             if isinstance(event, EngineStats):
                 stats = event
             elif isinstance(event, TokensGenerated):
                 tokens[-1] += event.tokens
                 if event.status.is_done:
                     break
+    return tokens, stats
+
+
+def answers(pipeline, prompts: list[list[int]]) -> tuple[list[list[int]], EngineStats]:
+    """Runs an engine for the prompts, from its start to its end."""
+    here, there = (ConnectionChannel(end) for end in multiprocessing.get_context("spawn").Pipe())
+    engine = threading.Thread(target=serve, args=(pipeline, limits_of(pipeline), there, 0.0))
+    engine.start()
+    assert isinstance(here.receive(), EngineReady)
+    tokens, stats = ask(here, prompts)
     here.send(Shutdown())
     while not isinstance(event := here.receive(), EngineStopped):
         stats = event if isinstance(event, EngineStats) else stats
@@ -181,3 +197,180 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog) ->
     (tmp_path / "file").write_text("no folder")
     _, stats = answers(pipeline_of(tmp_path / "file"), PROMPTS[:1])
     assert stats.prompt_tokens == 100 and "cannot be kept" in caplog.text
+
+
+def serve_in_child(folder: Path, end: Connection) -> None:
+    pipeline = pipeline_of(folder)
+    serve(pipeline, limits_of(pipeline), ConnectionChannel(end), 0.0)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_killed_engine_has_kept_what_it_read_before_it_idled(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=serve_in_child, args=(tmp_path, there), daemon=True)
+    child.start()
+    channel = ConnectionChannel(here)
+    assert isinstance(channel.receive(), EngineReady)
+    alone = []
+    for number, prompt in enumerate(PROMPTS):
+        alone += ask(channel, [prompt])[0]
+        wait_until(lambda: len(list(tmp_path.glob("*.prefixes"))) > number)  # noqa: B023
+    assert [path.suffix for path in tmp_path.iterdir()] == [".prefixes"] * 3
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(60)
+    again, stats = answers(pipeline_of(tmp_path), PROMPTS)
+    assert again == alone and stats.reused_tokens == 3 * 96
+    (file,) = tmp_path.iterdir()  # at its end the engine has joined them
+    assert len(read(file, file.stem, [file_page_bytes()])) == 3 * 6
+
+
+def file_page_bytes() -> int:
+    (size,) = pipeline_of(None).kv_managers[0]._page_sizes()
+    return size
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    old, new = tmp_path / "a.prefixes1.part", tmp_path / "b.prefixes2.part"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (time.time() - 3600,) * 2)
+    pipeline_of(tmp_path).load_prefixes()
+    assert list(tmp_path.iterdir()) == [new]
+
+
+def run(write: PrefixWrite | None) -> None:
+    assert write is not None
+    write.run(lambda: True)
+
+
+def test_additions_have_new_pages_and_are_joined(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(prefix_store, "MOST_ADDITIONS", 2)
+    pipeline = pipeline_of(tmp_path)
+    pool = pipeline.kv_managers[0].pages.pools[0]
+    assert pipeline.new_prefixes() is None
+    names, counts = [], []
+    for number in range(4):
+        for page in range(number + 1):
+            assert pool.fill(bytes([number, page])) is not None
+        run(pipeline.new_prefixes())
+        assert pipeline.new_prefixes() is None
+        names.append(sorted(path.name for path in tmp_path.iterdir()))
+        store = pipeline._prefixes
+        assert store is not None
+        files = [store._path, *store._additions]
+        counts.append([len(read(path, store._key, [file_page_bytes()])) for path in files])
+    # file, additions: the third write joins them
+    assert counts == [[0, 1], [0, 1, 2], [6], [6, 4]]
+    assert len(names[2]) == 1 and set(names[2]) < set(names[3])
+    again = pipeline_of(tmp_path)
+    again.load_prefixes()
+    assert len(again.kv_managers[0].pages.pools[0].cached()) == 10
+    assert again.new_prefixes() is None
+    again.forget_prefixes()
+    assert not list(tmp_path.iterdir()) and again.new_prefixes() is None
+
+
+def test_additions_leave_the_folder_bounded(tmp_path: Path) -> None:
+    size = file_page_bytes()
+    pipeline = pipeline_of(tmp_path, kv_cache_folder_gb=8.5 * size / 2**30)
+    pool = pipeline.kv_managers[0].pages.pools[0]
+    for number in range(20):
+        assert pool.fill(bytes([number])) is not None
+        run(pipeline.new_prefixes())
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 9.5 * size
+    kept = pipeline_of(tmp_path)
+    kept.load_prefixes()
+    hashes = [page_hash for page_hash, _ in kept.kv_managers[0].pages.pools[0].cached()]
+    assert hashes == [bytes([number]) for number in range(20 - len(hashes), 20)]
+    assert len(hashes) >= 6
+
+
+def test_a_page_that_is_taken_meanwhile_is_left_out(tmp_path: Path) -> None:
+    """The writer reads pages beside the engine: one with another content must not be under the old hash."""
+    pipeline = pipeline_of(tmp_path)
+    pool = pipeline.kv_managers[0].pages.pools[0]
+    hashes = [bytes([number]) * 16 for number in range(pool.num_pages)]
+    for page_hash in hashes:
+        assert pool.fill(page_hash) is not None
+    write = pipeline.new_prefixes()
+    assert write is not None
+    calls = 0
+
+    def take_others() -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            for _ in range(3):  # one that is written, two that are not
+                pool.take()
+        return True
+
+    write.run(take_others)
+    assert calls == len(hashes)
+    (file,) = tmp_path.iterdir()
+    kept = {page_hash for _, page_hash in read(file, file.name.split(".")[0], [file_page_bytes()])}
+    assert kept == {hashes[0], *hashes[3:]}
+
+
+def test_a_write_pauses_while_requests_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(prefix_store, "BYTES_PER_S", 1 << 40)
+    pipeline = pipeline_of(tmp_path)
+    pool = pipeline.kv_managers[0].pages.pools[0]
+    read_pages_of: list[int] = []
+    keeper = PrefixKeeper()
+    for number in range(4):
+        assert pool.fill(bytes([number])) is not None
+    write = pipeline.new_prefixes()
+    assert write is not None
+    (group,) = write._groups
+
+    def content(place: int) -> bytes | None:
+        read_pages_of.append(place)
+        if place == 1:
+            keeper.pause()
+        return bytes(group.page_bytes)
+
+    write._groups = [PageGroup(group.page_bytes, group.hashes, content)]
+    keeper.resume()
+    keeper.start(write)
+    wait_until(lambda: len(read_pages_of) == 2)
+    time.sleep(0.1)
+    assert read_pages_of == [0, 1] and keeper.writes
+    (part,) = tmp_path.iterdir()
+    assert part.suffix == ".part", "an unfinished file is not found by readers"
+    keeper.resume()
+    wait_until(lambda: not keeper.writes)
+    assert read_pages_of == [0, 1, 2, 3]
+    (file,) = tmp_path.iterdir()
+    # a write that is stopped leaves nothing
+    assert pool.fill(b"other") is not None
+    keeper.pause()
+    write = pipeline.new_prefixes()
+    assert write is not None
+    keeper.start(write)
+    keeper.stop()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_forgotten_prefixes_do_not_come_back(tmp_path: Path) -> None:
+    pipeline = pipeline_of(tmp_path)
+    here, there = (ConnectionChannel(end) for end in multiprocessing.get_context("spawn").Pipe())
+    engine = threading.Thread(target=serve, args=(pipeline, limits_of(pipeline), there))
+    engine.start()
+    assert isinstance(here.receive(), EngineReady)
+    ask(here, PROMPTS[:2])
+    wait_until(lambda: bool(list(tmp_path.glob("*.prefixes"))))
+    here.send(ForgetPrefixes(7))
+    assert here.receive() == PrefixesForgotten(7) and not list(tmp_path.iterdir())
+    ask(here, PROMPTS[2:])
+    here.send(Shutdown())
+    engine.join(60)
+    (file,) = tmp_path.iterdir()
+    assert len(read(file, file.stem, [file_page_bytes()])) == 6

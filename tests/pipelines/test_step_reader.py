@@ -13,6 +13,7 @@ import pytest
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.engine import Engine, limits_of
 from max.pipelines.generation.protocol import GenerationRequest, Shutdown, TokensGenerated
 from max.pipelines.generation.service import serve
 from max.pipelines.generation.step_reader import NO_TOKEN, StepReader
@@ -169,6 +170,40 @@ def test_a_service_sends_tokens_of_a_call_that_runs_on() -> None:
     assert pipeline.steps < 15 and events > 25
 
 
+@pytest.mark.parametrize("updated", [False, True], ids=["in the call", "after it"])
+def test_an_interrupted_call_goes_on_after_what_was_delivered(updated: bool) -> None:
+    """With other random numbers the repeated tokens would differ from those that the client has."""
+    received = Deliveries()
+    pipeline = SteppingPipeline(received)
+    engine = Engine(
+        pipeline, SchedulerLimits(max_batch_size=4, max_num_steps=6), reader := StepReader(received)
+    )
+    prompts = {RequestID("a"): ([5, 6], 20), RequestID("b"): ([9], 13)}
+    for name, (prompt, new) in prompts.items():
+        engine.submit(context(prompt, new, seed=3, request_id=name))
+    outcomes = engine.step()
+    for outcome in outcomes:
+        received.tokens[outcome.request_id] = outcome.tokens
+
+    def interrupt(batch) -> None:
+        pipeline.before = pipeline.after = lambda batch: None
+        raise KeyboardInterrupt
+
+    # before the contexts have the tokens, or when they have them and one more
+    setattr(pipeline, "after" if updated else "before", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert [len(received.tokens[name]) for name in prompts] == [6, 6]
+    while not engine.idle:
+        for outcome in engine.step():
+            received.tokens[outcome.request_id] += outcome.tokens
+    reader.close()
+    assert received.tokens == {
+        name: expected(prompt, new, 3) for name, (prompt, new) in prompts.items()
+    }
+    pipeline.cache.pages.check()
+
+
 @pytest.fixture(scope="module")
 def tiny():
     config = PipelineConfig(
@@ -212,3 +247,47 @@ def test_the_tokens_of_a_model(tiny, batch: int) -> None:
     assert deliveries.calls >= 3 and len(set(counts)) == 1
     for mine, tokens in zip(deliveries.tokens.values(), single, strict=True):
         assert mine == tokens[1 : 1 + counts[0]]
+
+
+def sampled(tiny, interrupted_at: int | None) -> tuple[list[int], list[int]]:
+    """The tokens of a sampled request, and those that were delivered before an interrupt."""
+    deliveries = Deliveries()
+    engine = Engine(tiny, limits_of(tiny), reader := StepReader(deliveries))
+    request = TextContext(
+        request_id=RequestID("sampled"), max_length=512, tokens=np.array([7, 8, 9]),
+        sampling_params=SamplingParams(temperature=1.1, top_k=-1, seed=11, ignore_eos=True),
+        ignore_eos=True,
+    )  # fmt: skip
+    engine.submit(request)
+    tokens = deliveries.tokens.setdefault(request.request_id, [])
+    tokens += engine.step()[0].tokens
+    early: list[int] = []
+    if interrupted_at is not None:
+        finish = tiny.update_context_and_prepare_responses
+
+        def interrupt(*values):
+            if len(tokens) >= interrupted_at:
+                raise KeyboardInterrupt
+            return finish(*values)
+
+        tiny.update_context_and_prepare_responses = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                for outcome in engine.step():
+                    tokens += outcome.tokens
+        early = list(tokens)
+        tiny.update_context_and_prepare_responses = finish
+    while not engine.idle:
+        for outcome in engine.step():
+            tokens += outcome.tokens
+    tiny.read_steps(None)
+    reader.close()
+    return tokens, early
+
+
+def test_a_sampled_request_goes_on_with_the_same_random_numbers(tiny) -> None:
+    whole, _ = sampled(tiny, None)
+    tokens, early = sampled(tiny, 5)
+    assert len(set(whole)) > 50 and len(whole) == 509
+    assert whole[: len(early)] == early and len(early) >= 5
+    assert tokens == whole

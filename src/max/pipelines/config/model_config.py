@@ -144,7 +144,7 @@ class KVCacheConfig(StrictConfig):
         default=50.0,
     )
     kv_cache_folder: Path | None = option(
-        "A server keeps cached prefixes in this folder when it stops, and finds them at its next start with the same model. "
+        "A server keeps cached prefixes in this folder, and finds them at its next start with the same model. "
         "Not set: they are lost.",
         default=None,
     )

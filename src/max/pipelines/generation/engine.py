@@ -24,6 +24,7 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.generation.prefix_store import PrefixWrite
 from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.scheduler import PageSource, SchedulerLimits, TextScheduler
@@ -124,6 +125,14 @@ class KeepingPipeline(BatchPipeline, Protocol):
 
     def save_prefixes(self) -> None:
         """Keeps them; after the last batch."""
+        ...
+
+    def new_prefixes(self) -> PrefixWrite | None:
+        """Those that are not kept yet, to be written by another thread; between two batches."""
+        ...
+
+    def forget_prefixes(self) -> None:
+        """Empties the cache, and removes what was kept; between two batches, and while nothing writes."""
         ...
 
 
@@ -297,7 +306,7 @@ class Engine:
 
         Raises:
             BaseException: What is no ``Exception``, such as ``KeyboardInterrupt``, passes through; the
-                requests of the batch are read again.
+                requests of the batch are read again, and go on after the tokens that were delivered.
         """
         self._stepping = True
         try:
@@ -336,7 +345,7 @@ class Engine:
                 self._outcomes.append(Failure(context.request_id, error))
             return
         except BaseException:
-            self._end_reading(0)
+            self._keep_delivered(batch)
             for context in batch:
                 if context.is_done:
                     self._outcomes.append(context.to_generation_output())
@@ -358,6 +367,23 @@ class Engine:
             self.prompt_steps.record(seconds)
         self.scheduler.update(batch)
         self._outcomes += [out for out in outputs.values() if out.tokens or out.is_done]
+
+    def _keep_delivered(self, batch: Sequence[TextGenerationContext]) -> None:
+        """Makes the tokens that were delivered in an interrupted execution part of their sequences.
+
+        The next step goes on after them. It chooses as it would have without the interrupt, since the seed of a token
+        follows from its position.
+        """
+        if self._reader is None:
+            return
+        for context, (begin, tokens) in zip(batch, self._reader.end_interrupted(), strict=False):
+            # the execution may have updated the context before the interrupt
+            for token in tokens[context.current_length - begin :]:
+                context.update(token)
+            output = context.to_generation_output()
+            later = context.all_tokens[begin + len(tokens) :].tolist()
+            if later:
+                self._outcomes.append(replace(output, tokens=later))
 
     def _end_reading(self, steps: int) -> list[int]:
         """The tokens of each request of the batch that were delivered while it ran; none where nothing read."""

@@ -5,20 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from max._version import __version__
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
+from max.pipelines.kv_cache.prefix_file import PageGroup, remove_abandoned_parts, write_pages
 
 logger = logging.getLogger("max.pipelines")
 SUFFIX = ".prefixes"
 """Of the files in the folder."""
+MOST_ADDITIONS = 16
+"""Files that are written while an engine idles before one file takes the place of all."""
+JOINED_SHARE = 0.75
+"""The share of the folder's size that this file takes at most."""
+BYTES_PER_S = 64 << 20
+"""How fast an engine that idles writes."""
 
 
 class PrefixStore:
-    """A file for the cached pages of a model; use :meth:`of`.
+    """The files with the cached pages of a model; use :meth:`of`.
+
+    One file has what an engine wrote when it stopped, further ones what it wrote while it idled: the pages that no
+    file had. They are joined when there are many, or when they leave too little room. One thread at a time uses a store,
+    but for a `PrefixWrite`, beside which only requests may run.
 
     Args:
         cache: The cache.
@@ -29,6 +42,10 @@ class PrefixStore:
 
     def __init__(self, cache: PagedKVCacheManager, path: Path, key: str, most_bytes: int) -> None:
         self._cache, self._path, self._key, self._most_bytes = cache, path, key, most_bytes
+        # for each group the hashes of the pages in the files
+        self._kept: list[set[bytes]] = [set() for _ in cache.pages.pools]
+        self._additions: list[Path] = []
+        self._failed = False
 
     @classmethod
     def of(cls, config: PipelineConfig, cache: PagedKVCacheManager) -> PrefixStore | None:
@@ -46,28 +63,123 @@ class PrefixStore:
         return cls(cache, path, key, int(options.kv_cache_folder_gb * 2**30))
 
     def load(self) -> None:
-        """Fills the cache with the pages of the file that are sound."""
-        if count := self._cache.load_prefixes(self._path, self._key):
+        """Fills the cache with the pages of the files that are sound."""
+        # the names of additions have the time at which they were written
+        self._additions = sorted(self._path.parent.glob(f"{self._key}.*{SUFFIX}"))
+        count = 0
+        for path in (self._path, *self._additions):
+            filled, hashes = self._cache.load_prefixes(path, self._key)
+            count += filled
+            for kept, of_file in zip(self._kept, hashes, strict=True):
+                kept |= of_file
+        remove_abandoned_parts(self._path.parent)
+        if count:
             logger.info("KV cache: %d pages of prefixes from %s", count, self._path)
 
     def save(self) -> None:
-        """Writes the cached pages; a folder that cannot be written is a warning."""
+        """Writes all cached pages in one file; a folder that cannot be written is a warning."""
+        self._write(self._path, self._cache.cached_prefixes(self._most_bytes))
+
+    def new_pages(self) -> PrefixWrite | None:
+        """The cached pages that no file has, to be written while the engine idles; None where there are none."""
+        groups = self._cache.cached_prefixes(self._most_bytes, self._kept)
+        size = _size_of(groups)
+        if not size:
+            return None
+        files = sum(path.stat().st_size for path in (self._path, *self._additions) if path.exists())
+        if files + size <= self._most_bytes and len(self._additions) < MOST_ADDITIONS:
+            path = self._path.with_name(f"{self._key}.{time.time_ns()}{SUFFIX}")
+            return PrefixWrite(groups, lambda paced: self._write(path, paced))
+        # the room that is left takes the next additions: not every one of them rewrites the file
+        groups = self._cache.cached_prefixes(int(self._most_bytes * JOINED_SHARE))
+        return PrefixWrite(groups, lambda paced: self._write(self._path, paced))
+
+    def forget(self) -> None:
+        """Removes the files: what the cache was told to forget does not come back with the next engine."""
+        for path in (self._path, *self._additions):
+            path.unlink(missing_ok=True)
+        self._additions = []
+        self._kept = [set() for _ in self._kept]
+
+    def _write(self, path: Path, groups: Sequence[PageGroup]) -> None:
+        """Writes an addition, or the file that takes the place of all."""
         try:
-            count = self._cache.save_prefixes(self._path, self._key, self._most_bytes)
+            count = write_pages(path, self._key, groups)
+            hashes = [set(group.hashes) for group in groups]
+            if path == self._path:
+                for addition in self._additions:
+                    addition.unlink(missing_ok=True)
+                self._additions, self._kept = [], hashes
+            else:
+                self._additions.append(path)
+                self._kept = [a | b for a, b in zip(self._kept, hashes, strict=True)]
             self._remove_others()
+            self._failed = False
         except OSError as error:
-            logger.warning("cached prefixes cannot be kept in %s: %s", self._path, error)
+            if not self._failed:  # an engine that idles often says it once
+                logger.warning("cached prefixes cannot be kept in %s: %s", path, error)
+            self._failed = True
         else:
-            logger.info("KV cache: %d pages of prefixes to %s", count, self._path)
+            logger.info("KV cache: %d pages of prefixes to %s", count, path)
 
     def _remove_others(self) -> None:
         """Removes the files of other models that are beyond the folder's size, those written first."""
-        files = [(p.stat(), p) for p in self._path.parent.glob("*" + SUFFIX) if p != self._path]
-        left = self._most_bytes - self._path.stat().st_size
+        own = {self._path, *self._additions}
+        left = self._most_bytes - sum(path.stat().st_size for path in own if path.exists())
+        files = [(p.stat(), p) for p in self._path.parent.glob("*" + SUFFIX) if p not in own]
         for stat, path in sorted(files, key=lambda each: each[0].st_mtime_ns, reverse=True):
             left -= stat.st_size
             if left < 0:
                 path.unlink(missing_ok=True)
+        remove_abandoned_parts(self._path.parent)
+
+
+class PrefixWrite:
+    """Pages to be written by another thread.
+
+    Args:
+        groups: The pages.
+        write: Writes them.
+    """
+
+    def __init__(
+        self, groups: Sequence[PageGroup], write: Callable[[Sequence[PageGroup]], None]
+    ) -> None:
+        self._groups, self._write = groups, write
+
+    def run(self, go_on: Callable[[], bool]) -> None:
+        """Writes the pages, at most `BYTES_PER_S`.
+
+        Args:
+            go_on: Called before each page: it waits while requests run, and says whether to write the page; else
+                nothing is kept.
+        """
+        paced = [
+            PageGroup(group.page_bytes, group.hashes, _paced(group, go_on))
+            for group in self._groups
+        ]
+        try:
+            self._write(paced)
+        except _StoppedError:
+            pass
+
+
+class _StoppedError(Exception):
+    """A write was stopped."""
+
+
+def _paced(group: PageGroup, go_on: Callable[[], bool]) -> Callable[[int], bytes | None]:
+    def content(place: int) -> bytes | None:
+        time.sleep(group.page_bytes / BYTES_PER_S)
+        if not go_on():
+            raise _StoppedError
+        return group.content(place)
+
+    return content
+
+
+def _size_of(groups: Sequence[PageGroup]) -> int:
+    return sum(group.page_bytes * len(group.hashes) for group in groups)
 
 
 def _key_of(config: PipelineConfig, cache: PagedKVCacheManager) -> str:

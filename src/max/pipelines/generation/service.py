@@ -24,6 +24,7 @@ from max.pipelines.generation.engine import (
     WarmingPipeline,
     limits_of,
 )
+from max.pipelines.generation.prefix_keeper import KEEP_DELAY_S, PrefixKeeper
 from max.pipelines.generation.protocol import (
     CancelRequest,
     Command,
@@ -124,6 +125,8 @@ class _Service:
         self._open: set[RequestID] = set()
         self._shutdown: Shutdown | None = None
         self._stats_interval, self._next_stats = stats_interval, 0.0
+        self._keeper = PrefixKeeper()
+        self._has_new_prefixes = False  # since the last write, maybe
 
     def run(self) -> None:
         """Sends ``EngineReady``, steps the engine, sends ``EngineStopped``."""
@@ -198,20 +201,48 @@ class _Service:
     def _obey(self, wait: bool) -> None:
         """Carries out the queued commands; an idle engine waits for one."""
         while wait or not self._commands.empty():
+            command = self._wait() if wait else self._commands.get()
             wait = False
-            match self._commands.get():
+            match command:
                 case _Arrival() as arrival:
                     self._submit(arrival)
                 case CancelRequest(request_id):
                     self._engine.cancel(RequestID(request_id))
                 case ForgetPrefixes(number):
-                    (cache,) = self._pipeline.kv_managers
-                    cache.forget_prefixes()
+                    self._forget_prefixes()
                     self._channel.send(PrefixesForgotten(number))
                 case Shutdown() as shutdown:
                     self._shutdown = shutdown
                     if not shutdown.finish:
                         return
+
+    def _wait(self) -> _Command:
+        """Waits for a command; an engine that idles for some time keeps its new prefixes meanwhile."""
+        self._keeper.resume()
+        try:
+            if self._has_new_prefixes and isinstance(self._pipeline, KeepingPipeline):
+                try:
+                    return self._commands.get(timeout=KEEP_DELAY_S)
+                except queue.Empty:
+                    self._keep_new_prefixes(self._pipeline)
+            return self._commands.get()
+        finally:
+            self._keeper.pause()
+
+    def _keep_new_prefixes(self, pipeline: KeepingPipeline) -> None:
+        if self._keeper.writes:
+            return  # the next time that the engine idles
+        self._has_new_prefixes = False
+        if (write := pipeline.new_prefixes()) is not None:
+            self._keeper.start(write)
+
+    def _forget_prefixes(self) -> None:
+        if isinstance(self._pipeline, KeepingPipeline):
+            self._keeper.stop()
+            self._pipeline.forget_prefixes()
+        else:
+            (cache,) = self._pipeline.kv_managers
+            cache.forget_prefixes()
 
     def _due_stats(self) -> list[EngineStats]:
         """The report of the load, where it is due."""
@@ -249,6 +280,7 @@ class _Service:
             self._channel.send(RequestFailed(request.request_id, ErrorInfo.of(error)))
             return
         self._open.add(request_id)
+        self._has_new_prefixes = True
         self._engine.submit(context, request.priority, request.client)
 
     def _event(self, outcome: Outcome) -> TokensGenerated | RequestFailed:
@@ -266,17 +298,20 @@ class _Service:
         self._channel.send_all([TokensGenerated.of(output) for output in outputs])
 
     def _stop(self, error: BaseException | None) -> None:
-        """Cancels what is open, and frees its pages."""
+        """Frees the pages of what is open. It is cancelled by a shutdown; an error ends it, or another engine runs it."""
         self._reader.close()
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
+        self._keeper.stop()
         if error is None and isinstance(self._pipeline, KeepingPipeline):
             self._pipeline.save_prefixes()
         try:
+            if error is not None:
+                self._channel.send(EngineStopped(ErrorInfo.of(error)))
+                return
             status = GenerationStatus.CANCELLED
             cancelled = [TokensGenerated(request.value, (), status) for request in self._open]
-            stopped = EngineStopped(None if error is None else ErrorInfo.of(error))
-            self._channel.send_all([*cancelled, stopped])
+            self._channel.send_all([*cancelled, EngineStopped()])
         except OSError:
             pass  # nobody receives any more

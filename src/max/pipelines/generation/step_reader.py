@@ -39,6 +39,7 @@ class _Run:
         ends: For each request the tokens that end it; None where its rows are not delivered.
         history: The tokens ``[steps, batch]``.
         begin: When it began.
+        lengths: The length of each request before it.
         read: The rows that were delivered.
         last: Whether no further row is delivered before the execution has returned.
     """
@@ -47,6 +48,7 @@ class _Run:
     ends: Sequence[frozenset[int] | None]
     history: npt.NDArray[np.int64]
     begin: float
+    lengths: Sequence[int]
     read: int = 0
     last: bool = False
 
@@ -80,7 +82,8 @@ class StepReader:
         with self._changed:
             if self._closed:
                 return
-            self._run = _Run(batch, [_ends(c) for c in batch], history, time.perf_counter())
+            ends, lengths = [_ends(c) for c in batch], [c.current_length for c in batch]
+            self._run = _Run(batch, ends, history, time.perf_counter(), lengths)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="engine steps", daemon=True)
                 self._thread.start()
@@ -103,6 +106,22 @@ class StepReader:
             if steps:
                 self._step_s = (time.perf_counter() - run.begin) / steps
             return [0 if ends is None else run.read for ends in run.ends]
+
+    def end_interrupted(self) -> list[tuple[int, list[int]]]:
+        """Stops reading an execution that has raised.
+
+        Returns:
+            For each request of the batch its length before the execution, and its tokens that were delivered
+            although the execution returns none; an empty list where no history was read.
+        """
+        with self._changed:
+            run = self._run
+            counts = self.end(0)
+        if run is None:
+            return []
+        columns = run.history.T.tolist()
+        delivered = [column[:count] for column, count in zip(columns, counts, strict=True)]
+        return list(zip(run.lengths, delivered, strict=True))
 
     def close(self) -> None:
         """Ends the thread."""

@@ -30,7 +30,7 @@ from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.decode_loop import DecodeLoop
 from max.pipelines.generation.mixin import GenerateMixin
-from max.pipelines.generation.prefix_store import PrefixStore
+from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
@@ -521,6 +521,16 @@ class TextGenerationPipeline(
         """Keeps the cached prefixes for a later engine, where the configuration has a folder for them."""
         if self._prefixes is not None:
             self._prefixes.save()
+
+    def new_prefixes(self) -> PrefixWrite | None:
+        """The cached prefixes that are not kept yet; None where there are none, or no folder for them."""
+        return None if self._prefixes is None else self._prefixes.new_pages()
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache, and removes what was kept of it."""
+        self._kv_manager.forget_prefixes()
+        if self._prefixes is not None:
+            self._prefixes.forget()
 
     def release(self, request_id: RequestID) -> None:
         """Frees the pages of a request; nothing happens where it has none.

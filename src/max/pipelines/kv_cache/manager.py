@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from max.pipelines.kv_cache.memory import (
 )
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
-from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages, write_pages
+from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.kv_cache.swap_area import SwapArea
 
@@ -77,6 +77,30 @@ class _HostPages:
     def restore(self, slot: int, page: int) -> None:
         for blocks, saved in zip(self._blocks, self._slots[slot], strict=True):
             blocks[page, :, :, :, :, :].inplace_copy_from(saved)
+
+
+class _PageContents:
+    """The contents of cached pages, read while other threads may take the pages.
+
+    Args:
+        pool: The pages of a group of layers.
+        blocks: Their memory on each device.
+        pages: The cached pages.
+    """
+
+    def __init__(self, pool: PagePool, blocks: Sequence[Tensor], pages: Sequence[int]) -> None:
+        self._pool, self._blocks = pool, blocks
+        self._pages = [(page, pool.takes(page)) for page in pages]
+        self._hosts: list[Tensor] = []
+
+    def __call__(self, place: int) -> bytes | None:
+        self._hosts = self._hosts or _host_copies(self._blocks)
+        page, takes = self._pages[place]
+        for host, block in zip(self._hosts, self._blocks, strict=True):
+            host.inplace_copy_from(block[page, :, :, :, :, :])
+        content = b"".join(host.to_numpy().tobytes() for host in self._hosts)
+        # a page is counted as taken before it is written
+        return content if self._pool.takes(page) == takes else None
 
 
 class PagedKVCacheManager(ContextPages):
@@ -176,53 +200,45 @@ class PagedKVCacheManager(ContextPages):
         sizes = (count, kinds, layers, page_size_of(shape), heads, row)
         return Tensor.zeros(sizes, shape.dtype, device)
 
-    def save_prefixes(self, path: Path, key: str, most_bytes: int) -> int:
-        """Writes the cached pages that no request has, those used last where not all fit.
+    def cached_prefixes(
+        self, most_bytes: int, kept: Sequence[Collection[bytes]] | None = None
+    ) -> list[PageGroup]:
+        """The cached pages that no request has, those used last where there are more than fit.
+
+        Their contents may be read by another thread while batches run: a page that is taken meanwhile has none.
 
         Args:
-            path: The file.
-            key: What they depend on besides tokens: the model and its form.
             most_bytes: The most bytes of pages.
-
-        Returns:
-            The number of pages.
-
-        Raises:
-            OSError: The file cannot be written.
+            kept: For each group the hashes to leave out; None: none.
         """
         sizes = self._page_sizes()
         most = most_bytes // sum(sizes)
         groups: list[PageGroup] = []
-        for pool, blocks, size in zip(self.pages.pools, self._all_blocks, sizes, strict=True):
-            cached = pool.cached()[-most:] if most else []
-            hosts = _host_copies(blocks)
+        for number, (pool, blocks, size) in enumerate(
+            zip(self.pages.pools, self._all_blocks, sizes, strict=True)
+        ):
+            left_out = kept[number] if kept else ()
+            cached = [entry for entry in pool.cached() if entry[0] not in left_out]
+            cached = cached[-most:] if most else []
+            contents = _PageContents(pool, blocks, [page for _, page in cached])
+            groups.append(PageGroup(size, [page_hash for page_hash, _ in cached], contents))
+        return groups
 
-            def content(
-                place: int,
-                pages: Sequence[tuple[bytes, int]] = cached,
-                blocks: Sequence[Tensor] = blocks,
-                hosts: Sequence[Tensor] = hosts,
-            ) -> bytes:
-                for host, block in zip(hosts, blocks, strict=True):
-                    host.inplace_copy_from(block[pages[place][1], :, :, :, :, :])
-                return b"".join(host.to_numpy().tobytes() for host in hosts)
-
-            groups.append(PageGroup(size, [page_hash for page_hash, _ in cached], content))
-        return write_pages(path, key, groups)
-
-    def load_prefixes(self, path: Path, key: str) -> int:
+    def load_prefixes(self, path: Path, key: str) -> tuple[int, list[set[bytes]]]:
         """Fills empty pages with those of a file; a file that does not fit is ignored.
 
         Args:
             path: The file.
-            key: As for :meth:`save_prefixes`.
+            key: What its pages depend on besides tokens: the model and its form.
 
         Returns:
-            The number of pages.
+            The number of pages that were filled, and for each group the hashes of the file's pages.
         """
         count = 0
         hosts = [_host_copies(blocks) for blocks in self._all_blocks]
+        hashes: list[set[bytes]] = [set() for _ in hosts]
         for group, page_hash, content in read_pages(path, key, self._page_sizes()):
+            hashes[group].add(page_hash)
             page = self.pages.pools[group].fill(page_hash)
             if page is None:
                 continue
@@ -234,7 +250,7 @@ class PagedKVCacheManager(ContextPages):
                 block[page, :, :, :, :, :].inplace_copy_from(host)
                 begin += array.nbytes
             count += 1
-        return count
+        return count, hashes
 
     def _page_sizes(self) -> list[int]:
         """The bytes of a page of each group, on all devices."""

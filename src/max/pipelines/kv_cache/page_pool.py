@@ -56,6 +56,7 @@ class PagePool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self._page_of_hash: dict[bytes, int] = {}
         self._hash_of_page: dict[int, bytes] = {}
+        self._takes = [0] * num_pages
 
     @property
     def free_pages(self) -> int:
@@ -128,6 +129,7 @@ class PagePool:
     def take(self) -> int:
         """A free page for new tokens, with one user; at least one is free."""
         page, _ = self._free.popitem(last=False)
+        self._takes[page] += 1
         page_hash = self._hash_of_page.pop(page, None)
         if page_hash is not None:
             del self._page_of_hash[page_hash]
@@ -135,6 +137,14 @@ class PagePool:
                 self.swap.save(page_hash, page)
         self._users[page] = 1
         return page
+
+    def takes(self, page: int) -> int:
+        """How often a page was taken: a cached page is written only after this has changed; from any thread.
+
+        Args:
+            page: The page.
+        """
+        return self._takes[page]
 
     def drop(self, page: int) -> None:
         """Takes a page out of a table; a page that no other table has is free: the next one if it is empty.

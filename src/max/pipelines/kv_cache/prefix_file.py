@@ -12,6 +12,7 @@ import json
 import os
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ _MAGIC = b"max cached prefixes 1\n"
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = 16
 _MOST_HEADER_BYTES = 64 << 20
+_PART_SUFFIX = ".part"
+_PART_AGE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,12 @@ class PageGroup:
     Args:
         page_bytes: The bytes of a page.
         hashes: The hashes of their tokens, those used last at the end.
-        content: The bytes of a page by its place in ``hashes``.
+        content: The bytes of a page by its place in ``hashes``; None where it is no longer cached.
     """
 
     page_bytes: int
     hashes: Sequence[bytes]
-    content: Callable[[int], bytes]
+    content: Callable[[int], bytes | None]
 
 
 def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
@@ -54,7 +57,8 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # a file of mode 600: it tells what was read
-    descriptor, part = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    descriptor, part = tempfile.mkstemp(prefix=path.name, suffix=_PART_SUFFIX, dir=path.parent)
+    count = 0
     try:
         with os.fdopen(descriptor, "wb") as file:
             entries = [
@@ -69,15 +73,35 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
             for entry, group in zip(entries, groups, strict=True):
                 for place, page_hash in enumerate(group.hashes):
                     content = group.content(place)
+                    if content is None:  # its digest stays 0, which fits no content
+                        file.seek(group.page_bytes, os.SEEK_CUR)
+                        continue
                     file.write(content)
                     entry["pages"][place] = (page_hash.hex(), _digest(content).hex())
+                    count += 1
+            file.truncate()  # the last page may have been left out
             file.seek(0)
             file.write(_header(key, entries))  # as long as before, now with the digests
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
-    return sum(len(group.hashes) for group in groups)
+    return count
+
+
+def remove_abandoned_parts(folder: Path) -> None:
+    """Removes what writers left unfinished that were killed: files that nobody has written to for ten minutes.
+
+    Args:
+        folder: The folder of the files.
+    """
+    oldest = time.time() - _PART_AGE_S
+    for part in folder.glob("*" + _PART_SUFFIX):
+        try:
+            if part.stat().st_mtime < oldest:
+                part.unlink()
+        except OSError:
+            pass  # another process removes it too
 
 
 def read_pages(

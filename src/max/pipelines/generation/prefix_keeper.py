@@ -1,0 +1,65 @@
+"""Writes cached prefixes in a thread while an engine idles."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from max.pipelines.generation.prefix_store import PrefixWrite
+
+logger = logging.getLogger("max.pipelines")
+
+KEEP_DELAY_S = 1.0
+"""An engine that idles that long keeps its new prefixes."""
+
+
+class PrefixKeeper:
+    """Runs one write at a time; the engine's thread calls the methods."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._idle, self._stopped = threading.Event(), False
+
+    @property
+    def writes(self) -> bool:
+        """Whether a write has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, write: PrefixWrite) -> None:
+        """Begins a write.
+
+        Args:
+            write: The pages; the write before it has ended.
+        """
+        self._stopped = False
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="engine prefixes", daemon=True
+        )
+        self._thread.start()
+
+    def resume(self) -> None:
+        """Lets the write go on: the engine idles."""
+        self._idle.set()
+
+    def pause(self) -> None:
+        """Stops the write before its next page: requests run."""
+        self._idle.clear()
+
+    def stop(self) -> None:
+        """Ends the write, and waits for its end; an unfinished file is removed."""
+        if self._thread is None:
+            return
+        self._stopped = True
+        self._idle.set()
+        self._thread.join()
+        self._thread = None
+
+    def _run(self, write: PrefixWrite) -> None:
+        try:
+            write.run(self._go_on)
+        except Exception:  # the engine serves without it
+            logger.exception("cached prefixes cannot be kept")
+
+    def _go_on(self) -> bool:
+        self._idle.wait()
+        return not self._stopped
