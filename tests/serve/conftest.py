@@ -62,7 +62,8 @@ class RunningServer:
 
     def wait_ready(self) -> RunningServer:
         """Waits for the line that announces readiness."""
-        assert self._ready.wait(READY_S) and self.url, "".join(self.lines)
+        ready = self._ready.wait(READY_S) and self.url
+        assert ready, f"exit code {self.process.poll()}: {self.output}"
         return self
 
     @property

@@ -15,10 +15,12 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.protocol import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
-from max.serve.http.metrics_listener import start_metrics_listener
+from max.serve.http.metrics_listener import metrics_listener
+from max.serve.http.quiet_server import QuietServer
 from max.serve.http.state import ServerState
 from max.serve.loading import load_model
 from max.serve.metrics import ServerMetrics
@@ -31,6 +33,9 @@ from max.serve.worker.process import WorkerProcess
 
 logger = logging.getLogger("max.serve")
 
+BACKLOG = 2048
+"""Connections that the system takes before the server does."""
+
 
 def _say(line: str) -> None:
     """Writes a line to stdout at once."""
@@ -38,13 +43,8 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-class _Server(uvicorn.Server):
-    """A server of uvicorn whose signals are handled here, and which tells that it listens."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handles no signals."""
-        yield
+class _Server(QuietServer):
+    """A server that tells that it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to listen, and prints the line that scripts wait for.
@@ -90,7 +90,7 @@ class RouterSettings:
 
 def run_server(
     settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
-) -> None:
+) -> int | None:
     """Serves a model, or as a router any of a folder, until a signal comes.
 
     Args:
@@ -98,21 +98,48 @@ def run_server(
         models: The model, or where models are.
         listener: The socket.
 
+    Returns:
+        The signal that came before the server was ready; None where it was.
+
     Raises:
         UserError: The model cannot be loaded, for a reason that the user can correct.
-        RuntimeError: The model cannot be loaded.
+        RuntimeError: The model cannot be loaded, or the server ended without a signal.
     """
     try:
         tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner:
-            runner.run(_serve(settings, models, listener, tracing))
+            number = runner.run(_serve(settings, models, listener, tracing))
         if tracing is not None:
             tracing.close()
+        return number
     finally:
         if isinstance(models, FirstModel):
             models.worker.kill()
         listener.close()
+
+
+class _Stop(asyncio.Event):
+    """Is set by the signals that end a server: gracefully, and at once where another one comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number: int | None = None
+        """The first signal."""
+        loop = asyncio.get_running_loop()
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        # nohup has a server ignore the end of its terminal
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            try:
+                loop.add_signal_handler(number, self._take, number)
+            except NotImplementedError:  # Windows
+                signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self._take, n))
+
+    def _take(self, number: int) -> None:
+        self.number = self.number or number
+        self.set()
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -128,10 +155,9 @@ async def _serve(
     models: FirstModel | RouterSettings,
     listener: socket.socket,
     tracing: Tracing | None,
-) -> None:
+) -> int | None:
     name_requests_in_logs(logger)
-    stop = asyncio.Event()
-    _on_signals(stop)
+    stop = _Stop()
     store = None if isinstance(models, FirstModel) else ModelStore(models.models_dir)
     pool = _pool(settings, models, store)
     loading: asyncio.Future[ServedModel] | None = None
@@ -150,9 +176,10 @@ async def _serve(
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             if not loading.done():
-                return
+                return stop.number
             pool.pin(loading.result())
         await _listen(settings, app, listener, stop, pool, metrics)
+        return None
     finally:
         if loading is not None and not loading.done():
             loading.cancel()
@@ -187,11 +214,19 @@ async def _listen(
     settings: ServerSettings,
     app: ASGIApp,
     listener: socket.socket,
-    stop: asyncio.Event,
+    stop: _Stop,
     pool: ModelPool,
     metrics: ServerMetrics,
 ) -> None:
     """Takes connections until a signal comes; then open requests get some time to end."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:  # another process has bound the port too, and was the first to listen
+        host, port = listener.getsockname()[:2]
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            "Give another --port; 0 takes one that is free.",
+        ) from error
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -205,19 +240,30 @@ async def _listen(
         timeout_keep_alive=30,
     )
     server = _Server(config)
-    with start_metrics_listener(settings, metrics), _logged_load(settings, pool):
-        serving = asyncio.ensure_future(server.serve([listener]))
-        stopped = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if open_requests := sum(model.engine.open_requests for model in pool.loaded()):
-            logger.warning("waiting for %d open requests to end", open_requests)
-        server.should_exit = True
-        stop.clear()
-        again = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({serving, again}, return_when=asyncio.FIRST_COMPLETED)
-        server.force_exit = True
-        again.cancel()
-        await serving
+    async with metrics_listener(settings, metrics):
+        with _logged_load(settings, pool):
+            await _run_until_stopped(server, listener, stop, pool)
+
+
+async def _run_until_stopped(
+    server: QuietServer, listener: socket.socket, stop: _Stop, pool: ModelPool
+) -> None:
+    serving = asyncio.ensure_future(server.serve([listener]))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.number is None:
+        await serving  # its error says more, where it has one
+        raise RuntimeError("the server has ended without a signal")
+    _say(f"Server stops: {signal.Signals(stop.number).name}")
+    if open_requests := sum(model.engine.open_requests for model in pool.loaded()):
+        logger.warning("waiting for %d open requests to end", open_requests)
+    server.stop()
+    stop.clear()
+    again = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({serving, again}, return_when=asyncio.FIRST_COMPLETED)
+    server.force_exit = True
+    again.cancel()
+    await serving
 
 
 @contextlib.contextmanager
@@ -251,16 +297,6 @@ def _logged_load(settings: ServerSettings, pool: ModelPool) -> Iterator[None]:
         yield
     finally:
         task.cancel()
-
-
-def _on_signals(stop: asyncio.Event) -> None:
-    """Lets SIGINT and SIGTERM end the server gracefully, and at once where they come twice."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, stop.set)
-        except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
 
 
 def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:

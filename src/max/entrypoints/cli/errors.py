@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -61,6 +62,19 @@ class CommandError(Exception):
         self.problem, self.remedy = problem, remedy
 
 
+class StoppedError(Exception):
+    """A signal has ended a command before it did its work.
+
+    Args:
+        text: What was ended, and by which signal.
+        exit_code: The exit code: 128 and the number of the signal.
+    """
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
 class _ToStderr(logging.Handler):
     """Writes warnings in the format of errors, and other records with the logger's name."""
 
@@ -95,7 +109,7 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0; 2 for errors that the user can correct; 130 for an interrupt; 1 for other errors.
     """
-    output = sys.stdout
+    output, errors = sys.stdout, sys.stderr
     try:
         set_up_logging(flags.MAX_LOG_LEVEL)
         for line in flags.misspelt():
@@ -114,12 +128,22 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("max: interrupted", err=True)
         return _INTERRUPTED
+    except StoppedError as error:
+        click.echo(f"max: {error}", err=True)
+        return error.exit_code
     except (BrokenPipeError, SystemExit) as error:
-        # the reader closed the pipe; click raises SystemExit for it, and wraps stdout
+        # click raises SystemExit for a closed pipe, and wraps stdout and stderr
         if isinstance(error, SystemExit) and sys.stdout is output:
             raise
-        _discard_output()
-        return 0
+        sys.stdout, sys.stderr = output, errors
+        if _output_is_closed():
+            _discard_output()
+            return 0
+        # a pipe to another process; click has dropped the error
+        click.echo(
+            "max: error: a process that this command talked to has ended (broken pipe)", err=True
+        )
+        return _FAILED
     except Exception as error:
         if _of_output(error):
             error = CommandError("the output cannot be written", str(error))
@@ -140,6 +164,15 @@ def _of_output(error: Exception) -> bool:
         trace = trace.tb_next
     writers = (click.echo.__code__, report.__code__)
     return isinstance(error, OSError) and trace is not None and trace.tb_frame.f_code in writers
+
+
+def _output_is_closed() -> bool:
+    """Whether nobody reads stdout any more; True where the system does not tell."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _discard_output() -> None:

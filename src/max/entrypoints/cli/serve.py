@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
+import signal
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import click
@@ -14,7 +17,7 @@ import click
 from max._config import flags
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.env_file import read_env_file
-from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.errors import CommandError, StoppedError
 from max.entrypoints.cli.options import GroupedCommand, GroupedOption, config_options, given
 from max.serve.settings import API_TYPES, LogSettings, ServerSettings, WorkerSettings
 
@@ -300,6 +303,7 @@ def serve(context: click.Context, **options: Any) -> None:
     on their first request and unloaded when they are idle.
     """
     check_packages("serve")
+    _say_what_ends_it()
     settings = _settings(options)
     models_dir = options.pop("models_dir")
     limits = (options.pop("max_loaded_models"), options.pop("idle_timeout"))
@@ -344,13 +348,39 @@ def serve(context: click.Context, **options: Any) -> None:
         return
     from max.serve.worker.process import WorkerProcess
 
-    worker = WorkerProcess(worker_settings)
+    try:
+        worker = WorkerProcess(worker_settings)
+    except OSError as error:
+        raise CommandError(
+            f"the worker process cannot be started: {error.strerror or error}",
+            "Check the free memory, and the limits of processes and open files (`ulimit -a`).",
+        ) from error
     try:
         from max.serve.server import FirstModel, run_server
 
-        run_server(settings, FirstModel(worker_settings, worker), listener)
+        number = run_server(settings, FirstModel(worker_settings, worker), listener)
+        if number is not None:
+            raise _stopped(number)
     finally:
         worker.kill()
+
+
+def _stopped(number: int) -> StoppedError:
+    name = signal.Signals(number).name
+    return StoppedError(f"stopped by {name} before the server was ready", 128 + number)
+
+
+def _say_what_ends_it() -> None:
+    """Has a signal that ends the process before the server handles it name itself, and a crash print where it was."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _stopped(number)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        faulthandler.enable()
+    except (AttributeError, ValueError, OSError):
+        pass  # stderr is closed or no file
 
 
 def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:

@@ -170,6 +170,8 @@ class _Service:
             try:
                 command = self._channel.receive()
             except EOFError:
+                if self._shutdown is None:
+                    logger.warning("the other end of the engine's channel was closed; it stops")
                 command = Shutdown()
             if isinstance(command, GenerationRequest):
                 self._commands.put(self._arrival(command))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
-from prometheus_client import start_http_server
+import uvicorn
+from prometheus_client import make_asgi_app
 
+from max.serve.http.quiet_server import QuietServer
+from max.serve.listener import open_socket
 from max.serve.metrics import ServerMetrics
 from max.serve.settings import ServerSettings
 
 logger = logging.getLogger("max.serve")
 
 
-@contextlib.contextmanager
-def start_metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIterator[None]:
     """Shows the metrics on a port of their own for the length of a block.
 
     A port that is taken is a warning: ``/metrics`` of the server has the same.
@@ -28,9 +33,8 @@ def start_metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
         yield
         return
     try:
-        server, thread = start_http_server(
-            settings.metrics_port, settings.host, registry=metrics.registry
-        )
+        listener = open_socket(replace(settings, port=settings.metrics_port))
+        listener.listen()
     except OSError as error:
         logger.warning(
             "no metrics on port %d: %s; /metrics on port %d has them, and "
@@ -39,9 +43,19 @@ def start_metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
         )  # fmt: skip
         yield
         return
+    config = uvicorn.Config(
+        make_asgi_app(metrics.registry),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = QuietServer(config)
+    serving = asyncio.ensure_future(server.serve([listener]))
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.stop()
+        await serving

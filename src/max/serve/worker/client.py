@@ -406,6 +406,9 @@ class EngineClient:
                 events = worker.channel.receive_all()
             except EOFError:
                 events = [None]
+            except Exception:  # a message that cannot be decoded: the worker is as good as lost
+                logger.exception("the messages of the worker process cannot be read")
+                events = [None]
             with self._lock:
                 self._incoming.extend((worker, event) for event in events)
                 wake, self._wakes = not self._wakes, True
@@ -478,11 +481,7 @@ class EngineClient:
         self._past_steps = (self.prompt_steps, self.decode_steps)
         self.stats = EngineStats()
         if self._state is EngineState.STARTING:
-            self._error = self._error or ErrorInfo(
-                "RuntimeError", "the worker process ended while it loaded the model"
-            )
-            self._set_state(EngineState.STOPPED)
-            self._fail_open(EngineUnavailableError(self._error.problem))
+            self._restart = asyncio.ensure_future(self._fail_start(worker))
             return
         if self._state is EngineState.READY:
             self.restarts += 1
@@ -503,20 +502,42 @@ class EngineClient:
             del self._open[key]
         self._restart = asyncio.ensure_future(self._start_again(worker))
 
-    async def _start_again(self, worker: Worker) -> None:
+    async def _fail_start(self, worker: Worker) -> None:
+        """Gives up: the first worker has ended before it was ready."""
+        await self._end(worker)
+        self._error = self._error or ErrorInfo(
+            "RuntimeError",
+            f"the worker process ended while it loaded the model ({worker.exit_reason})",
+        )
+        self._set_state(EngineState.STOPPED)
+        self._fail_open(EngineUnavailableError(self._error.problem))
+
+    @staticmethod
+    async def _end(worker: Worker) -> None:
+        """Waits for the end of a worker whose channel is closed; it is killed where it hangs."""
         await asyncio.to_thread(worker.join, 5.0)
         await asyncio.to_thread(worker.kill)
+
+    async def _start_again(self, worker: Worker) -> None:
+        await self._end(worker)
         logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
-        if self._failed_starts >= MOST_FAILED_STARTS:
-            problem = self._error.problem if self._error else worker.exit_reason
-            logger.error("no worker process can be started: %s", problem)
-            self._set_state(EngineState.STOPPED)
-            self._fail_open(EngineUnavailableError(f"no worker can be started: {problem}"))
-            return
-        if self._failed_starts:
-            await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
-        self._error = None
-        started = await asyncio.to_thread(self._start_worker)
+        started: Worker | None = None
+        while started is None:
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                problem = self._error.problem if self._error else worker.exit_reason
+                logger.error("no worker process can be started: %s", problem)
+                self._set_state(EngineState.STOPPED)
+                self._fail_open(EngineUnavailableError(f"no worker can be started: {problem}"))
+                return
+            if self._failed_starts:
+                await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
+            self._error = None
+            try:
+                started = await asyncio.to_thread(self._start_worker)
+            except OSError as error:  # no memory, or no process is left
+                logger.error("a worker process cannot be started: %s", error)
+                self._failed_starts += 1
+                self._error = ErrorInfo.of(error)
         if self._state is EngineState.STOPPED:
             await asyncio.to_thread(started.kill)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import signal
 from multiprocessing.connection import Connection
@@ -36,6 +37,7 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_up_logs(settings.log_level, settings.logs)
+    faulthandler.enable()
 
     channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
     try:
@@ -70,9 +72,11 @@ class WorkerProcess:
         self._process = context.Process(
             target=run_worker, args=(settings, there), name="max worker", daemon=True
         )
-        self._process.start()
-        # else the end of the process would not close the pipe
-        there.close()
+        try:
+            self._process.start()
+        finally:
+            # else the end of the process would not close the pipe
+            there.close()
 
     @property
     def pid(self) -> int | None:

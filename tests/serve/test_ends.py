@@ -1,0 +1,189 @@
+"""However a server ends, it says why, and its exit code tells."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.generation.protocol import EngineReady
+from max.serve.listener import open_socket
+from max.serve.pool import PoolLimits
+from max.serve.server import RouterSettings, run_server
+from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.worker import client as worker_client
+from max.serve.worker.client import EngineClient, EngineState
+from tests.serve.conftest import TINY, RunningServer
+from tests.serve.test_engine_client import FakeWorker, Workers, until
+
+SERVE = "from max.entrypoints.cli import main; main()"
+
+
+def serve(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs `max serve` after other code, to its end."""
+    command = [sys.executable, "-c", code + SERVE, "serve", "--port", "0", "--metrics-port", "0"]
+    return subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "error", ["BrokenPipeError(32, 'Broken pipe')", "OSError(11, 'Resource temporarily unavailable')"]
+)  # fmt: skip
+def test_a_worker_that_cannot_be_started(error: str) -> None:
+    """On a loaded machine; click and the command line took the first of them for a closed output."""
+    code = f"""
+import multiprocessing.context as context
+def start(self):
+    raise {error}
+context.SpawnProcess.start = start
+"""
+    done = serve(code, "--model", str(TINY))
+    assert done.returncode == 2 and not done.stdout
+    assert "the worker process cannot be started: " in done.stderr and "ulimit" in done.stderr
+
+
+def test_a_broken_pipe_that_is_not_the_output() -> None:
+    code = """
+import click
+from max.entrypoints.cli.errors import report
+@click.command()
+def command():
+    print("before")
+    raise BrokenPipeError(32, "Broken pipe")
+raise SystemExit(report(command, []))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1 and done.stdout == "before\n"
+    assert done.stderr == (
+        "max: error: a process that this command talked to has ended (broken pipe)\n"
+    )
+
+
+def worker_of(server: RunningServer) -> psutil.Process:
+    """The worker of a server that starts."""
+    end = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < end and server.process.poll() is None, server.output
+        try:
+            return server.worker
+        except StopIteration:
+            time.sleep(0.02)
+
+
+def test_a_worker_that_is_killed_while_it_loads(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server("--model", str(TINY))
+    worker_of(server).kill()
+    assert server.process.wait(60) == 1
+    server.stop()
+    assert "the worker process ended while it loaded the model (signal SIGKILL)" in server.output
+
+
+def test_a_signal_while_the_model_loads(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server("--model", str(TINY))
+    worker_of(server)
+    assert server.stop() == 128 + signal.SIGTERM
+    assert "max: stopped by SIGTERM before the server was ready\n" in server.output
+
+
+def test_a_signal_that_stops_a_server_is_named(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        server = start_server("--models-dir", str(tmp_path)).wait_ready()
+        server.process.send_signal(number)
+        assert server.process.wait(60) == 0
+        server.stop()
+        assert server.lines[-1] == f"Server stops: {number.name}\n"
+
+
+def test_a_worker_says_that_its_server_has_gone(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server("--model", str(TINY), "--max-length", "64").wait_ready()
+    worker = server.worker
+    os.kill(server.process.pid, signal.SIGKILL)
+    worker.wait(60)
+    server.stop()
+    assert "the other end of the engine's channel was closed" in server.output
+
+
+def test_a_port_that_another_process_takes_meanwhile(tmp_path: Path) -> None:
+    """Two servers may bind a port; the second one to listen cannot."""
+    listener = open_socket(ServerSettings(port=0))
+    port = listener.getsockname()[1]
+    settings = ServerSettings(port=port, metrics_port=None)
+    router = RouterSettings(tmp_path, PoolLimits(), WorkerSettings({}))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((settings.host, port))
+        other.listen()
+        with pytest.raises(
+            ConfigError, match=f"cannot listen on .*:{port}: Address already in use"
+        ):
+            run_server(settings, router, listener)
+
+
+def test_a_worker_that_cannot_be_started_again(monkeypatch, caplog) -> None:
+    """The next attempt comes, and after some of them every request gets the reason."""
+    monkeypatch.setattr(worker_client, "_FIRST_DELAY_S", 1e-3)
+    workers = Workers()
+    attempts: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def start() -> FakeWorker:
+        if workers.started and not attempts.get(timeout=20):
+            raise OSError(11, "Resource temporarily unavailable")
+        return workers.start()
+
+    async def whole() -> None:
+        client = EngineClient(start)
+        client.start()
+        await client.wait_ready()
+        for succeeds in (False, False, True):
+            attempts.put(succeeds)
+        workers.started[0].die()
+        await until(lambda: len(workers.started) == 2 and client.state is EngineState.READY)
+        for _ in range(worker_client.MOST_FAILED_STARTS):
+            attempts.put(False)
+        workers.started[1].die()
+        await until(lambda: client.state is EngineState.STOPPED)
+        await client.close()
+
+    asyncio.run(whole())
+    assert "a worker process cannot be started: [Errno 11]" in caplog.text
+    assert "no worker process can be started: [Errno 11]" in caplog.text
+
+
+def test_messages_that_cannot_be_read_are_a_lost_worker(caplog) -> None:
+    class Garbled(FakeWorker):
+        def receive_all(self) -> list:
+            event = self.events.get()
+            if event is None:
+                raise ValueError("no msgpack")
+            return [event]
+
+    first = Garbled()
+    workers = Workers()
+
+    async def whole() -> None:
+        client = EngineClient(workers.start, first)
+        client.start()
+        first.events.put(EngineReady(4, 128, 10))
+        await client.wait_ready()
+        first.events.put(None)
+        await until(lambda: client.restarts == 1 and client.state is EngineState.READY)
+        await client.close(finish=False)
+
+    asyncio.run(whole())
+    assert "cannot be read" in caplog.text and "no msgpack" in caplog.text
