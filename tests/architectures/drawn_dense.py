@@ -17,6 +17,7 @@ from tests.architectures.drawn_parts import (
     Families,
     Options,
     divisor,
+    longrope,
     partial,
     plain,
     rotations_of_kinds,
@@ -119,12 +120,17 @@ def gemma4(draw: Draw) -> Options:
 
 def phi3(draw: Draw) -> Options:
     options = sizes(draw, step=4)
-    return options | {
-        "rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.5},
+    size = options["hidden_size"] // options["num_attention_heads"]
+    if draw(FLAGS):
+        share = draw(st.sampled_from([0.5, 1.0]))
+        rope = longrope(draw, int(size * share) // 2, partial_rotary_factor=share)
+    else:
+        rope = {"rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.5}}
+    return options | rope | {
         "sliding_window": draw(st.none() | WINDOWS),
         "rms_norm_eps": draw(EPSILONS),
         "hidden_act": draw(ACTIVATIONS),
-    }
+    }  # fmt: skip
 
 
 def phi(draw: Draw) -> Options:

@@ -17,6 +17,7 @@ from tests.architectures.drawn_parts import (
     chosen,
     grouped_experts,
     kinds,
+    longrope,
     partial,
     plain,
     windowed,
@@ -60,8 +61,7 @@ def deepseek_v32(draw: Draw) -> Options:
     return options | {
         "q_lora_rank": draw(st.integers(1, 12)),
         "index_topk": draw(st.integers(1, 40)),
-        # scores of few heads are often 0, and transformers picks any of equal ones
-        "index_n_heads": draw(st.integers(16, 20)),
+        "index_n_heads": draw(st.integers(1, 20)),
         "index_head_dim": options["qk_rope_head_dim"] + draw(st.integers(0, 8)),
     }
 
@@ -142,11 +142,14 @@ def mixtral(draw: Draw) -> Options:
 
 def phimoe(draw: Draw) -> Options:
     options = plain(draw, "attention_bias", "lm_head_bias", sliding_window=st.none() | WINDOWS)
-    return options | {
-        "rope_parameters": DEFAULT_ROPE,
+    rope: Options = {"rope_parameters": DEFAULT_ROPE}
+    if draw(st.integers(0, 3)):
+        size = options["hidden_size"] // options["num_attention_heads"]
+        rope = longrope(draw, size // 2, short_mscale=draw(FACTORS), long_mscale=draw(FACTORS))
+    return options | rope | {
         "num_local_experts": draw(st.integers(2, 6)),
         "router_jitter_noise": draw(st.sampled_from([0.0, 0.01, 0.3])),
-    }
+    }  # fmt: skip
 
 
 def qwen_moe(draw: Draw, options: Options) -> Options:

@@ -42,6 +42,28 @@ def rotations_of_kinds(draw: Draw) -> Options:
     return {"rope_parameters": {kind: draw(st.sampled_from(_ROPES)) for kind in kinds}}
 
 
+def longrope(draw: Draw, pairs: int, **others: Any) -> Options:
+    """LongRoPE, with an original context that some sequences exceed.
+
+    Args:
+        draw: Draws a value.
+        pairs: The number of pairs that rotate.
+        others: Further parameters.
+    """
+    original = draw(st.integers(3, 45))
+    factors = st.lists(st.floats(0.5, 8.0), min_size=pairs, max_size=pairs)
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 37.0,
+        "original_max_position_embeddings": original,
+        "short_factor": draw(factors),
+        "long_factor": draw(factors),
+        **draw(st.sampled_from([{}, {"factor": 4.0}, {"attention_factor": 0.7}])),
+        **others,
+    }
+    return {"rope_parameters": parameters, "original_max_position_embeddings": original}
+
+
 def divisor(draw: Draw, number: int) -> int:
     """A divisor of a number."""
     return draw(st.sampled_from([n for n in range(1, number + 1) if number % n == 0]))

@@ -52,7 +52,8 @@ FIRST_CASES = {case.architecture: name for name, case in reversed(CASES.items())
 WIDER = {
     "hidden_size": 96, "intermediate_size": 64, "moe_intermediate_size": 32, "n_embd": 96, "d_model": 96, "ffn_dim": 64,
     "num_heads": 24, "mamba_n_heads": 24, "mamba_d_ssm": 192, "shared_expert_intermediate_size": 32,
-    "shared_intermediate_size": 32, "intermediate_size_mlp": 64,
+    "shared_intermediate_size": 32, "intermediate_size_mlp": 64, "q_lora_rank": 32, "hidden_size_per_layer_input": 32,
+    "moe_latent_size": 32, "word_embed_proj_dim": 32,
 }  # fmt: skip
 """Sizes that blocks of 32 elements fill, by the keys that cases state."""
 
@@ -104,8 +105,8 @@ def wide(case: Case) -> Case:
 
 
 @cache
-def wide_model(architecture: str) -> Any:
-    return random_model(wide(CASES[FIRST_CASES[architecture]]), 5)
+def wide_model(case: str) -> Any:
+    return random_model(wide(CASES[case]), 5)
 
 
 def encoded(weights: dict[str, WeightData]) -> dict[str, WeightData]:
@@ -121,10 +122,9 @@ def encoded(weights: dict[str, WeightData]) -> dict[str, WeightData]:
     return result
 
 
-@pytest.mark.parametrize("encoding", ["float16", "q8_0"])
-@pytest.mark.parametrize("architecture", sorted(FIRST_CASES))
-def test_cells(architecture: str, encoding: str, rng: np.random.Generator) -> None:
-    model, case = wide_model(architecture), CASES[FIRST_CASES[architecture]]
+def check_cell(name: str, encoding: str, rng: np.random.Generator) -> None:
+    """Compares the logits of a prompt and a step of a case's wide model in an encoding."""
+    model, case = wide_model(name), CASES[name]
     tokens = rng.integers(0, 61, min(20, case.max_seq_len)).tolist()
     options: dict[str, Any] = (
         {"change": encoded} if encoding == "q8_0" else {"dtype": DType.float16}
@@ -134,7 +134,7 @@ def test_cells(architecture: str, encoding: str, rng: np.random.Generator) -> No
         weights_of(model),
         "interpreter",
         max_seq_len=case.max_seq_len,
-        architecture=cast(type[DecoderModel], architecture_named(architecture).pipeline_model),
+        architecture=cast(type[DecoderModel], architecture_named(case.architecture).pipeline_model),
         return_logits=ReturnLogits.ALL,
         **options,
     )
@@ -144,3 +144,14 @@ def test_cells(architecture: str, encoding: str, rng: np.random.Generator) -> No
     # an error of 1.4
     bound = 0.5 if encoding == "q8_0" else 3e-2
     assert error(np.concatenate(parts), expected) < bound
+
+
+@pytest.mark.parametrize("encoding", ["float16", "q8_0"])
+@pytest.mark.parametrize("architecture", sorted(FIRST_CASES))
+def test_cells(architecture: str, encoding: str, rng: np.random.Generator) -> None:
+    check_cell(FIRST_CASES[architecture], encoding, rng)
+
+
+@pytest.mark.parametrize("case", ["nemotron_h_latents", "opt_after"])
+def test_projections_of_single_families_quantised(case: str, rng: np.random.Generator) -> None:
+    check_cell(case, "q8_0", rng)

@@ -127,6 +127,17 @@ def test_kernels_weigh_as_numpy(kind, dtype, session, rng):
         ("layers.0.mlp.experts.down_proj.bias", [2, 512], "q8_0", None),
         ("layers.0.mlp.gate.gate_score.weight", [2, 512], "q8_0", None),
         ("layers.0.mixer.in_proj_qkvz.weight", [3, 512], "q4_k", "q4_k"),
+        ("layers.0.self_attn.kv_a_proj_with_mqa.weight", [3, 512], "q4_k", "q4_k"),
+        ("layers.0.self_attn.indexer.wq_b.weight", [3, 512], "q4_k", "q4_k"),
+        ("layers.0.self_attn.indexer.wk.weight", [3, 512], "q4_k", "q4_k"),
+        ("layers.0.self_attn.indexer.weights_proj.weight", [3, 512], "q4_k", None),
+        ("layers.0.self_attn.kv_b_proj.weight", [3, 512], "q4_k", None),
+        ("per_layer.embed_tokens_per_layer.weight", [3, 512], "q4_k", "q6_k"),
+        ("per_layer.per_layer_model_projection.weight", [3, 512], "q4_k", None),
+        ("layers.0.gate.per_layer_input_gate.weight", [3, 512], "q4_k", "q4_k"),
+        ("layers.0.gate.per_layer_projection.weight", [3, 256], "q4_k", "q4_k"),
+        ("layers.0.mlp.latent_in.weight", [3, 512], "q4_k", "q4_k"),
+        ("project_out.weight", [3, 512], "q4_k", "q4_k"),
     ],
 )
 def test_what_is_encoded(name, shape, kind, expected):

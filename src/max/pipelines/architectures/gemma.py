@@ -33,6 +33,7 @@ def gemma_fields(
         | {
             "norm": NormForm(offset=1.0),
             "embedding_multiplier": fields["hidden_size"] ** 0.5,
+            "rounds_multiplier": True,
         }
     )
 

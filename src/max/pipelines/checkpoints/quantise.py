@@ -33,22 +33,26 @@ logger = logging.getLogger("max.pipelines")
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16)
 # projections of experts are stacked: [experts, rows, columns]
-_MATRICES = re.compile(r"(_proj|_proj_(qkvz|qkv|z)|lm_head|embed_tokens)\.weight$")
+_MATRICES = re.compile(
+    r"(_proj|_proj_(qkvz|qkv|z|with_mqa)|indexer\.w(q_b|k)|per_layer_(input_gate|projection)|"
+    r"latent_(in|out)|project_(in|out)|lm_head|embed_tokens|embed_tokens_per_layer)\.weight$"
+)
 _STACKED = re.compile(r"\.experts\.\w+_proj\.weight$")
-_OF_TOKENS = re.compile(r"(^|\.)(lm_head|embed_tokens)\.weight$")
+_OF_TOKENS = re.compile(r"(^|\.)(lm_head|embed_tokens|embed_tokens_per_layer)\.weight$")
 _SMALLER = {"q4_k": "q4_0", "q5_k": "q8_0", "q6_k": "q8_0"}
 """What a matrix is encoded in whose rows are no multiples of 256."""
 _OF_8_BITS = ("q8_0", "int8")
 _BLOCKS_AT_ONCE = 1 << 15
-_FORMAT = 1
+_FORMAT = 2
 """Changes with the encoders: cached weights of another number are not read."""
 
 
 def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
     """What a weight of a model is encoded in; None if it stays as it is.
 
-    Matrices of projections, stacked ones of experts among them, embedding and output layer are encoded. The last two have at
-    least 6 bits, as in llama.cpp.
+    Matrices of projections, stacked ones of experts among them, embeddings and output layer are encoded; the last two have
+    at least 6 bits, as in llama.cpp. Gates of experts, convolutions, Gemma 3n's small updates and the weights of DeepSeek
+    V3.2's index heads stay floats.
 
     Args:
         name: The weight's name in the model.

@@ -31,7 +31,7 @@ from max.pipelines.models.feed_forward import PlainMLP
 from max.pipelines.models.gated_block import ExpertsBeside, GatedBlock
 from max.pipelines.models.latent_attention import DecoderLatentAttention
 from max.pipelines.models.norms import norm_layer
-from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate
+from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate, rounded_factor
 from max.pipelines.models.side_by_side import ScaledMLP, SideBySide, SideBySideLayer
 from max.pipelines.models.sparse_latent_attention import SparseLatentAttention
 from max.pipelines.models.rope import RopeConfig
@@ -96,6 +96,9 @@ class Decoder(Transformer):
         output = Linear(width, config.vocab_size, dtype, self.device, has_bias=config.output_bias)
         if config.tie_word_embeddings:
             output.set_shared_weight("weight", embedding.weight)
+        factor = config.embedding_multiplier
+        if config.rounds_multiplier:
+            factor = rounded_factor(factor, dtype)
         super().__init__(
             dim=config.hidden_size,
             n_heads=config.num_heads,
@@ -113,7 +116,7 @@ class Decoder(Transformer):
                 config.head_dim + config.head_dim % 2,
             ),
             return_logits=return_logits,
-            embedding_multiplier=config.embedding_multiplier,
+            embedding_multiplier=factor,
             logits_scaling=config.logits_scaling,
         )
         if config.learned_positions:

@@ -68,6 +68,7 @@ class DecoderConfig:
         output_bias: Whether the output layer has a bias.
         embedding_size: The size of embeddings that are projected to hidden states and back; None: hidden_size.
         embedding_multiplier: The factor of the embeddings.
+        rounds_multiplier: Whether the factor is rounded to the dtype of 16-bit weights, as Gemma's training did.
         embedding_norm: Whether embeddings are normalised.
         logits_scaling: The divisor of the logits.
         logits_soft_cap: ``cap * tanh(logits / cap)`` replaces the logits; None: it does not.
@@ -139,6 +140,7 @@ class DecoderConfig:
     output_bias: bool = False
     embedding_size: int | None = None
     embedding_multiplier: float = 1.0
+    rounds_multiplier: bool = False
     embedding_norm: bool = False
     logits_scaling: float = 1.0
     logits_soft_cap: float | None = None

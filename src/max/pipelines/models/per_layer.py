@@ -13,7 +13,19 @@ from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS
 
-__all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs"]
+__all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs", "rounded_factor"]
+
+
+def rounded_factor(factor: float, dtype: DType) -> float:
+    """A factor of embeddings as 16-bit models were trained with it: in their weights' dtype.
+
+    Args:
+        factor: The factor.
+        dtype: The dtype of the weights.
+    """
+    if dtype not in (DType.bfloat16, DType.float16):
+        return factor
+    return float(dtype.to_numpy().type(factor))
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ class PerLayerEmbeddings(Module):
         device: DeviceRef,
     ) -> None:
         self.inputs, self.count, self.hidden_size = inputs, layers, hidden_size
+        self.factor = rounded_factor(inputs.size**0.5, dtype)
         width = layers * inputs.size
         self.embed_tokens_per_layer = Embedding(inputs.vocab_size, width, dtype, device)
         self.per_layer_model_projection = Linear(hidden_size, width, dtype, device)
@@ -68,7 +81,7 @@ class PerLayerEmbeddings(Module):
         """
         size, shape = self.inputs.size, [tokens.shape[0], self.count, self.inputs.size]
         rows = ops.where(tokens < self.inputs.vocab_size, tokens, 0)
-        own = ops.cast(self.embed_tokens_per_layer(rows), DType.float32) * size**0.5
+        own = ops.cast(self.embed_tokens_per_layer(rows), DType.float32) * self.factor
         projected = self.per_layer_model_projection(h) * self.hidden_size**-0.5
         projected = self.per_layer_projection_norm(ops.reshape(projected, shape))
         both = (projected + ops.reshape(own, shape)) * 0.5**0.5

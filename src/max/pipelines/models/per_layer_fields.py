@@ -77,6 +77,7 @@ def per_layer_fields(config: Any, keys: ConfigKeys, pattern: int, shared: int) -
             config, keys, fields["head_dim"], "sliding", "rope_local_base_freq", 1e4
         ),
         "embedding_multiplier": fields["hidden_size"] ** 0.5,
+        "rounds_multiplier": True,
         "norm_places": ("attention_input", "attention_output", "mlp_input", "mlp_output"),
         "attention_multiplier": 1.0,
         "attention_output_bias": fields["attention_bias"],
