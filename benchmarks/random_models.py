@@ -7,22 +7,35 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from benchmarks.gguf_files import write_gguf
 from benchmarks.models import SHAPES, TOKENIZER_FROM
+from benchmarks.random_gguf import write_random_gguf
 
 PERIOD = (1 << 20) + 7
 
 # Llama-3.2-1B's layers with the vocabulary of SmolLM2
-STARTUP_SHAPES: dict[str, dict[str, object]] = {
+STARTUP_SHAPES: dict[str, dict[str, Any]] = {
     "llama-135m": SHAPES["llama-135m"],
     "llama-1.07b": {**SHAPES["llama-1.2b"], "vocab_size": 49152},
     "llama-tiny": SHAPES["llama-tiny"],
+    # Llama-3.1-8B's shape
+    "llama-8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 2048,
+    },
     "llama-28m": {
         "hidden_size": 512,
         "num_hidden_layers": 6,
@@ -37,8 +50,8 @@ STARTUP_SHAPES: dict[str, dict[str, object]] = {
 STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
-def weight_shapes(config: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """The weights of a Llama checkpoint with tied embeddings, by name."""
+def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The weights of a Llama checkpoint, by name."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kv_width = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     layer = {
@@ -56,6 +69,8 @@ def weight_shapes(config: dict[str, int]) -> dict[str, tuple[int, ...]]:
     for index in range(config["num_hidden_layers"]):
         for name, shape in layer.items():
             shapes[f"model.layers.{index}.{name}.weight"] = shape
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return {**shapes, "model.norm.weight": (hidden,)}
 
 
@@ -71,7 +86,7 @@ def random_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
     if (target / "config.json").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
-    config: dict[str, object] = {
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": dtype,
@@ -83,10 +98,9 @@ def random_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
     }
     values = np.random.default_rng(0).standard_normal(PERIOD, np.float32) * np.float32(0.02)
     values = values.astype(STORED[dtype])
-    sizes: dict[str, int] = {k: v for k, v in config.items() if isinstance(v, int)}
     weights = {
         name: np.ones(of, values.dtype) if len(of) == 1 else np.resize(values, of)
-        for name, of in weight_shapes(sizes).items()
+        for name, of in weight_shapes(config).items()
     }
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -100,12 +114,11 @@ def random_gguf(shape: str, encoding: str, folder: Path) -> Path:
 
     Args:
         shape: A key of `STARTUP_SHAPES`.
-        encoding: The encoding of matrices, as in `write_gguf`.
+        encoding: The encoding of matrices, as in `write_random_gguf`.
         folder: Where the file is made.
     """
     target = folder / f"{shape}-{encoding.lower()}.gguf"
     if not target.exists():
-        aside = target.with_suffix(".part")
-        write_gguf(random_checkpoint(shape, "float32", folder), aside, encoding)
-        aside.rename(target)
+        config = STARTUP_SHAPES[shape]
+        write_random_gguf(target, config, weight_shapes(config), encoding)
     return target

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 from benchmarks import blocks, generation, matmul, runner
 from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, pages, ratios_of, with_seed
 from benchmarks.models import fits
+from benchmarks.random_gguf import SCALES, random_vocabulary, write_random_gguf
+from benchmarks.random_models import weight_shapes
 from benchmarks.runner import Samples, ratio
 from benchmarks.summary import Highlight, figure, replaced, row_of
 from max.dtype.blocks import BLOCK_FORMATS
@@ -163,3 +167,42 @@ def test_the_marks_of_a_page() -> None:
     )
     with pytest.raises(ValueError, match="expected one"):
         replaced("no marks", ["x"])
+
+
+@pytest.mark.parametrize("encoding", SCALES)
+def test_random_gguf_files(tmp_path: Path, encoding: str) -> None:
+    """Files as llama.cpp's package reads them: all weights, finite and of a model's size."""
+    config = {
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+        "vocab_size": 600,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 64,
+    }
+    shapes = weight_shapes(config)
+    reader = gguf.GGUFReader(write_random_gguf(tmp_path / "m.gguf", config, shapes, encoding), "r")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert len(tensors) == len(shapes) == 2 * 9 + 3
+    assert tensors["output.weight"].tensor_type.name == ("Q6_K" if "_K" in encoding else encoding)
+    for tensor in tensors.values():
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if values.ndim == 1:
+            assert (values == 1).all()
+        else:
+            assert values.shape == tuple(tensor.shape[::-1])
+            assert 0.01 < values.std() < 0.04 and abs(values.mean()) < 0.01
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    assert tokens is not None and len(tokens.contents()) == 600
+
+
+def test_random_vocabularies() -> None:
+    tokens, merges = random_vocabulary(np.random.default_rng(1), 2000)
+    assert len({*tokens}) == len(tokens) == 2000
+    joined = [merge.split(" ") for merge in merges]
+    # each token but the bytes is made by a merge of two tokens
+    assert {left + right for left, right in joined} == {*tokens[256:]}
+    assert {part for pair in joined for part in pair} <= {*tokens}
+    assert len({*merges}) == len(merges) >= 2000 - 256

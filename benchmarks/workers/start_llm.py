@@ -1,6 +1,7 @@
 """Starts an `LLM` once and prints, as JSON, what that took: seconds, CPU seconds, phases, counts of work.
 
-``python -m benchmarks.workers.start_llm MODEL ENCODING [--phases]``; MODEL is a folder or a GGUF file.
+``python -m benchmarks.workers.start_llm MODEL ENCODING [--phases] [--fill]``; MODEL is a folder or a GGUF file.
+With ``--fill`` it writes packed weights to the cache, however long that takes, as a process does that lives on.
 """
 
 from __future__ import annotations
@@ -67,3 +68,7 @@ def main(model: str, encoding: str, with_phases: bool) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], "--phases" in sys.argv)
+    if "--fill" in sys.argv:
+        from max.engine import _packed
+
+        _packed.write_now()

@@ -178,7 +178,7 @@ class Flags:
         "a folder",
     )
     MAX_WEIGHT_CACHE_SIZE = _int_flag(
-        4096,
+        16384,
         0,
         1 << 24,
         "Size in MiB up to which packed weights are kept in the cache folder, where later starts map them (Linux). `0`: "

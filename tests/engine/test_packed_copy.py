@@ -180,6 +180,34 @@ def test_the_least_recently_used_copies_make_room(folder: Path) -> None:
     assert _packed.PackedCopy(inner / "c", half.nbytes).mapped() is None
 
 
+def test_the_end_of_a_process_waits_for_some_time_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "model.safetensors"
+    arrays = write(path, 1)
+    model = load(path)
+    monkeypatch.setattr(_packed, "CHUNK", 1 << 10)
+    monkeypatch.setattr(_packed, "EXIT_SECONDS", 0.0)
+    _packed._writer.at_exit()
+    assert not copies(folder)
+    monkeypatch.setattr(_packed, "EXIT_SECONDS", 60.0)
+    other = load(path)
+    _packed._writer.at_exit()
+    assert len(copies(folder)) == 1
+    np.testing.assert_array_equal(result(other, arrays), result(model, arrays))
+
+
+def test_an_interrupted_copy_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    copy = _packed.PackedCopy(folder / "cache" / "weights" / "a", 100)
+    with pytest.raises(KeyboardInterrupt):
+        copy.write(np.zeros(100, np.uint8))
+    assert not copies(folder)
+
+
 def test_the_cache_of_code_does_not_count_weights(folder: Path) -> None:
     cache = Cache(folder / "cache", limit_bytes=1 << 16)
     weights = folder / "cache" / "weights"

@@ -207,6 +207,20 @@ def test_a_cache_that_is_too_small_says_so(fake, monkeypatch):
         pipeline_of(fake, max_length=512)
 
 
+def test_loaded_weights_are_not_subtracted_from_memory_again(fake, monkeypatch):
+    available = [1 << 30]
+    monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: available[0])
+    load = FakeModel.__init__
+
+    def loads(self, **kwargs):
+        load(self, **kwargs)
+        available[0] = 0
+
+    monkeypatch.setattr(FakeModel, "__init__", loads)
+    pipeline_of(fake, max_length=512)
+    assert available == [0]
+
+
 def fails_with(error: Exception, monkeypatch):
     def broken(self, **kwargs):
         raise error

@@ -13,11 +13,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import mmap
 import os
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,7 @@ else:
     # the graph layer is imported by callers that stage graphs
     weight_files = lazy_module("max.graph.weights")
 
-__all__ = ["PackedCopy"]
+__all__ = ["PackedCopy", "write_now"]
 
 logger = logging.getLogger("max.engine")
 
@@ -50,6 +52,8 @@ MOST_HASHED = 16 << 20
 """Bytes of constants that may be packed: their contents are part of the key."""
 WAIT_SECONDS = 10.0
 """A copy is written this long after the load, or when the process ends."""
+EXIT_SECONDS = 30.0
+"""The longest that the end of a process waits for copies to be written; those not written by then are dropped."""
 CHUNK = 64 << 20
 _MAGIC = b"SUPREMUM PACKED 1 "
 
@@ -124,11 +128,12 @@ class PackedCopy:
     def _footer(self) -> bytes:
         return _MAGIC + self._path.name.encode()
 
-    def write(self, packed: Array) -> bool:
+    def write(self, packed: Array, expired: Callable[[], bool] = lambda: False) -> bool:
         """Writes the copy; returns whether that succeeded.
 
         Args:
             packed: The packed weights.
+            expired: Whether to give up; called before each part is written.
         """
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
@@ -137,14 +142,18 @@ class PackedCopy:
                 return False
             with open(temporary, "wb") as file:
                 for start in range(0, self._num_bytes, CHUNK):
+                    if expired():
+                        raise TimeoutError(f"{start} of {self._num_bytes} bytes in time")
                     file.write(packed.data[start : min(start + CHUNK, self._num_bytes)])
                 file.write(self._footer)
             os.replace(temporary, self._path)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
+            return False
+        finally:
+            # also where Ctrl-C ends the process that writes
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            return False
         return True
 
     def _make_room(self) -> bool:
@@ -164,13 +173,14 @@ class _Writer:
     """Copies to be written, by a timer or at exit."""
 
     def __init__(self) -> None:
+        self._deadline = math.inf
         self._jobs: list[tuple[PackedCopy, weakref.ref[Array]]] = []
         self._lock = threading.Lock()
 
     def add(self, copy: PackedCopy, packed: Array) -> None:
         with self._lock:
             if not self._jobs:
-                atexit.register(self.run)
+                atexit.register(self.at_exit)
             self._jobs.append((copy, weakref.ref(packed)))
         timer = threading.Timer(WAIT_SECONDS, self.run)
         timer.daemon = True
@@ -183,10 +193,20 @@ class _Writer:
             while self._jobs:
                 copy, packed = self._jobs.pop()
                 if (array := packed()) is not None:
-                    copy.write(array)
+                    copy.write(array, lambda: time.monotonic() > self._deadline)
+
+    def at_exit(self) -> None:
+        """Writes all within `EXIT_SECONDS`, a copy that a thread writes at this time included."""
+        self._deadline = time.monotonic() + EXIT_SECONDS
+        self.run()
 
 
 _writer = _Writer()
+
+
+def write_now() -> None:
+    """Writes the copies that wait for their time."""
+    _writer.run()
 
 
 def _sources(

@@ -143,10 +143,12 @@ class TextGenerationPipeline(
         pipeline_config.configure_session(self._session)
         self._eos_token_id = {eos_token_id}
         self._last_step: _LastStep | None = None
+        # what the weights take is subtracted, so they must not be loaded yet
+        available = pipeline_config.available_cache_memory()
         self._pipeline_model = load_model(
             pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
         )
-        self._kv_manager = self._load_cache()
+        self._kv_manager = self._load_cache(available)
         self._page_tables = PageTables(self._kv_manager)
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
         self._constraints = Constraints(getattr(tokenizer, "delegate", None))
@@ -154,14 +156,14 @@ class TextGenerationPipeline(
         self._loop = DecodeLoop.of(self._session, self._pipeline_model)
         self._step_reader: StepReader | None = None
 
-    def _load_cache(self) -> PagedKVCacheManager:
+    def _load_cache(self, available: int) -> PagedKVCacheManager:
         model, config = self._pipeline_model, self._pipeline_config
         if not isinstance(model, KVCacheMixin):
             raise TypeError(f"{type(model).__name__} has no KV cache: it lacks KVCacheMixin")
         try:
             return cast(
                 PagedKVCacheManager,
-                model.load_kv_manager(self._session, config.available_cache_memory()),
+                model.load_kv_manager(self._session, available),
             )
         except ValueError as error:
             page, length = config.kv_cache_config.kv_cache_page_size, config.max_length
