@@ -35,8 +35,14 @@ def multiply_block(
     steps = 8 // form.parts
     fold = min(t.fold, steps) or steps
     acc = starting_sums(q.zero_sums[(n * form.parts + p) * rows :], rows, 2, t)
+    if t.splits_signs:
+        for v in k.static_range(2):
+            correction = strip.corrections.load(n * COLUMNS + first + v * width, width=width)
+            for r in k.static_range(rows):
+                acc[r, v] = correction
     words = q.words[n * rows * 8 :]
     lines = strip.elements[n * 8 * LINE + 4 * first :]
+    signs = strip.signs[n * 8 * LINE + 4 * first :]
     unroll = 2 if t.narrow else 1
     for begin in range(p * steps, (p + 1) * steps, fold):
         pairs = k.tile(k.i16, (rows, 2), width=2 * width, fill=0)
@@ -51,6 +57,12 @@ def multiply_block(
                     if t.fold:
                         pairs[r, 0] = add_products(pairs[r, 0], low, word, t)
                         pairs[r, 1] = add_products(pairs[r, 1], high, word, t)
+                    elif t.splits_signs:
+                        x = k.bitcast(k.splat(word, width), k.i8)
+                        low_x = x ^ signs.load(j * LINE, width=4 * width)
+                        high_x = x ^ signs.load(j * LINE + 4 * width, width=4 * width)
+                        acc[r, 0] = k.dot_i8(acc[r, 0], low, low_x, narrow=True)
+                        acc[r, 1] = k.dot_i8(acc[r, 1], high, high_x, narrow=True)
                     else:
                         acc[r, 0] = add_products(acc[r, 0], low, word, t)
                         acc[r, 1] = add_products(acc[r, 1], high, word, t)

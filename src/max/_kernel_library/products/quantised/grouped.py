@@ -137,7 +137,7 @@ def grouped_qmatmul_packed(
     groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0] // k.max(strips, 1))
     most = x.shape[0] + (experts.shape[0] + 1) * tile
     round_groups(x, workspace, groups, most, tile, t, ctx)
-    memory = quantised_scratch(t.form, tile, in_tiles, ctx)
+    memory = quantised_scratch(t, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
     results = Results(out, extra, epilogue, t.width, parts)
     if in_tiles:

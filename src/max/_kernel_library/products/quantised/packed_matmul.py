@@ -28,7 +28,7 @@ from max._kernel_library.products.quantised.activations import (
 )
 from max._kernel_library.products.quantised.gemm import PANEL, multiply_strip
 from max._kernel_library.products.quantised.gemv import PackedStrip, gemv_packed
-from max._kernel_library.products.quantised.packed import BLOCK, FORMATS, PackedFormat
+from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
 from max._kernel_library.products.quantised.unpacking import (
     QuantisedTiling,
     UnpackedStrip,
@@ -74,6 +74,11 @@ def tile_rows(target: k.Target) -> int:
     return MAX_TILE_ROWS if target.registers >= 32 else LEAST_TILE_ROWS
 
 
+def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
+    """Blocks of k that are unpacked together: half as many where they have signs too."""
+    return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
+
+
 class Scratch(NamedTuple):
     """Scratch memory of a worker: sums, a panel of unpacked blocks, exact sums of matrix tiles."""
 
@@ -83,14 +88,19 @@ class Scratch(NamedTuple):
 
 
 @k.inline
-def quantised_scratch(form: PackedFormat, tile: int, matrix_tiles: bool, ctx: Any) -> Scratch:
+def quantised_scratch(t: QuantisedTiling, tile: int, matrix_tiles: bool, ctx: Any) -> Scratch:
     """The scratch memory of a launch."""
+    form, blocks = t.form, panel_blocks(t, matrix_tiles)
+    splits_signs = t.splits_signs and not matrix_tiles
     sums = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
-    elements = ctx.scratch(k.u8, (PANEL * BLOCK * COLUMNS,))
-    scales = ctx.scratch(k.f32, (PANEL * form.parts * COLUMNS,))
-    offsets = ctx.scratch(k.f32, (PANEL * COLUMNS if form.affine else 1,))
+    elements = ctx.scratch(k.u8, (blocks * BLOCK * COLUMNS,))
+    scales = ctx.scratch(k.f32, (blocks * form.parts * COLUMNS,))
+    offsets = ctx.scratch(k.f32, (blocks * COLUMNS if form.affine else 1,))
+    signs = ctx.scratch(k.i8, (blocks * BLOCK * COLUMNS if splits_signs else 1,))
+    corrections = ctx.scratch(k.i32, (blocks * COLUMNS if splits_signs else 1,))
+    strip = UnpackedStrip(elements, scales, offsets, signs, corrections)
     exact = (gemm_amx.GROUP * form.parts * tile, COLUMNS) if matrix_tiles else (1, 1)
-    return Scratch(sums, UnpackedStrip(elements, scales, offsets), ctx.scratch(k.i32, exact))
+    return Scratch(sums, strip, ctx.scratch(k.i32, exact))
 
 
 @k.inline
@@ -125,12 +135,14 @@ def gemm_strip(
         t: The tiling.
     """
     c, width = memory.sums, t.width
+    panel = panel_blocks(t, tiles is not None)
     for i in range(0, (last_tile - first_tile) * tile * COLUMNS, width):
         c.store(i, value=k.splat(k.f32(0), width))
-    for begin in range(0, blocks, PANEL):
-        length = k.min(PANEL, blocks - begin)
+    for begin in range(0, blocks, panel):
+        length = k.min(panel, blocks - begin)
         zero = t.form.zero if tiles is not None else t.lowered
-        unpack_strip(memory.strip, packed, begin, length, zero, t)
+        splits_signs = t.splits_signs and tiles is None
+        unpack_strip(memory.strip, packed, begin, length, zero, t, splits_signs)
         for i in range(first_tile, last_tile):
             rounded = block_of(q, blocks * q.height, i, begin, t.form)
             sums = c[(i - first_tile) * tile * COLUMNS :]
@@ -159,7 +171,7 @@ def multiply_quantised(
     height = k.i64(tile) if gemm else rows
     small = not gemm and is_small(rows * inner, ctx)
     q = round_rows(x, workspace, height, small, form, t.zero, ctx)
-    memory = quantised_scratch(form, tile, in_tiles, ctx)
+    memory = quantised_scratch(t, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(form))
     tiles = k.ceildiv(rows, k.max(height, 1))
     row_blocks = k.i64(1)
