@@ -558,3 +558,117 @@ def test_elements_that_decide() -> None:
         a = array(3)
         want = a * w
         same(module(Tensor.constant(a)), want * 2 if want[0] > 0 else want - 1)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numpy_scalars_that_compare_equal_differ(kind: type[Any]) -> None:
+    x = Tensor.constant([-0.0, 2.0])
+    for number in [0.0] * 4 + [-0.0] * 4 + [0.0]:
+        got = (x + kind(number)).to_numpy()
+        assert math.copysign(1, got[0]) == math.copysign(1, number)
+
+
+def test_arrays_among_the_arguments_may_change_in_place() -> None:
+    a, added, indices = array(3, 2), array(2), np.int64([0])
+    x = Tensor.constant(a)
+    for turn in range(8):
+        added += 1
+        indices[0] = turn % 3
+        y = F.add(x, added)
+        same(F.gather(y, indices, axis=0) * 2, (a + added)[indices] * 2)
+
+
+def test_nan_among_the_arguments() -> None:
+    x = Tensor.constant(array(2))
+    for turn in range(8):
+        got = (x * (math.nan if turn % 4 else 2.0) + float("nan" if turn % 2 else "1")).to_numpy()
+        assert np.isnan(got).all() == (turn % 4 > 0 or turn % 2 > 0)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_dead_call_that_cannot_be_followed_is_left_out_later(earlier: bool) -> None:
+    d = array(3)
+    w = Tensor.constant(d)
+    for turn in range(8):
+        a, b, c = array(3), array(3), array(3)
+        x, other, y = Tensor.constant(a), Tensor.constant(b), Tensor.constant(c)
+        beside = x * 3
+        _ = (x + 1).realize
+        first = F.tanh(y)
+        if turn < 3:
+            # reads memory first, then what no trace has
+            _ = F.add(other, beside if earlier else b)
+        second = w * 2
+        same(first - second, np.tanh(c) - d * 2)
+        same(beside, a * 3)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_value_of_an_earlier_stretch_is_computed_after_calls_of_this_one(together: bool) -> None:
+    for _ in range(8):
+        a = array(3)
+        x = Tensor.constant(a)
+        beside = x * 3
+        _ = (x + 1).realize
+        here = F.tanh(x)
+        if together:
+            x[0] = 50.0  # computes both
+            assert beside.real and here.real
+        same(beside, a * 3)
+        same(here, np.tanh(a))
+
+
+def test_a_tensor_beside_the_program_is_computed_before_its_operand_changes() -> None:
+    """A replay ends, and the tensors that its program did not compute are pending like others."""
+    for _ in range(8):
+        a = array(3)
+        x = Tensor.constant(a)
+        beside = x * 3
+        on_the_way = x + 1
+        _ = (on_the_way * 2).realize
+        assert on_the_way.real and not beside.real
+        x[...] = 100.0
+        same(beside, a * 3)
+        same(on_the_way, a + 1)
+
+
+def test_a_replay_is_recorded_only_for_tensors_that_it_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settled: list[Any] = []
+    settle = _replays.Replay.settle
+
+    def counting(self: Any) -> None:
+        settled.append(self)
+        settle(self)
+
+    monkeypatch.setattr(_replays.Replay, "settle", counting)
+    x = Tensor.constant(array(3))
+    for turn in range(8):
+        dead = x * 3
+        kept = x + 1
+        if turn != 6:
+            del dead
+        _ = F.tanh(kept).realize
+    assert len(settled) == 1, "the trace with a dead value was left once"
+
+
+def test_calls_that_the_program_computes_in_another_order() -> None:
+    """The symbols of the program are other ones than those of the trace, which has its positions in another order."""
+    a = array(63)
+    x = Tensor.constant(a)
+    for stop in [3, 7, 5, 20, 11, 2, 30, 9]:
+        first, second = x[:stop] + 1, x[: 2 * stop + 3]
+        same(F.concat([second, first]), np.concatenate([a[: 2 * stop + 3], a[:stop] + 1]))
+
+
+def test_a_dead_call_that_cannot_be_followed_at_the_end_of_a_stretch() -> None:
+    b = array(3)
+    for turn in range(8):
+        a = array(3)
+        x = Tensor.from_dlpack(a)
+        same_memory = Tensor(storage=x.driver_tensor)
+        end = F.tanh(x)
+        if turn < 2:
+            _ = F.add(same_memory, b)
+        same(end, np.tanh(a))

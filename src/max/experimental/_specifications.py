@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from max.experimental._patterns import Symbol
 from max.experimental._types import Kind
 from max.graph.dim import StaticDim
@@ -55,6 +57,8 @@ def equals(value: Any, constant: Any) -> bool:
     if kind is float:
         # 0.0 equals -0.0
         return value == constant and (value != 0.0 or value.hex() == constant.hex())
+    if isinstance(value, np.generic):
+        return value.dtype == constant.dtype and value.tobytes() == constant.tobytes()
     try:
         hash(value)
     except TypeError:

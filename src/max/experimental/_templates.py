@@ -45,7 +45,7 @@ class _Literal(NamedTuple):
 
 
 class _Array:
-    """An array argument, compared by its content."""
+    """An array or a scalar of NumPy, compared by its content: 0.0 is not -0.0, NaN is NaN."""
 
     __slots__ = ("_key", "array")
 
@@ -105,7 +105,7 @@ def describe(value: Any, cells: list[Any], numbers: list[int | float]) -> Any:
     if isinstance(value, Mapping):
         items = [(key, describe(item, cells, numbers)) for key, item in value.items()]
         return _Items(dict, tuple(items))
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return _Array(value)
     if isinstance(value, Value):
         raise TypeError(

@@ -7,7 +7,6 @@ From then on `max.experimental._replays` compares calls with the trace instead o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
@@ -225,8 +224,6 @@ class Capture:
             number = self._numbers.get(id(cell))
             if number is not None:
                 return number
-            if cell.storage is None:
-                raise _NotTraceableError  # of an earlier stretch, or of another thread
             self._number(cell)
             return cell.type
         kind = type(value)
@@ -236,8 +233,6 @@ class Capture:
         if isinstance(value, list | tuple):
             return Nested(kind, tuple([self._spec(item) for item in value]))
         if isinstance(value, Mapping | np.ndarray):
-            raise _NotTraceableError
-        if kind is float and math.isnan(value):
             raise _NotTraceableError
         return (value,)
 
@@ -260,11 +255,7 @@ class Capture:
             program: What ran it.
             last: Makes the structure of the last call from the structure of its results; None to leave it.
         """
-        if (
-            self._failed
-            or not self._steps
-            or any(call not in self._calls for call in recording.calls)
-        ):
+        if self._failed or any(call not in self._calls for call in recording.calls):
             return None
         if last is not None:
             step = self._steps[-1]
@@ -284,11 +275,8 @@ class Capture:
             by_memory[id(cell.storage)] = number
             leaves.append(number)
         shared: list[tuple[int, int]] = []
-        is_result = set(results)
         for number, cell in enumerate(self._values):
-            if number in is_result:
-                continue
-            other = by_memory.get(id(cell.storage))
+            other = by_memory.get(id(cell.storage))  # None for results, which have no memory yet
             if other is not None and other != number:
                 shared.append((other, number))
         output_numbers = [numbers[id(cell)] for cell in outputs]
