@@ -33,7 +33,7 @@ class Block:
 
     sizes: list[Size]
     estimate: int
-    segment: int = 0
+    segment: int
     """The segment whose arena holds the block."""
 
 
@@ -71,7 +71,7 @@ class _Planner:
                 if buffers[buffer].kind == "temp":
                     self.last_use[buffer] = index
         for position, buffer in held:
-            self.last_use[buffer] = max(self.last_use.get(buffer, 0), position)
+            self.last_use[buffer] = max(self.last_use.get(buffer, position), position)
         # jump targets: the launches before them depend on the path, so a barrier ends all of them
         self.joins = frozenset(labels)
         self.ends = self.keep_through_loops(loops)
@@ -101,7 +101,7 @@ class _Planner:
                 for buffer in (*launch.reads, *launch.writes)
                 if buffer in self.last_use and first_use[buffer] < start
             }
-            for buffer in sorted(used):
+            for buffer in used:
                 if self.last_use[buffer] < end - 1:
                     self.last_use[buffer] = end - 1
                     ends.setdefault(end - 1, []).append(buffer)
@@ -117,7 +117,7 @@ class _Planner:
             if barrier:
                 self.pass_barrier()
             reused = self.allocate(index, launch)
-            if reused and not barrier and self.conflicts(launch):
+            if reused and self.conflicts(launch):
                 # the launch overwrites an operand in place: its other readers must be finished
                 barrier = True
                 self.pass_barrier()
@@ -179,9 +179,7 @@ class _Planner:
                 continue
             source = self.in_place_source(buffer, launch, index)
             if source is not None:
-                block = self.plan.block_of[source]
-                self.plan.blocks[block].sizes.append(self.buffers[buffer].bytes)
-                self.plan.block_of[buffer] = block
+                self.plan.block_of[buffer] = self.plan.block_of[source]
                 reused = True
             else:
                 self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
