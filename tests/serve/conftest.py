@@ -43,7 +43,8 @@ class RunningServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            # as users start it: a second start reads the compiled model, which higher levels of checks do not store
+            env={**os.environ, "MAX_CHECK": "1", "PYTHONUNBUFFERED": "1"},
         )
         self.lines: list[str] = []
         self.url = ""
