@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +82,55 @@ def test_a_damaged_file_gives_sound_pages_or_none(tmp_path_factory, seed, at, bi
     assert read(path).items() <= pages.items()
     path.unlink()
     assert read(path) == {} == read(path.parent)
+
+
+def with_header(path: Path, text: bytes) -> Path:
+    """Writes a file whose header has a length and a digest that fit it, and one page."""
+    digest = hashlib.blake2b(text, digest_size=16).digest()
+    length = len(text).to_bytes(8, "little")
+    path.write_bytes(b"max cached prefixes 1\n" + length + digest + text + b"x" * 40)
+    return path
+
+
+def sound_header() -> Any:
+    digest = hashlib.blake2b(b"x" * 40, digest_size=16).hexdigest()
+    return {
+        "key": "key",
+        "groups": [
+            {"page_bytes": 40, "pages": [["ab", digest]]},
+            {"page_bytes": 24, "pages": []},
+        ],
+    }
+
+
+STRANGE: list[Any] = [None, True, -1, 2**64, 40.5, "", "zz", "ab", [], [[]], [["ab"]], [["ab", 3]], {}, {"a": 1}]  # fmt: skip
+
+
+@given(data=st.data())
+def test_headers_of_other_forms(tmp_path_factory, data: st.DataObject) -> None:
+    """Digests tell damage, not who wrote the file: whatever the header says, a page has its size or is left out."""
+    header = sound_header()
+    places = [(header, k) for k in header]
+    for group in header["groups"]:
+        places += [(header["groups"], header["groups"].index(group)), *((group, k) for k in group)]
+        places += [(group["pages"], i) for i in range(len(group["pages"]))]
+        places += [(page, i) for page in group["pages"] for i in range(2)]
+    container, place = data.draw(st.sampled_from(places))
+    container[place] = data.draw(st.sampled_from(STRANGE))
+    text = json.dumps(data.draw(st.sampled_from([header, *STRANGE]))).encode()
+    pages = read(with_header(tmp_path_factory.mktemp("kept") / "file", text))
+    assert set(pages.values()) <= {b"x" * 40}
+
+
+def test_headers_of_extreme_forms(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert read(with_header(path, json.dumps(sound_header()).encode())) == {(0, b"\xab"): b"x" * 40}
+    for text in (b"[" * 200_000, b"{", b"\xff", b"[[]]", b"NaN", b"0"):
+        assert read(with_header(path, text)) == {}
+    if hasattr(os, "mkfifo"):
+        path.unlink()
+        os.mkfifo(path)
+        assert read(path) == {}
 
 
 def test_a_file_takes_the_place_of_another_at_once(tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ def _load(
     head_dim: int,
 ) -> Array:
     check_offsets("offsets", offsets, len(starts), rows, exact=False)
+    if int(offsets[0]) != 0:
+        raise ValueError(f"offsets begin at {offsets[0]}, expected 0")
+    if len(lookup_table) != len(starts):
+        raise ValueError(f"lookup_table has size {len(lookup_table)}, expected {len(starts)}")
     if int(layer) >= blocks.shape[2]:
         raise IndexError(f"layer {layer}; the cache has {blocks.shape[2]} layers")
     head_dim = head_dim or blocks.shape[5]
@@ -79,7 +83,12 @@ def _latent_prefill(
     causal: bool,
 ) -> tuple[Array, Array]:
     check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
-    check_offsets("buffer_row_offsets", buffer_offsets, len(cache_offsets), len(keys), exact=False)
+    check_offsets("buffer_row_offsets", buffer_offsets, len(cache_lengths), len(keys), exact=False)
+    if len(cache_offsets) != len(cache_lengths) or len(values) != len(keys):
+        raise ValueError(
+            f"{len(cache_offsets)} cache_offsets of {len(cache_lengths)} sequences, "
+            f"{len(values)} values for {len(keys)} keys"
+        )
     rotated = q.shape[2] - keys.shape[2]
     out = np.zeros((*q.shape[:2], values.shape[2]))
     info = np.zeros((*q.shape[:2], 2))

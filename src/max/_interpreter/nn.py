@@ -100,6 +100,8 @@ def _kv_store(
     layer: Array,
 ) -> None:
     check_batch(offsets, len(k), blocks, cache_lengths, lookup_table, layer)
+    if len(v) != len(k):
+        raise ValueError(f"values have size {len(v)}, expected {len(k)}")
     heads = blocks.shape[4]
     for row, sequence, position in new_tokens(offsets, cache_lengths):
         page, slot = slot_of(lookup_table, blocks, sequence, position)
@@ -217,6 +219,9 @@ def _attention(
     for sequence, cached in enumerate(cache_lengths):
         begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
         length = int(cached) + int(key_offsets[sequence + 1]) - int(key_offsets[sequence])
+        if mask != "null":
+            # keys after the last query need no pages
+            length = min(length, int(cached) + end - begin)
         if begin == end or not length:
             continue
         # pages before the first visible key may be missing from the page table
@@ -373,6 +378,11 @@ def _next_step(
     step = int(steps[0])
     if not 0 <= step < len(history):
         raise IndexError(f"step {step} of {len(history)}, the rows of the history")
+    rows = {len(x) for x in (next_tokens, first_seeds, ends, tokens, cache_lengths, seeds)}
+    if rows != {history.shape[1]} or max_lengths.shape[1] != 2:
+        raise ValueError(f"operands of {rows} rows for a history of {history.shape[1]}")
+    if not len(interrupted) == len(steps) == len(again) == 1:
+        raise ValueError("interrupted, steps and again have one element each")
     if (cache_lengths == np.iinfo(cache_lengths.dtype).max).any():
         raise ValueError(f"cache_lengths are {cache_lengths}: one is the maximum of its type")
     history[step] = tokens[:] = next_tokens
@@ -412,6 +422,10 @@ def _penalties(
     repetition: Array,
 ) -> Array:
     check_offsets("offsets", offsets, len(logits), len(tokens), exact=False)
+    if not len(frequency) == len(presence) == len(repetition) == len(logits):
+        raise ValueError(f"penalties of other numbers of rows than {len(logits)}")
+    if len(counts) != len(tokens):
+        raise ValueError(f"{len(counts)} counts of {len(tokens)} tokens")
     out = logits.astype(np.float32, copy=True)
     for row in range(len(out)):
         for i in range(int(offsets[row]), int(offsets[row + 1])):

@@ -28,9 +28,10 @@ def _plan_latents(
     check_offsets("input_row_offsets", offsets, len(cache_lengths), int(offsets[-1]))
     rows, cached = int(offsets[-1]), cache_lengths.astype(np.int64)
     new = np.diff(offsets.astype(np.int64))
-    pairs = (new * (cached + new / 2)).sum()
+    # twice the number of pairs, in the order and the dtype of the kernel
+    pairs = sum((new.astype(np.float64) * (2 * cached + new).astype(np.float64)).tolist(), 0.0)
     expands = 0 < least_rows <= rows and cached.sum() <= rows * most_cached
-    expands = expands and pairs * saved >= cached.sum() * spent
+    expands = expands and pairs * float(saved) >= 2.0 * float(cached.sum()) * float(spent)
     longest = (cached + new).max(initial=0)
     return np.array([expands, 0 < count < longest], np.int32)
 
@@ -47,6 +48,8 @@ def _select_tokens(
     count: int,
 ) -> Array:
     check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    if len(weights) != len(q):
+        raise ValueError(f"weights of {len(weights)} rows, expected {len(q)}")
     out = np.full((len(q), count), -1, np.int32)
     for row, sequence, position in new_tokens(offsets, cache_lengths):
         tokens = np.arange(position + 1)
@@ -74,9 +77,15 @@ def _attention_selected(
     value_size: int,
 ) -> Array:
     check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    if len(selected) != len(q):
+        raise ValueError(f"selected tokens of {len(selected)} rows, expected {len(q)}")
     out = np.zeros((*q.shape[:2], value_size), np.float32)
     for row, sequence, position in new_tokens(offsets, cache_lengths):
         tokens = selected[row][selected[row] >= 0]
+        if (selected[row, : len(tokens)] != tokens).any() or (np.diff(tokens) <= 0).any():
+            raise ValueError(
+                f"row {row}: selected tokens {selected[row]}, expected rising ones, then negative numbers"
+            )
         if (tokens > position).any():
             raise IndexError(
                 f"row {row}: selected tokens {tokens}; it sees the tokens up to {position}"

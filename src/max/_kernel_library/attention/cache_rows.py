@@ -32,18 +32,21 @@ def cache_load(
     starts: k.Input,
     lookup_table: k.Input,
     layer_index: k.Input,
+    count: k.Input,
     ctx: k.Context,
     *,
     side: int,
 ) -> None:
     """Row `offsets[b] + i` of `out` `[rows, kv_heads * head_dim]` is the key (`side` 0) or value (1) of token `starts[b] + i` of sequence `b`.
 
-    Rows past the last offset are 0.
+    Rows past the last offset are 0. `count` is the number of rows.
     """
     width = ctx.target.width(k.f32)
     layer = layer_of(blocks, layer_index)
     batch = starts.shape[0]
     size = out.shape[1]
+    if k.i64(count[0]) != out.shape[0]:
+        raise ValueError("{} rows of a result of {}", count[0], out.shape[0])
     check_size("offsets", offsets.shape[0], batch + 1)
     check_size("lookup_table", lookup_table.shape[0], batch)
     check_heads("a row", size, blocks)
@@ -107,7 +110,6 @@ def _lower_load(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    # the last operand only says how many rows there are
     unsigned("mo.kv_load.ragged.paged", [operands[0], *operands[2:5]])
     check_rows("mo.kv_load.ragged.paged", operands[1], results[0].shape[1])
     args = (
@@ -117,6 +119,7 @@ def _lower_load(
         view("operand", 2, operands[2], static=False),
         view("operand", 3, operands[3], static=False),
         view("operand", 4, operands[4], ((),)),
+        view("operand", 5, operands[5], ((),)),
     )
     return KernelCall(cache_load, args, {"side": int(attributes["side"])})
 

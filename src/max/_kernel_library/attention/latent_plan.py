@@ -35,13 +35,14 @@ def plan_latents(
     check_size("input_row_offsets", offsets.shape[0], batch + 1)
     rows = k.i64(offsets[batch])
     check_offsets("input_row_offsets", offsets, rows, ctx.target.width(k.i32))
-    cached, longest, pairs = k.i64(0), k.i64(0), k.i64(0)
+    # products of lengths may exceed 64 bits
+    cached, longest, pairs = k.i64(0), k.i64(0), k.f64(0)
     for b in range(batch):
         cached += k.i64(cache_lengths[b])
         new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
         longest = k.max(longest, k.i64(cache_lengths[b]) + new)
         # twice the number of pairs
-        pairs += new * (2 * k.i64(cache_lengths[b]) + new)
+        pairs += k.f64(new) * k.f64(2 * k.i64(cache_lengths[b]) + new)
     out[0] = k.i32(0)
     out[1] = k.i32(0)
     if ctx.target.batch_invariant:
@@ -50,7 +51,7 @@ def plan_latents(
     else:
         if least_rows > 0:
             if rows >= least_rows and cached <= rows * most_cached:
-                if pairs * saved >= 2 * cached * spent:
+                if pairs * float(saved) >= 2.0 * k.f64(cached) * float(spent):
                     out[0] = k.i32(1)
         if count > 0:
             if longest > count:

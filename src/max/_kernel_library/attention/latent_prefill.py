@@ -212,8 +212,14 @@ def _lower_prefill(
     ):
         if part.shape[1:] != sizes:
             raise NotImplementedError(f"{op}: a result of shape {part.shape}, expected {sizes}")
-    if operands[6].dtype is DType.int8:
+    blocks = operands[6]
+    if blocks.dtype is DType.int8:
         raise NotImplementedError(f"{op}: a cache of int8; a float dtype would fit")
+    rotated = q.shape[2] - keys.shape[2]
+    if 0 in blocks.shape[4:] or not isinstance(blocks.shape[5], int) or blocks.shape[5] < rotated:
+        raise NotImplementedError(
+            f"{op}: {rotated} rotated elements in latents of {blocks.shape[4:]}; expected a latent of at least as many"
+        )
     rows = (False, True, True)
     args = (
         view("result", 0, results[0], static=rows),

@@ -44,7 +44,7 @@ from max.dtype import DType
 
 @k.inline
 def selected_count(selected: Any, row: Any) -> Any:
-    """The number of tokens that are selected for a row: those before the first negative one."""
+    """The number of tokens that are selected for a row: those before the negative ones; see `check_rest`."""
     low = k.i64(0)
     high = k.i64(selected.shape[1])
     while low < high:
@@ -54,6 +54,29 @@ def selected_count(selected: Any, row: Any) -> Any:
         else:
             high = middle
     return low
+
+
+@k.inline
+def check_rest(selected: Any, row: Any, count: Any, width: int) -> None:
+    """Raises where a token follows the negative ones.
+
+    Args:
+        selected: `[rows, tokens]`.
+        row: The row.
+        count: The number of its tokens.
+        width: Lanes of a vector.
+    """
+    for j, mask in k.vectors(selected.shape[1] - count, width):
+        tokens = selected.load(row, count + j, width=width, mask=mask)
+        later = tokens >= k.splat(k.i32(0), width)
+        if mask is not None:
+            later = later & mask
+        if k.any(later):
+            raise ValueError(
+                "row {}: a selected token after {} tokens and a negative number, expected negative numbers to the end",
+                row,
+                count,
+            )
 
 
 @k.kernel
@@ -104,6 +127,8 @@ def attention_selected(
         sequence = sequence_of(offsets, cache_lengths.shape[0], row)
         position = k.i64(cache_lengths[sequence]) + row - k.i64(offsets[sequence])
         end = selected_count(selected, row)
+        if split == 0:
+            check_rest(selected, row, end, width)
         share = k.ceildiv(end, splits)
         first = split * share
         end = k.min(end, first + share)
@@ -124,6 +149,14 @@ def attention_selected(
                         token,
                         position,
                     )
+                if first + i > 0:
+                    if token <= k.i64(selected[row, first + i - 1]):
+                        raise ValueError(
+                            "row {}: selected token {} follows {}, expected rising tokens",
+                            row,
+                            token,
+                            selected[row, first + i - 1],
+                        )
                 page = page_of(blocks, lookup_table, sequence, token)
                 latent = blocks[page, 0, layer, token % page_size, 0]
                 copy_elements(gathered[i], latent, width)

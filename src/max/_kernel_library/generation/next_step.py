@@ -35,6 +35,12 @@ def next_step(
     the run is not interrupted.
     """
     for _ in ctx.parallel(1):
+        check_size("interrupted", interrupted.shape[0], 1)
+        check_size("steps", steps.shape[0], 1)
+        check_size("again", again.shape[0], 1)
+        check_size("a row of max_lengths", max_lengths.shape[1], 2)
+        if max_lengths.shape[0] < 1:
+            raise ValueError("max_lengths has no rows, expected 1 or more")
         step = k.i64(steps[0])
         if step < 0 or step >= history.shape[0]:
             raise IndexError("step {} of {}, the rows of the history", step, history.shape[0])

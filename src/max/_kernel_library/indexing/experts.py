@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import KernelCall, Operand, view
 
 
@@ -29,6 +30,10 @@ def expert_order(
     """
     places = ctx.scratch(k.i64, (count,))
     rows = ids.shape[0]
+    check_size("the order of tokens", order.shape[0], rows)
+    check_size("the places of tokens", restored.shape[0], rows)
+    check_size("expert_start_indices", starts.shape[0], count + 1)
+    check_size("expert_usage_stats", stats.shape[0], 2)
     for e in range(count):
         places[e] = 0
         experts[e] = -1

@@ -50,6 +50,16 @@ _OPTIONAL = {
     "clip_qkv": "attention.clamp_kqv",
     "rope_local_base_freq": "rope.freq_base_swa",
 }
+_BY_LAYER_OF_HYBRIDS = frozenset(
+    {
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.sliding_window",
+    }
+)
+"""Keys that may be 0, or have a number for each layer, in files of models with recurrent layers."""
 _COUNTS = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
@@ -76,6 +86,8 @@ _BY_TENSOR = {
 }
 """Flags of config.json, and the tensors of files where they are true; layers of hybrid models differ."""
 
+_MOST_LAYERS = 4096
+"""More than a model has; bounds the time and memory that a config takes."""
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
@@ -108,16 +120,20 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFilesError(f"{file.path} has no token_embd.weight", _FOLDER)
+    if len(embedding.shape) != 2:
+        raise ModelFilesError(
+            f"{file.path}: token_embd.weight has the shape {list(embedding.shape)}, expected two sizes",
+            _FOLDER,
+        )
     config: dict[str, Any] = {
         key: _greatest(file, f"{name}.{stored}")
-        if name in RECURRENT
+        if name in RECURRENT and stored in _BY_LAYER_OF_HYBRIDS
         else _number(file, f"{name}.{stored}")
         for key, stored in {**_REQUIRED, **_OPTIONAL}.items()
         if f"{name}.{stored}" in values and stored not in BY_LAYER.get(name, ())
     }
     config |= _counts(file, name)
-    # blocks for predicting further tokens count there, and not in a config.json
-    config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
+    config["num_hidden_layers"] = _layers(file, name, config)
     layers = range(config["num_hidden_layers"])
     config |= layer_types_of(file, name, len(layers))
     flags = {
@@ -179,7 +195,7 @@ def _special(
     if name == "apertus":
         return {"xielu": {key: _listed(file, f"xielu.{key}", config) for key in _XIELU}}
     if name == "mpt":
-        largest = file.metadata.get("mpt.attention.max_alibi_bias", 8.0)
+        largest = _least(file, "mpt.attention.max_alibi_bias", 8.0)
         clip = config.get("clip_qkv")
         return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
     if name == "deepseek2":
@@ -187,20 +203,19 @@ def _special(
     if name in RECURRENT:
         return recurrent_keys(file, name, config)
     if name == "falcon":
-        parallel = bool(file.metadata.get("falcon.use_parallel_residual", True))
+        parallel = _flag(file, "falcon.use_parallel_residual", True)
         return {
             "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in file.tensors),
             "new_decoder_architecture": parallel,
             "parallel_attn": parallel,
             "multi_query": config.get("num_key_value_heads") == 1,
-            "alibi": file.metadata.get("falcon.attention.max_alibi_bias", 0.0) > 0,
+            "alibi": _least(file, "falcon.attention.max_alibi_bias", 0.0) > 0,
         }
     if name in ("qwen2moe", "qwen3moe"):
         return {"mlp_only_layers": dense_layers(file, config["num_hidden_layers"])}
     if name in ("stablelm", "gptneox"):
-        parallel = file.metadata.get(f"{name}.use_parallel_residual")
         without = "blk.0.ffn_norm.weight" not in file.tensors
-        return {"use_parallel_residual": without if parallel is None else bool(parallel)}
+        return {"use_parallel_residual": _flag(file, f"{name}.use_parallel_residual", without)}
     return {}
 
 
@@ -211,7 +226,7 @@ def _growth(file: GGUFFile, name: str) -> dict[str, Any]:
         ("llama_4_scaling_beta", "attention.temperature_scale"),
         ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
     ):
-        if file.metadata.get(f"{name}.{stored}"):
+        if _least(file, f"{name}.{stored}", 0.0):
             rope[key] = _number(file, f"{name}.{stored}")
     # files state the one that is not 1
     return {**rope, "mscale": 1.0} if "mscale_all_dim" in rope else rope
@@ -233,17 +248,62 @@ def _greatest(file: GGUFFile, key: str) -> float:
     """A number from 0, or the greatest of the numbers of layers, of which some lack what is counted."""
     value: Any = file.metadata[key]
     values: list[Any] = value.tolist() if isinstance(value, np.ndarray) and value.size else [value]
-    if not all(type(number) in (int, float) and number >= 0 for number in values):
+    if not all(type(number) in (int, float) and 0 <= number < math.inf for number in values):
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected numbers from 0", _FOLDER)
     return max(values)
 
 
 def _number(file: GGUFFile, key: str) -> float:
     """A number of the metadata; llama.cpp also has lists, for models whose layers differ."""
-    value = file.metadata.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    value: Any = file.metadata.get(key)
+    # false for NaN too
+    if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected a number over 0", _FOLDER)
     return value
+
+
+def _least(file: GGUFFile, key: str, default: float) -> float:
+    """A number from 0, or the default where the file does not state it."""
+    return _greatest(file, key) if key in file.metadata else default
+
+
+def _flag(file: GGUFFile, key: str, default: bool) -> bool:
+    """True or false, or the default where the file does not state it."""
+    value = file.metadata.get(key, default)
+    if type(value) not in (bool, int):
+        raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected true or false", _FOLDER)
+    return bool(value)
+
+
+def _layers(file: GGUFFile, name: str, config: Mapping[str, Any]) -> int:
+    """The number of layers, without blocks for predicting further tokens: a config.json does not count those."""
+    blocks, further = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    if type(blocks) is not int or blocks > _MOST_LAYERS:
+        raise ModelFilesError(
+            f"{file.path}: {name}.block_count is {blocks}, expected an integer from 1 to {_MOST_LAYERS}",
+            _FOLDER,
+        )
+    if type(further) is not int or further >= blocks:
+        raise ModelFilesError(
+            f"{file.path}: {name}.nextn_predict_layers is {further} of {blocks} blocks, expected fewer",
+            _FOLDER,
+        )
+    return blocks - further
+
+
+def _vector(file: GGUFFile, tensor: str) -> list[float]:
+    """The elements of a tensor of floats with one axis."""
+    stored = file.tensors.get(tensor)
+    shape = None if stored is None else list(stored.shape)
+    if (
+        stored is None
+        or len(stored.shape) != 1
+        or stored.stored not in ("F32", "F16", "BF16", "F64")
+    ):
+        raise ModelFilesError(
+            f"{file.path}: {tensor} of shape {shape}, expected a list of floats", _FOLDER
+        )
+    return [float(x) for x in file.read(stored)]
 
 
 def _counts(file: GGUFFile, name: str) -> dict[str, Any]:
@@ -253,13 +313,13 @@ def _counts(file: GGUFFile, name: str) -> dict[str, Any]:
         value = file.metadata.get(f"{name}.{stored}")
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise ModelFilesError(
                 f"{file.path}: {name}.{stored} is {value!r}, expected a number from 0", _FOLDER
             )
         counts[key] = value
-    normalised = file.metadata.get(f"{name}.expert_weights_norm")
-    return counts if normalised is None else {**counts, "norm_topk_prob": bool(normalised)}
+    key = f"{name}.expert_weights_norm"
+    return {**counts, "norm_topk_prob": _flag(file, key, False)} if key in file.metadata else counts
 
 
 def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
@@ -270,9 +330,7 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
     original = values.get(f"{name}.rope.scaling.original_context_length", longest)
     if "rope_factors_long.weight" in file.tensors:
         parts = {
-            f"{part}_factor": [
-                float(x) for x in file.read(file.tensors[f"rope_factors_{part}.weight"])
-            ]
+            f"{part}_factor": _vector(file, f"rope_factors_{part}.weight")
             for part in ("short", "long")
         }
         magnitude = values.get(f"{name}.rope.scaling.attn_factor")
@@ -284,8 +342,11 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
             "original_max_position_embeddings": original,
         }
     if "rope_freqs.weight" in file.tensors:
-        factors = file.read(file.tensors["rope_freqs.weight"])
-        return {**rope, "rope_type": "factors", "factors": [float(f) for f in factors]}
+        return {**rope, "rope_type": "factors", "factors": _vector(file, "rope_freqs.weight")}
+    if not isinstance(kind, str):
+        raise ModelFilesError(
+            f"{file.path}: {name}.rope.scaling.type is {kind!r}, expected a name", _FOLDER
+        )
     if kind == "none":
         return {**rope, "rope_type": "default"}
     rope |= {"rope_type": kind, "factor": values.get(f"{name}.rope.scaling.factor")}
@@ -300,10 +361,10 @@ def _yarn(file: GGUFFile, name: str) -> dict[str, Any]:
     """The parameters of YaRN that files may leave out."""
     rope: dict[str, Any] = {}
     for key in ("beta_fast", "beta_slow"):
-        if file.metadata.get(stored := f"{name}.rope.scaling.yarn_{key}"):
+        if _least(file, stored := f"{name}.rope.scaling.yarn_{key}", 0.0):
             rope[key] = _number(file, stored)
     for key in ("attn_factor", "yarn_attn_factor"):
-        if file.metadata.get(stored := f"{name}.rope.scaling.{key}"):
+        if _least(file, stored := f"{name}.rope.scaling.{key}", 0.0):
             # relative to what YaRN multiplies by itself
             factor = max(_number(file, f"{name}.rope.scaling.factor"), 1)
             rope["attention_factor"] = _number(file, stored) * (0.1 * math.log(factor) + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.dtype.blocks import decode
 from max.graph.weights import GGUFFile, WeightData
-from max.pipelines.core.exceptions import WeightsError
+from max.pipelines.core.exceptions import ModelFilesError, WeightsError
 
 __all__ = ["joined_latents", "latents_of"]
 
+_FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 _SIGMOID = 2
 """llama.cpp's number of gates with sigmoids."""
 
@@ -26,15 +28,27 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         file: The file.
         config: The keys of config.json that are known.
+
+    Raises:
+        ModelFilesError: A number does not fit.
     """
     values, name = file.metadata, "deepseek2"
 
+    def number(key: str) -> Any:
+        value = values.get(f"{name}.{key}", 0)
+        # false for NaN too
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise ModelFilesError(
+                f"{file.path}: {name}.{key} is {value!r}, expected a number from 0", _FOLDER
+            )
+        return value
+
     def stated(key: str, otherwise: str) -> int:
-        return int(values.get(f"{name}.{key}") or values.get(f"{name}.{otherwise}") or 0)
+        return int(number(key) or number(otherwise))
 
     # files with a weight for the keys of each head state the sizes of latents first
     head = stated("attention.key_length_mla", "attention.key_length")
-    rotated = int(values.get(f"{name}.rope.dimension_count", 0))
+    rotated = int(number("rope.dimension_count"))
     special: dict[str, Any] = {
         "head_dim": None,
         "num_key_value_heads": None,
@@ -46,7 +60,7 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
         special["architectures"] = ["DeepseekV3ForCausalLM"]
     elif config.get("n_group", 1) > 1:
         special["topk_method"] = "group_limited_greedy"
-    weight = 10 * float(values.get(f"{name}.rope.scaling.yarn_log_multiplier") or 0)
+    weight = 10.0 * number("rope.scaling.yarn_log_multiplier")
     if weight:
         special["rope_parameters"] = {"mscale": weight, "mscale_all_dim": weight}
     return special

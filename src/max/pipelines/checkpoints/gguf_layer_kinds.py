@@ -71,6 +71,8 @@ def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str,
             )
     inner, wide = sizes[0], sizes[0] != sizes[-1]
     own = count - shared
+    if own < 1:
+        raise _error(file, f"{name}.attention.shared_kv_layers", shared, f"fewer than {count}")
     expected = [inner] * own + [2 * inner if wide else inner] * shared
     if sizes != expected:
         raise _error(file, f"{name}.feed_forward_length", sizes, str(expected))
@@ -90,7 +92,7 @@ def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str,
         "attention_k_eq_v": any(f"blk.{index}.attn_v.weight" not in file.tensors for index in full),
         "enable_moe_block": integer("expert_count", 0) > 0,
         "hidden_size_per_layer_input": integer("embedding_length_per_layer_input", 0),
-        "vocab_size_per_layer_input": 1 if rows is None else rows.shape[0],
+        "vocab_size_per_layer_input": rows.shape[0] if rows and rows.shape else 1,
         "rope_parameters": {
             "full_attention": rope,
             "sliding_attention": {"rope_type": "default", "rope_theta": theta},
@@ -113,13 +115,15 @@ def several_states_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[s
     key = f"{name}.activation_sparsity_scale"
     bounds: Any = values.get(key)
     count = read.integer("block_count")
-    if bounds is not None and (not isinstance(bounds, np.ndarray) or len(bounds) != count):
+    if bounds is not None and not (
+        isinstance(bounds, np.ndarray) and len(bounds) == count and np.isfinite(bounds).all()
+    ):
         raise _error(file, key, bounds, f"{count} numbers")
     parts = {
         part: file.tensors.get(part)
         for part in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight")
     }
-    missing = next((part for part, tensor in parts.items() if tensor is None), None)
+    missing = next((part for part, tensor in parts.items() if not tensor or not tensor.shape), None)
     if missing is not None:
         raise ModelFilesError(f"{file.path} has no {missing}", _FOLDER)
     table, residual = (tensor.shape[0] for tensor in parts.values() if tensor is not None)
@@ -170,12 +174,16 @@ class _Values:
             ModelFilesError: The list has another length.
         """
         count = self.integer("block_count")
+        if count < 1:
+            raise _error(self.file, f"{self.name}.block_count", count, "1 or more")
         value = self.file.metadata.get(f"{self.name}.{key}")
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if isinstance(value, list) and len(value) == count:
+            if not all(type(each) in (int, bool) and each >= 0 for each in value):
+                raise _error(self.file, f"{self.name}.{key}", value, f"{count} integers from 0")
             return value
-        if type(value) is not int:
+        if type(value) is not int or value < 0:
             raise _error(self.file, f"{self.name}.{key}", value, f"an integer, or {count}")
         return [value] * count
 

@@ -35,7 +35,7 @@ class _Metadata:
             ModelFilesError: It is missing without a default, or something else.
         """
         value = self.file.metadata.get(f"{self.name}.{key}", default)
-        if type(value) is not int or value < 0:
+        if type(value) not in (int, bool) or value < 0:
             raise ModelFilesError(
                 f"{self.file.path}: {self.name}.{key} is {value!r}, expected a number from 0",
                 _FOLDER,
@@ -154,7 +154,7 @@ def _granite(meta: _Metadata) -> dict[str, Any]:
     experts = meta.config.get("num_experts") or 0
     key = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
     shared = meta.number(key) if experts else max(meta.per_layer(key))
-    rotates = meta.file.metadata.get(f"{meta.name}.rope.scaling.finetuned", False)
+    rotates = bool(meta.number("rope.scaling.finetuned", 0))
     return {
         **_scan(meta),
         "layer_types": meta.types("full_attention", "linear_attention"),

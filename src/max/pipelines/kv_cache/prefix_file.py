@@ -118,20 +118,38 @@ def read_pages(
         The group, the hash, and the content.
     """
     try:
+        if not path.is_file():
+            return  # opening a pipe would wait for its writer
         with path.open("rb") as file:
-            header = _read_header(file)
-            if header is None or header.get("key") != key:
-                return
-            groups = header["groups"]
-            if [group["page_bytes"] for group in groups] != list(page_bytes):
-                return
-            for number, group in enumerate(groups):
-                for page_hash, digest in group["pages"]:
-                    content = file.read(page_bytes[number])
-                    if _digest(content).hex() == digest:
-                        yield number, bytes.fromhex(page_hash), content
-    except (OSError, ValueError, KeyError, TypeError):
+            for number, page_hash, digest in _entries(_read_header(file), key, page_bytes):
+                content = file.read(page_bytes[number])
+                if len(content) < page_bytes[number]:
+                    return
+                if _digest(content).hex() == digest:
+                    yield number, bytes.fromhex(page_hash), content
+    except (OSError, ValueError):
         return  # as if there were no more
+
+
+def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int, str, str]]:
+    """Group, hash and digest of each page that a header names; none where the header is not one of this key and these pages."""
+    if not isinstance(header, dict) or header.get("key") != key:
+        return []
+    groups: Any = header.get("groups")
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return []
+    if [group.get("page_bytes") for group in groups] != list(page_bytes):
+        return []
+    entries: list[tuple[int, str, str]] = []
+    for number, group in enumerate(groups):
+        pages: Any = group.get("pages")
+        for page in pages if isinstance(pages, list) else []:
+            match page:
+                case [str() as page_hash, str() as digest]:
+                    entries.append((number, page_hash, digest))
+                case _:
+                    return []
+    return entries
 
 
 def _header(key: str, groups: list[dict[str, Any]]) -> bytes:
@@ -139,13 +157,17 @@ def _header(key: str, groups: list[dict[str, Any]]) -> bytes:
     return _MAGIC + _LENGTH.pack(len(text)) + _digest(text) + text
 
 
-def _read_header(file: BinaryIO) -> dict[str, Any] | None:
+def _read_header(file: BinaryIO) -> Any:
+    """The header; None where the file has no whole one."""
     if file.read(len(_MAGIC)) != _MAGIC:
         return None
     length = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))[0]
     digest = file.read(_DIGEST_BYTES)
     text = file.read(length) if length <= _MOST_HEADER_BYTES else b""
-    return json.loads(text) if text and _digest(text) == digest else None
+    try:
+        return json.loads(text) if text and _digest(text) == digest else None
+    except RecursionError:
+        return None
 
 
 def _digest(content: bytes) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.products.blocking import LANES_K
 from max._kernel_library.products.dense.matmul import (
@@ -86,6 +87,9 @@ def grouped_matmul(
     c = ctx.scratch(t.sums, (max(most_rows * 2 * t.width, GEMV_PASSES * t.gemv_rows * COLUMNS),))
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
+    check_size("the result", out.shape[0], x.shape[0])
+    check_size("a weight", w.shape[1], columns)
+    check_size("a row of a weight", w.shape[2], size)
     groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0])
     limit = 0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)

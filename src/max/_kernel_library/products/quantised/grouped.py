@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.products.dense.grouped_panels import lower_grouped_panels
 from max._kernel_library.products.groups import (
@@ -186,6 +187,9 @@ def grouped_qmatmul(
     decoded = ctx.scratch(k.f32, (qmatmul.COLUMNS, qmatmul.DEPTH))
     sums = ctx.scratch(k.f32, (qmatmul.ROWS, qmatmul.COLUMNS))
     inner = x.shape[1]
+    check_size("the result", out.shape[0], x.shape[0])
+    check_size("a weight", w.shape[1], out.shape[1])
+    check_size("a row of a weight", w.shape[2], inner // elements * size)
     groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0])
     strips = k.ceildiv(out.shape[1], qmatmul.COLUMNS)
     for number, strip in ctx.parallel((groups.count, strips), grain=1):
