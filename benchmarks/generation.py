@@ -27,7 +27,7 @@ OURS = "supremum_llm"
 LABELS = {OURS: "Supremum", "llama_cpp_llm": "llama.cpp", "transformers_llm": "transformers"}
 NEW_TOKENS = 33
 AVX2 = {
-    "MAX_CPU_FEATURES": "avx2,fma", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MAX_CPU_FEATURES": "avx2,fma,f16c", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
 }  # fmt: skip
 """The environment in which engines use vectors of 256 bits at most, and no products of bytes or bf16."""
 SHAPES = ("llama-135m", "llama-360m", "llama-1.2b")
