@@ -185,6 +185,14 @@ class Flags:
         "none; weights are packed at each start.",
         "when a model is loaded",
     )
+    MAX_EAGER_PACKED_SIZE = _int_flag(
+        2048,
+        0,
+        1 << 24,
+        "Size in MiB up to which eager programs keep packed copies of weights that they have read unchanged in several "
+        "runs. `0`: none.",
+        "when weights were the same for a while",
+    )
     MAX_CPU_FEATURES: Flag[frozenset[str] | None] = Flag(
         _words,
         None,

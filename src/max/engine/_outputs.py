@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from max.driver import Device, Tensor
 from max.driver._memory import ALIGNMENT, address, allocate_bytes
 from max.dtype import DType
 
-__all__ = ["OutputMemory", "trim_all", "under_pressure"]
+__all__ = ["OutputMemory", "kept_blocks", "trim_all", "under_pressure"]
 
 logger = logging.getLogger("max.engine")
 
@@ -157,6 +158,11 @@ def under_pressure(nbytes: int) -> bool:
     if memory.available - nbytes < LEFT_SHARE * memory.total:
         return True
     return nbytes + sum(each.kept_bytes() for each in _everything()) > KEPT_SHARE * memory.total
+
+
+def kept_blocks() -> dict[int, int]:
+    """How often each block is kept for further outputs, by the identity of the block."""
+    return Counter([id(block) for each in _everything() for kept in each._kept for block in kept])
 
 
 def trim_all() -> None:

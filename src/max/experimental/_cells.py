@@ -1,7 +1,11 @@
 """Cells: the values behind eager tensors, computed or not, and the calls that compute them."""
 
+# programs read the memory of tensors of the driver
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +14,43 @@ from max import driver
 from max.experimental._signatures import Signature
 from max.experimental._types import CellType
 
-__all__ = ["Call", "Cell", "Unsettled"]
+__all__ = ["Call", "Cell", "Reader", "Unsettled"]
+
+
+class Reader:
+    """A program with a copy of elements of cells."""
+
+    __slots__ = ()
+
+    def changed(self) -> None:
+        """Drops the copy: a cell was written, or others may write to its memory from now on."""
+        raise NotImplementedError
+
+    def holds(self, storage: driver.Tensor) -> bool:
+        """Whether it refers to a storage; it does so once."""
+        raise NotImplementedError
+
+
+class _Lease:
+    """The owner of memory, as a program refers to it that only reads."""
+
+    __slots__ = ("__weakref__", "_owner")
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+
+class _Users:
+    """The programs that read the memory of a cell for more than one run."""
+
+    __slots__ = ("leases", "readers")
+
+    def __init__(self) -> None:
+        self.readers: list[weakref.ref[Any]] = []
+        self.leases: list[weakref.ref[_Lease]] = []
+
+
+_users_lock = threading.Lock()
 
 
 class Cell:
@@ -25,9 +65,10 @@ class Cell:
     Attributes:
         holder: Refers to the tensor on a cell that is not computed; a value that no tensor holds is not kept. Not set in
             a replay.
+        users: The programs that keep copies of the elements. Not set in a replay.
     """
 
-    __slots__ = ("__weakref__", "call", "holder", "index", "storage", "type")
+    __slots__ = ("__weakref__", "call", "holder", "index", "storage", "type", "users")
 
     def __init__(
         self,
@@ -38,6 +79,7 @@ class Cell:
     ) -> None:
         self.type, self.storage, self.call, self.index = type, storage, call, index
         self.holder: weakref.ref[Any] | None = None
+        self.users: _Users | None = None
 
     def keep(self, storage: driver.Tensor) -> None:
         """Takes the elements, which are computed now.
@@ -50,7 +92,53 @@ class Cell:
                 f"an eager tensor of shape {list(self.type.shape)} was computed with shape {list(storage.shape)}; "
                 "please report this"
             )
-        self.storage, self.call, self.holder = storage, None, None
+        self.storage, self.call, self.holder, self.users = storage, None, None, None
+
+    def _new_users(self) -> _Users:
+        if self.users is None:
+            self.users = _Users()
+        return self.users
+
+    def add_reader(self, reader: Reader) -> None:
+        """Adds a program with a copy of the elements."""
+        with _users_lock:
+            users = self._new_users()
+            users.readers = [
+                *[each for each in users.readers if each() is not None],
+                weakref.ref(reader),
+            ]
+
+    def changed(self) -> None:
+        """Invalidates copies of the elements: after a write, and after others got access to the memory."""
+        if self.users is not None:
+            for reader in self.users.readers:
+                if (copy := reader()) is not None:
+                    copy.changed()
+
+    def borrowed(self) -> driver.Tensor:
+        """A tensor on the memory for a program that only reads it, and does not give it to others."""
+        storage = self.storage
+        assert storage is not None
+        with _users_lock:
+            users = self._new_users()
+            lease = _Lease(storage._owner)
+            users.leases = [
+                *[each for each in users.leases if each() is not None],
+                weakref.ref(lease),
+            ]
+        return driver.Tensor._wrap(
+            storage._ptr, storage._dtype, storage._shape, None, lease, storage._stream,
+            storage._read_only,
+        )  # fmt: skip
+
+    def references(self) -> tuple[int, int]:
+        """The references of programs that only read: to the storage, and to the owner of its memory."""
+        storage, users = self.storage, self.users
+        if storage is None or users is None:
+            return 0, 0
+        readers = [copy for each in users.readers if (copy := each()) is not None]
+        leases = [each for each in users.leases if each() is not None]
+        return sum([copy.holds(storage) for copy in readers]), len(leases)
 
 
 class Call:

@@ -45,10 +45,13 @@ def store(destination: Any, source: Any, indices: Any) -> None:
     if not array.flags.writeable:
         raise ValueError("store: the tensor's memory is read-only")
     where = ... if indices is None else indices
-    # the source may share memory with the destination
-    array[where] = np.array(values, array.dtype)
-    if not storage.is_host:
-        storage.inplace_copy_from(driver.Tensor.from_numpy(array))
+    try:
+        # the source may share memory with the destination
+        array[where] = np.array(values, array.dtype)
+        if not storage.is_host:
+            storage.inplace_copy_from(driver.Tensor.from_numpy(array))
+    finally:
+        cell.changed()
 
 
 def _bound(index: Any) -> Any:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from max import driver
-from max.engine import Model
 from max.experimental._cells import Call, Cell
+from max.experimental._packing import Blueprint, Program
 from max.experimental._patterns import Details, Pattern
-from max.experimental._sessions import session_of
 from max.experimental._signatures import EXAMPLES
-from max.experimental._staging import Staged, Step, stage
+from max.experimental._staging import Step
 from max.graph import Graph
 
 __all__ = [
@@ -59,7 +59,7 @@ class Compiled(NamedTuple):
     """A compiled structure."""
 
     pattern: Pattern
-    model: Model
+    program: Program
     sizes: list[int]
     scalars: list[int]
 
@@ -82,7 +82,7 @@ class Compiled(NamedTuple):
 class Bound(NamedTuple):
     """A program with its inputs after the leaves."""
 
-    model: Model
+    program: Program
     extra: list[Any]
 
 
@@ -127,7 +127,7 @@ def program_of(recording: Recording) -> Bound:
 
 
 def execute(
-    program: Bound, leaves: Sequence[Any], place: Callable[[int], tuple[str, int]]
+    program: Bound, leaves: Sequence[Cell], place: Callable[[int], tuple[str, int]]
 ) -> list[driver.Tensor]:
     """Runs a program.
 
@@ -140,7 +140,7 @@ def execute(
         The outputs.
     """
     try:
-        return program.model.execute(*leaves, *program.extra)
+        return program.program.execute(leaves, program.extra)
     except Exception as error:
         _relocate(error, place)
         raise
@@ -169,7 +169,7 @@ def _find(recording: Recording, places: list[int]) -> Bound:
     for compiled in structure.compiled:
         extra = compiled.extra(details)
         if extra is not None:
-            return Bound(compiled.model, extra)
+            return Bound(compiled.program, extra)
     structure.examples.append(details)
     compiled = None
     if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
@@ -184,12 +184,12 @@ def _find(recording: Recording, places: list[int]) -> Bound:
     del structure.compiled[8:]
     extra = compiled.extra(details)
     assert extra is not None
-    return Bound(compiled.model, extra)
+    return Bound(compiled.program, extra)
 
 
 def staged(recording: Recording) -> Graph:
     """The graph of calls."""
-    return _stage(recording, Pattern(_details(recording))).graph
+    return _blueprint(recording, Pattern(_details(recording))).staged().graph
 
 
 def _details(recording: Recording) -> Details:
@@ -199,28 +199,31 @@ def _details(recording: Recording) -> Details:
     )
 
 
-def _stage(recording: Recording, pattern: Pattern) -> Staged:
+def _blueprint(recording: Recording, pattern: Pattern) -> Blueprint:
     calls, leaves, inputs, outputs = recording
     steps = [
         Step(call.signature.family.template, source, len(call.signature.numbers), (_PLACE, number))
         for number, (call, source) in enumerate(zip(calls, inputs, strict=True))
     ]
-    staged = stage(steps, [leaf.type.kind for leaf in leaves], pattern)
-    staged.graph.output(*[staged.values[call][index] for call, index in outputs])
-    return staged
-
-
-def _compile(recording: Recording, pattern: Pattern) -> Compiled:
-    global _compilations
-    calls, leaves = recording.calls, recording.leaves
-    staged = _stage(recording, pattern)
     devices = {leaf.type.device for leaf in leaves}
     devices |= {
         type_.device for call in calls for type_ in call.signature.results if type_ is not None
     }
-    model = session_of([device.to_device() for device in devices]).load(staged.graph)
+    return Blueprint(
+        steps, [leaf.type.kind for leaf in leaves], pattern, outputs,
+        [device.to_device() for device in devices],
+    )  # fmt: skip
+
+
+def _compile(recording: Recording, pattern: Pattern) -> Compiled:
+    global _compilations
+    blueprint = _blueprint(recording, pattern)
+    staged = blueprint.staged()
+    start = time.perf_counter_ns()
+    model = blueprint.load(staged.graph)
+    program = Program(blueprint, model, time.perf_counter_ns() - start)
     _compilations += 1
-    return Compiled(pattern, model, staged.sizes, staged.scalars)
+    return Compiled(pattern, program, staged.sizes, staged.scalars)
 
 
 _carrier = np.zeros(1 << 16, np.uint8)

@@ -238,7 +238,7 @@ def materialize(cells: Sequence[Cell]) -> None:
         program = program_of(recording)
         storages = execute(
             program,
-            [leaf.storage for leaf in recording.leaves],
+            recording.leaves,
             lambda number: recording.calls[number].place,
         )
         if capture is not None and THREAD.site is not None:
@@ -346,7 +346,7 @@ def _run_now(call: Call) -> list[Cell]:
         outputs = [(0, index) for index in range(len(call.signature.results))]
         storages = execute(
             program_of(Recording([call], cells, [sources], outputs)),
-            [cell.storage for cell in cells],
+            cells,
             lambda _: call.place,
         )
     return [Cell(type_of(storage), storage) for storage in storages]

@@ -168,7 +168,7 @@ class Replay(Unsettled):
                 program = trace.symbolic.bound(self._sizes)
             storages = execute(
                 program,
-                [values[number].storage for number in trace.leaves],
+                [values[number] for number in trace.leaves],
                 lambda call: self._place(trace.order[call]),
             )
         except BaseException:
@@ -180,6 +180,8 @@ class Replay(Unsettled):
             self.settle()
         else:
             _replays.discard(self)
+            # values that nothing holds refer to the replay: a cycle that would keep the results until garbage is collected
+            values.clear()
         return True
 
     def _place(self, position: int) -> tuple[str, int]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from max.dtype import DType
 from max.experimental._patterns import Pattern, Symbol
 from max.experimental._templates import Template
-from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 from max.mlir import walk
 from max.mlir.conditions import Condition
 
-__all__ = ["Staged", "Step", "VaryingNumberError", "stage", "values_of"]
+__all__ = ["Staged", "Step", "VaryingNumberError", "stage", "values_of", "weight_name"]
 
 SCALAR_OPS = frozenset(
     {
@@ -82,8 +82,16 @@ def values_of(results: Any) -> tuple[type | None, list[TensorValue]]:
     raise TypeError(f"an op on eager tensors returned {results!r}, expected tensors")
 
 
+def weight_name(index: int) -> str:
+    """The name of an input that is a weight instead."""
+    return f"leaf{index}"
+
+
 def stage(
-    steps: Sequence[Step], kinds: Sequence[tuple[DType, int, DeviceRef]], pattern: Pattern
+    steps: Sequence[Step],
+    kinds: Sequence[tuple[DType, int, DeviceRef]],
+    pattern: Pattern,
+    weights: Collection[int] = (),
 ) -> Staged:
     """Stages steps into a new graph, which has no outputs yet.
 
@@ -91,6 +99,7 @@ def stage(
         steps: The calls, in order.
         kinds: Dtype, rank and device of the tensors that are the inputs of the program.
         pattern: The sizes of the inputs, and the numbers of the steps after them.
+        weights: The inputs that are weights instead, see `weight_name`; their sizes do not vary.
 
     Raises:
         VaryingNumberError: A number varies that must be a constant.
@@ -110,12 +119,18 @@ def stage(
     size_symbols, scalar_symbols = _uses(steps, pattern, end, introduced)
     carriers = [TensorType(DType.uint8, (dims[number],), _CPU) for number in size_symbols]
     scalars = [TensorType(pattern.dtype(number), (), _CPU) for number in scalar_symbols]
-    graph = Graph("eager", input_types=[*types, *carriers, *scalars])
-    inputs = [value.tensor for value in graph.inputs]
-    values_by_symbol = dict(zip(scalar_symbols, inputs[len(inputs) - len(scalars) :], strict=True))
+    bound = [type_ for index, type_ in enumerate(types) if index not in weights]
+    graph = Graph("eager", input_types=[*bound, *carriers, *scalars])
+    given = [value.tensor for value in graph.inputs]
+    values_by_symbol = dict(zip(scalar_symbols, given[len(given) - len(scalars) :], strict=True))
     structure: type | None = None
     values: list[list[TensorValue]] = []
     with graph:
+        rest = iter(given)
+        inputs = [
+            ops.constant_external(weight_name(index), type_) if index in weights else next(rest)
+            for index, type_ in enumerate(types)
+        ]
         for step in steps:
             tensors = [inputs[i] if s < 0 else values[s][i] for s, i in step.inputs]
             numbers: list[Any] = []

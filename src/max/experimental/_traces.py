@@ -66,7 +66,7 @@ class SymbolicProgram(NamedTuple):
             values[f"s{s.number}"] * s.factor + s.offset if isinstance(s, Symbol) else s
             for s in self.symbols
         ]
-        return Bound(self.compiled.model, self.compiled.inputs(symbols))
+        return Bound(self.compiled.program, self.compiled.inputs(symbols))
 
 
 Followed = tuple[

@@ -22,7 +22,7 @@ import math
 import operator
 from collections.abc import Generator, Iterator, Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -72,6 +72,9 @@ def driver_tensor_type(t: driver.Tensor) -> TensorType:
         t: The tensor.
     """
     return TensorType(t.dtype, t.shape, DeviceRef.from_device(t.device))
+
+
+_Export = TypeVar("_Export")
 
 
 class ComputeGraph:
@@ -422,7 +425,8 @@ class Tensor(Operations):
     @property
     def storage(self) -> driver.Tensor | None:
         """The memory of a tensor that is computed; else None."""
-        return None if self._cell is None else self._cell.storage
+        cell = self._cell
+        return None if cell is None else _shared(cell, cell.storage)
 
     @property
     def driver_tensor(self) -> driver.Tensor:
@@ -511,7 +515,12 @@ class Tensor(Operations):
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """The elements as a NumPy array; on the CPU it shares their memory."""
-        return self._host()
+        return self._on_memory(self._host())
+
+    def _on_memory(self, export: _Export) -> _Export:
+        """An array or capsule on the memory, through which others may write from now on."""
+        assert self._cell is not None
+        return _shared(self._cell, export)
 
     def _host(self) -> np.ndarray[Any, Any]:
         storage = self._materialize()
@@ -540,11 +549,11 @@ class Tensor(Operations):
         return iter([self[index] for index in range(len(self))])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        array = self._host()
+        array = self._on_memory(self._host())
         return np.array(array, dtype, copy=copy) if copy is not None else np.asarray(array, dtype)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._materialize().__dlpack__(**kwargs)
+        return self._on_memory(self._materialize().__dlpack__(**kwargs))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._materialize().__dlpack_device__()
@@ -606,6 +615,12 @@ class Tensor(Operations):
             ops.buffer_store_slice(BufferValue(self), value, indices)
         else:
             _mutation.store(self, value, indices)
+
+
+def _shared(cell: Cell, export: _Export) -> _Export:
+    """What gives others access to the memory of a cell; made before copies are invalidated, which counts on it."""
+    cell.changed()
+    return export
 
 
 def _type_like(like: TensorType | Tensor) -> TensorType:

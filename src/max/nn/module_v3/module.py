@@ -1,5 +1,8 @@
 """The base of layers of eager tensors."""
 
+# compiled modules read the memory of tensors
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -10,13 +13,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any, Self, TypeVar, dataclass_transform, overload
 
+from max import driver
 from max._earlier import later_keywords
 from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.experimental._sessions import session_of
 from max.experimental.tensor import Tensor
-from max.graph import Graph, Type, Value, ops
+from max.graph import BufferType, Graph, Type, Value, ops
 
 __all__ = ["Module", "module_dataclass"]
 
@@ -217,12 +221,14 @@ class Module:
         if weights is not None:
             values = self._values_of_dict(f"{name}.compile", weights, True, auto_cast)
         graph, structure = self._staged("compile", name, input_types, custom_extensions)
-        registry = {path: tensor.realize.driver_tensor for path, tensor in values.items()}
+        registry = {path: _read_only(tensor) for path, tensor in values.items()}
         devices = [tensor.device for tensor in values.values()]
         model = (session or session_of(devices)).load(graph, weights_registry=registry)
 
+        writes = any(isinstance(type_, BufferType) for type_ in input_types)
+
         def compiled(*inputs: Any) -> Any:
-            arrays = [x.realize.driver_tensor if isinstance(x, Tensor) else x for x in inputs]
+            arrays = [_memory(x, writes) if isinstance(x, Tensor) else x for x in inputs]
             storages = iter(model.execute(*arrays))
             return _unflatten(structure, storages)
 
@@ -321,6 +327,18 @@ def _shape(tensor: Tensor) -> list[int]:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:8]))
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def _memory(tensor: Tensor, writes: bool) -> driver.Tensor:
+    """The memory of a tensor for one run, which may write to it."""
+    return tensor.realize.driver_tensor if writes else tensor._materialize()
+
+
+def _read_only(tensor: Tensor) -> driver.Tensor:
+    """The memory of a tensor for a model that reads it."""
+    tensor._materialize()
+    assert tensor._cell is not None
+    return tensor._cell.borrowed()
 
 
 def _flatten(op: str, result: Any, outputs: list[Tensor]) -> Any:
