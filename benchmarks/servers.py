@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import string
 import subprocess
 import sys
 import tempfile
@@ -43,12 +44,14 @@ class Server:
         process: Its process.
         target: Its address.
         model: The model's name for requests.
+        context: The longest sequence.
     """
 
     engine: str
     process: subprocess.Popen[bytes]
     target: Target
     model: str
+    context: int = CONTEXT
 
     def body(self, prompt: str, output: int) -> dict[str, Any]:
         """The body of a streamed completion of a fixed length."""
@@ -160,7 +163,8 @@ class Setup:
                 command, stdout=output, stderr=output, env={**variables, **(env or {})},
                 cwd="/" if engine == "MAX" else ROOT,
             )  # fmt: skip
-        server = Server(engine, process, Target(f"http://127.0.0.1:{port}"), str(self.checkpoint))
+        target = Target(f"http://127.0.0.1:{port}")
+        server = Server(engine, process, target, str(self.checkpoint), self.length)
         if wait_for_answer(server, READY_S[engine]):
             return server
         print(f"{engine} gives no answer; its log is {log}", file=sys.stderr)
@@ -219,13 +223,28 @@ def started(setup: Setup, engines: Sequence[str]) -> Iterator[list[Server]]:
             server.stop()
 
 
+def name_all_tokens(tokenizer: dict[str, Any], size: int) -> None:
+    """Gives every token of a model a printable text: a random model chooses any, and clients count pieces of text.
+
+    Args:
+        tokenizer: The data of ``tokenizer.json``, a byte-level BPE; changed. No text is encoded to the new tokens.
+        size: The tokens of the model.
+    """
+    vocabulary = tokenizer["model"]["vocab"]
+    added = {token["id"] for token in tokenizer["added_tokens"]}
+    letters = string.ascii_lowercase
+    for number in sorted(set(range(size)) - set(vocabulary.values()) - added):
+        word = "".join(letters[number // 26**place % 26] for place in range(4))
+        vocabulary[f"Ġ{word}{number}"] = number
+
+
 def prepared(shape: str, encoding: str, folder: Path) -> tuple[Path, Path]:
     """A model's folder, whose context is long enough for all cases, and its GGUF file with a vocabulary."""
     source = ROOT / "models" / "tiny-chat"
     if shape in SHAPES:
         dtype = "float32" if encoding in FILE_TYPES else encoding
         source = make_checkpoint(shape, dtype, folder)
-    target = folder / f"serving-{source.name}"
+    target = folder / f"serving-words-{source.name}"
     if not target.exists():
         part = Path(tempfile.mkdtemp(dir=folder))
         for file in source.iterdir():
@@ -234,6 +253,10 @@ def prepared(shape: str, encoding: str, folder: Path) -> tuple[Path, Path]:
         (part / "config.json").unlink()
         config["max_position_embeddings"] = CONTEXT
         (part / "config.json").write_text(json.dumps(config, indent=1))
+        tokenizer = json.loads((source / "tokenizer.json").read_text())
+        name_all_tokens(tokenizer, config["vocab_size"])
+        (part / "tokenizer.json").unlink()
+        (part / "tokenizer.json").write_text(json.dumps(tokenizer))
         part.rename(target)
     gguf = folder / f"{target.name}-{encoding}.gguf"
     if not gguf.exists():

@@ -31,6 +31,7 @@ from benchmarks.servers import (
     ENGINES,
     GGUF_NAMES,
     OURS,
+    READY_S,
     Server,
     Setup,
     free_port,
@@ -40,8 +41,8 @@ from benchmarks.servers import (
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Sample, measure_one, summary
 
-CASE_S = 600.0
-"""The longest time of a case at one server."""
+CASE_S = 110.0
+"""The longest time of a case at one server: two servers take four minutes at most."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Sizes:
         output: Tokens of an answer.
         long_prompt: Tokens of the prompts that disturb others.
         arrivals: Requests of the case at a rate.
+        disturbed_s: Seconds of the case with long prompts.
+        added_output: Tokens of an answer of the case that times steps.
         idle_s: Seconds over which an idle server is watched.
         texts: Texts of the cases of vectors.
     """
@@ -69,9 +72,11 @@ class Sizes:
     arrivals: int = 48
     idle_s: float = 15.0
     texts: int = 256
+    disturbed_s: float = 60.0
+    added_output: int = 96
 
 
-QUICK = Sizes((2, 4), 1, 24, 64, 12, 200, 6, 2.0, 8)
+QUICK = Sizes((2, 4), 1, 24, 64, 12, 200, 6, 2.0, 8, 8.0, 24)
 """For a check of the harness, not for figures."""
 
 
@@ -133,19 +138,36 @@ async def disturbed(
     server: Server, prompts: Prompts, sizes: Sizes, streams: int = 4
 ) -> list[Sample]:
     """Streams that decode while long prompts come in, one after the other; the samples of the streams."""
-    output = sizes.output * 3
-    texts = [prompts.text(sizes.prompt // 8) for _ in range(streams)]
+    samples = [Sample(0.0) for _ in range(streams)]
+    # more than come in the time, which ends them
+    output = min(4096, server.context - sizes.prompt)
     running = [
-        asyncio.ensure_future(measure_one(server.target, server.body(text, output)))
-        for text in texts
+        asyncio.ensure_future(
+            measure_one(server.target, server.body(prompts.text(sizes.prompt // 8), output), sample)
+        )
+        for sample in samples
     ]
     disturbances: list[Sample] = []
-    while not all(each.done() for each in running):
-        await asyncio.sleep(0.5)
-        body = server.body(prompts.text(sizes.long_prompt), 1)
-        disturbances.append(await measure_one(server.target, body))
-    failed = [each for each in disturbances if each.error]
-    return [*(each.result() for each in running), *failed]
+
+    async def disturb() -> None:
+        while not all(each.done() for each in running):
+            await asyncio.sleep(0.5)
+            body = server.body(prompts.text(sizes.long_prompt), 1)
+            disturbances.append(await measure_one(server.target, body))
+
+    others = asyncio.ensure_future(disturb())
+    await asyncio.wait({others}, timeout=sizes.disturbed_s)
+    for task in (others, *running):
+        task.cancel()
+    await asyncio.gather(others, *running, return_exceptions=True)
+    now = time.perf_counter()
+    for sample in samples:
+        sample.end = sample.end or now
+        if not sample.pauses and not sample.error:
+            sample.error = f"no two pieces of text in {sizes.disturbed_s:.0f} s"
+    if not disturbances:
+        samples.append(Sample(0.0, error=f"no long prompt was read in {sizes.disturbed_s:.0f} s"))
+    return [*samples, *(each for each in disturbances if each.error)]
 
 
 def run(work: Coroutine[Any, Any, list[Sample]]) -> list[Sample]:
@@ -218,6 +240,23 @@ def measure_throughput(
     return max([rate for engine, rate in rates.items() if engine != OURS] or [rates.get(OURS, 1.0)])
 
 
+def measure_rate(
+    servers: Sequence[Server], prompts: Prompts, sizes: Sizes, report: Report, name: str
+) -> float:
+    """Requests a second of the best peer, ours where there is none, in a short run with the fewest clients."""
+    clients, rates = sizes.clients[0], dict[str, float]()
+    for server in servers:
+        texts = [prompts.text(sizes.prompt) for _ in range(clients)]
+        figures = summary(run(closed_loop(server, texts, sizes.output, clients)), 0.0)
+        rates[server.engine] = figures["request_throughput"]
+        report.add(
+            name, f"rate, {clients} clients", server.engine, requests_s=rates[server.engine],
+            failed=figures["failed"], errors=figures["errors"],
+        )  # fmt: skip
+    peers = [rate for engine, rate in rates.items() if engine != OURS and rate]
+    return max(peers or [rates.get(OURS) or 1.0])
+
+
 def measure_first_tokens(
     report: Report,
     name: str,
@@ -265,11 +304,18 @@ def measure_added(
     )  # fmt: skip
     alone: list[float] = []
     served: list[float] = []
-    tokens = list(range(5, 5 + sizes.prompt))
+    # the prompts are not timed
+    size = sizes.prompt // 4
+    tokens = list(range(5, 5 + size))
     for turn in range(4):
-        rate = engine.call("generate", prompt=tokens, new_tokens=sizes.output, batch=streams)
-        texts = [prompts.text(sizes.prompt) for _ in range(streams)]
-        samples: list[Sample] = run(closed_loop(server, texts, sizes.output, streams))
+        output = sizes.added_output if turn else 8
+        rate = engine.call("generate", prompt=tokens, new_tokens=output, batch=streams)
+        texts = [prompts.text(size) for _ in range(streams)]
+        samples: list[Sample] = run(closed_loop(server, texts, output, streams))
+        if failed := [sample.error for sample in samples if sample.error]:
+            engine.close()
+            report.add(name, f"step at {streams} streams", OURS, errors={failed[0]: len(failed)})
+            return
         if turn:  # the first is a warm-up
             alone.append(streams / rate["decode_tok_s"] * 1e3)
             # from the first token of the last stream on, all of them decode
@@ -330,66 +376,86 @@ async def _post_all(
 
 def measure_vectors(
     report: Report,
-    encoder: Path,
+    task: str,
+    folder: Path,
     gguf: Path | None,
-    logs: Path,
-    binaries: dict[str, str],
+    args: argparse.Namespace,
     sizes: Sizes,
 ) -> None:
-    """Requests a second of /v1/embeddings and /rerank, 64 clients: ours, and llama.cpp's of a GGUF file."""
-    prompts = Prompts(encoder)
+    """Requests a second of 64 clients: ours, and llama.cpp's of a GGUF file.
+
+    Args:
+        report: Receives the rows.
+        task: ``embed`` or ``rerank``.
+        folder: The model.
+        gguf: The same for llama.cpp; None: it is left out.
+        args: The programs and the folder of logs.
+        sizes: The number of texts.
+    """
+    prompts = Prompts(folder)
     texts = [prompts.text(64) for _ in range(sizes.texts)]
-    ours = Setup(encoder, encoder, "float32", 64, 256, logs)
+    name, clients = str(folder), 64
+    path = "/v1/embeddings" if task == "embed" else "/rerank"
+    bodies: list[dict[str, Any]] = [{"model": name, "input": text} for text in texts]
+    if task == "rerank":
+        bodies = [
+            {"model": name, "query": text, "documents": texts[:8]}
+            for text in texts[: max(len(texts) // 4, 1)]
+        ]
+    ours = Setup(folder, folder, "float32", clients, 256, args.logs)
     commands = {OURS: [arg for arg in ours.command(OURS, 0) or [] if arg]}
-    if gguf is not None and (binary := binaries.get("llama.cpp") or llama_server()):
+    if gguf is not None and (binary := args.binaries.get("llama.cpp") or llama_server(args.avx2)):
         commands["llama.cpp"] = [
-            str(binary), "-m", str(gguf), "--embedding", "-np", "64", "-c", str(64 * 256), "-b", "2048",
-            "-ub", "2048", "-t", str(os.cpu_count() or 1), "--no-webui", "--port", "0",
+            str(binary), "-m", str(gguf), "--embedding" if task == "embed" else "--reranking",
+            "-np", str(clients), "-c", str(clients * 256), "-b", "2048", "-ub", "2048",
+            "-t", str(os.cpu_count() or 1), "--no-webui", "--port", "0",
         ]  # fmt: skip
     for engine, command in commands.items():
         port = free_port()
         command[command.index("--port") + 1] = str(port)
-        with (logs / f"{engine}-vectors.log").open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT)
-        server = Server(engine, process, Target(f"http://127.0.0.1:{port}"), str(encoder))
+        log = args.logs / f"{engine}-{task}.log"
+        variables = {**os.environ, **(AVX2 if args.avx2 else {})}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=ROOT, env=variables
+            )
+        server = Server(engine, process, Target(f"http://127.0.0.1:{port}"), name)
         try:
-            end = time.monotonic() + 120
-            while True:
-                try:
-                    asyncio.run(
-                        server.target.json(
-                            "/v1/embeddings",
-                            {"model": "x", "input": "a"}
-                            if engine != OURS
-                            else {"model": str(encoder), "input": "a"},
-                        )
-                    )
-                    break
-                except OSError:
-                    if time.monotonic() > end or process.poll() is not None:
-                        raise
-                    time.sleep(0.05)
-            bodies = [{"model": str(encoder), "input": text} for text in texts]
-            rate = asyncio.run(_post_all(server, "/v1/embeddings", bodies, 64))
-            report.add(encoder.name, "embed, 64 clients", engine, requests_s=rate)
-            if engine == OURS:
-                asks = [
-                    {"model": str(encoder), "query": text, "documents": texts[:8]}
-                    for text in texts[: len(texts) // 4]
-                ]
-                rate = asyncio.run(_post_all(server, "/rerank", asks, 64))
-                report.add(encoder.name, "rerank of 8, 64 clients", engine, requests_s=rate)
+            asyncio.run(_first_answer(server, path, bodies[0], log))
+            rate = asyncio.run(asyncio.wait_for(_post_all(server, path, bodies, clients), CASE_S))
+            report.add(folder.name, f"{task}, {clients} clients", engine, requests_s=rate)
+        except (OSError, RuntimeError, TimeoutError) as error:
+            text = str(error) or f"the case took more than {CASE_S:.0f} s"
+            report.add(folder.name, f"{task}, {clients} clients", engine, errors={text: 1})
         finally:
             server.stop()
 
 
+async def _first_answer(server: Server, path: str, body: dict[str, Any], log: Path) -> None:
+    """Waits until a server answers.
+
+    Raises:
+        RuntimeError: It has ended, or needs too long.
+    """
+    end = time.monotonic() + READY_S[server.engine]
+    while True:
+        try:
+            await server.target.json(path, body)
+            return
+        except (OSError, ValueError) as error:  # not there yet, or loading
+            if time.monotonic() > end or server.process.poll() is not None:
+                raise RuntimeError(f"no answer: {error}; the log is {log}") from error
+            await asyncio.sleep(0.1)
+
+
 CASES: dict[str, str] = {
     "throughput": "tokens a second, with and without a shared prefix",
-    "first": "times to the first token at 70 % of the best peer's throughput (without --rate that is measured first)",
+    "first": "times to the first token at 70 % of the best peer's throughput (without --rate and `throughput`, of a short run)",
     "added": "what HTTP adds to a step at 16 streams",
     "disturbed": "the time between tokens while long prompts come in",
     "starts": "from the command to the first answer",
     "idle": "the load of an idle server",
+    "vectors": "requests a second of --encoder and --ranker, 64 clients",
 }
 
 
@@ -411,20 +477,22 @@ def measure_model(
     prompts = Prompts(checkpoint)
     if "starts" in cases:
         measure_starts(report, name, setup, [e for e in args.engines if e in (OURS, "llama.cpp")])
-    if {"throughput", "first", "added", "idle"} & set(cases):
+    if {"throughput", "first", "idle"} & set(cases):
         with started(setup, args.engines) as servers:
             rate: float | None = args.rate
-            if "throughput" in cases or ("first" in cases and rate is None):
+            if "throughput" in cases:
                 measured = measure_throughput(report, name, servers, prompts, sizes)
                 rate = 0.7 * measured if rate is None else rate
+            elif "first" in cases and rate is None:
+                rate = 0.7 * measure_rate(servers, prompts, sizes, report, name)
             if "first" in cases and rate is not None:
                 measure_first_tokens(report, name, servers, prompts, sizes, rate)
             if "idle" in cases:
                 measure_idle(report, name, servers, sizes)
-            ours = [server for server in servers if server.engine == OURS]
-        if "added" in cases and ours:
-            # alone, as the others are gone
-            with started(setup, [OURS]) as servers:
+    if "added" in cases and OURS in args.engines:
+        # alone, as the others are gone
+        with started(setup, [OURS]) as servers:
+            if servers:
                 measure_added(report, name, setup, servers[0], prompts, sizes)
     if "disturbed" in cases:
         long = Setup(
@@ -470,10 +538,10 @@ def main() -> None:
     parser.add_argument(
         "--transformers", help="transformers' command; by default that of `benchmarks.peers`"
     )
-    parser.add_argument(
-        "--encoder", type=Path, help="a folder of an encoder: measures vectors and ranks"
-    )
+    parser.add_argument("--encoder", type=Path, help="the folder of an encoder")
     parser.add_argument("--encoder-gguf", type=Path, help="the same encoder for llama.cpp")
+    parser.add_argument("--ranker", type=Path, help="the folder of a model with a head for ranks")
+    parser.add_argument("--ranker-gguf", type=Path, help="the same model for llama.cpp")
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
     parser.add_argument("--json", type=Path, help="where the results are written")
@@ -495,15 +563,18 @@ def main() -> None:
     report = Report(args.json, args.quick)
     print(machine(), "logs:", args.logs, flush=True)
     begin = time.monotonic()
-    for shape in args.shapes:
+    for shape in args.shapes if set(args.cases) - {"vectors"} else ():
         for encoding in args.encodings:
             if shape in SHAPES and not fits(shape, encoding):
                 print(
                     f"{shape} {encoding}: rows that {encoding} has no blocks for are in q4_0 or q8_0"
                 )
             measure_model(report, shape, encoding, args.cases, args, sizes)
-    if args.encoder is not None:
-        measure_vectors(report, args.encoder, args.encoder_gguf, args.logs, args.binaries, sizes)
+    if "vectors" in args.cases:
+        if args.encoder is not None:
+            measure_vectors(report, "embed", args.encoder, args.encoder_gguf, args, sizes)
+        if args.ranker is not None:
+            measure_vectors(report, "rerank", args.ranker, args.ranker_gguf, args, sizes)
     print(f"{(time.monotonic() - begin) / 60:.1f} minutes")
 
 

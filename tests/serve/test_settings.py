@@ -148,3 +148,16 @@ def test_prefixes_outlive_the_server(start_server, tmp_path: Path) -> None:
         assert server.stop() == 0
     assert texts[0] == texts[1]
     assert hit_rates == [0, pytest.approx(96 / 99)]
+
+
+def test_the_help_of_a_word() -> None:
+    whole = CliRunner().invoke(cli, ["serve", "--help"]).output
+    for word in ("prefix", "--KV_cache", "Several models"):
+        done = CliRunner().invoke(cli, ["serve", f"--help={word}"])
+        assert done.exit_code == 0
+        options = set(re.findall(r"^  (--[\w-]+)", done.output, re.MULTILINE))
+        assert options and len(done.output) < len(whole) / 3
+        assert options < set(re.findall(r"^  (--[\w-]+)", whole, re.MULTILINE))
+    assert options == {"--models-dir", "--max-loaded-models", "--idle-timeout"}
+    done = CliRunner().invoke(cli, ["serve", "--help=zebra"])
+    assert done.exit_code == 2 and "'zebra'" in done.output

@@ -16,6 +16,7 @@ from max.pipelines.tokenization.tokenizer import TextTokenizer, utf8
 from max.serve.admission import Admission
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat, format_of_template
 from max.serve.errors import ApiError, of_user_error
+from max.serve.infill import Infill
 from max.serve.request_context import current_request
 from max.serve.vocabulary import Vocabulary
 from max.serve.worker.client import EngineClient
@@ -74,6 +75,12 @@ class ServedModel:
         """The special tokens by their texts."""
         added = self.tokenizer.delegate.backend_tokenizer.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """How it fills in the middle of a text; None where it does not."""
+        vocabulary = self.tokenizer.delegate.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return Infill.of(vocabulary, self.all_tokens)
 
     @cached_property
     def template(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-API_TYPES = frozenset({"openai", "responses", "anthropic", "ollama", "sagemaker"})
+API_TYPES = frozenset({"openai", "responses", "anthropic", "ollama", "sagemaker", "llama.cpp"})
 """The APIs that a server can have, by the names of ``MAX_SERVE_API_TYPES``."""
 
 

@@ -51,7 +51,38 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under their headings, the others last."""
+    """A command whose help lists its options under their headings, the others last.
+
+    ``--help=WORD`` lists only those whose names, texts or headings have the word.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses arguments; ``--help=WORD`` ends the call.
+
+        Args:
+            ctx: The call.
+            args: The arguments.
+        """
+        before = args[: args.index("--")] if "--" in args else args
+        for arg in before:
+            if arg.startswith("--help=") and not ctx.resilient_parsing:
+                click.echo(self._matching_help(ctx, arg.removeprefix("--help=")))
+                ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def _matching_help(self, ctx: click.Context, word: str) -> str:
+        """The help of the options that have a word.
+
+        Raises:
+            click.UsageError: None has it.
+        """
+        formatter = ctx.make_formatter()
+        wanted = word.lower().lstrip("-").replace("_", "-")
+        if not self._write_options(ctx, formatter, wanted):
+            raise click.UsageError(
+                f"no option of `{ctx.command_path}` has {word!r} in its name, text or heading", ctx
+            )
+        return formatter.getvalue().rstrip("\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options.
@@ -60,11 +91,18 @@ class GroupedCommand(click.Command):
             ctx: The call.
             formatter: Receives the text.
         """
+        self._write_options(ctx, formatter, "")
+
+    def _write_options(self, ctx: click.Context, formatter: click.HelpFormatter, word: str) -> bool:
+        """Writes the options that have a word, all where it is empty; returns whether there were some."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 group = parameter.group if isinstance(parameter, GroupedOption) else ""
+                text = f"{record[0]} {getattr(parameter, 'help', '')} {group}"
+                if word not in text.lower().replace("_", "-"):
+                    continue
                 groups.setdefault(group, []).append(record)
         others = groups.pop("", [])
         for group, records in groups.items():
@@ -73,6 +111,7 @@ class GroupedCommand(click.Command):
         if others:
             with formatter.section("Other options" if groups else "Options"):
                 formatter.write_dl(others)
+        return bool(groups or others)
 
 
 _SAMPLING_HELP = {

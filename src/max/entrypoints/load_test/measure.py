@@ -84,14 +84,17 @@ class Sample:
     error: str = ""
 
 
-async def measure_one(target: Target, body: dict[str, Any]) -> Sample:
+async def measure_one(target: Target, body: dict[str, Any], sample: Sample | None = None) -> Sample:
     """Sends one request.
 
     Args:
         target: The server.
         body: The body.
+        sample: What is filled in as the answer comes, and has what came so far where the caller cancels this; None: a
+            new one.
     """
-    sample = Sample(time.perf_counter())
+    sample = sample or Sample(0.0)
+    sample.begin = time.perf_counter()
     last, pieces = sample.begin, 0
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     try:

@@ -21,6 +21,7 @@ the engine reads the cancellation. After :class:`EngineStopped` no request is op
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeAlias
 
@@ -158,6 +159,14 @@ class GenerationRequest:
             grammar: The grammar; None: any text.
         """
         return replace(self, grammar=grammar)
+
+    def ending_with(self, tokens: Iterable[int]) -> GenerationRequest:
+        """The same request with more tokens that end it.
+
+        Args:
+            tokens: The tokens.
+        """
+        return replace(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
 
     def to_context(self) -> TextContext:
         """A new context of this request.

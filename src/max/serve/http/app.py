@@ -19,6 +19,7 @@ from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
 from max.serve.http.validation import validation_error
+from max.serve.llama_cpp import infill
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
 from max.serve.openai import chat, completions, embeddings, invocations, models, responses
@@ -55,6 +56,7 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
         "anthropic": (messages,),
         "ollama": (ollama, library),
         "sagemaker": (invocations,),
+        "llama.cpp": (infill,),
     }
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]

@@ -19,7 +19,6 @@ _REASONS = {
     "/v1/audio/translations": _AUDIO,
     "/v1/images/generations": _IMAGES,
     "/v1/batches": "answers are not stored; `max run-batch` answers a file of requests",
-    "/infill": "no model of this server fills in the middle",
 }
 
 

@@ -28,6 +28,7 @@ from max.serve.generation import RunOptions, TextSequence
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.http.validation import validation_error
+from max.serve.infill import infill_of
 from max.serve.model import ServedModel
 from max.serve.ollama.schemas import (
     ChatBody,
@@ -204,7 +205,12 @@ async def show(request: Request) -> Response:
             "template": model.template,
             "details": _details(model),
             "model_info": {"general.context_length": model.max_length},
-            "capabilities": ["completion", "tools"] + (["thinking"] if model.reasons else []),
+            "capabilities": [
+                "completion",
+                "tools",
+                *(["thinking"] if model.reasons else []),
+                *(["insert"] if model.infill is not None else []),
+            ],
             "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         }
     )
@@ -256,39 +262,40 @@ async def generate(request: Request) -> Response:
     state = state_of(request, body)
     keep_alive = keep_alive_seconds(body.keep_alive)
     model = await state.model(body.model, keep_alive)
-    if body.suffix:
-        raise ApiError("suffix is not supported: no model here fills in the middle", param="suffix")
+    infill = infill_of(model.infill, model.name, "suffix") if body.suffix else None
     if body.images:
         raise ApiError("images are not supported: the model takes text", param="images")
     head = {"model": body.model}
-    if not body.prompt:
+    text = body.prompt or ""
+    if not text and infill is None:
         reason = "unload" if keep_alive == 0 else "load"
         done = {"response": "", "done": True, "done_reason": reason}
         return json_response({**head, "created_at": _now(), **done})
     options = body.options or OllamaOptions()
     params = model.sampling_params(options.sampling_input())
     grammar = _grammar(body.format)
-    if body.raw or not model.template:
+    if body.raw or infill is not None or not model.template:
         generation = await model.engine_request(
             TextGenerationRequest(
                 request_id=RequestID(new_id("ollama")),
                 model_name=model.name,
-                prompt=body.prompt,
+                prompt=infill.prompt(text, body.suffix or "") if infill else text,
                 stop=list(options.stops),
                 sampling_params=params,
             ),
             param="prompt",
         )
-        job = ChatJob(
-            model, (TextSequence(generation.with_grammar(grammar), options.stops),), PlainParser
-        )
+        generation = generation.with_grammar(grammar)
+        if infill is not None:
+            generation = generation.ending_with(infill.end_tokens)
+        job = ChatJob(model, (TextSequence(generation, options.stops),), PlainParser)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         job = await prepare(
             model,
             Conversation(
                 request_id=new_id("ollama"),
-                messages=[*system, {"role": "user", "content": body.prompt}],
+                messages=[*system, {"role": "user", "content": text}],
                 sampling=params,
                 grammar=grammar,
                 stops=options.stops,

@@ -17,6 +17,7 @@ from max.serve.errors import ApiError
 from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
+from max.serve.infill import infill_of
 from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
 from max.serve.openai.structure import GrammarFields, grammar_of
@@ -28,7 +29,6 @@ from max.serve.worker.client import Repeated
 router = APIRouter()
 
 _REFUSED = {
-    "suffix": "no model of this server fills in the middle",
     "lora": "adapters come later",
 }
 
@@ -164,6 +164,9 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             param="echo",
         )
     # OpenAI's default for completions
+    infill = None if body.suffix is None else infill_of(model.infill, model.name, "suffix")
+    if infill is not None and body.echo:
+        raise ApiError("echo and suffix are set; give one of them", param="echo")
     limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
     params = model.sampling_params(body.sampling_input(model, limit))
     grammar = grammar_of(body)
@@ -175,7 +178,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             TextGenerationRequest(
                 request_id=RequestID(f"{request_id}-{number}"),
                 model_name=model.name,
-                prompt=prompt,
+                prompt=prompt if infill is None else infill.prompt(prompt, body.suffix or ""),
                 # one likeliest token is the least that makes the engine compute them
                 logprobs=0 if body.logprobs is None else max(body.logprobs, 1),
                 echo=bool(body.echo) and body.logprobs is not None,
@@ -185,6 +188,8 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             param="prompt",
         )
         request = request.with_grammar(grammar)
+        if infill is not None:
+            request = request.ending_with(infill.end_tokens)
         sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
         sequences += choices_of(sequence, count)
         text = prompt if isinstance(prompt, str) else model.decoder()(prompt)

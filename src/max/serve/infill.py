@@ -1,0 +1,165 @@
+"""Filling in the middle: prompts of models that were trained to write what stands between two texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from max.serve.errors import ApiError
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The names of a family's marks.
+
+    Args:
+        prefix: Precedes the text before the gap.
+        suffix: Precedes the text after it.
+        middle: Precedes what is written; empty: the suffix comes first, and the prefix last.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str
+
+
+FAMILIES = (
+    Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
+    Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    Marks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001: DeepSeek Coder
+    Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    Marks("<PRE>", "<SUF>", "<MID>"),
+    Marks("[PREFIX]", "[SUFFIX]", ""),  # Codestral
+)
+_ENDS = (
+    "▁<EOT>", "<EOT>", "<|endoftext|>", "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|file_sep|>",
+    "<file_sep>", "<|file_separator|>", "<|repo_name|>", "<reponame>",
+)  # fmt: skip
+_FILES = (("<|repo_name|>", "<|file_sep|>"), ("<reponame>", "<file_sep>"))
+
+
+@dataclass(frozen=True)
+class ExtraFile:
+    """Another text of a project.
+
+    Args:
+        name: Its name.
+        text: The text.
+    """
+
+    name: str
+    text: str
+
+
+class Infill:
+    """Makes prompts with a gap; use :meth:`of`.
+
+    Args:
+        tokens: The vocabulary.
+        marks: The marks of the model.
+        encode: The tokens of a text, with or without begin and end tokens.
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, int],
+        marks: Marks,
+        encode: Callable[[str, bool], list[int]],
+    ) -> None:
+        self._encode, self._marks = encode, marks
+        self._prefix, self._suffix = tokens[marks.prefix], tokens[marks.suffix]
+        self._middle = tokens[marks.middle] if marks.middle else None
+        self._files = next(
+            ((tokens[a], tokens[b]) for a, b in _FILES if a in tokens and b in tokens), None
+        )
+        names = (*_ENDS, *filter(None, (marks.prefix, marks.suffix, marks.middle)))
+        self.end_tokens = frozenset(tokens[name] for name in names if name in tokens)
+        """Tokens that end what is written."""
+
+    @classmethod
+    def of(
+        cls, tokens: Mapping[str, int], encode: Callable[[str, bool], list[int]]
+    ) -> Infill | None:
+        """The prompts of a model; None where its vocabulary has no marks.
+
+        Args:
+            tokens: The vocabulary.
+            encode: As for the class.
+        """
+        for marks in FAMILIES:
+            if all(name in tokens for name in (marks.prefix, marks.suffix, marks.middle) if name):
+                return cls(tokens, marks, encode)
+        return None
+
+    def prompt(
+        self,
+        prefix: str | Sequence[int],
+        suffix: str,
+        written: str = "",
+        files: Sequence[ExtraFile] = (),
+    ) -> list[int]:
+        """The tokens of a text with a gap.
+
+        Args:
+            prefix: The text before the gap, or its tokens.
+            suffix: The text after it.
+            written: The beginning of what is written.
+            files: Other texts of the project.
+        """
+        before = self._encode(prefix, False) if isinstance(prefix, str) else list(prefix)
+        after, begun = self._within(suffix), self._within(written)
+        begin = self._begin()
+        context = self._context(files)
+        if self._middle is None:
+            return [*begin, self._suffix, *after, self._prefix, *context, *before, *begun]
+        return [
+            *begin, *context, self._prefix, *before, self._suffix, *after, self._middle, *begun,
+        ]  # fmt: skip
+
+    def _begin(self) -> list[int]:
+        """The tokens that precede every text of this model."""
+        bare, whole = self._encode("a", False), self._encode("a", True)
+        return next((whole[:i] for i in range(len(whole)) if whole[i : i + len(bare)] == bare), [])
+
+    def _within(self, text: str) -> list[int]:
+        """The tokens of a text that is no beginning: some tokenizers put a space before a beginning."""
+        first = self._encode("\n", False)
+        tokens = self._encode("\n" + text, False)
+        if tokens[: len(first)] == first:
+            return tokens[len(first) :]
+        return self._encode(text, False) if text else []
+
+    def _context(self, files: Sequence[ExtraFile]) -> list[int]:
+        if not files:
+            return []
+        if self._files is None:
+            text = "".join(f"{each.text}\n" for each in files)
+            return self._encode(text, False)
+        project, file = self._files
+        tokens = [project, *self._encode("project\n", False)]
+        for each in files:
+            tokens += [file, *self._encode(f"{each.name}\n{each.text}", False)]
+        return [*tokens, file, *self._encode("file\n", False)]
+
+
+def infill_of(infill: Infill | None, name: str, param: str) -> Infill:
+    """The prompts of a model, for a request that has a gap.
+
+    Args:
+        infill: The model's; None where it has none.
+        name: The name of the model.
+        param: The parameter of the request, for the error.
+
+    Raises:
+        ApiError: The model cannot fill in the middle.
+    """
+    if infill is None:
+        names = ", ".join(marks.prefix for marks in FAMILIES)
+        raise ApiError(
+            f"{param}: {name} does not fill in the middle: its tokenizer has none of the tokens {names}",
+            param=param,
+            code="unsupported_parameter",
+        )
+    return infill

@@ -1,0 +1,148 @@
+"""``/infill``: writes what stands between two texts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from max.interfaces import RequestID, SamplingParamsInput, TextGenerationRequest
+from max.serve.generation import RunOptions, TextSequence, generate_choices
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import event_stream, unless_disconnected
+from max.serve.infill import ExtraFile, infill_of
+from max.serve.model import ServedModel
+from max.serve.openai.fields import StrictBody
+from max.serve.openai.wire import encode_json, error_event, new_id
+from max.serve.text import TextPiece
+from max.serve.worker.client import Repeated
+
+router = APIRouter(tags=["llama.cpp"])
+
+_STOP_TYPES = {"length": "limit"}
+
+
+class InfillFile(StrictBody):
+    """Another text of the project."""
+
+    filename: str = ""
+    text: str
+
+
+class InfillBody(StrictBody):
+    """The body of ``/infill``."""
+
+    model: str | None = None
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[InfillFile] = []
+    prompt: str = ""
+    n_predict: Annotated[int, Field(ge=-1)] = -1
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: int | None = None
+    stop: list[str] = []
+    stream: bool = False
+    cache_prompt: bool | None = None
+    """Prefixes are always cached."""
+
+    def sampling_input(self) -> SamplingParamsInput:
+        """The sampling parameters that are set."""
+        return SamplingParamsInput(
+            top_k=None if self.top_k == 0 else self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            temperature=self.temperature,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repeat_penalty,
+            max_new_tokens=self.n_predict if self.n_predict > 0 else None,
+            # -1 stands for a seed of each request
+            seed=None if self.seed is None or self.seed < 0 else self.seed % 2**64,
+        )
+
+
+@router.post("/infill")
+async def infill(body: InfillBody, request: Request) -> Response:
+    """Writes what stands between two texts.
+
+    Args:
+        body: The request.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    model = await state.model(body.model)
+    prompts = infill_of(model.infill, model.name, "input_suffix")
+    files = [ExtraFile(each.filename, each.text) for each in body.input_extra]
+    generation = await model.engine_request(
+        TextGenerationRequest(
+            request_id=RequestID(new_id("infill")),
+            model_name=model.name,
+            prompt=prompts.prompt(body.input_prefix, body.input_suffix, body.prompt, files),
+            stop=body.stop,
+            sampling_params=model.sampling_params(body.sampling_input()),
+        ),
+        param="input_prefix",
+    )
+    stops = tuple(stop for stop in body.stop if stop)
+    sequence = TextSequence(generation.ending_with(prompts.end_tokens), stops)
+    if body.stream:
+        return await event_stream(request, _stream(model, sequence, state), error_event)
+    return json_response(await unless_disconnected(request, _answer(model, sequence, state)))
+
+
+async def _answer(model: ServedModel, sequence: TextSequence, state: ServerState) -> dict[str, Any]:
+    text, last = "", TextPiece("")
+    async for piece in _pieces(model, sequence, state, repeatable=True):
+        if isinstance(piece, Repeated):
+            text = ""
+        else:
+            text, last = text + piece.text, piece
+    return _part(model, sequence, text, last)
+
+
+async def _stream(
+    model: ServedModel, sequence: TextSequence, state: ServerState
+) -> AsyncGenerator[bytes, None]:
+    async for piece in _pieces(model, sequence, state, repeatable=False):
+        if isinstance(piece, TextPiece):
+            yield b"data: " + encode_json(_part(model, sequence, piece.text, piece)) + b"\n\n"
+
+
+async def _pieces(
+    model: ServedModel, sequence: TextSequence, state: ServerState, repeatable: bool
+) -> AsyncGenerator[TextPiece | Repeated, None]:
+    options = RunOptions(repeatable=repeatable, timeout=state.settings.request_timeout_s)
+    stream = generate_choices(model, [sequence], options, state.metrics)
+    async with aclosing(stream):
+        async for pieces in stream:
+            for _, piece in pieces:
+                yield piece
+
+
+def _part(
+    model: ServedModel, sequence: TextSequence, text: str, piece: TextPiece
+) -> dict[str, Any]:
+    """The body of an answer, or of an event; the last one says why it ended."""
+    part: dict[str, Any] = {"index": 0, "content": text, "stop": piece.finish_reason is not None}
+    if piece.finish_reason is None:
+        return part
+    stop_type = "word" if piece.stop else _STOP_TYPES.get(piece.finish_reason, "eos")
+    return {
+        **part,
+        "model": model.name,
+        "tokens_predicted": piece.tokens,
+        "tokens_evaluated": len(sequence.request.tokens),
+        "stop_type": stop_type,
+        "stopping_word": piece.stop or "",
+        "truncated": False,
+    }
