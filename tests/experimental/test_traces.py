@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from max._config import flags
+from max.dtype import DType
 from max.experimental import Tensor, _dispatch, _replays, _traces
 from max.experimental import functional as F
 from max.experimental._patterns import Pattern, Symbol
@@ -672,3 +673,12 @@ def test_a_dead_call_that_cannot_be_followed_at_the_end_of_a_stretch() -> None:
         if turn < 2:
             _ = F.add(same_memory, b)
         same(end, np.tanh(a))
+
+
+def test_a_tensor_where_a_list_had_numbers() -> None:
+    a = array(4, 3)
+    for turn in range(10):
+        x = Tensor.constant(a)
+        y = x * 2
+        index = Tensor.constant(turn % 3, dtype=DType.int64) if turn > 5 else 1
+        same(y[index, 1:] + 1, a[turn % 3 if turn > 5 else 1, 1:] * 2 + 1)

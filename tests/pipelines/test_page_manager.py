@@ -277,7 +277,7 @@ def test_pages_that_the_window_has_passed():
     pages.check()
 
 
-@pytest.mark.parametrize(("length", "step", "most"), [(100, 1, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)])  # fmt: skip
+@pytest.mark.parametrize(("length", "step", "most"), [(100, 1, 4), (100, 3, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)])  # fmt: skip
 def test_the_most_pages_of_a_request(length, step, most):
     assert PagePool(50, 7).most_pages(length, step, 3) == most
     assert PagePool(50).most_pages(length, step, 3) == pages_of(length, 3)
@@ -417,6 +417,119 @@ def test_pages_that_come_back_are_not_dropped_for_those_that_give_way():
     assert pages.reuse_prefix(RequestID("a"), tokens(1, 2, 9)) == 2
     assert pages.swap.restored == 2
     pages.check()
+
+
+def test_each_use_of_a_page_for_new_tokens_is_counted():
+    pool = PagePool(2)
+    assert [pool.takes(page) for page in (0, 1)] == [0, 0]
+    for _ in range(3):
+        pool.drop(pool.take())
+    assert [pool.takes(page) for page in (0, 1)] == [3, 0]
+
+
+def test_room_counts_pages_that_are_free_and_cached_once():
+    """A cached page that is free, and is needed itself, makes no room for one of the swap area."""
+    pool = PagePool(2, swap=SwapArea(2, Copies()))
+    held = [pool.take(), pool.take()]
+    for page, page_hash in zip(held, (b"a", b"b"), strict=True):
+        pool.share(page, page_hash)
+        pool.drop(page)
+    taken = pool.take()
+    assert not pool.is_cached(b"a", on_device=True) and pool.is_cached(b"a")
+    assert pool.has_room_for([b"b"]) and pool.has_room_for([b"a"])
+    assert not pool.has_room_for([b"a", b"b"])
+    pool.drop(taken)
+    assert pool.has_room_for([b"a", b"b"])
+    assert sorted(pool.hold([b"a", b"b"])) == [0, 1]
+    assert not pool.has_room_for([b"c"])
+    pool.check([0, 1])
+
+
+def test_a_prefix_that_one_group_has_no_room_for_is_not_restored():
+    pages = PageManager(
+        4, 1, True, swap=SwapArea(4, Copies()), more=[PagePool(2, swap=SwapArea(4, Copies()))]
+    )
+    table(pages, "a", 1, 2)
+    pages.release(RequestID("a"))
+    table(pages, "b", 7, 8)  # in the second group it takes the pages of a
+    pages.claim(RequestID("a"))
+    assert pages.reuse_prefix(RequestID("a"), tokens(1, 2, 9)) == 0
+    pages.release(RequestID("b"))
+    assert pages.reuse_prefix(RequestID("a"), tokens(1, 2, 9)) == 2
+    pages.check()
+
+
+def test_a_prefix_is_restored_where_just_enough_pages_are_free():
+    pages = PageManager(3, 1, True, swap=SwapArea(3, Copies()))
+    for name, values in (("a", (1, 2, 3)), ("b", (7, 8, 9))):
+        table(pages, name, *values)
+        pages.release(RequestID(name))
+    pages.claim(c := RequestID("c"))
+    pages.reserve(c, 1)
+    pages.claim(a := RequestID("a"))
+    assert pages.reuse_prefix(a, tokens(1, 2, 9, 9)) == 2 and pages.free_pages == 0
+    pages.check()
+
+
+def test_a_prefix_that_was_forgotten_before_the_first_step_serves_nobody():
+    pages = PageManager(8, 2, True)
+    table(pages, "a", 1, 2, 3, 4, 5)
+    pages.claim(b := RequestID("b"))
+    assert pages.reuse_prefix(b, tokens(1, 2, 3, 4, 5)) == 4
+    pages.forget_prefixes()
+    pages.reserve(b, 6)
+    pages.commit(b, tokens(1, 2, 3, 4, 5, 6))
+    pages.claim(c := RequestID("c"))
+    assert pages.reuse_prefix(c, tokens(1, 2, 3, 4, 5, 6, 7)) == 0
+
+
+def test_the_first_group_is_the_one_that_is_reported():
+    swap = SwapArea(1, Copies())
+    pages, a = PageManager(6, 2, swap=swap, more=[PagePool(4)]), RequestID("a")
+    assert (pages.num_pages, pages.swap) == (6, swap)
+    pages.pools[0].take()
+    pages.claim(a)
+    assert pages.reserve(a, 3) == pages.pages(a) == [1, 2]
+    assert pages.pages(a, 1) == [0, 1] and pages.tables(a) == [[1, 2], [0, 1]]
+    assert pages.return_unseen(a, 3) == 0
+
+
+def test_pools_of_no_pages_and_windows_of_no_tokens_are_errors():
+    with pytest.raises(ValueError, match="PagePool: 0 pages; expected at least 1"):
+        PagePool(0)
+    with pytest.raises(ValueError, match="a window of 0 tokens; expected at least 1"):
+        PagePool(1, 0)
+    assert PagePool(1, 1).first_visible(5, 1) == 5
+
+
+def test_kept_contents_go_to_empty_pages_only():
+    pool = PagePool(3)
+    assert pool.fill(b"a") == 0 and pool.cached() == [(b"a", 0)]
+    assert pool.fill(b"a") is None, "it is cached already"
+    assert pool.take() == 1, "an empty page is taken before a cached one"
+    assert pool.fill(b"b") == 2 and pool.cached() == [(b"a", 0), (b"b", 2)]
+    assert pool.fill(b"c") is None, "the free pages are cached"
+    assert pool.hold([b"b", b"a"]) == [2, 0]
+    assert pool.fill(b"c") is None and pool.cached() == [], "no page is free"
+    pool.check([0, 1, 2])
+
+
+def test_an_area_has_a_slot():
+    with pytest.raises(ValueError, match="SwapArea: 0 slots; expected at least 1"):
+        SwapArea(0, Copies())
+    swap = SwapArea(1, Copies())
+    for page_hash in (b"a", b"b"):
+        swap.save(page_hash, 0)
+    assert (b"a" in swap, b"b" in swap, swap.num_slots) == (False, True, 1)
+
+
+def test_a_lost_slot_is_noticed():
+    swap = SwapArea(2, Copies())
+    pages = PageManager(4, 2, True, swap=swap)
+    swap.save(b"a", 0)
+    swap.hold(b"a")
+    with pytest.raises(AssertionError, match="a slot is lost or doubled"):
+        pages.check()
 
 
 class Memory:

@@ -130,8 +130,9 @@ def test_slots_have_one_owner():
     assert {slots.claim(a), slots.claim(b)} == {0, 1}
     with pytest.raises(ValueError, match="a has a slot already"):
         slots.claim(a)
-    with pytest.raises(OutOfSlotsError, match="all 2 slots are in use"):
+    with pytest.raises(OutOfSlotsError, match="all 2 slots are in use") as error:
         slots.claim(c)
+    assert (error.value.needed, error.value.free, error.value.total) == (1, 0, 2)
     slots.release(a)
     assert slots.free_slots == 1 and slots.claim(c) != slots.slot(b)
     for method in (slots.slot, slots.release):
@@ -140,6 +141,7 @@ def test_slots_have_one_owner():
     slots.check()
     with pytest.raises(ValueError, match="0 slots"):
         StateSlots(0)
+    assert StateSlots(1).claim(a) == 0
 
 
 def test_a_batch_without_a_slot_for_each_request_changes_nothing():

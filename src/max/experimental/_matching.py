@@ -52,7 +52,7 @@ def _kind(spec: Any) -> tuple[str, Any]:
         values = [item[0] for item in spec.items if type(item) is tuple]
         types = tuple([type(value) for value in values])
         if len(values) == len(spec.items) and _PLAIN.issuperset(types):
-            return "p", (spec.kind(values), types, spec)
+            return "p", (spec.kind, types, spec.kind(values), spec)
     return "o", spec
 
 
@@ -66,10 +66,10 @@ _TESTS = {
         "values.append(cell)",
     ],
     "c": ["if {a} is not {s} and not equals({a}, {s}): return False"],
-    # a list or tuple of plain constants
+    # a list or tuple of plain constants; types come first, as == of a tensor is a call
     "p": [
-        "if {a} != {s}[0] or tuple(map(type, {a})) != {s}[1]:",
-        "    if not replay.matches({a}, {s}[2]): return False",
+        "if type({a}) is not {s}[0] or tuple(map(type, {a})) != {s}[1] or {a} != {s}[2]:",
+        "    if not replay.matches({a}, {s}[3]): return False",
     ],
     "o": ["if not replay.matches({a}, {s}): return False"],
 }

@@ -118,8 +118,8 @@ class PagePool:
                 self._free.pop(page, None)
                 self._users[page] += 1
         # taking a page may save another one: first all slots are held
-        swapped = [h for h in hashes if h not in self._page_of_hash]
-        if swapped and self.swap is not None:
+        if self.swap is not None:
+            swapped = [h for h in hashes if h not in self._page_of_hash]
             for page_hash, slot in [(h, self.swap.hold(h)) for h in swapped]:
                 page = self.take()
                 self.swap.restore(slot, page)
