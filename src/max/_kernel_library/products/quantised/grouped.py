@@ -3,7 +3,7 @@
 Packed weights have the strips of expert after expert (`max._kernel_library.products.quantised.packed`); rows are rounded to 8 bits, as for other
 products with packed weights, and both paths give the same sums:
 
-- groups of up to `ROW_THRESHOLD` rows: packed lines are unpacked in registers;
+- groups of up to `default_threshold` rows: packed lines are unpacked in registers;
 - others: strips are unpacked to bytes in scratch memory.
 
 A weight that is not packed is decoded to f32 in scratch memory, some rows at a time. Weights of experts without rows are not touched.
@@ -42,8 +42,8 @@ from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
 from max._kernel_library.products.quantised.packed_matmul import (
     BLOCK_ROWS,
     KEPT,
-    ROW_THRESHOLD,
     STREAMED,
+    default_threshold,
     gemm_strip,
     gemv_strip,
     quantised_scratch,
@@ -80,7 +80,7 @@ def rounded_group(
         t: The tiling.
     """
     base = (first // tile + number) * tile * blocks
-    height = rows if rows <= ROW_THRESHOLD else k.i64(tile)
+    height = rows if rows <= default_threshold(k.target(), t) else k.i64(tile)
     scales, zero_sums = memory[most * blocks * 8 :], memory[most * blocks * 9 :]
     return Rounded(
         memory.view(k.i32)[base * 8 :], scales[base:], zero_sums[base * t.form.parts :], height
@@ -136,13 +136,14 @@ def grouped_qmatmul_packed(
     blocks = x.shape[1] // BLOCK
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0] // k.max(strips, 1))
+    threshold = default_threshold(ctx.target, t)
     most = x.shape[0] + (experts.shape[0] + 1) * tile
     round_groups(x, workspace, groups, most, tile, t, ctx)
     memory = quantised_scratch(t, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
     results = Results(out, extra, epilogue, t.width, parts)
     if in_tiles:
-        if groups.most_rows > ROW_THRESHOLD:
+        if groups.most_rows > threshold:
             matrix_tiles.configure()
     grain = few_rows_grain(groups)
     for number, strip in ctx.parallel((groups.count, strips), grain=grain):
@@ -152,7 +153,7 @@ def grouped_qmatmul_packed(
         elif group.rows > 0:
             packed = w[group.expert * strips + strip :]
             q = rounded_group(workspace, group.first, number, group.rows, blocks, most, tile, t)
-            if group.rows <= ROW_THRESHOLD:
+            if group.rows <= threshold:
                 gemv_strip(memory.sums, q, PackedStrip(packed, blocks, locality), group.rows, t)
                 store_strip(results, memory.sums, group.first, group.rows, strip)
             else:
@@ -164,7 +165,7 @@ def grouped_qmatmul_packed(
                     rows = k.min(last * tile, group.rows) - first * tile
                     store_strip(results, memory.sums, group.first + first * tile, rows, strip)
     if in_tiles:
-        if groups.most_rows > ROW_THRESHOLD:
+        if groups.most_rows > threshold:
             matrix_tiles.release()
     store_rows_of_no_group(results, memory.sums, BLOCK_ROWS, groups, x.shape[0], strips, ctx)
 

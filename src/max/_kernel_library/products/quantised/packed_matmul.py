@@ -53,8 +53,9 @@ from max._kernel_library.tiles.strips import (
 )
 from max.dtype import DType
 
-ROW_THRESHOLD = 64
-"""Default row threshold for the GEMV path, used when no measurement exists."""
+ROW_THRESHOLD, NARROW_ROW_THRESHOLD = 64, 8
+"""Default row thresholds for the GEMV path, used when no measurement exists: in general, and where a product of bytes takes several
+instructions, so that unpacking, signs and scales are worth sharing between few rows."""
 GEMV_PASSES = (4, 2, 1)
 """Rows of x per pass of the GEMV path."""
 BLOCK_ROWS = 240
@@ -77,6 +78,11 @@ def tile_rows(target: k.Target) -> int:
 def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
     """Blocks of k that are unpacked together: half as many where they have signs too."""
     return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
+
+
+def default_threshold(target: k.Target, t: QuantisedTiling) -> int:
+    """The default row threshold for the GEMV path on a target."""
+    return NARROW_ROW_THRESHOLD if t.narrow and not target.tile_products else ROW_THRESHOLD
 
 
 class Scratch(NamedTuple):
@@ -264,6 +270,7 @@ def _lower_packed_matmul(
     if encoding not in FORMATS:
         return dense.lower_matmul(operands, results, attributes, target)
     parts: Parts = attributes.get("parts", ())
+    t = quantised_tiling(target, FORMATS[encoding])
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
     inner = x.shape[last]
@@ -278,7 +285,7 @@ def _lower_packed_matmul(
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, static=False),
         *norm_args,
-        Limit(f"{encoding}, k {inner}", ROW_THRESHOLD, BLOCK_ROWS, rows),
+        Limit(f"{encoding}, k {inner}", default_threshold(target, t), BLOCK_ROWS, rows),
         *further_results(results),
     )
     locality = STREAMED if attributes["streamed"] else KEPT
