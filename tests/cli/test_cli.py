@@ -407,6 +407,61 @@ def test_commands_that_are_absent(here, command):
     check_error(done, f"`max {command}` is not in this release", "`")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "fitting"),
+    [
+        ("gpt2", '["GPT2LMHeadModel"].'),
+        ("gpt_neox", '["GPTNeoXForCausalLM"].'),
+        ("nope", 'as "architectures": ["LlamaForCausalLM"].'),
+    ],
+)
+def test_a_config_that_names_no_architecture(here, folder, model_type, fitting):
+    config = json.loads((folder / "config.json").read_text())
+    del config["architectures"]
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
+    done = here("generate", "--model", str(folder), "--prompt", "x")
+    check_error(done, f"names no architectures; its model_type is {model_type!r}", fitting)
+
+
+def test_a_quantisation_that_is_not_known(here, folder):
+    config = json.loads((folder / "config.json").read_text())
+    for section, problem in (
+        ({"quant_method": "hqq"}, "config.json: quantization_config.quant_method is 'hqq'; expected one of gptq"),
+        ({"bits": 4}, "config.json lacks quantization_config.quant_method; expected one of gptq"),
+    ):  # fmt: skip
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": section}))
+        done = here("generate", "--model", str(folder), "--prompt", "x")
+        check_error(done, problem, "the one in floats, which --quantize encodes")
+
+
+def test_a_model_for_another_task(here):
+    done = here("encode", "--model", str(TINY), "--prompt", "x")
+    check_error(done, "is for text_generation, not for embeddings_generation", "BertModel")
+
+
+def test_quantize_into_a_folder_that_is_not_there(here, tmp_path):
+    done = here("quantize", str(TINY), str(tmp_path / "absent" / "model.gguf"))
+    check_error(done, f"the folder {str(tmp_path / 'absent')!r} of the file does not exist", "help")
+
+
+def test_show_names_what_is_wrong_with_files(here, folder):
+    """It prints what it can read, then the error."""
+
+    def run(problem: str) -> None:
+        done = here("show", str(folder))
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert "format        safetensors" in done.stdout and problem in done.stderr, done.stderr
+
+    assert here("show", str(folder)).returncode == 0
+    shards = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(shards))
+    run("lacks 1 of 2 weight files: model-2.safetensors")
+    (folder / "config.json").write_text("{")
+    run("config.json is no JSON")
+    done = here("show", str(folder.parent))
+    check_error(done, "is no model", "a folder with a config.json, or a GGUF file")
+
+
 def test_another_architecture_is_no_misspelling(here, folder):
     config = json.loads((folder / "config.json").read_text())
     for names, problem, remedy in (
@@ -415,7 +470,11 @@ def test_another_architecture_is_no_misspelling(here, folder):
             "architecture Lama3ForCausalLM is not supported",
             "The nearest names are LlamaForCausalLM",
         ),
-        ([], "config.json names no architectures", "`max list` shows all"),
+        (
+            [],
+            "config.json names no architectures; its model_type is 'llama'",
+            'Give it "architectures": ["LlamaForCausalLM"].',
+        ),
     ):
         (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
         done = here("generate", "--model", str(folder), "--prompt", "x")

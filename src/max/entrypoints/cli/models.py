@@ -15,6 +15,8 @@ import click
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.load_test.http_client import Target
+from max.pipelines.checkpoints.hub import HuggingFaceRepo
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.pipelines.store.pull import pull as pull_model
 from max.pipelines.store.pull import verify
@@ -110,6 +112,21 @@ def ls(as_json: bool, models_dir: Path | None) -> None:
     _print_table(rows)
 
 
+def check_files(model: StoredModel) -> None:
+    """Checks that a model's config can be read, and that the files are there that its index names.
+
+    Args:
+        model: The model.
+
+    Raises:
+        ModelFilesError: A file is missing, or is not what it should be.
+    """
+    if (model.path / "config.json").is_file():
+        repo = HuggingFaceRepo(str(model.path))
+        HuggingFaceConfig.load(repo)
+        _ = repo.weight_files
+
+
 @click.command("show", short_help="Show a model.")
 @click.argument("name")
 @click.option("--verify", "check", is_flag=True, help="Compare its files with their checksums.")
@@ -142,6 +159,7 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
             click.echo(f"{key:<14}{size_text(value) if key == 'size' else value}")
     if problems:
         raise CommandError("; ".join(problems), f"`max rm {name}` and `max pull` it again.")
+    check_files(model)
 
 
 @click.command("rm", short_help="Delete a model.")

@@ -35,6 +35,8 @@ def quantize(model: str, path: str, kind: str, imatrix: str | None) -> None:
 
     if not path.endswith(".gguf"):
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
+    if not Path(path).parent.is_dir():
+        raise click.UsageError(f"the folder {str(Path(path).parent)!r} of the file does not exist")
     text: str | None = None
     if imatrix is not None:
         if kind not in WEIGHTED_TYPES:

@@ -15,6 +15,7 @@ from max.graph.weights import WeightData
 from max.nn.linear import GPTQLinear, Linear
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS, METHODS
+from max.pipelines.core.exceptions import ModelFilesError
 
 __all__ = ["gptq_linear", "gptq_v1", "is_gptq", "read_quantization", "stores_plain_zeros"]
 
@@ -35,9 +36,12 @@ def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
     section = keys.object("quantization_config")
     if section is None:
         return None
-    method = section.choice("quant_method", METHODS, "")
-    if not method:
-        raise section.error("quant_method", f"one of {', '.join(METHODS)}")
+    method = section.value("quant_method")
+    if method not in METHODS:
+        raise ModelFilesError(
+            section.error("quant_method", f"one of {', '.join(METHODS)}").problem,
+            "Take the model in one of these forms, or the one in floats, which --quantize encodes.",
+        )
     if method in CONVERTED_METHODS:
         return None
     group = section.integer("group_size", -1, LARGEST_GROUP, 128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -274,15 +275,50 @@ class PipelineRegistry:
         else:
             self.load_own([override])
             architecture, names = self.architectures.get(override), [override]
+        if architecture is None and not names:
+            kind = getattr(self.get_active_huggingface_config(repo), "model_type", None)
+            raise UserError(
+                f"{repo.repo_id}: config.json names no architectures"
+                + (f"; its model_type is {kind!r}" if kind else ""),
+                f"{self._of_kind(str(kind))} `max list` shows all.",
+            )
         if architecture is None:
             raise UserError(
-                f"{repo.repo_id}: architecture {', '.join(names)} is not supported"
-                if names
-                else f"{repo.repo_id}: config.json names no architectures",
+                f"{repo.repo_id}: architecture {', '.join(names)} is not supported",
                 f"{self._nearest(names)} `max list` shows all; docs/add-a-model.md says how to add one with "
                 "--custom-architectures.",
             )
         return architecture
+
+    def _for_task(self, name: str, task: PipelineTask) -> str:
+        """A sentence with what serves a task: the same architecture with other files, or others."""
+        if task is PipelineTask.EMBEDDINGS_GENERATION and name in self._embedders:
+            return f"The folder of a {name} for embeddings has the modules.json of sentence-transformers."
+        self.load_own()
+        fitting = sorted(n for n, a in self.architectures.items() if a.task is task)
+        return (
+            f"Give a model of another architecture, as {', '.join(fitting[:3])}: `max list` shows the "
+            f"{len(fitting)} for {task.value}."
+        )
+
+    def _of_kind(self, model_type: str) -> str:
+        """A sentence with what ``architectures`` of a config.json may say, by its ``model_type``."""
+        own = [name for names in OWN_ARCHITECTURES.values() for name in names]
+        stem = re.sub("[^a-z0-9]", "", model_type.lower())
+        fitting = [
+            name
+            for name in sorted({*own, *self.architectures})
+            if re.sub(r"(For[A-Z].*|LMHeadModel|Model)$|_", "", name).lower() == stem
+        ]
+        if not fitting:
+            return (
+                'Give it the name of the model\'s class, as "architectures": ["LlamaForCausalLM"].'
+            )
+        return (
+            f'Give it "architectures": ["{fitting[0]}"]'
+            + "".join(f', or ["{name}"]' for name in fitting[1:])
+            + "."
+        )
 
     def _nearest(self, names: list[str]) -> str:
         """A sentence with the supported architectures whose names are nearest, of the same kind first."""
@@ -352,7 +388,7 @@ class PipelineRegistry:
         if architecture.task != task:
             raise UserError(
                 f"{architecture.name} is for {architecture.task.value}, not for {task.value}",
-                "Give a model of an architecture for this task.",
+                self._for_task(architecture.name, task),
             )
         pipeline_class = get_pipeline_for_task(task, pipeline_config)
         tokenizer = self.retrieve_tokenizer(pipeline_config, override_architecture)

@@ -144,6 +144,10 @@ class ModelStore:
             is_file = path.is_file() and path.suffix == ".gguf"
             if is_file or (path.is_dir() and is_model_folder(path)):
                 return _of_files(name, path, "path")
+            if path.exists():
+                raise ModelFilesError(
+                    f"{name} is no model", "Give a folder with a config.json, or a GGUF file."
+                ) from None
             raise
 
     def remove(self, name: str) -> StoredModel:
