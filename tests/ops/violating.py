@@ -222,7 +222,12 @@ def summed_up(b: Builder, x: TensorValue) -> TensorValue:
 
 @step
 def best(b: Builder, x: TensorValue) -> TensorValue:
-    return ops.top_k(x, b.number(1, 9), b.axis(x))[0]
+    return b.one_of((ops.top_k, ops.bottom_k))(x, b.number(1, 9), b.axis(x))[0]
+
+
+@step
+def multiplied(b: Builder, x: TensorValue) -> TensorValue:
+    return ops.prod(ops.tanh(x), b.axis(x))
 
 
 @step
@@ -237,6 +242,28 @@ def scattered(b: Builder, x: TensorValue) -> TensorValue:
     shape = [b.number(1, 4) for _ in range(x.rank)]
     indices = ops.constant(b.rng.integers(-3, 6, shape), DType.int64, DEVICE)
     return ops.scatter(x, b.weight(*shape), indices, axis)
+
+
+REDUCTIONS = (ops.scatter_add, ops.scatter_max, ops.scatter_min, ops.scatter_mul)
+OF_SLICES = (ops.scatter_nd_add, ops.scatter_nd_max, ops.scatter_nd_min, ops.scatter_nd_mul)
+
+
+@step
+def combined_at(b: Builder, x: TensorValue) -> TensorValue:
+    shape = [b.number(1, 4) for _ in range(x.rank)]
+    indices = ops.constant(b.rng.integers(-3, 6, shape), DType.int64, DEVICE)
+    return b.one_of(REDUCTIONS)(x, b.weight(*shape), indices, b.axis(x))
+
+
+@step
+def slices_combined_at(b: Builder, x: TensorValue) -> TensorValue:
+    y = b.pick()
+    count, depth = b.number(1, 4), b.number(1, x.rank)
+    indices = ops.constant(b.rng.integers(-3, 6, (count, depth)), DType.int64, DEVICE)
+    updates = y.rebind([count, *x.shape[depth:]]) if y.rank == 1 + x.rank - depth else None
+    if updates is None:
+        raise ValueError("another rank")
+    return b.one_of(OF_SLICES)(x, updates, indices)
 
 
 @step
@@ -296,6 +323,47 @@ def resized(b: Builder, x: TensorValue) -> TensorValue:
     image = x.reshape([1, 1, x.shape[0], x.shape[-1]]) if x.rank == 2 else x
     size = [*image.shape[:2], b.dim(x), b.number(1, 7)]
     return ops.resize(image, size, ops.InterpolationMode.BILINEAR)
+
+
+@step
+def resized_in_other_modes(b: Builder, x: TensorValue) -> TensorValue:
+    size = [b.dim(x) for _ in range(x.rank)]
+    match b.below(3):
+        case 0:
+            return ops.resize_nearest(x, size, b.below(4), b.below(4))
+        case 1:
+            return ops.resize_linear(x, size, b.below(4))
+        case _:
+            image = x.reshape([1, 1, x.shape[0], x.shape[-1]]) if x.rank == 2 else x
+            return ops.resize_bicubic(image, [*image.shape[:2], b.dim(x), b.number(1, 7)])
+
+
+@step
+def regions(b: Builder, x: TensorValue) -> TensorValue:
+    image = x.reshape([1, x.shape[0], x.shape[-1], 1]) if x.rank == 2 else x
+    # quarters: no rounding decides whether a sample is inside
+    rois = b.rng.integers(-20, 40, (b.number(0, 3), 5)) / 4
+    rois[:, 0] = b.rng.choice([0, 0, 0, 0, 1, -1], len(rois))
+    odd = b.below(9)
+    if len(rois) and odd < 3:
+        rois[0, b.number(1, 4)] = (np.nan, np.inf, 1e30)[odd]
+    return ops.roi_align(
+        image, ops.constant(rois.astype(np.float32), DType.float32, DEVICE), b.number(1, 3), b.number(1, 3),
+        0.5, b.number(0, 2), bool(b.below(2)), b.one_of(("AVG", "MAX")),
+    )  # fmt: skip
+
+
+@step
+def kept_boxes(b: Builder, x: TensorValue) -> TensorValue:
+    boxes = b.rng.integers(0, 6, (1, 5, 4)).astype(np.float32)
+    rows = x.reshape([-1, x.shape[-1]])
+    # equal scores: the first box comes first
+    scores = ops.unsqueeze(ops.round(rows * 2).rebind([rows.shape[0], 5]), 0)
+    kept = ops.non_maximum_suppression(
+        ops.constant(boxes, DType.float32, DEVICE), scores, b.number(-1, 4), 0.3, b.number(-3, 2),
+        b.one_of((Dim(b.number(0, 6)), x.shape[0], Dim(f"kept_{len(b.values)}_{b.depth}"))),
+    )  # fmt: skip
+    return kept.cast(DType.float32) * 0.25
 
 
 @step

@@ -226,7 +226,7 @@ def _growth(file: GGUFFile, name: str) -> dict[str, Any]:
         ("llama_4_scaling_beta", "attention.temperature_scale"),
         ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
     ):
-        if _least(file, f"{name}.{stored}", 0.0):
+        if _stated(file, f"{name}.{stored}"):
             rope[key] = _number(file, f"{name}.{stored}")
     # files state the one that is not 1
     return {**rope, "mscale": 1.0} if "mscale_all_dim" in rope else rope
@@ -265,6 +265,12 @@ def _number(file: GGUFFile, key: str) -> float:
 def _least(file: GGUFFile, key: str, default: float) -> float:
     """A number from 0, or the default where the file does not state it."""
     return _greatest(file, key) if key in file.metadata else default
+
+
+def _stated(file: GGUFFile, key: str) -> bool:
+    """Whether the file has a value other than 0."""
+    value: Any = file.metadata.get(key)
+    return value is not None and not (type(value) in (int, float) and value == 0)
 
 
 def _flag(file: GGUFFile, key: str, default: bool) -> bool:
@@ -361,10 +367,10 @@ def _yarn(file: GGUFFile, name: str) -> dict[str, Any]:
     """The parameters of YaRN that files may leave out."""
     rope: dict[str, Any] = {}
     for key in ("beta_fast", "beta_slow"):
-        if _least(file, stored := f"{name}.rope.scaling.yarn_{key}", 0.0):
+        if _stated(file, stored := f"{name}.rope.scaling.yarn_{key}"):
             rope[key] = _number(file, stored)
     for key in ("attn_factor", "yarn_attn_factor"):
-        if _least(file, stored := f"{name}.rope.scaling.{key}", 0.0):
+        if _stated(file, stored := f"{name}.rope.scaling.{key}"):
             # relative to what YaRN multiplies by itself
             factor = max(_number(file, f"{name}.rope.scaling.factor"), 1)
             rope["attention_factor"] = _number(file, stored) * (0.1 * math.log(factor) + 1)
