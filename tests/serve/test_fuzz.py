@@ -30,6 +30,7 @@ FIELDS = (
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
     "/api/chat", "/api/generate", "/api/show", "/tokenize", "/detokenize", "/apply-template",
+    "/invocations",
 )  # fmt: skip
 
 

@@ -55,6 +55,9 @@ def test_a_quote_that_does_not_end(tmp_path: Path, variables, value: str) -> Non
     path.write_bytes(b"MAX_SERVE_HOST=\xff")
     with pytest.raises(CommandError, match="cannot read"):
         read_env_file(path)
+    path.write_bytes(b"MAX_SERVE_HOST=a\0b")
+    with pytest.raises(CommandError, match=r"\.env:1.*MAX_SERVE_HOST has a zero byte"):
+        read_env_file(path)
     read_env_file(tmp_path)  # a folder is no file
     read_env_file(tmp_path / "none")
 

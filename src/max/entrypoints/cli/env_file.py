@@ -26,7 +26,7 @@ def read_env_file(path: Path) -> None:
         path: The file.
 
     Raises:
-        CommandError: The file cannot be read, or a value has an opening quote alone.
+        CommandError: The file cannot be read, a value has an opening quote alone, or a zero byte.
     """
     if not path.is_file():
         return
@@ -41,7 +41,13 @@ def read_env_file(path: Path) -> None:
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if match is not None and match[1].startswith(PREFIXES):
-            variables[match[1]] = _value(match[2], f"{path}:{number}")
+            value = _value(match[2], f"{path}:{number}")
+            if "\0" in value:
+                raise CommandError(
+                    f"{path}:{number}: the value of {match[1]} has a zero byte",
+                    "Give it text: no variable can hold one.",
+                )
+            variables[match[1]] = value
     set_missing_variables(variables)
 
 
