@@ -185,7 +185,7 @@ SHAPES = given(
 
 
 @SHAPES
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_shapes_and_masks(
     batches: list[list[tuple[int, int]]],
     heads: tuple[int, int],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -66,8 +67,7 @@ def rounded_cache(cache: Cache, dtype: np.dtype, queries: np.dtype) -> tuple[Cac
     )
 
 
-@settings(max_examples=9)
-@given(
+CACHES = given(
     batches=BATCHES,
     heads=st.sampled_from([(1, 1), (4, 4), (9, 3), (8, 1), (8, 2)]),
     head_dim=st.sampled_from([5, 16, 24, 33, 64, 80]),
@@ -81,6 +81,10 @@ def rounded_cache(cache: Cache, dtype: np.dtype, queries: np.dtype) -> tuple[Cac
     workers=st.sampled_from([1, 2]),
     machine=st.sampled_from(["host", "avx2", "generic"]),
 )
+
+
+@CACHES
+@settings(max_examples=5)
 def test_attention(
     batches, heads, head_dim, queries, dtype, page_size, mask, window, softcap, has_sinks, workers, machine
 ) -> None:  # fmt: skip
@@ -93,6 +97,13 @@ def test_attention(
         got = launch(stored, mask, window, *options, workers=workers, machine=machine)
         want = reference(values, head_dim**-0.5, mask, window, *options[1:])
         assert_close(got, want.astype(queries), dtype=queries)
+
+
+@pytest.mark.long
+@CACHES
+@settings(max_examples=200)
+def test_attention_long(**drawn: Any) -> None:
+    test_attention.hypothesis.inner_test(**drawn)
 
 
 @pytest.mark.parametrize("dtype", [I8, F8], ids=str)

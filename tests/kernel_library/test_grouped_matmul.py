@@ -63,14 +63,17 @@ def test_few_rows_and_many(dtype: np.dtype, machine: str) -> None:
     assert_close(got, reference(x, w, sizes).astype(F32), dtype=dtype)
 
 
-@settings(max_examples=25)
-@given(
+SHAPES = given(
     sizes=st.dictionaries(st.integers(-1, 7), st.integers(0, 40), max_size=8),
     columns=st.sampled_from([1, 3, 16, 31, 64, 65]),
     inner=st.sampled_from([1, 8, 33, 300]),
     workers=st.sampled_from([1, 2, 3]),
     spare=st.integers(0, 3),
 )
+
+
+@SHAPES
+@settings(max_examples=15)
 def test_shapes(sizes: dict[int, int], columns: int, inner: int, workers: int, spare: int) -> None:
     rng = np.random.default_rng(sum(sizes.values()))
     rows = sum(sizes.values()) + spare
@@ -79,6 +82,13 @@ def test_shapes(sizes: dict[int, int], columns: int, inner: int, workers: int, s
     operands = [x, w, *groups_of(sizes, 8)]
     (got,) = run("mo.grouped_matmul.ragged", operands, [(F32, (rows, columns))], workers=workers)
     assert_close(got, reference(x, w, sizes).astype(F32))
+
+
+@pytest.mark.long
+@SHAPES
+@settings(max_examples=300)
+def test_shapes_long(**drawn: Any) -> None:
+    test_shapes.hypothesis.inner_test(**drawn)
 
 
 @pytest.mark.parametrize("machine", ["host", "avx2", "tiles host"])

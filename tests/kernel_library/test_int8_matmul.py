@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -57,8 +59,7 @@ def test_targets(by_rows: bool, machine: str) -> None:
             check(m, n, size, by_rows, low, machine=machine)
 
 
-@settings(max_examples=15, deadline=None)
-@given(
+SIZES = given(
     m=st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 12, 13, 16, 17, 23, 24, 25, 100, 253, 530]),
     n=st.integers(0, 140) | st.integers(500, 600),
     size=st.integers(0, 70) | st.sampled_from([255, 256, 1023, 1024, 1025, 2052, 3000]),
@@ -66,8 +67,19 @@ def test_targets(by_rows: bool, machine: str) -> None:
     workers=st.sampled_from([1, 2, 3]),
     machine=st.sampled_from(["host", "avx2"]),
 )
+
+
+@SIZES
+@settings(max_examples=10, deadline=None)
 def test_sizes(m: int, n: int, size: int, by_rows: bool, workers: int, machine: str) -> None:
     check(m, n, size, by_rows, workers=workers, machine=machine)
+
+
+@pytest.mark.long
+@SIZES
+@settings(max_examples=300, deadline=None)
+def test_sizes_long(**drawn: Any) -> None:
+    test_sizes.hypothesis.inner_test(**drawn)
 
 
 @pytest.mark.parametrize("machine", ["host", "avx2"])

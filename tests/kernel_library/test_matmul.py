@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -77,8 +79,7 @@ def test_dtypes_and_targets(
         check(a, b, out, transpose_b, machine=machine)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+SIZES = given(
     m=st.sampled_from([0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 23, 24, 25, 100, 511, 600]),
     n=st.integers(0, 140),
     size=st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 511, 513, 700, 1025])),
@@ -86,9 +87,20 @@ def test_dtypes_and_targets(
     transpose_b=st.booleans(),
     workers=st.sampled_from([1, 2, 3]),
 )
+
+
+@SIZES
+@settings(max_examples=15, deadline=None)
 def test_sizes(m: int, n: int, size: int, dtype: np.dtype, transpose_b: bool, workers: int) -> None:
     a, b = operands(m, n, size, dtype, dtype, transpose_b, seed=m + n + size)
     check(a, b, dtype, transpose_b, workers=workers)
+
+
+@pytest.mark.long
+@SIZES
+@settings(max_examples=500, deadline=None)
+def test_sizes_long(**drawn: Any) -> None:
+    test_sizes.hypothesis.inner_test(**drawn)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -86,8 +88,7 @@ BATCHES = st.lists(
 )
 
 
-@settings(max_examples=12)
-@given(
+SHAPES = given(
     batches=BATCHES,
     heads=st.sampled_from([(1, 1), (3, 3), (9, 3), (8, 1)]),
     head_dim=st.sampled_from([8, 24, 33, 64]),
@@ -95,6 +96,10 @@ BATCHES = st.lists(
     mask=st.sampled_from(MASKS),
     biased=st.booleans(),
 )
+
+
+@SHAPES
+@settings(max_examples=7)
 def test_shapes_masks_and_biases(
     batches: list[tuple[list[int], int, float, int]],
     heads: tuple[int, int],
@@ -106,6 +111,13 @@ def test_shapes_masks_and_biases(
     for lengths, window, scale, workers in batches:
         values = operands(lengths, heads, head_dim, dtype, max(lengths) + 3 if biased else 0)
         check(values, mask, window, scale, workers=workers)
+
+
+@pytest.mark.long
+@SHAPES
+@settings(max_examples=200)
+def test_shapes_masks_and_biases_long(**drawn: Any) -> None:
+    test_shapes_masks_and_biases.hypothesis.inner_test(**drawn)
 
 
 @pytest.mark.parametrize("bias", [0, 300])

@@ -61,8 +61,7 @@ def attend(cache: Cache, chosen: Array, scale: float, value_size: int, **options
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=3)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+SCORES = given(
     lengths=LENGTHS,
     heads=st.sampled_from([1, 3, 12]),
     size=st.sampled_from([5, 16]),
@@ -70,6 +69,10 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1,
     page=st.sampled_from([3, 16]),
     machine=st.sampled_from(["host", "avx2", "generic", "invariant host"]),
 )
+
+
+@SCORES
+@settings(max_examples=12, deadline=None)
 def test_exact_scores(
     lengths: list[tuple[int, int]], heads: int, size: int, count: int, page: int, machine: str
 ) -> None:
@@ -85,6 +88,13 @@ def test_exact_scores(
     for got, q, w, keys in zip(chosen, cache.q, weights, rows, strict=True):
         scores = w.astype(float) @ np.maximum(q.astype(float) @ keys.T, 0)
         assert got.tolist() == best(scores, count).tolist()
+
+
+@pytest.mark.long
+@SCORES
+@settings(max_examples=300, deadline=None)
+def test_exact_scores_long(**drawn: Any) -> None:
+    test_exact_scores.hypothesis.inner_test(**drawn)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -132,8 +142,7 @@ def test_scores_without_order() -> None:
     assert select(cache, weights, 10).tolist() == [list(range(10))]
 
 
-@settings(max_examples=20, deadline=None)
-@given(
+SELECTIONS = given(
     lengths=LENGTHS,
     heads=st.sampled_from([2, 16, 20]),
     sizes=st.sampled_from([(6, 4), (32, 24)]),
@@ -141,6 +150,10 @@ def test_scores_without_order() -> None:
     machine=st.sampled_from(["host", "avx2", "invariant host"]),
     scale=st.sampled_from([0.3, -0.2]),
 )
+
+
+@SELECTIONS
+@settings(max_examples=12, deadline=None)
 def test_attention_of_selected_tokens(
     lengths: list[tuple[int, int]], heads: int, sizes: tuple[int, int], count: int, machine: str, scale: float
 ) -> None:  # fmt: skip
@@ -158,6 +171,13 @@ def test_attention_of_selected_tokens(
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         assert_close(got, weights @ own[:, : sizes[1]], scale=8.0)
+
+
+@pytest.mark.long
+@SELECTIONS
+@settings(max_examples=300, deadline=None)
+def test_attention_of_selected_tokens_long(**drawn: Any) -> None:
+    test_attention_of_selected_tokens.hypothesis.inner_test(**drawn)
 
 
 def test_split_over_selected_tokens() -> None:
