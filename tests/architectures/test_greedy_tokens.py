@@ -1,4 +1,4 @@
-"""Each family of decoders in a pipeline: 32 greedy tokens of transformers."""
+"""Each family of decoders in a pipeline: 32 greedy tokens and their logits are those of transformers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from max.interfaces import SamplingParams
+from max.interfaces import SamplingParams, TextGenerationOutput
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.generation.engine import Engine, limits_of
-from tests.architectures.families import CASES, transformers_model
+from tests.architectures.families import CASES, tolerance, transformers_model
+from tests.architectures.llama_harness import reference_logits, relative_error
+from tests.nn.harness import Array
 from tests.programs.architectures import TINY, random_checkpoint, reference
 
 VOCABULARY = json.loads((TINY / "config.json").read_text())["vocab_size"]
@@ -57,9 +59,14 @@ def context_of(prompt: list[int]) -> TextContext:
     )
 
 
+def centred(rows: Array) -> Array:
+    """Logits, or their logarithms of a softmax, with a mean of 0: both are equal then."""
+    return rows - rows.mean(axis=-1, keepdims=True)
+
+
 @pytest.mark.parametrize("case", sorted(FAMILIES.values()))
 def test_tokens_of_ragged_batches_chunks_and_preemption(case: str, tmp_path: Path) -> None:
-    """Three requests in two slots; prompts in chunks of 7; two preemptions amid tokens; then one request alone.
+    """Three requests in two slots; prompts in chunks of 7; two preemptions amid tokens; then one request alone, with logits.
 
     Sequences of up to 52 tokens exceed the windows (5), the original contexts of scaled rotations (12 and 16), and pages.
     """
@@ -90,9 +97,17 @@ def test_tokens_of_ragged_batches_chunks_and_preemption(case: str, tmp_path: Pat
             engine.scheduler.requeue(running)
     assert engine.scheduler.preemptions == 2
     alone = context_of(requests[0][0])
+    alone.log_probabilities = VOCABULARY
     engine.submit(alone)
+    rows: list[list[float]] = []
     while not engine.idle:
-        engine.step()
+        for outcome in engine.step():
+            assert isinstance(outcome, TextGenerationOutput), outcome
+            for logs in outcome.log_probabilities or ():
+                rows += [[row[token] for token in range(VOCABULARY)] for row in logs.top_log_probabilities]  # fmt: skip
+    prompt, expected = requests[0]
+    logits = reference_logits(model, prompt + expected[:-1])[len(prompt) - 1 :]
+    assert relative_error(centred(np.array(rows)), centred(logits)) < tolerance(case)
     for context, (_, tokens) in zip([*contexts, alone], [*requests, requests[0]], strict=True):
         assert context.generated_tokens.tolist() == tokens
     cache = pipeline.kv_managers[0]
