@@ -104,7 +104,7 @@ async def _run(
 ) -> Floats:
     if not model.encodes:
         raise ApiError(
-            f"{model.name} generates text; vectors and scores need a server of a model for them",
+            f"{model.name} generates text; embeddings and ranks need a model that is made for them",
             param="model",
         )
     timeout = state.settings.request_timeout_s
