@@ -122,6 +122,8 @@ def test_infill_begins_and_stops(api: httpx.Client) -> None:
         ("/infill", {"input_prefix": "a", "input_suffix": 3}, "input_suffix"),
         ("/infill", {"input_prefix": "a"}, "input_suffix"),
         ("/infill", {"input_prefix": "a " * 500, "input_suffix": ""}, "input_prefix"),
+        ("/infill", {"input_prefix": "", "input_suffix": "a " * 9000}, "input_prefix"),
+        ("/v1/completions", {"prompt": "a", "suffix": "a " * 9000}, "prompt"),
     ],
 )
 def test_requests_that_do_not_fit(api: httpx.Client, path: str, body: dict, param: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ _ENDS = (
     "▁<EOT>", "<EOT>", "<|endoftext|>", "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|file_sep|>",
     "<file_sep>", "<|file_separator|>", "<|repo_name|>", "<reponame>",
 )  # fmt: skip
+_LONG_TEXT = 4096
 _FILES = (("<|repo_name|>", "<|file_sep|>"), ("<reponame>", "<file_sep>"))
 
 
@@ -142,6 +144,28 @@ class Infill:
         for each in files:
             tokens += [file, *self._encode(f"{each.name}\n{each.text}", False)]
         return [*tokens, file, *self._encode("file\n", False)]
+
+
+async def prompt_tokens(
+    infill: Infill,
+    prefix: str | Sequence[int],
+    suffix: str,
+    written: str = "",
+    files: Sequence[ExtraFile] = (),
+) -> list[int]:
+    """As :meth:`Infill.prompt`; long texts are encoded by another thread, as that takes milliseconds.
+
+    Args:
+        infill: The prompts of the model.
+        prefix: The text before the gap, or its tokens.
+        suffix: The text after it.
+        written: The beginning of what is written.
+        files: Other texts of the project.
+    """
+    texts = [prefix, suffix, written, *(each.text for each in files)]
+    if sum(map(len, texts)) > _LONG_TEXT:
+        return await asyncio.to_thread(infill.prompt, prefix, suffix, written, files)
+    return infill.prompt(prefix, suffix, written, files)
 
 
 def infill_of(infill: Infill | None, name: str, param: str) -> Infill:

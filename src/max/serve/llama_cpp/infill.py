@@ -14,7 +14,7 @@ from max.interfaces import RequestID, SamplingParamsInput, TextGenerationRequest
 from max.serve.generation import RunOptions, TextSequence, generate_choices
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.infill import ExtraFile, infill_of
+from max.serve.infill import ExtraFile, infill_of, prompt_tokens
 from max.serve.model import ServedModel
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.wire import encode_json, error_event, new_id
@@ -87,7 +87,9 @@ async def infill(body: InfillBody, request: Request) -> Response:
         TextGenerationRequest(
             request_id=RequestID(new_id("infill")),
             model_name=model.name,
-            prompt=prompts.prompt(body.input_prefix, body.input_suffix, body.prompt, files),
+            prompt=await prompt_tokens(
+                prompts, body.input_prefix, body.input_suffix, body.prompt, files
+            ),
             stop=body.stop,
             sampling_params=model.sampling_params(body.sampling_input()),
         ),

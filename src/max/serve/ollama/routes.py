@@ -28,7 +28,7 @@ from max.serve.generation import RunOptions, TextSequence
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.http.validation import validation_error
-from max.serve.infill import infill_of
+from max.serve.infill import infill_of, prompt_tokens
 from max.serve.model import ServedModel
 from max.serve.ollama.schemas import (
     ChatBody,
@@ -279,7 +279,7 @@ async def generate(request: Request) -> Response:
             TextGenerationRequest(
                 request_id=RequestID(new_id("ollama")),
                 model_name=model.name,
-                prompt=infill.prompt(text, body.suffix or "") if infill else text,
+                prompt=await prompt_tokens(infill, text, body.suffix or "") if infill else text,
                 stop=list(options.stops),
                 sampling_params=params,
             ),

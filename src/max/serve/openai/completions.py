@@ -17,7 +17,7 @@ from max.serve.errors import ApiError
 from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.infill import infill_of
+from max.serve.infill import infill_of, prompt_tokens
 from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
 from max.serve.openai.structure import GrammarFields, grammar_of
@@ -178,7 +178,9 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             TextGenerationRequest(
                 request_id=RequestID(f"{request_id}-{number}"),
                 model_name=model.name,
-                prompt=prompt if infill is None else infill.prompt(prompt, body.suffix or ""),
+                prompt=prompt
+                if infill is None
+                else await prompt_tokens(infill, prompt, body.suffix or ""),
                 # one likeliest token is the least that makes the engine compute them
                 logprobs=0 if body.logprobs is None else max(body.logprobs, 1),
                 echo=bool(body.echo) and body.logprobs is not None,
