@@ -682,3 +682,32 @@ def test_a_tensor_where_a_list_had_numbers() -> None:
         y = x * 2
         index = Tensor.constant(turn % 3, dtype=DType.int64) if turn > 5 else 1
         same(y[index, 1:] + 1, a[turn % 3 if turn > 5 else 1, 1:] * 2 + 1)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_trace_that_varies_is_left_in_the_middle(records: list[Any], early: bool) -> None:
+    """Its calls become records with the sizes and numbers that they have, and the next trace begins with them."""
+    tails = [lambda z: z, np.tanh, np.abs, lambda z: z, np.exp]
+    ops: list[Callable[[Tensor], Tensor]] = [lambda z: z, F.tanh, F.abs, lambda z: z, F.exp]
+    for phase, (tail, op) in enumerate(zip(tails, ops, strict=True)):
+        for step in range(14):
+            if not phase or step % 4 == 0:
+                rows, rate = int(RNG.integers(3, 30)), float(RNG.integers(1, 9)) / 4
+            if step == 1:
+                records.clear()
+            a, b, c = array(rows, 6), array(4), RNG.integers(0, 9, 1).astype(np.float32)
+            x, w, u = Tensor.constant(a), Tensor.constant(b), Tensor.constant(c)
+            y = x[: rows - 1, 1:5] * rate * 0.5 + 0.0
+            low, high = F.split(y * w, [1, rows - 2], axis=0)
+            z = F.concat([high, low], axis=0).reshape((y.shape[1], y.shape[0]))
+            # another dtype than before: the call reads a tensor of the trace, and leaves it
+            v = u.cast(DType.int32 if phase % 2 else DType.float64).cast(DType.float32)
+            scaled = a[: rows - 1, 1:5] * np.float32(rate / 2)
+            want = scaled * b
+            want = np.concatenate([want[1:], want[:1]]).reshape(4, rows - 1)
+            if early and step == 5:
+                same(high, (scaled * b)[1:])
+            same(op(z) - w.reshape((4, 1)) + v, tail(want) - b[:, None] + c)
+            same(y, scaled)
+            if step == 1 and phase and not early:
+                assert not records, "the calls before and after the change are followed"
