@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from benchmarks.models import SHAPES, TOKENIZER_FROM
+from benchmarks.models import CLASSES, SHAPES, TOKENIZER_FROM
 from benchmarks.random_gguf import write_random_gguf
 
 PERIOD = (1 << 20) + 7
@@ -36,6 +36,7 @@ STARTUP_SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "max_position_embeddings": 2048,
     },
+    "qwen3-0.6b": SHAPES["qwen3-0.6b"],
     "llama-28m": {
         "hidden_size": 512,
         "num_hidden_layers": 6,
@@ -51,20 +52,23 @@ STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 
 def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The weights of a Llama checkpoint, by name."""
+    """The weights of a Llama checkpoint, by name; with ``head_dim``, as Qwen 3 has it, norms of heads too."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    kv_width = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    size = config.get("head_dim", hidden // config["num_attention_heads"])
+    width, kv_width = size * config["num_attention_heads"], size * config["num_key_value_heads"]
     layer = {
         "input_layernorm": (hidden,),
-        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.q_proj": (width, hidden),
         "self_attn.k_proj": (kv_width, hidden),
         "self_attn.v_proj": (kv_width, hidden),
-        "self_attn.o_proj": (hidden, hidden),
+        "self_attn.o_proj": (hidden, width),
         "post_attention_layernorm": (hidden,),
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    if "head_dim" in config:
+        layer |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for index in range(config["num_hidden_layers"]):
         for name, shape in layer.items():
@@ -86,9 +90,10 @@ def random_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
     if (target / "config.json").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
+    _, model_class, family = CLASSES[shape.partition("-")[0]]
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [model_class],
+        "model_type": family,
         "dtype": dtype,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,

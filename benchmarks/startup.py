@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,8 @@ CASES = (
     Case("llama-1.07b", "bfloat16", "bfloat16"),
     Case("llama-135m", "float32", "float32", cold=True),
     Case("llama-1.07b", "bfloat16", "bfloat16", cold=True),
+    Case("qwen3-0.6b", "bfloat16", "bfloat16"),
+    Case("qwen3-0.6b", "bfloat16", "bfloat16", cold=True),
 )
 # 4.7 GB, and as much for its packed weights: written for these cases and deleted
 LARGE_CASES = (
@@ -181,11 +183,18 @@ def starts(case: Case, folder: Path, runs: int, phases: bool = False) -> list[di
     return figures
 
 
-def measure_starts(folder: Path, runs: int = 3) -> Iterator[str]:
-    """The rows of the table of `LLM(...)` to ready, medians; large models only where disk and memory have room."""
+def measure_starts(folder: Path, runs: int = 3, shapes: Sequence[str] = ()) -> Iterator[str]:
+    """The rows of the table of `LLM(...)` to ready, medians; large models only where disk and memory have room.
+
+    Args:
+        folder: Where models are made.
+        runs: Starts of each case.
+        shapes: The shapes whose cases are measured; none: all, and the large ones.
+    """
     for case in CASES:
-        yield _row(case, folder, runs)
-    if has_room(folder):
+        if not shapes or case.shape in shapes:
+            yield _row(case, folder, runs)
+    if not shapes and has_room(folder):
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             for case in LARGE_CASES:
                 yield _row(case, Path(temporary), runs)
@@ -248,6 +257,10 @@ def main() -> None:
         "--models", type=Path, help="where models are kept; default: a temporary folder"
     )
     parser.add_argument("--phases", action="store_true", help="show where the time of starts goes")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=sorted({case.shape for case in CASES}), default=[],
+        help="only the starts of models of these shapes",
+    )  # fmt: skip
     args = parser.parse_args()
     exit_on_sigterm()
     with tempfile.TemporaryDirectory() as temporary:
@@ -256,9 +269,10 @@ def main() -> None:
         if args.phases:
             show_phases(folder)
             return
-        for name, samples in measure(args.runs).items():
-            print(f"{name}: {samples}")
-        print(*HEAD, *measure_starts(folder, args.runs), sep="\n")
+        if not args.shapes:
+            for name, samples in measure(args.runs).items():
+                print(f"{name}: {samples}")
+        print(*HEAD, *measure_starts(folder, args.runs, args.shapes), sep="\n")
 
 
 if __name__ == "__main__":
