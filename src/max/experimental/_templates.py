@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from max import driver
 from max.graph import Value
 from max.graph.dim import StaticDim
 
-__all__ = ["Template", "describe"]
+__all__ = ["Template", "describe", "is_mutable"]
 
 
 class _Mark:
@@ -45,13 +46,25 @@ class _Literal(NamedTuple):
 
 
 class _Array:
-    """An array or a scalar of NumPy, compared by its content: 0.0 is not -0.0, NaN is NaN."""
+    """An array or a scalar of NumPy, compared by its content: 0.0 is not -0.0, NaN is NaN.
 
-    __slots__ = ("_key", "array")
+    The content is copied: the program may write to its array before the call is compiled.
+    """
+
+    __slots__ = ("_key", "_scalar")
 
     def __init__(self, array: Any) -> None:
-        self.array = array
-        self._key = (array.dtype.str, array.shape, array.tobytes())
+        self._scalar = array if isinstance(array, np.generic) else None
+        # not `dtype.str`, which is the same for all dtypes of ml_dtypes of one size
+        self._key = (array.shape, array.dtype, array.tobytes())
+
+    @property
+    def array(self) -> Any:
+        """The scalar, or a read-only array of the content."""
+        if self._scalar is not None:
+            return self._scalar
+        shape, dtype, content = self._key
+        return np.frombuffer(content, dtype).reshape(shape)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -61,7 +74,7 @@ class _Array:
 
 
 class _Object:
-    """Any other argument, compared by identity."""
+    """An argument that has no hash, compared by identity."""
 
     __slots__ = ("value",)
 
@@ -105,17 +118,35 @@ def describe(value: Any, cells: list[Any], numbers: list[int | float]) -> Any:
     if isinstance(value, Mapping):
         items = [(key, describe(item, cells, numbers)) for key, item in value.items()]
         return _Items(dict, tuple(items))
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.generic) or (
+        isinstance(value, np.ndarray) and not value.dtype.hasobject
+    ):
         return _Array(value)
     if isinstance(value, Value):
         raise TypeError(
             f"{value!r} is of a graph that is being built; it cannot meet an eager tensor outside of the graph"
         )
+    if not is_mutable(value):
+        return _Literal(kind, value)
+    if hasattr(kind, "__dlpack__") and not isinstance(value, np.ndarray):
+        return _Array(driver.Tensor.from_dlpack(value).to(driver.CPU()).to_numpy())
+    if isinstance(value, Sequence):
+        return _Items(list, tuple([describe(item, cells, numbers) for item in value]))
+    return _Object(value)
+
+
+def is_mutable(value: Any) -> bool:
+    """Whether the content of an argument may change while it stays the same object: arrays and sequences."""
+    kind = type(value)
+    if hasattr(kind, "__dlpack__"):
+        return True
+    if kind.__hash__ is object.__hash__:
+        return isinstance(value, Sequence)
     try:
         hash(value)
     except TypeError:
-        return _Object(value)
-    return _Literal(kind, value)
+        return True
+    return False
 
 
 def _rebuild(template: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from max.experimental._cells import Call, Cell
 from max.experimental._matching import Match, matcher
 from max.experimental._patterns import Details, Symbol
 from max.experimental._programs import Bound, Compiled, Recording
 from max.experimental._signatures import Signature
 from max.experimental._specifications import Nested, VaryingLeaf
+from max.experimental._templates import is_mutable
 from max.experimental._types import CellType, Kind
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
@@ -232,7 +231,7 @@ class Capture:
             return Nested(slice, tuple([self._spec(bound) for bound in bounds]))
         if isinstance(value, list | tuple):
             return Nested(kind, tuple([self._spec(item) for item in value]))
-        if isinstance(value, Mapping | np.ndarray):
+        if isinstance(value, Mapping) or is_mutable(value):
             raise _NotTraceableError
         return (value,)
 

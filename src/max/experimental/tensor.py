@@ -188,6 +188,9 @@ class Tensor(Operations):
         self._cell, self._value = None, value
         if data is not None:
             tensor = Tensor.constant(data, dtype=dtype, device=device)
+            if tensor._cell is not None:
+                # a cell that is not computed has one holder
+                tensor._materialize()
             self._cell, self._value = tensor._cell, tensor._value
         elif storage is not None:
             if not isinstance(storage, driver.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -557,6 +560,13 @@ class Tensor(Operations):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._materialize().__dlpack_device__()
+
+    def __copy__(self) -> Tensor:
+        """Another tensor on the same memory, for which it is computed; in a graph, on the same value."""
+        if self._cell is None:
+            return self.from_graph_value(self._graph_value())
+        self._materialize()
+        return self._of_cell(self._cell)
 
     def __deepcopy__(self, memo: object) -> Tensor:
         return Tensor(storage=self._materialize().copy())
