@@ -139,6 +139,25 @@ def test_special_values(name, reference, width):
     ]
 
 
+@pytest.mark.parametrize("features", TARGETS, ids=str)
+def test_tanh_over_all_exponents(features):
+    """One of 509 bit patterns of both signs; each pattern was compared once (docs/log/2026-11-23-tanh.md)."""
+    target = restricted(features)
+    edges = np.arange(
+        0x3F1F0000, 0x3F210000, dtype=np.uint32
+    )  # where the polynomial ends, at 0.625
+    bits = np.concatenate([np.arange(0, 0x7F800001, 509, dtype=np.uint32), edges])
+    x = np.concatenate([bits, bits | np.uint32(0x80000000)]).view(np.float32)
+    out = np.zeros_like(x)
+    compiled(unary_kernel("tanh"), [out, x], {"W": target.width(k.f32)}, target=target)
+    error = ulps(out, np.tanh(x.astype(np.float64)))
+    assert error.max() <= 1.4, (x[error.argmax()], error.max())
+    assert np.array_equal(np.signbit(out), np.signbit(x))
+    a = np.abs(x)
+    assert np.array_equal(out[a <= 2.0**-12], x[a <= 2.0**-12])
+    assert np.all(np.abs(out[a >= 9.02]) == 1)
+
+
 @pytest.mark.parametrize("name", ["sin", "cos"])
 def test_sine_of_huge_arguments(name):
     x = np.array([1e6, 12345678.0, 1e12, 1e20, 3e38, 2.0**100], dtype=np.float32)

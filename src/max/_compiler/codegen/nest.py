@@ -39,6 +39,8 @@ LONG_ROW = 8 * BLOCK
 """The length above which several workers reduce a single row."""
 SIMPLE = 4
 """The most computed values of a region that needs few registers."""
+LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
+"""Functions of many dependent steps: a vector waits for most of them."""
 CHUNKS = 8
 """The most chunks per worker: enough to balance the load if the system slows one worker down."""
 CHUNK = 16384
@@ -417,6 +419,18 @@ def _is_reduction(value: object) -> bool:
     return isinstance(value, Node) and value.op in REDUCTIONS
 
 
+def _long_functions(spec: RegionSpec) -> int:
+    """The most functions of `LONG` in f32 that one value needs one after the other."""
+    depth: list[int] = []
+    for value in spec.values:
+        if isinstance(value, Node):
+            long = value.op in LONG and compute_dtype(value.dtype) is DType.float32
+            depth.append(max((depth[i] for i in value.args), default=0) + long)
+        else:
+            depth.append(0)
+    return max(depth, default=0)
+
+
 def write_nest(spec: RegionSpec, native_width: int) -> NestText:
     """Writes the kernel of a region.
 
@@ -429,7 +443,8 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
     if axis is not None:
         spec = move_axis(spec, axis)
     # columns take wider strips, which use whole cache lines of each row; simple reductions keep more
-    # accumulators, as each addition depends on the one before
+    # accumulators, as each addition depends on the one before; so do the steps of a chain of long functions
     simple = spec.reduces and sum(isinstance(v, Node) for v in spec.values) <= SIMPLE
-    factor = 4 if columns or simple else 1 if tile_axis(spec) >= 0 else 2
+    chain = not spec.reduces and _long_functions(spec) > 1
+    factor = 4 if columns or simple else 1 if tile_axis(spec) >= 0 else 4 if chain else 2
     return _NestWriter(spec, columns, factor * native_width).write()
