@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -35,6 +36,7 @@ from tests.architectures.families import (
     random_model,
 )
 from tests.architectures.llama_harness import Server, reference_logits, relative_error
+from tests.pipelines.test_broken_files import broken_gguf, check
 from tests.programs.architectures import TINY, random_checkpoint
 
 VOCABULARY = json.loads((TINY / "config.json").read_text())["vocab_size"]
@@ -295,6 +297,26 @@ def test_what_files_leave_out_is_refused(case: str, options: dict[str, Any], mes
     assert name is not None
     with pytest.raises(ModelFilesError, match=message):
         decoder_metadata(config, name)
+
+
+@pytest.mark.parametrize("case", ["gemma3n_gguf", "lfm2", "mamba2", "nemotron_h", "qwen3_next"])
+def test_broken_files(
+    case: str, models: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files with changed bytes or metadata generate tokens, or end in one clear error."""
+    path, _, _ = models(case)
+    copy = tmp_path / "model.gguf"
+    assert check(path, capfd) == 0
+    # llama.cpp asks for it, too
+    key = b"layer_norm_rms_epsilon"
+    content = path.read_bytes()
+    assert content.count(key) == 1
+    copy.write_bytes(content.replace(key, key[:-1] + b"_"))
+    assert check(copy, capfd) == 2
+    codes = Counter[int]()
+    for seed in range(8):
+        codes[check(broken_gguf(path, copy, seed), capfd)] += 1
+    assert codes[2] > 2, codes
 
 
 @pytest.mark.parametrize("case", [*WRITTEN, *ONLY_OURS, *FURTHER])

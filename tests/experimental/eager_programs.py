@@ -440,6 +440,8 @@ def run(seed: int) -> Counter[str]:
     kinds = [str(kind) for kind in rng.choice(CHANGES, int(rng.integers(1, 4)))]
     # with a change each time, sizes and numbers become symbols
     drift = rng.integers(3) == 0
+    if drift and rng.integers(2):
+        kinds = ["rows", "number", "stop"]
     for turn in range(REPETITIONS):
         varies = drift or (turn > 3 and rng.integers(2))
         parameters = base.changed(kinds, rng) if varies else copy.deepcopy(base)

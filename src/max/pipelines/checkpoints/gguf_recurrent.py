@@ -42,6 +42,19 @@ class _Metadata:
             )
         return value
 
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of RMS norms.
+
+        Raises:
+            ModelFilesError: It is missing.
+        """
+        value = self.config.get("rms_norm_eps")
+        if value is None:
+            key = f"{self.name}.attention.layer_norm_rms_epsilon"
+            raise ModelFilesError(f"{self.file.path}: {key} is missing, expected a number", _FOLDER)
+        return value
+
     def per_layer(self, key: str) -> list[int]:
         """A number for each layer, which is 0 for layers of another kind.
 
@@ -109,7 +122,7 @@ _NEMOTRON = {
 
 def _mamba(meta: _Metadata) -> dict[str, Any]:
     keys = {_ALONE[key]: value for key, value in _scan(meta).items()}
-    return {**keys, "layer_norm_epsilon": meta.config["rms_norm_eps"]}
+    return {**keys, "layer_norm_epsilon": meta.epsilon}
 
 
 def _jamba(meta: _Metadata) -> dict[str, Any]:
@@ -144,7 +157,7 @@ def _nemotron_h(meta: _Metadata) -> dict[str, Any]:
     return {
         **scan,
         "layers_block_type": kinds,
-        "layer_norm_epsilon": meta.config["rms_norm_eps"],
+        "layer_norm_epsilon": meta.epsilon,
         # files do not state the least step, and llama.cpp has none
         "time_step_min": 1e-30,
     }
@@ -170,7 +183,7 @@ def _lfm2(meta: _Metadata) -> dict[str, Any]:
         "conv_L_cache": meta.number("shortconv.l_cache"),
         "conv_bias": meta.has("shortconv.conv.bias"),
         "block_auto_adjust_ff_dim": False,
-        "norm_eps": meta.config["rms_norm_eps"],
+        "norm_eps": meta.epsilon,
         "use_expert_bias": meta.has("exp_probs_b.bias"),
         "norm_topk_prob": True,
         "tie_embedding": "output.weight" not in meta.file.tensors,
