@@ -116,6 +116,8 @@ class Setup:
                 sys.executable, "-c", code, "serve", "--model", str(self.checkpoint), *weights,
                 "--quantization-encoding", self.encoding, "--port", str(port), "--metrics-port", "0",
                 "--max-batch-size", str(self.batch), "--max-length", str(self.length),
+                # llama.cpp's cache
+                "--kv-cache-format", "float16",
             ]  # fmt: skip
         if engine == "llama.cpp":
             binary = self.binaries.get("llama.cpp") or llama_server(self.avx2)
