@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 
 from max._config import flags
 
+# a shell without job control starts background jobs with SIGINT ignored, which their children inherit
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # threads of torch and BLAS that wait for each other on busy cores take 25 times the CPU time of one on small models;
 # workers of pytest-xdist and processes of tests inherit it before they import NumPy

@@ -115,8 +115,9 @@ def several_states_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[s
     key = f"{name}.activation_sparsity_scale"
     bounds: Any = values.get(key)
     count = read.integer("block_count")
+    # minus infinity: all activations of the layer are kept
     if bounds is not None and not (
-        isinstance(bounds, np.ndarray) and len(bounds) == count and np.isfinite(bounds).all()
+        isinstance(bounds, np.ndarray) and len(bounds) == count and (bounds < np.inf).all()
     ):
         raise _error(file, key, bounds, f"{count} numbers")
     parts = {

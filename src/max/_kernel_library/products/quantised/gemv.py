@@ -136,9 +136,8 @@ def add_packed_block(
 
 @k.inline
 def gemv_packed(
-    c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, prefetches: Any,
-    t: QuantisedTiling,
-) -> None:  # fmt: skip
+    c: Any, q: Rounded, strip: PackedStrip, first: Any, rows: int, vectors: int, t: QuantisedTiling
+) -> None:
     """Multiplies `rows` rows of x by some vectors of columns of a strip.
 
     Register budget: rows × vectors sums in f32 and as many accumulators in i32; with vectors of 4 lanes the lines of two vectors at a time.
@@ -150,7 +149,6 @@ def gemv_packed(
         first: The first column.
         rows: Rows of x per pass.
         vectors: Vectors of columns.
-        prefetches: Whether the lines that follow are prefetched meanwhile.
         t: The tiling.
     """
     form = t.form
@@ -164,7 +162,7 @@ def gemv_packed(
             line = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
             # the hardware prefetcher falls behind the arithmetic of a line; a row reads 8 bits fastest without prefetches
             if form.bits < 8 or rows > 1:
-                if prefetches:
+                if first == 0:
                     prefetch_unit_share(strip, unit, inside, form)
             scales = packed[unit * form.unit_bytes :]
             for v in k.static_range(0, vectors, together):

@@ -118,10 +118,7 @@ def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantisedTi
         vectors = COLUMNS // t.width if count == 1 else 2
         while i + count <= rows:
             for first in range(0, COLUMNS, vectors * t.width):
-                # the first pass reads the strip from memory, the others from the caches
-                reads = i + first == 0
-                sums = c[i * COLUMNS :]
-                gemv_packed(sums, row_of(q, i), strip, first, count, vectors, reads, t)
+                gemv_packed(c[i * COLUMNS :], row_of(q, i), strip, first, count, vectors, t)
             i += count
 
 
