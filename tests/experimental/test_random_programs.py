@@ -111,3 +111,10 @@ def test_a_copy_is_on_the_same_memory() -> None:
     z = copy.copy(y)
     z[0] = 7
     np.testing.assert_array_equal(y.to_numpy(), [7, 2, 3])
+
+
+def test_a_slice_that_is_empty_where_bounds_vary() -> None:
+    a = np.ones((4, 3), np.float32)
+    for stop in (2, 3, 4, 1, 0, 3, 0):
+        x = Tensor.constant(a)
+        np.testing.assert_array_equal((x * 2)[1:stop].to_numpy(), (a * 2)[1:stop])

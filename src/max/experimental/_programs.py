@@ -22,6 +22,7 @@ from max.experimental._patterns import Details, Pattern
 from max.experimental._signatures import EXAMPLES
 from max.experimental._staging import Step
 from max.graph import Graph
+from max.mlir.conditions import Condition, first_unmet
 
 __all__ = [
     "Bound",
@@ -62,11 +63,16 @@ class Compiled(NamedTuple):
     program: Program
     sizes: list[int]
     scalars: list[int]
+    conditions: list[Condition]
+    """What has to hold for its symbols."""
 
     def extra(self, details: Details) -> list[Any] | None:
         """The inputs after the leaves; None where the program is for other details."""
         values = self.pattern.match(details)
-        return None if values is None else self.inputs(values)
+        if values is None:
+            return None
+        sizes = {f"s{number}": int(values[number]) for number in self.sizes}
+        return self.inputs(values) if first_unmet(self.conditions, sizes) is None else None
 
     def inputs(self, values: Sequence[int | float]) -> list[Any]:
         """The inputs after the leaves, for values of the symbols."""
@@ -179,11 +185,13 @@ def _find(recording: Recording, places: list[int]) -> Bound:
             structure.failures += 1
     if compiled is None:
         compiled = _compile(recording, Pattern(details))
+    if (extra := compiled.extra(details)) is None:
+        # the symbols have conditions that these sizes do not meet, as empty slices do
+        compiled = _compile(recording, Pattern(details))
+        extra = compiled.inputs([])
     del structure.examples[:-EXAMPLES]
     structure.compiled.insert(0, compiled)
     del structure.compiled[8:]
-    extra = compiled.extra(details)
-    assert extra is not None
     return Bound(compiled.program, extra)
 
 
@@ -223,7 +231,8 @@ def _compile(recording: Recording, pattern: Pattern) -> Compiled:
     model = blueprint.load(staged.graph)
     program = Program(blueprint, model, time.perf_counter_ns() - start)
     _compilations += 1
-    return Compiled(pattern, program, staged.sizes, staged.scalars)
+    conditions = [condition for condition in staged.conditions() if not condition.always_holds]
+    return Compiled(pattern, program, staged.sizes, staged.scalars, conditions)
 
 
 _carrier = np.zeros(1 << 16, np.uint8)
