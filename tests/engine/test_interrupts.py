@@ -315,6 +315,7 @@ def test_ctrl_c_ends_an_execution_in_a_forked_child():
         model = t.load(t.endless, 2)
         assert t.works(2)
         if (pid := os.fork()) == 0:
+            signal.alarm(60)  # where the interrupt does not arrive
             ready()
             try:
                 model.execute(t.ZEROS)
