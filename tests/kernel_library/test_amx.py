@@ -387,7 +387,8 @@ def test_code_of_quantised(encoding: str) -> None:
     ]
     assert scaling
     for body in [loop, scaling[0]]:
-        assert not [line for line in body if "(%rsp)" in line], "spills"
+        # an address may be loaded again
+        assert not [line for line in body if re.search(r"mm.*\(%rsp\)|, -?\d*\(%rsp\)$", line)]
 
 
 @pytest.mark.plain_code

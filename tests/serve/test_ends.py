@@ -78,10 +78,9 @@ def worker_of(server: RunningServer) -> psutil.Process:
     end = time.monotonic() + 60
     while True:
         assert time.monotonic() < end and server.process.poll() is None, server.output
-        try:
-            return server.worker
-        except StopIteration:
-            time.sleep(0.02)
+        if workers := server.workers:
+            return workers[0]
+        time.sleep(0.02)
 
 
 def test_a_worker_that_is_killed_while_it_loads(start_server: Callable[..., RunningServer]) -> None:

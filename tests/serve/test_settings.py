@@ -105,7 +105,7 @@ def test_options_come_before_variables_and_these_before_the_file(
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ('["openai", "kserve"]', "no API 'kserve'; there are anthropic, ollama, openai"),
+        ('["openai", "kserve"]', "no API 'kserve'; there are anthropic, llama.cpp, ollama, openai"),
         ('["openai"', "no JSON array"),
         ("[]", "no list"),
         ('"openai"', "no list"),
