@@ -66,6 +66,25 @@ def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, .
     return sizes
 
 
+def check_groups(layer: str, num_groups: int, in_channels: int, out_channels: int) -> None:
+    """Checks that groups divide the channels.
+
+    Args:
+        layer: The layer, for the message.
+        num_groups: The number of groups.
+        in_channels: The channels of the input.
+        out_channels: The channels of the result.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if num_groups < 1 or in_channels % num_groups or out_channels % num_groups:
+        raise ValueError(
+            f"{layer}: {num_groups} groups do not divide {in_channels} channels of the input and {out_channels} of "
+            "the result, expected multiples of num_groups"
+        )
+
+
 def convolve(
     x: TensorValueLike,
     filter: TensorValueLike,
@@ -176,11 +195,7 @@ class _Conv(Module):
         name: str | None,
     ) -> None:
         layer, axes = type(self).__name__, len(taps)
-        if num_groups < 1 or in_channels % num_groups or out_channels % num_groups:
-            raise ValueError(
-                f"{layer}: {num_groups} groups do not divide {in_channels} channels of the "
-                f"input and {out_channels} of the result"
-            )
+        check_groups(layer, num_groups, in_channels, out_channels)
         self.device = DeviceRef.CPU() if device is None else device
         self.num_groups, self.permute = num_groups, permute
         self.stride = numbers(layer, "stride", stride, axes)

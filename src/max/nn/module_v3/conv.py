@@ -11,7 +11,7 @@ from max.experimental import functional as F
 from max.experimental import random
 from max.experimental.tensor import Tensor
 from max.graph import DeviceRef
-from max.nn.conv import convolve, numbers, paddings
+from max.nn.conv import check_groups, convolve, numbers, paddings
 from max.nn.module_v3.module import Module
 
 __all__ = ["Conv2d"]
@@ -63,11 +63,7 @@ class Conv2d(Module):
         permute: bool = False,
         name: str | None = None,
     ) -> None:
-        if num_groups < 1 or in_channels % num_groups or out_channels % num_groups:
-            raise ValueError(
-                f"Conv2d: {in_channels} channels of the input and {out_channels} of the result, expected multiples of "
-                f"num_groups, which is {num_groups}"
-            )
+        check_groups("Conv2d", num_groups, in_channels, out_channels)
         self.kernel_size = numbers("Conv2d", "kernel_size", kernel_size, 2)
         self.in_channels = in_channels
         self.out_channels = out_channels

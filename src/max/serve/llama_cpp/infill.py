@@ -18,6 +18,7 @@ from max.serve.infill import ExtraFile, infill_of, prompt_tokens
 from max.serve.model import ServedModel
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.wire import encode_json, error_event, new_id
+from max.serve.sampling_fields import LlamaSamplingFields
 from max.serve.text import TextPiece
 from max.serve.worker.client import Repeated
 
@@ -33,7 +34,7 @@ class InfillFile(StrictBody):
     text: str
 
 
-class InfillBody(StrictBody):
+class InfillBody(LlamaSamplingFields):
     """The body of ``/infill``."""
 
     model: str | None = None
@@ -42,14 +43,6 @@ class InfillBody(StrictBody):
     input_extra: list[InfillFile] = []
     prompt: str = ""
     n_predict: Annotated[int, Field(ge=-1)] = -1
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: int | None = None
     stop: list[str] = []
     stream: bool = False
     cache_prompt: bool | None = None
@@ -57,18 +50,12 @@ class InfillBody(StrictBody):
 
     def sampling_input(self) -> SamplingParamsInput:
         """The sampling parameters that are set."""
-        return SamplingParamsInput(
-            top_k=None if self.top_k == 0 else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            temperature=self.temperature,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repeat_penalty,
-            max_new_tokens=self.n_predict if self.n_predict > 0 else None,
-            # -1 stands for a seed of each request
-            seed=None if self.seed is None or self.seed < 0 else self.seed % 2**64,
-        )
+        sampling = self.sampling_with(self.n_predict)
+        if sampling.top_k == 0:
+            sampling.top_k = None
+        if self.seed is not None and self.seed < 0:
+            sampling.seed = None  # each request has its own
+        return sampling
 
 
 @router.post("/infill")

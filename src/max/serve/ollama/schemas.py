@@ -8,20 +8,13 @@ from pydantic import Field
 
 from max.interfaces import SamplingParamsInput
 from max.serve.openai.fields import StrictBody
+from max.serve.sampling_fields import LlamaSamplingFields
 
 
-class OllamaOptions(StrictBody):
+class OllamaOptions(LlamaSamplingFields):
     """How tokens are chosen, by Ollama's names."""
 
     num_predict: int | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     # of Ollama's own engine
     num_ctx: int | None = None
@@ -39,19 +32,8 @@ class OllamaOptions(StrictBody):
 
     def sampling_input(self) -> SamplingParamsInput:
         """The sampling parameters that are set."""
-        limit = self.num_predict
-        return SamplingParamsInput(
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            temperature=self.temperature,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repeat_penalty,
-            # -1 and -2 stand for no limit
-            max_new_tokens=limit if limit is not None and limit > 0 else None,
-            seed=None if self.seed is None else self.seed % 2**64,
-        )
+        # -1 and -2 stand for no limit
+        return self.sampling_with(self.num_predict)
 
 
 class OllamaCall(StrictBody):
