@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections import Counter
 from pathlib import Path
 
+from tests.mutation.forked import run_forked
 from tests.mutation.mutants import Mutant, mutants_of, sample
 from tests.mutation.runner import ROOT, Suite, equivalents, run_mutants
 
@@ -32,10 +34,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, help="seconds for the tests of one mutant")
     parser.add_argument("--cache", type=Path, help="a folder for compiled code that all runs share")
     parser.add_argument("--source", type=Path, default=ROOT / "src", help="(default: src)")
+    parser.add_argument(
+        "--fork", action="store_true", help="fork one process, run the tests that reach a mutant"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
     parser.add_argument("--equivalents", action="store_true", help="run the known equivalents too")
     parser.add_argument("-v", "--verbose", action="store_true", help="print killed mutants too")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.fork and not hasattr(os, "fork"):
+        parser.error(
+            f"--fork: {sys.platform} has no fork; without the option each mutant gets a process"
+        )
+    return options
 
 
 def chosen(options: argparse.Namespace, path: Path, name: str) -> list[Mutant]:
@@ -70,11 +80,12 @@ def main() -> int:
             print(*(f"{name}:{mutant}" for mutant in mutants), sep="\n")
             continue
         counts: Counter[str] = Counter()
-        for result in run_mutants(suite, path, mutants, jobs=options.jobs, timeout=options.timeout):
+        run = run_forked if options.fork else run_mutants
+        for result in run(suite, path, mutants, jobs=options.jobs, timeout=options.timeout):
             counts[result.outcome] += 1
-            if result.outcome == "survived" or options.verbose:
+            if result.outcome in ("survived", "uncovered") or options.verbose:
                 print(f"{result.outcome}: {name}:{result.mutant}", flush=True)
-        survivors += counts["survived"]
+        survivors += counts["survived"] + counts["uncovered"]
         print(
             f"{name}: {len(mutants)} mutants,",
             ", ".join(f"{n} {o}" for o, n in sorted(counts.items())),

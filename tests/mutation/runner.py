@@ -32,7 +32,7 @@ class Result:
 
     Args:
         mutant: The mutant.
-        outcome: "killed", "timeout" or "survived".
+        outcome: "killed", "timeout", "survived", or "uncovered" where no test reaches it.
         seconds: How long its tests ran.
     """
 
@@ -57,6 +57,25 @@ class Suite:
     tests: tuple[str, ...]
     cache: Path | None = None
 
+    def environment(self, tree: Path, folder: Path) -> dict[str, str]:
+        """The environment of the tests' processes.
+
+        Args:
+            tree: The sources that they run on.
+            folder: Where hypothesis keeps its files.
+        """
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tree), str(self.root)]),
+            # a cached file of the same size and time would hide a mutant
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HYPOTHESIS_PROFILE": "mutation",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+        }
+        if self.cache is not None:
+            environment["MAX_CACHE_DIR"] = str(self.cache)
+        return environment
+
     def run(self, tree: Path, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
         """Runs the tests on a copy of the sources.
 
@@ -68,21 +87,11 @@ class Suite:
             subprocess.TimeoutExpired: They took longer.
         """
         with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(tree), str(self.root)]),
-                # a cached file of the same size and time would hide a mutant
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "HYPOTHESIS_PROFILE": "mutation",
-                "HYPOTHESIS_STORAGE_DIRECTORY": str(tree.parent / "hypothesis"),
-            }
-            if self.cache is not None:
-                environment["MAX_CACHE_DIR"] = str(self.cache)
             command = [
                 sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
                 "--no-header", "--tb=short", f"--basetemp={scratch}/tests", *self.tests,
             ]  # fmt: skip
-            return _run(command, self.root, environment, timeout)
+            return _run(command, self.root, self.environment(tree, tree.parent), timeout)
 
 
 def _run(

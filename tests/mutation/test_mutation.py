@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.mutation import forked
+from tests.mutation.__main__ import arguments
+from tests.mutation.forked import compiled, replaced_code, run_forked
 from tests.mutation.mutants import mutants_of, sample
 from tests.mutation.runner import ROOT, Suite, equivalents, run_mutants
 
@@ -120,7 +124,8 @@ def test_clamp():
 
 
 @pytest.fixture
-def suite(tmp_path):
+def suite(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # imports of plugins take seconds
     (tmp_path / "source/package").mkdir(parents=True)
     (tmp_path / "source/package/__init__.py").touch()
     (tmp_path / "source/package/clamped.py").write_text(SOURCE)
@@ -150,6 +155,121 @@ def test_tests_that_fail_anyway_are_an_error(suite):
         list(run_mutants(suite, file, mutants_of(SOURCE)))
     with pytest.raises(ValueError, match=r"clamped.py is not below .*tests"):
         list(run_mutants(Suite(ROOT, ROOT / "tests", ()), file, []))
+
+
+FORKED_SOURCE = """
+from functools import cache
+
+class Account:
+    limit = 3
+
+    def take(self, amount, fee=0):
+        if amount > self.limit:
+            raise ValueError
+        return [part - fee for part in range(amount)]
+
+@cache
+def counter(step):
+    total = 0
+    def count():
+        nonlocal total
+        total += step
+        return total
+    return count
+
+ONE = counter(1)
+
+def endless(x):
+    while x > 0:
+        x = x - 1
+
+def unused(x):
+    return x + 1
+"""
+FORKED_TEST = """
+import pytest
+from package.account import ONE, Account, endless
+
+def test_take(tmp_path):
+    (tmp_path / "file").touch()
+    assert Account().take(2) == [0, 1]
+    with pytest.raises(ValueError):
+        Account().take(9)
+
+def test_the_closure_that_is_there_already():
+    assert ONE() == 1 and ONE() == 2
+
+def test_endless():
+    endless(3)
+"""
+
+
+def test_changed_functions_are_replaced_with_those_around_them():
+    code = compiled(Path("account.py"), FORKED_SOURCE)
+    mutants = {mutant.after: mutant for mutant in mutants_of(FORKED_SOURCE)}
+
+    def replaced(after):
+        pairs = replaced_code(
+            code, compiled(Path("account.py"), mutants[after].apply(FORKED_SOURCE))
+        )
+        return None if pairs is None else [new.co_name for _, new in pairs]
+
+    assert replaced("total -= step") == ["count", "counter"]
+    assert replaced("if amount >= self.limit:") == ["take"]
+    assert replaced("return [(part + fee) for part in range(amount)]")[-1] == "take"
+    assert replaced("limit = 4") is None, "a class's body ran at import"
+    assert replaced("def take(self, amount, fee=1):") is None, "as did defaults"
+    assert replaced("ONE = counter(2)") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_forks_notice_what_processes_notice(suite):
+    file = suite.source / "package/account.py"
+    file.write_text(FORKED_SOURCE)
+    (suite.root / "test_account.py").write_text(FORKED_TEST)
+    suite = Suite(suite.root, suite.source, ("test_account.py",))
+    mutants = {mutant.after: mutant for mutant in mutants_of(FORKED_SOURCE)}
+    outcomes = {
+        "if amount >= self.limit:": "survived",  # no test takes the limit
+        "if not (amount > self.limit):": "killed",
+        "total -= step": "killed",
+        "return [(part + fee) for part in range(amount)]": "survived",  # no test has a fee
+        "x = (x + 1)": "timeout",
+        "return (x - 1)": "uncovered",
+    }
+    results = run_forked(suite, file, [mutants[after] for after in outcomes], timeout=5)
+    assert {result.mutant.after: result.outcome for result in results} == outcomes
+    assert file.read_text() == FORKED_SOURCE
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_mutants_of_code_that_runs_at_import_get_a_process(suite, monkeypatch):
+    file = suite.source / "package/account.py"
+    file.write_text(FORKED_SOURCE)
+    mutants = [m for m in mutants_of(FORKED_SOURCE) if m.after in ("limit = 4", "ONE = counter(2)")]
+    monkeypatch.setattr(forked, "run_mutants", lambda *args, **options: [(*args, options)])
+    (call,) = run_forked(suite, file, mutants, jobs=3, timeout=7)
+    assert call == (suite, file, mutants, {"jobs": 3, "timeout": 7})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_forks_need_tests_that_pass(suite):
+    file = suite.source / "package/clamped.py"
+    (suite.root / "test_clamped.py").write_text(TEST.replace("== 2", "== 3"))
+    with pytest.raises(RuntimeError, match=r"the tests fail without a mutant(?s:.)*test_clamp"):
+        list(run_forked(suite, file, mutants_of(SOURCE)))
+    with pytest.raises(ValueError, match=r"clamped.py is not below .*tests"):
+        list(run_forked(Suite(ROOT, ROOT / "tests", ()), file, []))
+
+
+def test_a_system_without_forks_is_an_error(suite, monkeypatch):
+    monkeypatch.delattr(os, "fork", raising=False)
+    file = suite.source / "package/clamped.py"
+    with pytest.raises(OSError, match="has no fork: run the mutants without --fork"):
+        list(run_forked(suite, file, mutants_of(SOURCE)))
+    monkeypatch.setattr(sys, "argv", ["mutation", "--fork", "--tests=x", str(file)])
+    with pytest.raises(SystemExit):
+        arguments()
 
 
 def test_the_command_line():
