@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.runner import exit_on_sigterm, machine
+from max._host import usable_cpus
 from max._runtime import jit, platform
 from max._runtime.cache import Cache
 from max._runtime.pool import Pool
@@ -110,7 +111,7 @@ def main() -> None:
     exit_on_sigterm()
     print(machine())
     for parking in args.parking:
-        for workers in args.workers or sorted({1, platform.usable_cpus()}):
+        for workers in args.workers or sorted({1, usable_cpus()}):
             print(
                 f"\n{workers} workers, parking {platform.parking_mode(parking)}: median, 99 % in µs"
             )

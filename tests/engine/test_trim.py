@@ -15,7 +15,7 @@ PRELUDE = """
 import os, sys
 import numpy as np
 import psutil
-from max._runtime import platform
+from max._host import SystemMemory
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession, _outputs
@@ -108,13 +108,13 @@ def test_nothing_is_kept_when_little_memory_is_left():
         before = rss()
         run()
         kept = rss() - before
-        platform.system_memory = lambda: platform.SystemMemory(16 << 30, 1 << 30)
+        _outputs.system_memory = lambda: SystemMemory(16 << 30, 1 << 30)
         _outputs.FRESH_SECONDS = 0
         other = load(lambda x: [x * 2], "other")
         run(other)
         print(kept, rss() - before)
         # enough again, but the blocks of all models would be more than a quarter of it
-        platform.system_memory = lambda: platform.SystemMemory(600 << 20, 600 << 20)
+        _outputs.system_memory = lambda: SystemMemory(600 << 20, 600 << 20)
         run(plus); run(other)
         print(rss() - before, plus._output_memory.kept_bytes() + other._output_memory.kept_bytes())
         """

@@ -18,7 +18,6 @@ from max.pipelines import (
     SupportedArchitecture,
     SupportedEncoding,
 )
-from max.pipelines.config.host_memory import available_memory
 from max.pipelines.config.options import options_of
 from max.pipelines.core import ConfigError, ModelFilesError, UserError
 from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
@@ -260,20 +259,6 @@ def test_a_model_that_does_not_fit_is_refused_with_a_plan(fake, monkeypatch):
     ) as error:
         config(fake)
     assert error.value.remedy == "--quantize q8_0 would fit: 3.0 GiB of weights."
-
-
-def test_the_memory_that_programs_can_have(tmp_path):
-    assert available_memory(tmp_path) is None
-    for folder in ("proc", "sys/fs/cgroup"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   8 kB\n")
-    assert available_memory(tmp_path) == 8192
-    group = tmp_path / "sys/fs/cgroup"
-    for limit, current, expected in (("max", 1, 8192), ("6000", 5000, 1700), ("6000", 9000, 0)):
-        (group / "memory.max").write_text(limit)
-        (group / "memory.current").write_text(f"{current}\n")
-        (group / "memory.stat").write_text("anon 3\ninactive_file 700\n")
-        assert available_memory(tmp_path) == expected
 
 
 def test_the_device_is_named_where_nobody_did() -> None:

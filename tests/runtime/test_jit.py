@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from max._config import flags
+from max._host import usable_cpus
 from max._runtime import jit, platform
 from max._runtime.cache import Cache
 
@@ -165,7 +166,7 @@ def test_bad_modules_raise(text, message, machine_jit):
 
 def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
     units = [unit(f"many{i}", i) for i in range(40)]
-    monkeypatch.setattr(jit.platform, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(jit, "usable_cpus", lambda: 4)
     loaded = jit.Jit(jit.Machine.host()).load(units, cache=Cache(tmp_path))
     assert [call(loaded[u.key][u.exports[0]]) for u in units] == list(range(40))
     monkeypatch.setattr(jit, "_lock_free", lambda: False)
@@ -181,7 +182,7 @@ def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(platform, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(jit, "usable_cpus", lambda: 2)
 
 
 def compilations(monkeypatch):
@@ -242,7 +243,7 @@ def test_cancelled_units_can_still_be_loaded(machine_jit, monkeypatch, tmp_path,
     machine_jit.cancel_started()
     go.set()
     machine_jit.wait_for_started()
-    assert len(done) <= platform.usable_cpus() + 1 < len(units)
+    assert len(done) <= usable_cpus() + 1 < len(units)
     loaded = machine_jit.load(units)
     assert call(loaded["cancelled7-7"]["k_cancelled7"]) == 7
     assert sorted(name for name, _ in done) == [f"cancelled{i}-{i}" for i in range(8)]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_offsets, check_size
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_offsets, check_size
 
 MOST = 2**62
 """The greatest sum of counts."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
 from max._config import dump_log, flags
+from max._host import usable_cpus
 from max._lazy import lazy_module
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
@@ -365,13 +366,13 @@ def _threads() -> ThreadPoolExecutor:
     """The thread pool of the compiler, one thread per core."""
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(platform.usable_cpus(), "max-compile")
+        _pool = ThreadPoolExecutor(usable_cpus(), "max-compile")
     return _pool
 
 
 def _compiles_ahead() -> bool:
     """Whether several threads may compile at a time; not while stages are dumped in order."""
-    return platform.usable_cpus() > 1 and _lock_free() and not flags.MAX_DUMP & {"llvm", "asm"}
+    return usable_cpus() > 1 and _lock_free() and not flags.MAX_DUMP & {"llvm", "asm"}
 
 
 # never disposed: native memory holds addresses of their code

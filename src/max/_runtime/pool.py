@@ -29,6 +29,7 @@ from max._abi import (
     ErrorState,
     PoolState,
 )
+from max._host import usable_cpus
 from max._runtime import interrupts, jit, native, platform
 from max._runtime.cache import content_key
 
@@ -230,7 +231,7 @@ class Pool:
         memory[:] = 0
         self._address = memory.ctypes.data
         platform.init_parking(self._address + PoolState.PARKING.offset, self.parking)
-        crowded = self.num_threads > platform.usable_cpus()
+        crowded = self.num_threads > usable_cpus()
         self._words(PoolState.IDLE_SPINS)[0] = IDLE_SPINS
         self._words(PoolState.RUN_SPINS)[0] = IDLE_SPINS if crowded else RUN_SPINS
         self._words(PoolState.YIELD_MASK)[0] = YIELD_EVERY - 1

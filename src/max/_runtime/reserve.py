@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
+from max._host import usable_cpus
 from max._runtime import platform
 
 __all__ = ["LEAST_BYTES", "SPARE_BYTES", "STEP_BYTES", "Reserve"]
@@ -39,7 +40,7 @@ class Reserve:
         self._thread: threading.Thread | None = None
         self.touched = 0
         """The bytes at the start of the block that are touched so far."""
-        if num_bytes < LEAST_BYTES or platform.usable_cpus() < 2:
+        if num_bytes < LEAST_BYTES or usable_cpus() < 2:
             return
         try:
             # pages that are not touched cost nothing

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from max._host import SystemMemory, system_memory
 from max._runtime import guard, platform
 from max.driver import Device, Tensor
 from max.driver._memory import ALIGNMENT, address, allocate_bytes
@@ -134,7 +135,7 @@ class OutputMemory:
         return None
 
 
-_seen, _seen_at = platform.SystemMemory(math.inf, math.inf), -math.inf
+_seen, _seen_at = SystemMemory(math.inf, math.inf), -math.inf
 _all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
 _all_lock = threading.RLock()
 
@@ -153,7 +154,7 @@ def under_pressure(nbytes: int) -> bool:
     global _seen, _seen_at
     now = time.monotonic()
     if now - _seen_at > FRESH_SECONDS:
-        _seen, _seen_at = platform.system_memory(), now
+        _seen, _seen_at = system_memory(), now
     memory = _seen
     if memory.available - nbytes < LEFT_SHARE * memory.total:
         return True

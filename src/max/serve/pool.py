@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from max.pipelines.config.host_memory import available_memory
+from max._host import available_memory
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError, model_not_found

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import Operand
+from max._kernel_library.operand_checks import check_size
 from max.dtype import DType
 
 SCALE_BYTES = 4

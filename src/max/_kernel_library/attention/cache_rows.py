@@ -12,16 +12,9 @@ from max._kernel_library.attention.cache_formats import (
     load_head,
     store_heads,
 )
-from max._kernel_library.attention.paged_cache import (
-    check_batch,
-    check_rising,
-    check_size,
-    layer_of,
-    page_of,
-    sequence_of,
-    unsigned,
-)
+from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_rising, check_size, unsigned
 
 
 @k.kernel

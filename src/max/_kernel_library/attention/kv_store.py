@@ -7,15 +7,9 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import check_heads, check_rows, store_heads
-from max._kernel_library.attention.paged_cache import (
-    check_batch,
-    check_size,
-    layer_of,
-    page_of,
-    sequence_of,
-    unsigned,
-)
+from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_size, unsigned
 
 
 @k.kernel

@@ -17,14 +17,7 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import copy_elements
 from max._kernel_library.attention.online_softmax import LOG2_E, NEGATIVE_INFINITY
-from max._kernel_library.attention.paged_cache import (
-    check_batch,
-    check_rising,
-    check_size,
-    layer_of,
-    page_of,
-    unsigned,
-)
+from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of
 from max._kernel_library.attention.paged_rows import (
     KEYS,
     ROW_THRESHOLD,
@@ -41,6 +34,7 @@ from max._kernel_library.attention.paged_rows import (
 )
 from max._kernel_library.attention.ragged_attention import plan_ragged_grid
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_rising, check_size, unsigned
 from max.dtype import DType
 
 

@@ -33,14 +33,7 @@ from max._kernel_library.attention.online_softmax import (
     SPLIT_ROWS,
     merge_parts,
 )
-from max._kernel_library.attention.paged_cache import (
-    check_batch,
-    check_rising,
-    check_size,
-    layer_of,
-    page_of,
-    unsigned,
-)
+from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of
 from max._kernel_library.attention.paged_rows import (
     KEYS,
     ROW_THRESHOLD,
@@ -60,6 +53,7 @@ from max._kernel_library.attention.paged_rows import (
     rescaled,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max._kernel_library.operand_checks import check_rising, check_size, unsigned
 from max.dtype import DType
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.attention.online_softmax import LOG2_E
-from max._kernel_library.attention.paged_cache import check_offsets, check_size, unsigned
 from max._kernel_library.attention.paged_rows import (
     KEYS,
     ROW_THRESHOLD,
@@ -37,6 +36,7 @@ from max._kernel_library.attention.paged_rows import (
     softmax_block,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
 from max.dtype import DType
 
 

@@ -13,15 +13,9 @@ from max._kernel_library.attention.cache_formats import (
     row_size,
     store_head,
 )
-from max._kernel_library.attention.paged_cache import (
-    check_batch,
-    check_size,
-    layer_of,
-    page_of,
-    sequence_of,
-    unsigned,
-)
+from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_size, unsigned
 
 
 @k.inline

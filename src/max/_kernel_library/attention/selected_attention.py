@@ -20,14 +20,7 @@ from max._kernel_library.attention.online_softmax import (
     merge_parts,
 )
 from max._kernel_library.attention.paged_attention import store_task
-from max._kernel_library.attention.paged_cache import (
-    check_batch,
-    check_size,
-    layer_of,
-    page_of,
-    sequence_of,
-    unsigned,
-)
+from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
 from max._kernel_library.attention.paged_rows import (
     KEYS,
     Scores,
@@ -39,6 +32,7 @@ from max._kernel_library.attention.paged_rows import (
     plan_paged,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max._kernel_library.operand_checks import check_size, unsigned
 from max.dtype import DType
 
 

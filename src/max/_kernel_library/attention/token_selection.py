@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import row_size
-from max._kernel_library.attention.paged_cache import (
-    check_batch,
-    check_size,
-    layer_of,
-    page_of,
-    sequence_of,
-    unsigned,
-)
+from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
 from max._kernel_library.attention.paged_rows import (
     KEYS,
     Plan,
@@ -38,6 +31,7 @@ from max._kernel_library.attention.paged_rows import (
     score_block,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max._kernel_library.operand_checks import check_size, unsigned
 from max.dtype import DType
 
 MOST_SELECTED = 1 << 16

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_size, unsigned
 from max._kernel_library.generation.sampling import splitmix64
 from max._kernel_library.lowering import KernelCall, Operand, operand_views
+from max._kernel_library.operand_checks import check_size, unsigned
 
 LONGEST = 2**32 - 1
 """The greatest length, which cannot be increased."""

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.indexing.selection import NEGATIVE_INFINITY, better, keep_best, sort_heap
 from max._kernel_library.lowering import KernelCall, Operand, operand_views, view
+from max._kernel_library.operand_checks import check_size
 
 SMALL_K = 256
 """Most candidates that are kept in a heap."""

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_size
 from max._kernel_library.recurrence.slots import check_states, floats, state_views
 from max._kernel_library.tiles.micro_kernels import multiply_columns
 from max._kernel_library.tiles.tiling import Matrix, round_up

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.operand_checks import check_size
 from max._kernel_library.recurrence.slots import check_states, floats, state_views
 
 SCAN, SSD = "mo.selective_scan.ragged", "mo.ssd.ragged"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_offsets, check_size, unsigned
 from max._kernel_library.lowering import Arg, Operand, view
+from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
 
 
 @k.inline

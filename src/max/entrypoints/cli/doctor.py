@@ -16,6 +16,7 @@ from importlib import metadata
 import click
 import numpy as np
 
+from max._host import available_memory
 from max._version import __version__
 from max.driver import CPU, Tensor
 from max.dtype import DType
@@ -23,7 +24,6 @@ from max.engine import InferenceSession
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.models import size_text
 from max.graph import DeviceRef, Graph, TensorType, ops
-from max.pipelines.config.host_memory import available_memory
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.pull import verify
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines.config.enums import PipelineRole
-from max.pipelines.config.host_memory import available_memory
 from max.pipelines.config.model_config import (
     KVCacheConfig,
     MAXModelConfig,

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max._kernel_library.operand_checks import check_size
 from max._kernel_library.products.blocking import LANES_K
 from max._kernel_library.products.dense.matmul import (
     BLOCK_ROWS,

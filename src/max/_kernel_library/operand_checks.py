@@ -1,0 +1,92 @@
+"""Checks of operands that kernels share: dtypes when an op is lowered, sizes and offsets of ragged rows when a kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import Operand
+from max.dtype import DType
+
+UNSIGNED = (DType.uint8, DType.uint16, DType.uint32)
+"""Dtypes of offsets, lengths, pages and layers: no element is negative, and all fit 64 bits with their sums."""
+
+
+def unsigned(op: str, operands: Sequence[Operand]) -> None:
+    """Checks the dtypes of counts and numbers.
+
+    Args:
+        op: The op.
+        operands: The operands.
+
+    Raises:
+        NotImplementedError: The dtype of one is not in `UNSIGNED`.
+    """
+    for operand in operands:
+        if operand.dtype not in UNSIGNED:
+            raise NotImplementedError(
+                f"{op}: offsets, lengths, pages and layers of {operand.dtype.name}; uint32 would fit"
+            )
+
+
+@k.inline
+def check_size(what: str, size: Any, expected: Any) -> None:
+    """Raises where a size is not that of the other operands.
+
+    Args:
+        what: What it is the size of (compile time).
+        size: The size.
+        expected: The size that fits.
+    """
+    if size != expected:
+        raise ValueError("{} has size {}, expected {}", what, size, expected)
+
+
+@k.inline
+def check_rising(what: str, offsets: Any, width: int) -> None:
+    """Raises where an offset is less than the one before it.
+
+    Args:
+        what: Their name (compile time).
+        offsets: `[batch + 1]`.
+        width: Offsets per vector.
+    """
+    for j, mask in k.vectors(offsets.shape[0] - 1, width):
+        current = offsets.load(j, width=width, mask=mask)
+        falls = current > offsets.load(j + 1, width=width, mask=mask)
+        if mask is not None:
+            falls = falls & mask
+        if k.any(falls):
+            at = k.i64(j)
+            while offsets[at] <= offsets[at + 1]:
+                at += 1
+            raise ValueError(
+                "{}[{}] is {}, expected {} or more, the one before",
+                what,
+                at + 1,
+                offsets[at + 1],
+                offsets[at],
+            )
+
+
+@k.inline
+def check_offsets(what: str, offsets: Any, rows: Any, width: int) -> None:
+    """Raises unless the offsets begin at 0, never fall, and end at the number of rows: each row then belongs to one sequence.
+
+    Args:
+        what: Their name (compile time).
+        offsets: `[batch + 1]`.
+        rows: The number of rows.
+        width: Offsets per vector.
+    """
+    last = offsets.shape[0] - 1
+    if last < 0:
+        raise ValueError("{} is empty, expected the first row of each sequence and {}", what, rows)
+    if k.i64(offsets[0]) != 0:
+        raise ValueError("{}[0] is {}, expected 0", what, offsets[0])
+    if k.i64(offsets[last]) != rows:
+        raise ValueError(
+            "{}[{}] is {}, expected {}, the number of rows", what, last, offsets[last], rows
+        )
+    check_rising(what, offsets, width)
