@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from max import driver
+from max import kernel as k
 from max._config import flags
 from max.driver import CPU
 from max.dtype import DType
@@ -34,6 +35,18 @@ from max.nn.module_v3 import Linear, Module, Sequential
 RNG = np.random.default_rng(11)
 WRITES: list[str] = []
 """The rules of the state machine that wrote a tensor of which there was a copy."""
+
+
+@k.register("packing.first1")
+def first1(x: k.InOut[k.f32, 1], ctx: k.Context, *, value: float):
+    for _ in ctx.parallel(1):
+        x[0] = value
+
+
+@k.register("packing.first2")
+def first2(x: k.InOut[k.f32, 2], ctx: k.Context, *, value: float):
+    for i in ctx.parallel(x.shape[1]):
+        x[0, i] = value
 
 
 def array(*shape: int) -> np.ndarray[Any, Any]:
@@ -92,7 +105,18 @@ def expected(x: np.ndarray[Any, Any], p: dict[str, np.ndarray[Any, Any]]) -> np.
     return (y @ p["tied"]) @ p["tied"].T
 
 
-PATHS = ["setitem", "store", "array", "capsule", "torch", "driver", "view", "storage", "model"]
+PATHS = [
+    "setitem",
+    "store",
+    "custom",
+    "array",
+    "capsule",
+    "torch",
+    "driver",
+    "view",
+    "storage",
+    "model",
+]
 NAMES = st.sampled_from(["a", "bias", "b", "tied"])
 
 
@@ -200,6 +224,10 @@ def _writer(tensor: Tensor, how: str) -> Callable[[float], None]:
                 new = elements(tensor)
                 new[0] = value
                 F.buffer_store(tensor, Tensor.constant(new))
+            case "custom":
+                F.inplace_custom(
+                    f"packing.first{tensor.rank}", CPU(), [tensor], parameters={"value": value}
+                )
             case "model":
                 _first_row(target, value)
             case "driver":
@@ -279,7 +307,7 @@ def test_a_write_by_each_path(how: str) -> None:
         writer(value)
         values["a"][0] = value
         run(6)  # one reads the new elements, others might pack
-    has_access = how not in ("setitem", "store")
+    has_access = how not in ("setitem", "store", "custom")
     assert packed_bytes() == size - has_access * values["a"].nbytes
     writer(2.0)
     values["a"][0] = 2.0

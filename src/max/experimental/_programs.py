@@ -32,6 +32,7 @@ __all__ = [
     "execute",
     "program_of",
     "programs_of",
+    "relocate",
     "staged",
 ]
 
@@ -148,7 +149,7 @@ def execute(
     try:
         return program.program.execute(leaves, program.extra)
     except Exception as error:
-        _relocate(error, place)
+        relocate(error, place)
         raise
 
 
@@ -246,7 +247,7 @@ def _size_carrier(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return _carrier[:size]
 
 
-def _relocate(error: Exception, place: Callable[[int], tuple[str, int]]) -> None:
+def relocate(error: Exception, place: Callable[[int], tuple[str, int]]) -> None:
     """Replaces the numbers of calls in an error's message by the lines of the user's program."""
 
     def staged_at(match: re.Match[str]) -> str:

@@ -32,7 +32,16 @@ SCALAR_OPS = frozenset(
 )
 """Ops whose numbers are operands: a number that varies is an input of the program."""
 SIZE_OPS = frozenset(
-    {"reshape", "broadcast_to", "slice_tensor", "split", "range", "_uniform", "_gaussian"}
+    {
+        "reshape",
+        "broadcast_to",
+        "slice_tensor",
+        "split",
+        "range",
+        "_uniform",
+        "_gaussian",
+        "_custom",
+    }
 )
 """Ops whose integers are sizes or bounds: one that varies is a symbol."""
 

@@ -7,7 +7,7 @@ at least must be a tensor.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from max._earlier import later_keywords
@@ -15,6 +15,7 @@ from max.driver import Device
 from max.dtype import DType
 from max.experimental import _mutation, _operations
 from max.experimental._control import cond, while_loop
+from max.experimental._custom_ops import custom, inplace_custom
 from max.experimental._dispatch import apply, in_graph
 from max.experimental._later import (
     arange,
@@ -53,16 +54,16 @@ __all__ = [
     "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum", "custom", "dequantize", "div",
     "elementwise_max", "elementwise_min", "ensure_context", "equal", "erf", "exp", "flatten", "floor", "floor_div",
     "fold", "full", "full_like", "functional", "gather", "gather_nd", "gaussian", "gaussian_like", "gelu", "greater",
-    "greater_equal", "group_norm", "hann_window", "in_graph_context", "irfft", "is_inf", "is_nan", "layer_norm", "lazy",
-    "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "logsoftmax", "masked_scatter", "matmul",
-    "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "non_maximum_suppression", "nonzero", "normal",
-    "normal_like", "not_equal", "ones", "ones_like", "outer", "pad", "permute", "pow", "print", "prod", "qmatmul",
-    "range", "rebind", "relu", "repeat_interleave", "reshape", "resize", "resize_bicubic", "resize_linear",
-    "resize_nearest", "rms_norm", "roi_align", "round", "rsqrt", "scatter", "scatter_add", "scatter_max", "scatter_min",
-    "scatter_mul", "scatter_nd", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul",
-    "shape_to_tensor", "sigmoid", "silu", "sin", "slice_tensor", "softmax", "split", "sqrt", "squeeze", "stack", "sub",
-    "sum", "tanh", "tile", "top_k", "transfer_to", "transpose", "trunc", "uniform", "uniform_like", "unsqueeze",
-    "where", "while_loop", "zeros", "zeros_like",
+    "greater_equal", "group_norm", "hann_window", "in_graph_context", "inplace_custom", "irfft", "is_inf", "is_nan",
+    "layer_norm", "lazy", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "logsoftmax",
+    "masked_scatter", "matmul", "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "non_maximum_suppression",
+    "nonzero", "normal", "normal_like", "not_equal", "ones", "ones_like", "outer", "pad", "permute", "pow", "print",
+    "prod", "qmatmul", "range", "rebind", "relu", "repeat_interleave", "reshape", "resize", "resize_bicubic",
+    "resize_linear", "resize_nearest", "rms_norm", "roi_align", "round", "rsqrt", "scatter", "scatter_add",
+    "scatter_max", "scatter_min", "scatter_mul", "scatter_nd", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min",
+    "scatter_nd_mul", "shape_to_tensor", "sigmoid", "silu", "sin", "slice_tensor", "softmax", "split", "sqrt",
+    "squeeze", "stack", "sub", "sum", "tanh", "tile", "top_k", "transfer_to", "transpose", "trunc", "uniform",
+    "uniform_like", "unsqueeze", "where", "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -258,17 +259,6 @@ def constant_external(name: str, type: TensorType) -> Any:
             f"constant_external: {name!r} is bound when a graph is loaded, and no graph is being built; use a Tensor"
         )
     return apply(ops.constant_external, (name, type), {})
-
-
-@functools.wraps(ops.custom)
-def custom(
-    name: str,
-    device: Any,
-    values: Sequence[Any],
-    out_types: Sequence[Any],
-    parameters: Mapping[str, Any] | None = None,
-) -> Any:
-    return apply(ops.custom, (name, device, list(values), list(out_types), parameters), {})
 
 
 @functools.wraps(ops.buffer_store)
