@@ -38,6 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.driver.tensor": ("max.driver",),
     "max.engine.api": ("max.engine",),
     "max.experimental.nn": ("max.nn.module_v3",),
+    "max.experimental.torch": ("max.torch",),
     "max.functional": ("max.experimental.functional",),
     "max.graph.dtype": ("max.dtype",),
     "max.graph.dtype_promotion": ("max.graph.ops.promotion", "max.graph"),

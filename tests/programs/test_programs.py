@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-MODULES = ("arrays", "networks", "architectures")
+MODULES = ("arrays", "networks", "architectures", "eager")
 
 
 def programs() -> list[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from max.driver import CPU, Device
@@ -12,6 +12,7 @@ from max.experimental._dispatch import apply, in_graph
 from max.experimental._sessions import session_of
 from max.experimental.tensor import Tensor
 from max.graph import DimLike, Graph, ShapeLike, TensorValue, TensorValueLike, ops
+from max.graph.current import OUTSIDE
 
 __all__ = [
     "arange", "clamp", "clip", "complex_mul", "elementwise_max", "elementwise_min", "ensure_context", "full", "full_like",
@@ -101,8 +102,21 @@ def print(value: Any, name: str = "debug_tensor") -> None:
 
 @contextlib.contextmanager
 def lazy() -> Generator[None]:
-    """Records operations on tensors, and runs them where a value is needed; as they always do here."""
-    yield
+    """Records operations on tensors, and runs them where a value is needed; as they always do here.
+
+    Within it the ops of `max.graph.ops` take and return tensors too, where no graph is being built.
+    """
+    token = OUTSIDE.set(_on_tensors)
+    try:
+        yield
+    finally:
+        OUTSIDE.reset(token)
+
+
+def _on_tensors(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return (
+        shape_to_tensor(*args, **kwargs) if op is ops.shape_to_tensor else apply(op, args, kwargs)
+    )
 
 
 ensure_context = lazy

@@ -39,8 +39,10 @@ from max.experimental._holders import hold
 from max.experimental._operations import Operations
 from max.experimental._types import type_of
 from max.graph import (
+    BufferType,
     BufferValue,
     DeviceRef,
+    Dim,
     DimLike,
     Graph,
     Shape,
@@ -210,11 +212,14 @@ class Tensor(Operations):
         """The tensor that stands for a value of a graph.
 
         Args:
-            value: A tensor or buffer of a graph.
+            value: A tensor or buffer of a graph. An eager tensor, which ops return within
+                `max.experimental.functional.ensure_context`, is itself.
 
         Raises:
             TypeError: The value is neither.
         """
+        if isinstance(value, Tensor):
+            return value
         if not isinstance(value, TensorValue | BufferValue):
             raise TypeError(f"from_graph_value: {value!r} is neither a tensor nor a buffer")
         tensor = cls.__new__(cls)
@@ -334,9 +339,9 @@ class Tensor(Operations):
     @classmethod
     def arange(
         cls,
-        start: float = 0,
-        stop: float | None = None,
-        step: float = 1,
+        start: float | Dim = 0,
+        stop: float | Dim | None = None,
+        step: float | Dim = 1,
         out_dim: DimLike | None = None,
         *,
         dtype: DType | None = None,
@@ -345,7 +350,8 @@ class Tensor(Operations):
         """The values from `start` to before `stop`, `step` apart: a tensor of rank 1.
 
         Args:
-            start: The first value; where `stop` is None the end, and the first value is 0.
+            start: The first value; where `stop` is None the end, and the first value is 0. In a graph it may be a
+                dimension that is a symbol, as the others.
             stop: The end.
             step: The distance of values; negative to count down.
             out_dim: The number of values, which is checked; in a graph it may be a symbol of it.
@@ -361,10 +367,12 @@ class Tensor(Operations):
         if step == 0:
             raise ValueError("arange: the step is 0")
         bounds = (start, stop, step)
+        if any(isinstance(bound, Dim) and not bound.expr.is_static for bound in bounds):
+            return apply(ops.range, (*bounds, out_dim), {"dtype": dtype, "device": device})
         if all(not isinstance(bound, float) for bound in bounds):
             values = list(range(*map(operator.index, bounds)))  # pyright: ignore[reportArgumentType]
         else:
-            values = np.arange(*bounds, dtype=np.float64).tolist()
+            values = np.arange(*map(float, bounds), dtype=np.float64).tolist()
         result = cls.constant(values, dtype=dtype, device=device).reshape((len(values),))
         return result if out_dim is None else apply(ops.rebind, (result, [out_dim]), {})
 
@@ -604,14 +612,28 @@ class Tensor(Operations):
         return ops.constant(self._host(), self.dtype, self._cell.type.device)
 
     def __buffervalue__(self) -> BufferValue:
-        """The buffer of a graph.
+        """This tensor as an operand that an op changes.
+
+        In a graph it is a buffer: that of a tensor which is one; for the result of an op a new buffer with its
+        elements, which the tensor is from then on. An eager tensor is itself, for
+        `max.experimental.functional.inplace_custom`.
 
         Raises:
-            TypeError: The tensor is none.
+            TypeError: The tensor is in memory, and a graph is being built.
         """
-        if isinstance(self._value, BufferValue):
-            return self._value
-        raise TypeError(f"{self!r} is not a buffer of a graph")
+        if self._cell is not None:
+            if in_graph():
+                raise TypeError(
+                    f"{self!r} is in memory, so a graph cannot write to it; give it to the graph as an input of a "
+                    "BufferType, or copy it into the graph by an op such as `tensor + 0`"
+                )
+            return cast("BufferValue", self)
+        value = self._graph_value()
+        if not isinstance(value, BufferValue):
+            buffer = ops.buffer_create(BufferType(value.dtype, value.shape, value.device))
+            ops.buffer_store(buffer, value)
+            self._value = value = buffer
+        return value
 
     # operations
 

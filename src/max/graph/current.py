@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from max import mlir
 from max.graph.value import TensorValue, Value
 
-__all__ = ["CURRENT", "Staging", "current_graph"]
+__all__ = ["CURRENT", "OUTSIDE", "Staging", "current_graph"]
 
 
 class Staging(Protocol):
@@ -32,6 +32,10 @@ class Staging(Protocol):
 
 CURRENT: ContextVar[tuple[Staging, ...]] = ContextVar("max.graph.current", default=())
 """The stack of entered graphs, innermost last."""
+
+_Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+OUTSIDE: ContextVar[_Run | None] = ContextVar("max.graph.outside", default=None)
+"""What runs an op that is called where no graph was entered; None where that is an error."""
 
 
 def current_graph() -> Staging:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from max._errors import ArgumentError, AxisError
+from max.graph.current import CURRENT, OUTSIDE
 
 __all__ = ["naming"]
 
@@ -34,6 +35,9 @@ def naming(function: _F) -> _F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        outside = OUTSIDE.get()
+        if outside is not None and not CURRENT.get():
+            return outside(call, args, kwargs)
         try:
             return function(*args, **kwargs)
         except _PLAIN as error:

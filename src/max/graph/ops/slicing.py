@@ -94,6 +94,10 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
         ValueError: There are too many indices, or one is out of range.
     """
     items: list[Any] = list(indices)
+    if len(items) == 1 and isinstance(items[0], list):
+        # a list of slices is what the tuple is; a list of numbers would select elements in NumPy
+        listed = cast("list[Any]", items[0])
+        items = listed if any(map(_is_basic, listed)) else items
     if len(items) == 2 and isinstance(items[0], slice) and isinstance(items[1], str):
         # Python passes x[(slice, "size")] as two indices; a str cannot index an axis
         items = [(items[0], items[1])]
@@ -120,6 +124,10 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
         axes.append(axis)
         position += not axis.dropped
     return Slice(tuple(axes), tuple(new_axes))
+
+
+def _is_basic(index: Any) -> bool:
+    return index is None or index is Ellipsis or isinstance(index, slice)
 
 
 def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:

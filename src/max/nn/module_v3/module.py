@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transform, overload
 
 from max import driver
 from max._earlier import later_keywords
@@ -19,15 +19,41 @@ from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.experimental._sessions import session_of
-from max.experimental.tensor import Tensor
+from max.experimental.tensor import Tensor, defaults
 from max.graph import BufferType, Graph, Type, Value, ops
 
 __all__ = ["Module", "module_dataclass"]
 
 _M = TypeVar("_M", bound="type[Module]")
 
+if TYPE_CHECKING:
+    # a bare `Module` is a module of any arguments and result
+    from typing_extensions import ParamSpec
+    from typing_extensions import TypeVar as _TypeVar
 
-class Module:
+    _P = ParamSpec("_P", default=...)
+    _R = _TypeVar("_R", default=Any)
+else:
+    from typing import ParamSpec
+
+    _P = ParamSpec("_P")
+    _R = TypeVar("_R")
+
+
+class _ParameterDevice:
+    """The attribute `Module.device`.
+
+    Not a property: a subclass may set an attribute `device` of its own, and a dataclass may have it as a field.
+    """
+
+    def __get__(self, module: Module | None, owner: type[Module]) -> Device:
+        if module is None:
+            raise AttributeError(f"type object {owner.__name__!r} has no attribute 'device'")
+        first = next(iter(module.parameters), None)
+        return defaults()[1] if first is None else first[1].device
+
+
+class Module(Generic[_P, _R]):
     """A layer or model: a tree of modules with tensors as parameters, and a `__call__` that applies it.
 
     Attributes that are tensors are the parameters of the module; those that are modules are its children. The qualified
@@ -44,7 +70,12 @@ class Module:
         linear = Linear(Tensor.zeros([5, 4]))
         linear(Tensor.ones([4]))                    # runs eagerly
         linear.compile(TensorType(...))             # compiles the whole module
+
+    ``Module[[Tensor], Tensor]`` states the arguments and the result of a module for type checkers.
     """
+
+    device = _ParameterDevice()
+    """The device of the first parameter; the default device if there is none."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the module. Subclasses define it, or `forward`."""
