@@ -39,8 +39,14 @@ from max.pipelines.generation.protocol import (
     TokensGenerated,
 )
 from max.pipelines.generation.service import serve
+from max.pipelines.kv_cache import prefix_file
 from max.pipelines.kv_cache.page_pool import PagePool
-from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages, write_pages
+from max.pipelines.kv_cache.prefix_file import (
+    PageGroup,
+    read_pages,
+    remove_abandoned_parts,
+    write_pages,
+)
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 SIZES = (40, 24)
@@ -133,8 +139,90 @@ def test_headers_of_extreme_forms(tmp_path: Path) -> None:
         assert read(path) == {}
 
 
+def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A header of a sound form in which one thing is changed."""
+    header = sound_header()
+    change(header)
+    return json.dumps(header).encode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.update(key="other"),
+        lambda header: header.update(groups=3),
+        lambda header: header.update(groups={"page_bytes": 40}),
+        lambda header: header.update(groups=[3, 4]),
+        lambda header: header["groups"][1].update(page_bytes=25),
+        lambda header: header["groups"].pop(),
+        lambda header: header["groups"][1].update(pages=[["ab"]]),
+        lambda header: header["groups"][1].update(pages=[["ab", 3]]),
+        lambda header: header["groups"][0]["pages"][0].__setitem__(0, "no hex"),
+        lambda header: header["groups"][0]["pages"][0].__setitem__(1, "00" * 16),
+    ],
+)  # fmt: skip
+def test_a_header_that_does_not_fit_gives_no_page(tmp_path: Path, change) -> None:
+    assert read(with_header(tmp_path / "file", changed(change))) == {}
+
+
+def test_a_group_without_pages_leaves_the_others(tmp_path: Path) -> None:
+    text = changed(lambda header: header["groups"][1].update(pages=3))
+    assert len(read(with_header(tmp_path / "file", text))) == 1
+
+
+def test_the_digest_of_a_short_page_does_not_make_it_a_page(tmp_path: Path) -> None:
+    """It would be copied into the cache, whose pages are longer."""
+    digest = hashlib.blake2b(b"x" * 40, digest_size=16).hexdigest()
+    text = changed(lambda header: header["groups"][0].update(page_bytes=48))
+    assert digest in text.decode()
+    assert read(with_header(tmp_path / "file", text), sizes=(48, 24)) == {}
+
+
+def test_the_longest_header(tmp_path: Path, monkeypatch) -> None:
+    path = with_header(tmp_path / "file", text := json.dumps(sound_header()).encode())
+    monkeypatch.setattr(prefix_file, "_MOST_HEADER_BYTES", len(text))
+    assert len(read(path)) == 1
+    monkeypatch.setattr(prefix_file, "_MOST_HEADER_BYTES", len(text) - 1)
+    assert read(path) == {}
+
+
+@pytest.mark.parametrize("left_out", [(0,), (1,), (3,), (0, 3), (1, 2), (2, 3), (0, 1, 2, 3)])
+def test_pages_that_are_no_longer_cached_are_left_out(tmp_path: Path, left_out) -> None:
+    pages = [(bytes([n]), bytes([65 + n]) * SIZES[n // 2]) for n in range(4)]
+    groups = [
+        PageGroup(
+            SIZES[g],
+            [pages[2 * g + place][0] for place in range(2)],
+            lambda place, g=g: None if 2 * g + place in left_out else pages[2 * g + place][1],
+        )
+        for g in range(2)
+    ]
+    path = tmp_path / "file"
+    assert write_pages(path, "key", groups) == 4 - len(left_out)
+    assert read(path) == {(n // 2, pages[n][0]): pages[n][1] for n in range(4) if n not in left_out}
+
+
+def test_only_parts_that_nobody_writes_are_removed(tmp_path: Path, monkeypatch) -> None:
+    now = time.time()
+    ages = {"a.part": 599, "b.part": 601, "c.prefixes": 9999, "d.part": 9999}
+    for name, age in ages.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (now - age, now - age))
+    remove_abandoned_parts(tmp_path / "absent")
+    unlink = Path.unlink
+
+    def removed_by_another(path: Path, *arguments: bool) -> None:
+        unlink(path)
+        unlink(path, *arguments)
+
+    monkeypatch.setattr(Path, "unlink", removed_by_another)
+    monkeypatch.setattr(time, "time", lambda: now)
+    remove_abandoned_parts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.part", "c.prefixes"]
+
+
 def test_a_file_takes_the_place_of_another_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "file"
+    path = tmp_path / "new" / "folder" / "file"
     first = write(path, 3)
 
     def fail(place: int) -> bytes:
@@ -143,6 +231,14 @@ def test_a_file_takes_the_place_of_another_at_once(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"):
         write_pages(path, "key", [PageGroup(40, [b"a"], fail), PageGroup(24, [], fail)])
     assert read(path) == first and [p.name for p in path.parent.iterdir()] == ["file"]
+
+    def remove_and_fail(place: int) -> bytes:
+        for part in path.parent.glob("*.part"):
+            part.unlink()  # as another process does when it finds the part old
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        write_pages(path, "key", [PageGroup(40, [b"a"], remove_and_fail)])
     second = write(path, 4)
     assert read(path) == second != first
     assert path.stat().st_mode & 0o077 == 0

@@ -210,12 +210,14 @@ class Trace:
         self.scheduler = TextScheduler(self.cache, SchedulerLimits(**limits))
         self.contexts: dict[str, TextContext] = {}
 
-    def add(self, name: str, length: int, new: int = 9, first: int = 0) -> TextContext:
+    def add(
+        self, name: str, length: int, new: int = 9, first: int = 0, priority: int = 0
+    ) -> TextContext:
         tokens = np.arange(first, first + length)
         context = TextContext(
             request_id=RequestID(name), tokens=tokens, max_length=length + new, eos_token_ids={EOS}
         )
-        self.scheduler.add(context)
+        self.scheduler.add(context, priority)
         self.contexts[name] = context
         return context
 

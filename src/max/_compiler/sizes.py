@@ -35,7 +35,7 @@ def product(dims: Iterable[Size]) -> Size:
     """The product of sizes; 1 for none."""
     total: Size = 1
     for dim in dims:
-        total = dim * total if isinstance(total, int) and total == 1 else total * dim
+        total = total * dim
     return simplify(total)
 
 
@@ -49,7 +49,7 @@ def divide(total: Size, divisor: Size) -> Size | None:
 
 def substitute(size: Size, env: Mapping[str, Size]) -> Size:
     """The size with symbols replaced."""
-    return size if isinstance(size, int) or not env else simplify(size.substitute(env))
+    return size if isinstance(size, int) else simplify(size.substitute(env))
 
 
 def nominal(size: Size) -> int:

@@ -79,7 +79,6 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
                     file.write(content)
                     entry["pages"][place] = (page_hash.hex(), _digest(content).hex())
                     count += 1
-            file.truncate()  # the last page may have been left out
             file.seek(0)
             file.write(_header(key, entries))  # as long as before, now with the digests
         Path(part).replace(path)
@@ -128,7 +127,7 @@ def read_pages(
                 if _digest(content).hex() == digest:
                     yield number, bytes.fromhex(page_hash), content
     except (OSError, ValueError):
-        return  # as if there were no more
+        pass  # as if there were no more
 
 
 def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int, str, str]]:
@@ -161,11 +160,11 @@ def _read_header(file: BinaryIO) -> Any:
     """The header; None where the file has no whole one."""
     if file.read(len(_MAGIC)) != _MAGIC:
         return None
-    length = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))[0]
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))
     digest = file.read(_DIGEST_BYTES)
     text = file.read(length) if length <= _MOST_HEADER_BYTES else b""
     try:
-        return json.loads(text) if text and _digest(text) == digest else None
+        return json.loads(text) if _digest(text) == digest else None
     except RecursionError:
         return None
 

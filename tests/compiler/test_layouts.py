@@ -1,0 +1,255 @@
+"""Sizes and layouts against Python's numbers and NumPy's strides; source locations of ops."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max import mlir
+from max._compiler import sizes
+from max._compiler.layout import Layout
+from max._compiler.shapes import VIEWS, is_view, shape_of, strip, view_layout
+from max._compiler.sites import Sites, number_sites, site_of
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.mlir.dims import DimExpr
+
+SYMBOLS = ("a", "b", "c")
+N = DimExpr.symbol("n")
+
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv}
+TREE = st.recursive(
+    st.integers(-3, 9) | st.sampled_from(SYMBOLS),
+    lambda inner: st.tuples(st.sampled_from(list(OPERATORS)), inner, inner),
+    max_leaves=6,
+)
+
+
+def expression(tree) -> DimExpr | int:
+    """The expression of a tree; a division that no expression can hold leaves its numerator."""
+    if not isinstance(tree, tuple):
+        return DimExpr.of(tree)
+    symbol, x, y = tree[0], expression(tree[1]), expression(tree[2])
+    if symbol == "//" and y == 0:
+        return x
+    return OPERATORS[symbol](x, y)
+
+
+def value(tree, env: dict[str, int]) -> int:
+    """What the tree is for these values of the symbols."""
+    if not isinstance(tree, tuple):
+        return env.get(tree, tree)
+    x, y = value(tree[1], env), value(tree[2], env)
+    if tree[0] == "//" and expression(tree[2]) == 0:
+        return x
+    return OPERATORS[tree[0]](x, y)
+
+
+@settings(max_examples=100)
+@given(trees=st.lists(TREE, max_size=4), values=st.tuples(*[st.integers(0, 9)] * 3))
+def test_a_size_function_computes_what_the_expressions_say(trees, values) -> None:
+    env = dict(zip(SYMBOLS, values, strict=True))
+    all_sizes = [sizes.simplify(expression(tree)) for tree in trees]
+    computed = sizes.size_function(all_sizes, SYMBOLS)(values)
+    assert len(computed) == len(trees)
+    for tree, result in zip(trees, computed, strict=True):
+        try:
+            assert result == value(tree, env)
+        except ZeroDivisionError:
+            pass  # a check rejects the values; the function must not raise
+
+
+def test_a_size_function_of_no_symbols() -> None:
+    assert sizes.size_function([3, 0], ())([]) == [3, 0]
+    assert sizes.size_function([], ("n",))([5]) == []
+    # the sum without terms, and powers
+    assert sizes.size_function([N - N, N * N * N, 0 - N, 7 // (N + 1)], ("n",))([4]) == [
+        0,
+        64,
+        -4,
+        1,
+    ]
+    assert sizes.size_function([N // DimExpr.symbol("m")], ("n", "m"))([5, 0]) == [5]
+
+
+@given(dims=st.lists(st.integers(0, 4) | st.sampled_from(SYMBOLS).map(DimExpr.symbol), max_size=4))
+def test_products_and_quotients(dims) -> None:
+    env = {"a": 3, "b": 5, "c": 7}
+    total = sizes.product(dims)
+    numbers = [dim if isinstance(dim, int) else dim.evaluate(env) for dim in dims]
+    assert sizes.substitute(total, env) == int(np.prod(numbers, dtype=np.int64))
+    assert isinstance(total, int) == all(isinstance(dim, int) or 0 in dims for dim in dims)
+    for place, dim in enumerate(dims):
+        quotient = sizes.divide(total, dim)
+        if dim == 0:
+            assert quotient is None
+        elif 0 not in dims:
+            assert quotient == sizes.product([*dims[:place], *dims[place + 1 :]])
+        else:
+            assert quotient == 0
+
+
+def test_quotients_that_are_not_exact_for_all_values() -> None:
+    assert sizes.divide(7, 2) is None and sizes.divide(8, 2) == 4 and sizes.divide(0, 0) is None
+    assert sizes.divide(N * 6, 3) == N * 2 and sizes.divide(N * 6, 4) is None
+    assert sizes.divide(N + 1, N) is None and sizes.divide(6, N) is None
+    assert type(sizes.divide(N * 6, N)) is int
+
+
+def test_substituted_sizes_are_plain_where_they_are_static() -> None:
+    assert type(sizes.substitute(N * 3, {"n": 2})) is int
+    assert sizes.substitute(N * 3, {"m": 2}) == N * 3 == sizes.substitute(N * 3, {})
+    assert sizes.substitute(4, {"n": 2}) == 4
+    assert sizes.substitute(N * 3, {"n": DimExpr.symbol("m")}) == DimExpr.symbol("m") * 3
+    assert sizes.nominal(5) == 5 and sizes.nominal(N * 2 + 1) == 2 * sizes.NOMINAL + 1
+
+
+# -- layouts
+
+
+def elements(layout: Layout, memory: np.ndarray) -> np.ndarray:
+    """What a layout selects of flat memory: NumPy computes the addresses."""
+    index = np.full(layout.shape, layout.offset)
+    for axis, (dim, stride) in enumerate(zip(layout.shape, layout.strides, strict=True)):
+        along = np.arange(dim) * stride
+        index = index + along.reshape([-1 if i == axis else 1 for i in range(len(layout.shape))])
+    return memory[index]
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_layouts_of_views_are_those_of_numpy(data) -> None:
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 0]), min_size=1, max_size=4))
+    memory = np.arange(int(np.prod(shape)))
+    layout, array = Layout.contiguous(shape), memory.reshape(shape)
+    for _ in range(data.draw(st.integers(1, 4))):
+        rank = array.ndim
+        match data.draw(st.sampled_from(["transpose", "slice", "broadcast", "reshape"])):
+            case "transpose":
+                perm = data.draw(st.permutations(range(rank)))
+                layout, array = layout.transpose(perm), array.transpose(perm)
+            case "slice":
+                starts = [data.draw(st.integers(0, max(dim - 1, 0))) for dim in array.shape]
+                steps = data.draw(st.lists(st.integers(1, 2), min_size=rank, max_size=rank))
+                array = array[tuple(map(slice, starts, [None] * rank, steps))]
+                layout = layout.slice(starts, steps, array.shape)
+            case "broadcast":
+                wide = [3 if dim == 1 and data.draw(st.booleans()) else dim for dim in array.shape]
+                wide = [2] * data.draw(st.integers(0, 1)) + wide
+                layout, array = layout.broadcast_to(wide), np.broadcast_to(array, wide)
+            case _:
+                new = data.draw(st.permutations(array.shape))
+                if array.size and data.draw(st.booleans()):
+                    new = [array.size // new[0], 1, new[0]] if rank else [1]
+                reshaped = layout.reshape(new)
+                if reshaped is None:  # so no strides of NumPy can say it either
+                    assert array.size
+                    with pytest.raises(AttributeError, match="[Ii]ncompatible shape"):
+                        array.copy("K").view().shape = new
+                        array.view().shape = tuple(new)
+                    continue
+                layout, array = reshaped, array.reshape(new)
+        assert layout.shape == array.shape
+        np.testing.assert_array_equal(elements(layout, memory), array)
+        if layout.is_contiguous and array.size:
+            flat = elements(layout, memory).ravel()
+            np.testing.assert_array_equal(flat, flat[0] + np.arange(len(flat)))
+
+
+def views() -> list[mlir.MoOp]:
+    """A transpose, reshape, broadcast, slice, and a reshape that drops the slice's axis of 1."""
+    x_type = TensorType(DType.float32, (2, 3, 4), DeviceRef.CPU())
+    with Graph("views", input_types=[x_type]) as graph:
+        x = graph.inputs[0].tensor
+        y = ops.reshape(ops.permute(x, [2, 0, 1]), [4, 1, 2, 3])
+        y = ops.broadcast_to(y, [4, 5, 2, 3])
+        graph.output(y[1:4:2, :, 1], ops.exp(x))
+    *view_ops, exp, _ = mlir.walk(graph._module)
+    assert all(map(is_view, view_ops)) and not is_view(exp) and not is_view("mo.reshape")
+    return view_ops
+
+
+def test_layouts_of_the_ops_that_move_no_elements() -> None:
+    memory = np.arange(24)
+    array, layout = memory.reshape(2, 3, 4), Layout.contiguous((2, 3, 4))
+    transpose, reshape, broadcast, cut, squeeze = views()
+    for op, expected in (
+        (transpose, array := array.transpose(2, 0, 1)),
+        (reshape, array := array.reshape(4, 1, 2, 3)),
+        (broadcast, array := np.broadcast_to(array, (4, 5, 2, 3))),
+        (cut, array := array[1:4:2, :, 1:2]),
+        (squeeze, array.reshape(2, 5, 3)),
+    ):
+        assert op.name in VIEWS
+        layout = view_layout(op, layout)
+        assert layout is not None and layout.shape == shape_of(op.results[0]) == expected.shape
+        np.testing.assert_array_equal(elements(layout, memory), expected)
+    assert view_layout(reshape, Layout((4, 6), (1, 4))) is not None
+    assert view_layout(reshape, Layout((2, 12), (1, 2))) is None, "rows of other lengths"
+
+
+def test_rebound_dims_replace_the_shape() -> None:
+    with Graph("g", input_types=[TensorType(DType.float32, ["n", 4], DeviceRef.CPU())]) as graph:
+        graph.output(ops.rebind(graph.inputs[0].tensor, ["m", 4]))
+    (op,) = [op for op in mlir.walk(graph._module) if op.name == "mo.rebind"]
+    m = DimExpr.symbol("m")
+    n = DimExpr.symbol("n")
+    assert view_layout(op, Layout((n, 4), (4, 1), 7)) == Layout((m, 4), (4, 1), 7)
+    assert view_layout(op, Layout((n, 4), (1, n), 7)) == Layout((m, 4), (1, n), 7)
+
+
+def test_dims_of_one_are_left_out() -> None:
+    assert strip((1, 3, 1, N)) == (3, N) and strip((1, 1)) == ()
+    assert strip((1, 3, 1, N), 2) == (3, 1, N) and strip((1, 3), 0) == (1, 3)
+
+
+# -- locations
+
+
+def test_locations_of_ops() -> None:
+    with Graph("g", input_types=[TensorType(DType.float32, [4], DeviceRef.CPU())]) as graph:
+        graph.output(ops.exp(graph.inputs[0].tensor))
+    module = graph._module
+    sites = Sites.of(module)
+    all_ops = list(mlir.walk(module))
+    exp = [op.name for op in all_ops].index("mo.exp")
+    places = sites.places()
+    assert len(places) == len(all_ops)
+    file, line = places[exp].rsplit(":", 1)
+    assert file.endswith("test_layouts.py")
+    assert "ops.exp(graph.inputs[0]" in Path(file).read_text().splitlines()[int(line) - 1]
+    assert site_of(all_ops[exp]) == -1, "the location is a line of a file, not a number"
+    number_sites(module)
+    assert [site_of(op) for op in all_ops] == list(range(len(all_ops)))
+    # one that is read from a stored program
+    stored = Sites(places)
+    assert stored.places() == places
+    assert [stored.describe(number) for number in (-1, len(places), exp)] == ["", "", places[exp]]
+    assert Sites([None, mlir.StringAttr("a place")]).places() == ["", ""]
+
+
+@pytest.mark.parametrize("names", [["add", "mod", "div"], ["add", "add"], ["div", "add"]])
+def test_a_region_has_the_location_of_what_raises(names) -> None:
+    x_type = TensorType(DType.int32, [4], DeviceRef.CPU())
+    with Graph("g", input_types=[x_type, x_type]) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        compute = {"add": lambda: x + y, "div": lambda: ops.div(x, y), "mod": lambda: x % y}
+        graph.output(*[compute[name]() for name in names])
+    (outer,) = [op for op in graph._module.walk() if op.name == "mo.graph"]
+    assert site_of(outer) == -1
+    number_sites(graph._module)
+    inner = list(mlir.walk(graph._module))
+    raising = [n for n, op in enumerate(inner) if op.name in ("mo.div", "mo.mod")]
+    assert len(raising) == len({*names} - {"add"})
+    assert site_of(outer) == (raising[0] if raising else len(inner) - 1)
+    if raising:
+        inner[raising[0]].location = inner[-1].location
+        inner[-1].location = mlir.FileLineColLoc(
+            mlir.StringAttr("f"), mlir.IntAttr(99), mlir.IntAttr(0)
+        )
+        assert site_of(outer) == len(inner) - 1, "the number of the op, not its place"
