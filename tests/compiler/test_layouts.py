@@ -203,6 +203,15 @@ def test_rebound_dims_replace_the_shape() -> None:
     assert view_layout(op, Layout((n, 4), (1, n), 7)) == Layout((m, 4), (1, n), 7)
 
 
+def test_a_transfer_has_the_layout_of_its_operand() -> None:
+    with Graph("g", input_types=[TensorType(DType.float32, [2, 3], DeviceRef.CPU())]) as graph:
+        graph.output(graph.inputs[0])
+    (output,) = mlir.walk(graph._module)
+    x = output.operands[0]
+    op = mlir.build("mo.transfer", (x,), {}, (x.type,))
+    assert is_view(op) and view_layout(op, Layout((2, 3), (1, 2), 5)) == Layout((2, 3), (1, 2), 5)
+
+
 def test_dims_of_one_are_left_out() -> None:
     assert strip((1, 3, 1, N)) == (3, N) and strip((1, 1)) == ()
     assert strip((1, 3, 1, N), 2) == (3, 1, N) and strip((1, 3), 0) == (1, 3)
@@ -253,3 +262,10 @@ def test_a_region_has_the_location_of_what_raises(names) -> None:
             mlir.StringAttr("f"), mlir.IntAttr(99), mlir.IntAttr(0)
         )
         assert site_of(outer) == len(inner) - 1, "the number of the op, not its place"
+        return
+    elsewhere = mlir.FileLineColLoc(mlir.StringAttr("f"), mlir.IntAttr(99), mlir.IntAttr(0))
+    inner[-1].location = elsewhere
+    assert site_of(outer) == len(inner) - 2
+    for op in inner[1:]:
+        op.location = elsewhere
+    assert site_of(outer) == 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max.experimental import Tensor
+from max.experimental import Tensor, _replays
 from max.experimental._matching import matcher
 from max.experimental._patterns import Symbol
 from max.experimental._replays import Replay
@@ -53,6 +53,15 @@ def varied(rng: random.Random, given: Any) -> Any:
 
 def replay() -> Replay:
     return Replay(SimpleNamespace(steps=(), followed=(), symbolic=None, conditions=[]))  # type: ignore[arg-type]
+
+
+def test_the_number_of_open_replays_is_bounded() -> None:
+    _replays.settle_all()
+    earlier = [replay() for _ in range(_replays._MOST_REPLAYS)]
+    assert not any(each._closed for each in earlier)
+    last = replay()
+    assert all(each._closed for each in earlier) and not last._closed
+    _replays.settle_all()
 
 
 class Pairs:

@@ -374,6 +374,28 @@ def test_errors_of_a_run_name_the_line_that_was_followed() -> None:
         same(look_up(2, other=other), table.to_numpy()[2:3] * 2 + 1)
 
 
+def test_errors_name_the_function_of_the_call_where_another_was_followed() -> None:
+    """The calls are at the same place of two functions with the same code."""
+    table = Tensor.constant(array(4, 2))
+
+    def one(y: Tensor, indices: Tensor) -> Tensor:
+        return F.gather(y, indices, axis=0)
+
+    def two(y: Tensor, indices: Tensor) -> Tensor:
+        return F.gather(y, indices, axis=0)
+
+    def look_up(index: int, gather: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return gather(table * 2, Tensor.from_dlpack(np.int64([index]))) + 1
+
+    assert one.__code__.co_code == two.__code__.co_code
+    for _ in range(4):
+        _ = look_up(1, one).realize
+    for gather in (two, one):
+        line = gather.__code__.co_firstlineno + 1
+        assert _line_of_failure(lambda: look_up(9, gather).realize) == str(line)  # noqa: B023
+        same(look_up(2, gather), table.to_numpy()[2:3] * 2 + 1)
+
+
 def test_a_run_that_fails_leaves_values_that_can_be_computed() -> None:
     table = Tensor.constant(array(4, 2))
     indices = np.int64([1])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib
 import json
+import math
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -53,12 +56,28 @@ class _Fork:
     folder: Path
 
 
+@dataclass(frozen=True)
+class _Test:
+    """A test on the file as it is.
+
+    Args:
+        lines: The lines of the file that it reaches.
+        seconds: How long it took.
+        cpu: Its CPU time in seconds.
+    """
+
+    lines: set[int]
+    seconds: float
+    cpu: float
+
+
 class _Forks:
     """Runs the tests once to see which lines each reaches, then on each mutant those that reach its lines.
 
     Args:
         mutants: The mutants.
         file: The mutated file.
+        module: Its module.
         jobs: How many forks run at once.
         timeout: Seconds for one; None: by the time that its tests took without a mutant.
         reports: The descriptor to which the outcomes are written, a JSON object a line.
@@ -66,9 +85,10 @@ class _Forks:
     """
 
     def __init__(
-        self, mutants: list[Mutant], file: str, jobs: int, timeout: float | None, reports: int, scratch: str
+        self, mutants: list[Mutant], file: str, module: str, jobs: int, timeout: float | None, reports: int, scratch: str
     ) -> None:  # fmt: skip
-        self.mutants, self.file, self.jobs, self.timeout = mutants, file, jobs, timeout
+        self.mutants, self.file, self.module = mutants, file, module
+        self.jobs, self.timeout = jobs, timeout
         self.reports, self.scratch = reports, Path(scratch)
         self.source = Path(file).read_text()
         self.functions: dict[CodeType, list[FunctionType]] = defaultdict(list)
@@ -77,6 +97,7 @@ class _Forks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
         """Looks up the file's functions, before the suite hides them from the collector of garbage."""
+        importlib.import_module(self.module)  # tests may import it late
         for value in gc.get_objects():
             if type(value) is FunctionType and value.__code__.co_filename == self.file:
                 self.functions[value.__code__].append(value)
@@ -94,7 +115,7 @@ class _Forks:
         try:
             reached = self._reached(session)
             if reached is not None:
-                self._run(session, *reached)
+                self._run(session, reached)
         finally:
             for process in self.running:
                 os.killpg(process, signal.SIGKILL)
@@ -103,8 +124,21 @@ class _Forks:
 
     # -- forks
 
-    def _start(self, mutant: int, timeout: float, action: Callable[[], int]) -> None:
-        """Runs an action in a fork, whose exit status is what the action returns."""
+    def _start(
+        self,
+        mutant: int,
+        action: Callable[[], int],
+        timeout: float = float("inf"),
+        cpu: float = float("inf"),
+    ) -> None:
+        """Runs an action in a fork, whose exit status is what the action returns.
+
+        Args:
+            mutant: The number of its mutant; -1 without one.
+            action: The action.
+            timeout: Seconds until it is killed.
+            cpu: Seconds of CPU time until it is killed: endless loops end early, whatever else the machine does.
+        """
         folder = self.scratch / f"fork{mutant}"
         folder.mkdir()
         with warnings.catch_warnings():
@@ -120,6 +154,9 @@ class _Forks:
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.close(self.reports)
+            if cpu < float("inf"):
+                _, most = resource.getrlimit(resource.RLIMIT_CPU)
+                resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(cpu), most))
             os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
             nothing = os.open(os.devnull, os.O_RDWR)
             for descriptor in range(3):
@@ -144,13 +181,16 @@ class _Forks:
                     os.waitpid(process, 0)
                 del self.running[process]
                 shutil.rmtree(fork.folder, ignore_errors=True)
-                yield fork, "killed" if ended and status else "survived" if ended else "timeout"
+                late = not ended or (
+                    os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+                )
+                yield fork, "timeout" if late else "killed" if status else "survived"
             time.sleep(0.005)
 
     # -- lines that tests reach
 
-    def _reached(self, session: pytest.Session) -> tuple[list[set[int]], list[float]] | None:
-        """The lines of the file that each test reaches, and its seconds; None where a test fails."""
+    def _reached(self, session: pytest.Session) -> list[_Test] | None:
+        """Runs all tests; None where one fails."""
         report = self.scratch / "lines.json"
 
         def record() -> int:
@@ -164,28 +204,29 @@ class _Forks:
             def on_call(frame: FrameType, event: str, _: Any) -> Any:
                 return on_line if frame.f_code.co_filename == self.file else None
 
-            tests: list[tuple[list[int], float]] = []
+            tests: list[tuple[list[int], float, float]] = []
             for number in range(len(session.items)):
                 lines.clear()
-                begin = time.monotonic()
+                begin, cpu = time.monotonic(), _cpu_seconds()
                 threading.settrace(on_call)
                 sys.settrace(on_call)
                 _run_tests(session, range(number, number + 1), session.items[number + 1 :][:1])
                 sys.settrace(None)
-                tests.append((sorted(lines), time.monotonic() - begin))
+                cpu = _cpu_seconds() - cpu
+                tests.append((sorted(lines), time.monotonic() - begin, cpu))
                 if session.testsfailed:
                     report.write_text(json.dumps(session.items[number].nodeid))
                     return 1
             report.write_text(json.dumps(tests))
             return 0
 
-        self._start(-1, float("inf"), record)
+        self._start(-1, record)
         ((_, outcome),) = self._ended(0)
         content: Any = json.loads(report.read_text()) if report.exists() else "a process that ended"
         if outcome != "survived":
             print(f"FAILED {content}")
             return None
-        return [set(lines) for lines, _ in content], [seconds for _, seconds in content]
+        return [_Test(set(lines), seconds, cpu) for lines, seconds, cpu in content]
 
     def _lines(self, mutant: Mutant) -> range:
         """The lines of the statement that a mutant changes; of a compound one those above its body."""
@@ -205,12 +246,12 @@ class _Forks:
 
     # -- mutants
 
-    def _run(self, session: pytest.Session, reached: list[set[int]], seconds: list[float]) -> None:
+    def _run(self, session: pytest.Session, tests: list[_Test]) -> None:
         code = compiled(Path(self.file), self.source)
         for number, mutant in enumerate(self.mutants):
             lines = self._lines(mutant)
-            chosen = [n for n, test in enumerate(reached) if not test.isdisjoint(lines)]
-            chosen.sort(key=seconds.__getitem__)  # the quickest may notice it
+            chosen = [n for n, test in enumerate(tests) if not test.lines.isdisjoint(lines)]
+            chosen.sort(key=lambda n: tests[n].seconds)  # the quickest may notice it
             changes = replaced_code(code, compiled(Path(self.file), mutant.apply(self.source)))
             assert changes is not None
             found = [(function, new) for old, new in changes for function in self.functions[old]]
@@ -227,8 +268,8 @@ class _Forks:
 
             timeout = self.timeout
             if timeout is None:
-                timeout = 10 * sum(seconds[n] for n in chosen) + 30
-            self._start(number, timeout, run)
+                timeout = 10 * sum(tests[n].seconds for n in chosen) + 30
+            self._start(number, run, timeout, 3 * sum(tests[n].cpu for n in chosen) + 10)
             self._report_ended(self.jobs - 1)
         self._report_ended(0)
 
@@ -239,6 +280,11 @@ class _Forks:
     def _report(self, mutant: int, outcome: str, seconds: float) -> None:
         line = json.dumps({"mutant": mutant, "outcome": outcome, "seconds": seconds})
         os.write(self.reports, (line + "\n").encode())
+
+
+def _cpu_seconds() -> float:
+    """The CPU time of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def _run_tests(

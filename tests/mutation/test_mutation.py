@@ -188,18 +188,20 @@ def unused(x):
 """
 FORKED_TEST = """
 import pytest
-from package.account import ONE, Account, endless
 
 def test_take(tmp_path):
     (tmp_path / "file").touch()
+    from package.account import Account
     assert Account().take(2) == [0, 1]
     with pytest.raises(ValueError):
         Account().take(9)
 
 def test_the_closure_that_is_there_already():
+    from package.account import ONE
     assert ONE() == 1 and ONE() == 2
 
 def test_endless():
+    from package.account import endless
     endless(3)
 """
 

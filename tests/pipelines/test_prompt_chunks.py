@@ -137,6 +137,29 @@ def test_where_windows_give_pages_back_a_chunk_decides_whether_a_request_fits(li
     assert trace.contexts["a"].is_done and trace.cache.free_pages == 6
 
 
+@pytest.mark.parametrize(
+    ("new", "joins"),
+    [(2, True), (3, False), (4, False)],
+    ids=["no further page", "one page", "one page and a half"],
+)
+def test_headroom_is_for_requests_that_need_further_pages(new, joins):
+    """The last token of a sequence needs no place: 3 and 2 tokens fill the two pages that the prompt has."""
+    trace = Trace(4)
+    trace.add("r", 3, new=new)
+    assert trace.step() == "CE1 r0:3"
+    trace.add("c", 4, new=1)
+    assert trace.step() == ("CE1 c0:4" if joins else "TG1 r3:4")
+
+
+def test_headroom_is_for_requests_without_a_length_limit():
+    trace = Trace(4)
+    r = trace.add("r", 3, new=2)
+    assert trace.step() == "CE1 r0:3"
+    trace.add("c", 4, new=1)
+    r.max_length = None
+    assert trace.schedule() == "TG1 r3:4"
+
+
 def with_slots(slots: int, **limits) -> Trace:
     """A scheduler of a model with recurrent states, whose prompts are read in chunks of 4."""
     trace = Trace(50, prefill_chunk_size=4, **limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from max.interfaces import GenerationStatus
+from max.pipelines.generation import protocol
 from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.protocol import GenerationRequest, Shutdown, TokensGenerated
 from max.pipelines.generation.service import serve
@@ -52,8 +54,36 @@ def test_numbers_of_numpy_are_plain_and_other_types_are_errors() -> None:
     assert codec.decode(codec.encode([event])) == [event]
     with pytest.raises(TypeError, match="dict is no message"):
         codec.encode([{}])
+    with pytest.raises(TypeError, match="a message has a complex, which msgpack cannot hold"):
+        codec.encode([EncodeRequest("a", ({1j},), None)])  # pyright: ignore
     with pytest.raises(msgspec.MsgspecError):
         codec.decode(b"\xc1")
+
+
+def test_every_message_of_the_protocol_has_a_form() -> None:
+    times = protocol.StepTimes(tuple(range(14)), 7.5)
+    messages = [
+        protocol.CancelRequest("a"), protocol.ForgetPrefixes(3), Shutdown(True),
+        protocol.EngineReady(1, 2, 3), protocol.PromptStarted("a", 1.5),
+        protocol.RequestFailed("a", protocol.ErrorInfo("E", "p", "r")),
+        protocol.PrefixesForgotten(4), protocol.EngineStats(1, 2, 3, 4, 5, 6, times, times + times),
+        protocol.EngineStopped(), GenerationRequest("a", (1, 2), 9),
+        TokensGenerated("a", (3,), GenerationStatus.ACTIVE),
+    ]  # fmt: skip
+    kinds = {*get_args(protocol.Command), *get_args(protocol.Event)}
+    assert {type(message) for message in messages} == kinds
+    codec = MessageCodec()
+    assert codec.decode(codec.encode(messages)) == messages
+    assert (times + times).counts == tuple(range(0, 28, 2))
+
+
+def test_a_channel_without_a_codec_pickles() -> None:
+    here, there = map(ConnectionChannel, multiprocessing.Pipe())
+    here.send_all(["text", {"a": {1, 2}}])
+    here.send(3)
+    assert [there.receive(), there.receive_all(), there.receive()] == ["text", [{"a": {1, 2}}], 3]
+    here.close()
+    there.close()
 
 
 def test_a_channel_sends_the_frames_of_its_codec() -> None:

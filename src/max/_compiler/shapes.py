@@ -49,9 +49,7 @@ def view_layout(op: MoOp, source: Layout) -> Layout | None:
         case "mo.broadcast_to":
             return source.broadcast_to(shape)
         case "mo.slice":
-            starts: list[Size] = [
-                simplify(s) if not isinstance(s, int) else s for s in op.attr("start")
-            ]
+            starts: list[Size] = [simplify(s) for s in op.attr("start")]
             steps = [int(s) if isinstance(s, int) else s.value for s in op.attr("step")]
             return source.slice(starts, steps, shape)
         case "mo.rebind":

@@ -66,8 +66,8 @@ class Sites:
     def describe(self, number: int) -> str:
         """``file:line`` of an op; empty if the op has no location (a saved graph) or the number is unknown."""
         location = self._locations[number] if 0 <= number < len(self._locations) else None
-        if location is None or isinstance(location, str):
-            return location or ""
+        if isinstance(location, str):
+            return location
         if not isinstance(location, mlir.FileLineColLoc):
             return ""
         return f"{location.filename.data}:{location.line.data}"
