@@ -68,7 +68,7 @@ def limits_of(model: Model) -> set[int]:
     assert model._linked is not None
     launches = model._compiled.main.launches
     found = zip(launches, model._linked.main.executor.program.launches, strict=True)
-    return {made.slots[code.choice.slot][1] for code, made in found if code.choice is not None}
+    return {made.slots[code.limit.slot][1] for code, made in found if code.limit is not None}
 
 
 def run(model: Model, rows: int, kind: str) -> np.ndarray:

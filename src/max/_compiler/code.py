@@ -20,10 +20,10 @@ from max.mlir.dims import DimExpr
 __all__ = [
     "ALIGNMENT",
     "Check",
-    "ChoiceCode",
+    "LimitCode",
     "Compiled",
-    "DiscoveryCode",
-    "Fixed",
+    "HostStepCode",
+    "FixedBuffer",
     "KernelInfo",
     "LaunchCode",
     "ProgramCode",
@@ -58,33 +58,35 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition over two sizes, checked at run time: ``have == want`` if exact, else ``have >= want``.
+    """A condition over two sizes, checked at run time: ``actual == required`` if exact, else ``actual >= required``.
 
     Args:
-        have: The size of an operand.
-        want: The required size.
+        actual: The size of an operand.
+        required: The required size.
         message: The error message for sizes that do not meet the condition.
         exact: Whether both must be equal.
-        site: The number of the staged op with the condition; -1: none.
+        staged_op: The number of the staged op with the condition; -1: none.
     """
 
-    have: Size
-    want: Size
+    actual: Size
+    required: Size
     message: str
     exact: bool = True
-    site: int = -1
+    staged_op: int = -1
 
     @property
     def condition(self) -> Condition:
         """The condition as `max.mlir` has it."""
-        return Condition(DimExpr.of(self.have), DimExpr.of(self.want), self.message, self.exact)
+        return Condition(
+            DimExpr.of(self.actual), DimExpr.of(self.required), self.message, self.exact
+        )
 
-    def failure(self, have: int, want: int) -> str | None:
+    def failure(self, actual: int, required: int) -> str | None:
         """The error message if the values do not meet the condition, else None."""
         # this runs for each new set of sizes: the `Condition` is built only for the message
-        if have == want if self.exact else have >= want:
+        if actual == required if self.exact else actual >= required:
             return None
-        return self.condition.text(have, want)
+        return self.condition.text(actual, required)
 
 
 class ValueCode(NamedTuple):
@@ -114,14 +116,14 @@ class LaunchCode:
     name: str
     jump: str = ""
     target: int = -1
-    choice: ChoiceCode | None = None
-    site: int = -1
+    limit: LimitCode | None = None
+    staged_op: int = -1
     check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceCode:
-    """A slot that holds a limit chosen when the program is loaded; see `max._kernel_library.lowering.Limit`."""
+class LimitCode:
+    """A slot that holds a row threshold, chosen when the program is loaded; see `max._kernel_library.lowering.Limit`."""
 
     slot: int
     name: str
@@ -130,8 +132,8 @@ class ChoiceCode:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoveryCode:
-    """Sizes that the host reads after a segment; see `max._compiler.template.Discover`."""
+class HostStepCode:
+    """What the host does after a segment; see `max._compiler.template.HostStep`."""
 
     rule: str
     symbols: tuple[str, ...]
@@ -146,7 +148,7 @@ class DiscoveryCode:
 
 @dataclass(slots=True)
 class ProgramCode:
-    """A list of launches with its values and arena: a whole program, or the part up to where sizes are discovered.
+    """A list of launches with its values and arena: a whole program, or a segment, which ends where the host reads sizes.
 
     Args:
         segment: The index of the segment.
@@ -158,7 +160,7 @@ class ProgramCode:
         flops: The arithmetic operations of each launch; 0 if unknown.
         outputs: The outputs whose shapes become known in this segment.
         checks: The checks whose sizes become known in this segment.
-        discoveries: The sizes that the host reads after the segment.
+        host_steps: What the host does after the segment.
     """
 
     segment: int = 0
@@ -173,11 +175,11 @@ class ProgramCode:
     flops: list[Size] = field(default_factory=list[Size])
     outputs: list[int] = field(default_factory=list[int])
     checks: list[Check] = field(default_factory=list[Check])
-    discoveries: list[DiscoveryCode] = field(default_factory=list[DiscoveryCode])
+    host_steps: list[HostStepCode] = field(default_factory=list[HostStepCode])
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedBuffer:
     """Memory that lives as long as the model: a weight, a constant, or a result computed at load."""
 
     kind: str
@@ -195,14 +197,14 @@ class Compiled:
 
     Args:
         name: The name of the graph.
-        symbols: The symbols of the inputs' shapes, then those that are discovered.
+        symbols: The symbols of the inputs' shapes, then those that the host reads.
         inputs: The inputs.
         input_names: Their names.
         outputs: The outputs.
         output_buffers: For each output the input buffer that it is, or -1.
         once: The program that runs when the model is loaded, by segment.
         main: The first segment of the program.
-        later: The further segments, each after a discovery of sizes.
+        later: The further segments, each after host steps.
         fixed: Memory that lives as long as the model.
         kernels: The kernels of each device by key.
         guarded: Whether all memory lies between guard pages; see `max._runtime.guard`.
@@ -217,7 +219,7 @@ class Compiled:
     once: list[ProgramCode]
     main: ProgramCode
     later: list[ProgramCode]
-    fixed: list[Fixed]
+    fixed: list[FixedBuffer]
     kernels: list[dict[str, KernelInfo]]
     guarded: bool = False
 
@@ -230,5 +232,5 @@ class Compiled:
     def input_symbols(self) -> tuple[str, ...]:
         """The symbols of the inputs' shapes."""
         parts = (self.main, *self.later)
-        discovered = {name for part in parts for code in part.discoveries for name in code.symbols}
-        return tuple([name for name in self.symbols if name not in discovered])
+        read_by_host = {name for part in parts for code in part.host_steps for name in code.symbols}
+        return tuple([name for name in self.symbols if name not in read_by_host])

@@ -9,12 +9,12 @@ from max._abi import BaseLayout
 from max._compiler.code import (
     ALIGNMENT,
     Check,
-    ChoiceCode,
     Compiled,
-    DiscoveryCode,
-    Fixed,
+    FixedBuffer,
+    HostStepCode,
     KernelInfo,
     LaunchCode,
+    LimitCode,
     ProgramCode,
     SlotCode,
     TensorInfo,
@@ -23,7 +23,7 @@ from max._compiler.code import (
 from max._compiler.flatten import Flat
 from max._compiler.memory import Block, MemoryPlan, plan_memory
 from max._compiler.sizes import Size, simplify
-from max._compiler.template import Buffer, Chosen, Discover, Launch, Number, Slot
+from max._compiler.template import Buffer, HostStep, Launch, LimitSlot, Number, Slot
 from max._config import flags
 
 __all__ = ["emit"]
@@ -57,8 +57,8 @@ class _Emitter:
     def launch(self, launch: Launch, barrier: bool, start: int = 0) -> None:
         """Adds a launch; `start` is the position of the segment's first one."""
         slots = tuple([self.slot(slot) for slot in launch.slots])
-        choice = next(
-            (self.choice(i, s) for i, s in enumerate(launch.slots) if type(s) is Chosen), None
+        limit = next(
+            (self.limit(i, s) for i, s in enumerate(launch.slots) if type(s) is LimitSlot), None
         )
         code = LaunchCode(
             launch.kernel,
@@ -66,8 +66,8 @@ class _Emitter:
             barrier,
             launch.serial,
             launch.name,
-            choice=choice,
-            site=launch.site,
+            limit=limit,
+            staged_op=launch.staged_op,
             check=launch.check,
         )
         if launch.jump is not None:
@@ -84,20 +84,20 @@ class _Emitter:
         self.code.bytes_moved.append(total)
         self.code.flops.append(launch.flops)
 
-    def discovery(self, discover: Discover, target: int) -> None:
-        """Adds a discovery; `target` is the segment where the host continues."""
-        bounds = tuple([self.slot(pointer) for pointer in discover.bounds])
-        shape = tuple([self.slot(Number(size)) for size in discover.shape])
-        self.code.discoveries.append(
-            DiscoveryCode(
-                discover.rule,
-                discover.symbols,
+    def host_step(self, step: HostStep, target: int) -> None:
+        """Adds a host step; `target` is the segment where the host continues."""
+        bounds = tuple([self.slot(pointer) for pointer in step.bounds])
+        shape = tuple([self.slot(Number(size)) for size in step.shape])
+        self.code.host_steps.append(
+            HostStepCode(
+                step.rule,
+                step.symbols,
                 bounds,
-                discover.dtype,
+                step.dtype,
                 shape,
-                discover.label,
+                step.label,
                 target,
-                tuple([self.buffers[pointer.buffer].device for pointer in discover.bounds]),
+                tuple([self.buffers[pointer.buffer].device for pointer in step.bounds]),
             )
         )
 
@@ -120,11 +120,11 @@ class _Emitter:
             self.code.values.append(value)
         return self.numbers[value]
 
-    def choice(self, index: int, chosen: Chosen) -> ChoiceCode:
-        return ChoiceCode(index, chosen.name, chosen.most, self.slot(Number(chosen.rows)))
+    def limit(self, index: int, slot: LimitSlot) -> LimitCode:
+        return LimitCode(index, slot.name, slot.most, self.slot(Number(slot.rows)))
 
     def slot(self, slot: Slot) -> SlotCode:
-        if isinstance(slot, Chosen):
+        if isinstance(slot, LimitSlot):
             return self.code_of(BaseLayout.NOTHING, -1, slot.guess, -1)
         if isinstance(slot, Number):
             return self.code_of(BaseLayout.NOTHING, -1, slot.value, -1)
@@ -149,20 +149,22 @@ class _Emitter:
         return SlotCode(self.value(ValueCode(base, block, size)), 0, fixed)
 
 
-def _fixed(buffer: Buffer) -> Fixed:
+def _fixed(buffer: Buffer) -> FixedBuffer:
     assert isinstance(buffer.bytes, int), f"{buffer.name} has no static size"
     shape = tuple([dim for dim in buffer.shape if isinstance(dim, int)])
     # a resource of the module is found by its name when a program comes from the disk
     array = None if buffer.kind == "constant" and buffer.name else buffer.array
-    return Fixed(buffer.kind, buffer.bytes, buffer.name, array, buffer.dtype, shape, buffer.device)
+    return FixedBuffer(
+        buffer.kind, buffer.bytes, buffer.name, array, buffer.dtype, shape, buffer.device
+    )
 
 
 @dataclass(frozen=True)
-class _Sequence:
+class _LaunchList:
     """The launches of `mok.once`, or those of an execution; see `Flat`."""
 
     launches: list[Launch]
-    discoveries: list[tuple[int, Discover]]
+    host_steps: list[tuple[int, HostStep]]
     checks: Sequence[Check] = ()
     labels: Sequence[int] = ()
     loops: Sequence[tuple[int, int]] = ()
@@ -187,16 +189,16 @@ def emit(
         outputs: The outputs.
     """
     fixed: dict[int, int] = {}
-    table: list[Fixed] = []
+    table: list[FixedBuffer] = []
     for index, buffer in enumerate(flat.buffers):
         if buffer.kind in ("weight", "constant", "kept"):
             fixed[index] = len(table)
             table.append(_fixed(buffer))
     symbols = dict.fromkeys(name for info in inputs for dim in info.shape for name in _symbols(dim))
     layout = BaseLayout(len(inputs), len(outputs))
-    at_load = _Sequence(flat.once, flat.once_discoveries)
+    at_load = _LaunchList(flat.once, flat.once_host_steps)
     once = _segments(flat, at_load, fixed, layout, (), symbols)
-    execution = _Sequence(flat.launches, flat.discoveries, flat.checks, flat.labels, flat.loops)
+    execution = _LaunchList(flat.launches, flat.host_steps, flat.checks, flat.labels, flat.loops)
     parts = _segments(flat, execution, fixed, layout, outputs, symbols)
     used = [set[str]() for _ in kernels]
     for part in (*once, *parts):
@@ -230,18 +232,24 @@ def _symbols(*sizes: Size) -> set[str]:
 
 def _segments(
     flat: Flat,
-    sequence: _Sequence,
+    sequence: _LaunchList,
     fixed: dict[int, int],
     layout: BaseLayout,
     outputs: Sequence[TensorInfo],
     symbols: dict[str, None],
 ) -> list[ProgramCode]:
-    """Emits the segments of a sequence of launches; adds the symbols that they discover to `symbols`."""
-    launches, discoveries = sequence.launches, sequence.discoveries
-    cuts = sorted({position for position, _ in discoveries})
-    held = [(at, pointer.buffer) for at, step in discoveries for pointer in step.bounds]
+    """Emits the segments of a sequence of launches; adds the symbols whose sizes the host reads to `symbols`."""
+    launches, host_steps = sequence.launches, sequence.host_steps
+    cuts = sorted({position for position, _ in host_steps})
+    host_reads = [(at, pointer.buffer) for at, step in host_steps for pointer in step.bounds]
     plan = plan_memory(
-        flat.buffers, launches, cuts, held, sequence.labels, sequence.loops, not flags.MAX_GUARD
+        flat.buffers,
+        launches,
+        cuts,
+        host_reads,
+        sequence.labels,
+        sequence.loops,
+        not flags.MAX_GUARD,
     )
     starts, ends = [0, *cuts], [*cuts, len(launches)]
     outputs_left = dict(enumerate(outputs))
@@ -261,15 +269,17 @@ def _segments(
         for index in code.outputs:
             del outputs_left[index]
         code.checks = [
-            check for check in checks_left if _symbols(check.have, check.want) <= known_symbols
+            check
+            for check in checks_left
+            if _symbols(check.actual, check.required) <= known_symbols
         ]
         checks_left = [check for check in checks_left if check not in code.checks]
-        for position, step in discoveries:
+        for position, step in host_steps:
             if segment < len(cuts) and position == cuts[segment]:
                 target = -1
                 if step.target >= 0:
                     target = cuts.index(sequence.labels[step.target]) + 1
-                emitter.discovery(step, target)
+                emitter.host_step(step, target)
                 symbols.update(dict.fromkeys(filter(None, step.symbols)))
         parts.append(code)
     return parts

@@ -11,11 +11,11 @@ from max._compiler.sizes import Size, simplify, substitute
 from max._compiler.template import (
     Buffer,
     CallStep,
-    Chosen,
-    Discover,
+    HostStep,
     IfStep,
     Jump,
     Launch,
+    LimitSlot,
     Number,
     Pointer,
     Slot,
@@ -41,7 +41,7 @@ def callees_of(step: Step) -> tuple[str, ...]:
 
 def symbols_computed_by(step: Step) -> tuple[str, ...]:
     """The symbols whose values a step computes at run time."""
-    if isinstance(step, Discover):
+    if isinstance(step, HostStep):
         return tuple(filter(None, step.symbols))
     return step.reveals if isinstance(step, CallStep) else ()
 
@@ -62,12 +62,12 @@ class Flat:
 
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     once: list[Launch] = field(default_factory=list[Launch])
-    once_discoveries: list[tuple[int, Discover]] = field(default_factory=list[tuple[int, Discover]])
-    """The copies between devices among the launches of `once`, each with the number of launches that run before."""
+    once_host_steps: list[tuple[int, HostStep]] = field(default_factory=list[tuple[int, HostStep]])
+    """The host steps among the launches of `once`: copies between devices, each with the number of launches that run before."""
     launches: list[Launch] = field(default_factory=list[Launch])
     checks: list[Check] = field(default_factory=list[Check])
-    discoveries: list[tuple[int, Discover]] = field(default_factory=list[tuple[int, Discover]])
-    """Discoveries, each with the number of launches that run before it."""
+    host_steps: list[tuple[int, HostStep]] = field(default_factory=list[tuple[int, HostStep]])
+    """The host steps of an execution, each with the number of launches that run before it."""
     outputs: list[int] = field(default_factory=list[int])
     """The buffer of each output."""
     labels: list[int] = field(default_factory=list[int])
@@ -76,17 +76,17 @@ class Flat:
     """The position of the first launch of each loop, and of the one after its last."""
 
 
-CUT = Discover("cut", (), (), DType.bool)
+CUT = HostStep("cut", (), (), DType.bool)
 """Ends a segment; the host does nothing there."""
 
-Guard = Callable[[bool], str]
+CheckKernel = Callable[[bool], str]
 """The key of the kernel that raises if two numbers differ (True), or if the first is less (False)."""
 
 
 class _Flattener:
-    def __init__(self, templates: Mapping[str, Template], guard: Guard) -> None:
+    def __init__(self, templates: Mapping[str, Template], check_kernel: CheckKernel) -> None:
         self.templates = templates
-        self.guard = guard
+        self.check_kernel = check_kernel
         self.flat = Flat()
         self.weights: dict[str, int] = {}
         self.constants: dict[object, int] = {}
@@ -117,66 +117,68 @@ class _Flattener:
         Returns:
             The values of its symbols, including those that it computes.
         """
-        env = {**env, **self.names_of_discoveries(template, names or {})}
+        env = {**env, **self.names_of_computed_sizes(template, names or {})}
         for index, buffer in enumerate(template.buffers):
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
         for step in template.once:
             if isinstance(step, Launch):
-                self.add_once(self.bind(step, places, env, path))
+                self.add_once(self.bind_launch(step, places, env, path))
             else:
                 position = len(self.flat.once)
-                self.flat.once_discoveries.append((position, self.bound(step, places, env)))
-        checks = self.bound_checks(template.checks, env, path)
+                self.flat.once_host_steps.append((position, self.bind_host_step(step, places, env)))
+        checks = self.bind_checks(template.checks, env, path)
         unknown = (
             {str(env[symbol]) for symbol in computed_symbols(template)}
             if conditional
             else set[str]()
         )
         if conditional:
-            checks = self.guards(checks, unknown)
+            checks = self.check_launches(checks, unknown)
         else:
             self.flat.checks += checks
         for step in template.steps:
             if isinstance(step, Launch):
-                self.add_launch(self.bind(step, places, env, path))
-            elif isinstance(step, Discover):
-                self.discover(step, places, env)
+                self.add_launch(self.bind_launch(step, places, env, path))
+            elif isinstance(step, HostStep):
+                self.host_step(step, places, env)
             elif isinstance(step, IfStep):
-                self.choice(step, places, env, prefix)
+                self.branch(step, places, env, prefix)
             elif isinstance(step, WhileStep):
                 self.loop(step, places, env, prefix, path)
             else:
                 self.call(step, places, env, prefix, conditional)
             if unknown:
                 unknown -= {str(env[symbol]) for symbol in symbols_computed_by(step)}
-                checks = self.guards(checks, unknown)
+                checks = self.check_launches(checks, unknown)
         return env
 
     @staticmethod
-    def bound_checks(checks: Iterable[Check], env: Mapping[str, Size], path: str) -> list[Check]:
+    def bind_checks(checks: Iterable[Check], env: Mapping[str, Size], path: str) -> list[Check]:
         """Checks over the program's symbols, except those that always hold."""
         bound = [
             replace(
                 check,
-                have=substitute(check.have, env),
-                want=substitute(check.want, env),
+                actual=substitute(check.actual, env),
+                required=substitute(check.required, env),
                 message=f"{path}{check.message}",
             )
             for check in checks
         ]
         return [check for check in bound if not check.condition.always_holds]
 
-    def guards(self, checks: Iterable[Check], unknown: set[str]) -> list[Check]:
+    def check_launches(self, checks: Iterable[Check], unknown: set[str]) -> list[Check]:
         """Adds launches for the checks whose sizes are known; returns the other checks."""
         waiting: list[Check] = []
         for check in checks:
-            if unknown.intersection((*symbols_of(check.have), *symbols_of(check.want))):
+            if unknown.intersection((*symbols_of(check.actual), *symbols_of(check.required))):
                 waiting.append(check)
                 continue
-            slots = (Number(check.have), Number(check.want))
-            kernel, op = self.guard(check.exact), check.message.partition(":")[0]
-            self.add_launch(Launch(kernel, slots, (), (), False, op, site=check.site, check=check))
+            slots = (Number(check.actual), Number(check.required))
+            kernel, op = self.check_kernel(check.exact), check.message.partition(":")[0]
+            self.add_launch(
+                Launch(kernel, slots, (), (), False, op, staged_op=check.staged_op, check=check)
+            )
         return waiting
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
@@ -197,7 +199,7 @@ class _Flattener:
         self.flat.buffers.append(buffer)
         return len(self.flat.buffers) - 1
 
-    def choice(
+    def branch(
         self, step: IfStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str
     ) -> None:
         """Adds a branch: jumps around one of the two calls."""
@@ -229,7 +231,7 @@ class _Flattener:
         self.jump("if_zero", end, host, self.pointer(step.predicate, places, env))
         self.call(step.body, places, env, prefix, conditional=True)
         for launch in step.update:
-            self.add_launch(self.bind(launch, places, env, path))
+            self.add_launch(self.bind_launch(launch, places, env, path))
         self.jump("back", head, host)
         self.place_label(end, host)
         self.flat.loops.append((self.flat.labels[head], self.flat.labels[end]))
@@ -237,9 +239,9 @@ class _Flattener:
     def needs_host(self, step: Step) -> bool:
         """Whether a step needs the host between launches, or holds one that does: the program is cut there.
 
-        The host discovers sizes, prints, copies between devices, and drives branches and loops of other devices.
+        The host reads sizes, prints, copies between devices, and drives branches and loops of other devices.
         """
-        if isinstance(step, Discover):
+        if isinstance(step, HostStep):
             return True
         if isinstance(step, Launch):
             return step.device != HOST
@@ -261,7 +263,7 @@ class _Flattener:
             self.cut()
         self.flat.labels[label] = len(self.flat.launches)
         if host:
-            # separates the label's position from that of a discovery right after it
+            # separates the label's position from that of a host step right after it
             self.mark(())
 
     def add_launch(self, launch: Launch) -> None:
@@ -275,11 +277,11 @@ class _Flattener:
         """Adds a launch of the program that runs at load."""
         launches = self.flat.once
         if launches and launches[-1].device != launch.device:
-            self.flat.once_discoveries.append((len(launches), CUT))
+            self.flat.once_host_steps.append((len(launches), CUT))
         launches.append(launch)
 
     def cut(self) -> None:
-        self.flat.discoveries.append((len(self.flat.launches), CUT))
+        self.flat.host_steps.append((len(self.flat.launches), CUT))
 
     def mark(self, writes: Sequence[int]) -> None:
         """Adds empty launches, one per device; the buffers that they write have memory from here on."""
@@ -292,8 +294,8 @@ class _Flattener:
         slots = () if predicate is None else (predicate,)
         if host:
             rule = "if_zero" if slots else "jump"
-            jump = Discover(rule, (), slots, DType.bool, target=label)
-            self.flat.discoveries.append((len(self.flat.launches), jump))
+            jump = HostStep(rule, (), slots, DType.bool, target=label)
+            self.flat.host_steps.append((len(self.flat.launches), jump))
             if kind == "back":
                 # the last launch of the loop: its buffers keep their memory up to here
                 self.mark(())
@@ -335,11 +337,11 @@ class _Flattener:
             if symbol in env and computed[symbol] != env[symbol]
         ]
         if conditional:
-            self.guards(agree, set())
+            self.check_launches(agree, set())
         else:
             self.flat.checks += agree
 
-    def names_of_discoveries(
+    def names_of_computed_sizes(
         self, template: Template, names: Mapping[str, Size]
     ) -> dict[str, Size]:
         """Unique names for the symbols that a template computes: each call computes its own sizes."""
@@ -354,16 +356,18 @@ class _Flattener:
                 named[symbol] = DimExpr.symbol(name)
         return named
 
-    def discover(
-        self, step: Discover, places: Mapping[int, Pointer], env: Mapping[str, Size]
+    def host_step(
+        self, step: HostStep, places: Mapping[int, Pointer], env: Mapping[str, Size]
     ) -> None:
-        """Adds a discovery."""
-        self.flat.discoveries.append((len(self.flat.launches), self.bound(step, places, env)))
+        """Adds a host step."""
+        self.flat.host_steps.append(
+            (len(self.flat.launches), self.bind_host_step(step, places, env))
+        )
 
-    def bound(
-        self, step: Discover, places: Mapping[int, Pointer], env: Mapping[str, Size]
-    ) -> Discover:
-        """A discovery over the program's buffers and symbols."""
+    def bind_host_step(
+        self, step: HostStep, places: Mapping[int, Pointer], env: Mapping[str, Size]
+    ) -> HostStep:
+        """A host step over the program's buffers and symbols."""
         symbols = tuple([str(env[symbol]) if symbol else "" for symbol in step.symbols])
         bounds = tuple([self.pointer(pointer, places, env) for pointer in step.bounds])
         shape = tuple([substitute(size, env) for size in step.shape])
@@ -378,14 +382,14 @@ class _Flattener:
             return base
         return Pointer(base.buffer, simplify(base.offset + substitute(pointer.offset, env)))
 
-    def bind(
+    def bind_launch(
         self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], path: str
     ) -> Launch:
         slots: list[Slot] = []
         for slot in launch.slots:
             if type(slot) is Pointer:
                 slots.append(self.pointer(slot, places, env))
-            elif isinstance(slot, Chosen):
+            elif isinstance(slot, LimitSlot):
                 slots.append(replace(slot, rows=substitute(slot.rows, env)))
             else:
                 assert isinstance(slot, Number)
@@ -406,21 +410,21 @@ class _Flattener:
             ),
             tuple([places[b].buffer for b in launch.parts]),
             flops=substitute(launch.flops, env),
-            site=launch.site,
+            staged_op=launch.staged_op,
             jump=launch.jump,
             device=launch.device,
         )
 
 
-def flatten(templates: Mapping[str, Template], entry: str, guard: Guard) -> Flat:
+def flatten(templates: Mapping[str, Template], entry: str, check_kernel: CheckKernel) -> Flat:
     """Inlines all calls into the program of the entry graph.
 
     Args:
         templates: All graphs by name.
         entry: The name of the entry graph.
-        guard: Creates the kernel of checks in branches and loops, at the first of them.
+        check_kernel: Creates the kernel of checks in branches and loops, at the first of them.
     """
-    flattener = _Flattener(templates, guard)
+    flattener = _Flattener(templates, check_kernel)
     template = templates[entry]
     sizes = [dim for _, info in template.inputs for dim in info.shape]
     flattener.used_names = {

@@ -16,19 +16,19 @@ from max._compiler.codegen.nest import NestText
 from max._compiler.codegen.spec import ArgView
 from max._compiler.sizes import Size
 from max._compiler.specialisations import specialisations
-from max._compiler.template import Border, Chosen, Number, Pointer, Slot
+from max._compiler.template import BufferBound, LimitSlot, Number, Pointer, Slot
 from max._kernel_library.tiles.transpose import transpose
 
 __all__ = ["Argument", "KernelTable", "KernelTables"]
 
 _GLOBALS = {"k": k, "fn": functions, "transpose": transpose, "nan": math.nan, "inf": math.inf}
 
-_GUARD = """
+_CHECK = """
 def guard(have: k.i64, want: k.i64, ctx: k.Context):
     if have {relation} want:
         raise ValueError("have {{}}, want {{}}", have, want)
 """
-"""Every worker evaluates the guard and leaves the program before its next launch, so that no barrier is needed."""
+"""Every worker evaluates the check and leaves the program before its next launch, so that no barrier is needed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class KernelTable:
 
     def region(
         self, text: NestText, arguments: Sequence[Argument]
-    ) -> tuple[str, tuple[Slot | Border, ...]]:
+    ) -> tuple[str, tuple[Slot | BufferBound, ...]]:
         """The kernel of a region, and its slots."""
         specs: list[k.TensorSpec | k.ScalarType] = [argument.spec() for argument in arguments]
         key = (text.source, tuple(specs))
@@ -99,12 +99,12 @@ class KernelTable:
     def library(
         self,
         kernel: Any,
-        arguments: Sequence[Argument | Chosen],
+        arguments: Sequence[Argument | LimitSlot],
         params: Mapping[str, Any],
         epilogue: str | None,
-    ) -> tuple[str, tuple[Slot | Border, ...]]:
+    ) -> tuple[str, tuple[Slot | BufferBound, ...]]:
         """The specialisation of a library kernel, with the text of an epilogue or None, and its slots."""
-        specs = [k.i64 if isinstance(a, Chosen) else a.spec() for a in arguments]
+        specs = [k.i64 if isinstance(a, LimitSlot) else a.spec() for a in arguments]
         key = (
             id(kernel),
             tuple(specs),
@@ -122,9 +122,9 @@ class KernelTable:
         ir = self._specialise(key, make, specs, request)
         return ir.key, self.slots(ir, arguments)
 
-    def guard(self, exact: bool) -> str:
+    def check(self, exact: bool) -> str:
         """The key of the kernel that raises if two numbers differ (`exact`), or if the first is less than the second."""
-        text = _GUARD.format(relation="!=" if exact else "<")
+        text = _CHECK.format(relation="!=" if exact else "<")
 
         def make() -> tuple[Any, dict[str, Any]]:
             return k.from_source(text, "guard", _GLOBALS), {}
@@ -168,22 +168,22 @@ class KernelTable:
 
     @staticmethod
     def slots(
-        ir: k.KernelIR, arguments: Sequence[Argument | Chosen], scalars: Sequence[Size] = ()
-    ) -> tuple[Slot | Border, ...]:
+        ir: k.KernelIR, arguments: Sequence[Argument | LimitSlot], scalars: Sequence[Size] = ()
+    ) -> tuple[Slot | BufferBound, ...]:
         """The values of a kernel's argument slots."""
-        slots: list[Slot | Border] = []
+        slots: list[Slot | BufferBound] = []
         for slot in ir.slots:
             if slot.arg >= len(arguments):
                 slots.append(Number(scalars[slot.arg - len(arguments)]))
                 continue
             argument = arguments[slot.arg]
-            if isinstance(argument, Chosen):
+            if isinstance(argument, LimitSlot):
                 slots.append(argument)
                 continue
             if slot.kind == "pointer":
                 slots.append(argument.pointer)
             elif slot.kind in ("begin", "end"):
-                slots.append(Border(argument.pointer.buffer, slot.kind == "end"))
+                slots.append(BufferBound(argument.pointer.buffer, slot.kind == "end"))
             elif slot.kind == "dim":
                 slots.append(Number(argument.view.shape[slot.axis]))
             else:

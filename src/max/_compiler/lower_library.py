@@ -12,64 +12,33 @@ from max import kernel as k
 from max._compiler.attention import attention_views
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
 from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
-from max._compiler.counts import operations, products, region_name
+from max._compiler.flops import product_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackOp, RegionOp
 from max._compiler.passes.fuse import PACKED_PRODUCTS
-from max._compiler.passes.outline import DISCOVERING
+from max._compiler.passes.outline import SIZE_RULES
 from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, simplify
-from max._compiler.template import Chosen, Discover, UnsupportedOpError
+from max._compiler.template import HostStep, LimitSlot, UnsupportedOpError
 from max._kernel_library.library import Arg, KernelCall, Limit, Operand
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.types import short_types
 
 
-class LibraryLowering(Placing):
-    """Lowers library ops: everything except regions of element-wise ops."""
+class LibraryLowering:
+    """Lowers the library ops of a graph: everything except regions of element-wise ops.
 
-    @staticmethod
-    def in_place(
-        spec: RegionSpec,
-        results: Sequence[tuple[Place, Size]],
-        sources: Sequence[tuple[Place, Size]],
-        others: Sequence[Place] = (),
-    ) -> tuple[tuple[int, int], ...]:
-        """Pairs of result and operand buffers that may share memory, as each element is read before it is written.
+    Args:
+        placing: The graph's buffers and launches, which this adds to.
+    """
 
-        Args:
-            spec: The region. In an epilogue the first leaf, the kernel's own result, has no source.
-            results: The places of the results.
-            sources: The places of the leaves.
-            others: Further operands, which the kernel reads in any order.
-        """
-        leaves = [v for v in spec.values if isinstance(v, Leaf)]
-        leaves = leaves[len(leaves) - len(sources) :]
-        other_buffers = {place.buffer for place in others}
-        last = max(spec.stage, default=0)
-        # each stage walks the row again: an earlier one must not overwrite operands of a later one
-        if any(
-            spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results
-        ):
-            return ()
-        pairs: list[tuple[int, int]] = []
-        for result, (target, _) in zip(spec.results, results, strict=True):
-            for leaf, (source, offset) in zip(leaves, sources, strict=True):
-                read_once = sum(place.buffer == source.buffer for place, _ in sources) == 1
-                read_once = read_once and source.buffer not in other_buffers
-                whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
-                same_elements = (
-                    leaf.strides == result.strides
-                    and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
-                )
-                if read_once and whole and same_elements:
-                    pairs.append((target.buffer, source.buffer))
-        return tuple(pairs)
+    def __init__(self, placing: Placing) -> None:
+        self.placing = placing
 
-    def discover(self, op: MoOp) -> None:
-        """Adds a discovery of the sizes of an op's results that depend on values of its operands.
+    def read_sizes(self, op: MoOp) -> None:
+        """Adds a host step that reads the sizes of an op's results which depend on values of its operands.
 
         Raises:
             UnsupportedOpError: No rule determines a size.
@@ -78,26 +47,30 @@ class LibraryLowering(Placing):
             if not isinstance(result.type, ShapedType):
                 continue
             unknown = [
-                dim for dim in result.type.shape if not self.known_symbols.issuperset(dim.symbols)
+                dim
+                for dim in result.type.shape
+                if not self.placing.known_symbols.issuperset(dim.symbols)
             ]
             if not unknown:
                 continue
-            rule = DISCOVERING.get(op.name)
+            rule = SIZE_RULES.get(op.name)
             symbols = [dim.symbol_name if dim in unknown else "" for dim in result.type.shape]
             if rule is None or None in symbols:
                 raise UnsupportedOpError(
                     f"{op.name}: the size {unknown[0]} of its result does not follow from the inputs of "
-                    f"{self.graph.sym_name}"
+                    f"{self.placing.graph.sym_name}"
                 )
             sliced = rule == "slice"
-            bounds = [self.place(on_host(v)) for v in op.operands[0 if rule == "range" else 1 :]]
+            bounds = [
+                self.placing.place(on_host(v)) for v in op.operands[0 if rule == "range" else 1 :]
+            ]
             shape = shape_of(op.operands[0]) if sliced else ()
             pointers = tuple([place.pointer() for place in bounds])
             names = tuple([name or "" for name in symbols])
-            self.launches.append(Discover(rule, names, pointers, bounds[0].dtype, shape))
-            self.known_symbols.update(filter(None, names))
+            self.placing.launches.append(HostStep(rule, names, pointers, bounds[0].dtype, shape))
+            self.placing.known_symbols.update(filter(None, names))
 
-    def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> bool:
+    def lower_op(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> bool:
         """Launches a library kernel; `outer` is the region whose results it writes, or the op itself.
 
         Returns:
@@ -109,18 +82,18 @@ class LibraryLowering(Placing):
         name = op.name
         if op.name == "mo.custom":
             name, attributes = op.attr("symbol"), op.attr("parameters")
-            if not self.backend.library.supports(name):
+            if not self.placing.backend.library.supports(name):
                 self.custom(op, name, attributes)
                 return True
         elif isinstance(op, MatmulOp):
             name = "mo.matmul"
-        if not self.backend.library.supports(name):
+        if not self.placing.backend.library.supports(name):
             types = short_types([v.type for v in op.operands])
             raise UnsupportedOpError(
                 f"{op.name}: the compiler has no kernel for this op on {types}"
             )
-        self.discover(op)
-        call = self.lower_call(
+        self.read_sizes(op)
+        call = self.placing.lower_call(
             name,
             [described(v) for v in operands],
             [described(v) for v in results],
@@ -128,20 +101,20 @@ class LibraryLowering(Placing):
         )
         if epilogue is not None and not call.epilogue:
             return False
-        places = [self.place(v) for v in operands]
-        outputs = [self.allocate(v) for v in results]
+        places = [self.placing.place(v) for v in operands]
+        outputs = [self.placing.allocate(v) for v in results]
         epilogue_text: EpilogueText | None = None
         sources: list[tuple[Place, Size]] = []
         in_place = tuple([(outputs[r].buffer, places[o].buffer) for r, o in call.in_place])
         if epilogue is not None:
             epilogue_text = write_epilogue(epilogue.spec)
-            outers = [self.place(v) for v in outer.operands]
+            outers = [self.placing.place(v) for v in outer.operands]
             sources = [(outers[index], offset) for index, offset in epilogue.sources]
             results_at = [(place, 0) for place in outputs]
-            in_place = self.in_place(epilogue.spec, results_at, sources, places)
-        flops = products(name, op.operands, results)
+            in_place = in_place_pairs(epilogue.spec, results_at, sources, places)
+        flops = product_flops(name, op.operands, results)
         if isinstance(outer, RegionOp) and epilogue is not None:
-            flops = simplify(flops + operations(outer))
+            flops = simplify(flops + region_flops(outer))
         label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
         self.launch_call(call, places, outputs, label, epilogue_text, sources, in_place, flops)
         return True
@@ -171,16 +144,18 @@ class LibraryLowering(Placing):
             flops: The arithmetic operations.
             parts: Buffers of which this launch writes a part that no other launch writes.
         """
-        workspaces = [self.workspace(w) for w in call.workspaces]
+        workspaces = [self.placing.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": outputs, "workspace": workspaces}
-        may_write = self.kernels.writes(call.kernel)
+        may_write = self.placing.kernels.writes(call.kernel)
         arguments: list[Argument] = []
-        kernel_arguments: list[Argument | Chosen] = []
+        kernel_arguments: list[Argument | LimitSlot] = []
         written: list[bool] = []
         both: list[int] = []
         for position, arg in enumerate(call.args):
             if isinstance(arg, Limit):
-                kernel_arguments.append(Chosen(arg.name, arg.guess, arg.most, simplify(arg.rows)))
+                kernel_arguments.append(
+                    LimitSlot(arg.name, arg.guess, arg.most, simplify(arg.rows))
+                )
                 continue
             place = tables[arg.source][arg.index]
             shape = tuple(simplify(dim) for dim in arg.shape)
@@ -197,13 +172,15 @@ class LibraryLowering(Placing):
             kernel_arguments.append(arguments[-1])
             written.append(False)
         text = None if epilogue is None else epilogue.source
-        kernel = self.kernels.library(call.kernel, kernel_arguments, call.params, text)
-        self.launch(kernel, arguments, written, call.serial, label, in_place, both, parts, flops)
+        kernel = self.placing.kernels.library(call.kernel, kernel_arguments, call.params, text)
+        self.placing.launch(
+            kernel, arguments, written, call.serial, label, in_place, both, parts, flops
+        )
 
     def attention(self, op: MoOp) -> None:
         """Launches the attention kernel, over views of any strides."""
-        result = self.allocate(op.results[0])
-        places = [self.place(v) for v in op.operands]
+        result = self.placing.allocate(op.results[0])
+        places = [self.placing.place(v) for v in op.operands]
         views, columns = attention_views(
             result.layout, [place.layout for place in places], op.attr("axis")
         )
@@ -213,8 +190,8 @@ class LibraryLowering(Placing):
         ]
         params = {name: op.attr(name) for name in ("scale", "fills", "roundings")}
         params["columns"] = columns
-        call = self.lower_call(op.name, described[1:], described[:1], params)
-        workspaces = [self.workspace(w) for w in call.workspaces]
+        call = self.placing.lower_call(op.name, described[1:], described[:1], params)
+        workspaces = [self.placing.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": [result], "workspace": workspaces}
         layouts = {"operand": views[1:], "result": views[:1]}
         arguments: list[Argument] = []
@@ -228,38 +205,38 @@ class LibraryLowering(Placing):
             # only the stride of the last axis is a constant in the code: fewer specialisations
             static_strides = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, static_strides))
-        kernel = self.kernels.library(call.kernel, arguments, call.params, None)
+        kernel = self.placing.kernels.library(call.kernel, arguments, call.params, None)
         written = [isinstance(arg, Arg) and arg.source != "operand" for arg in call.args]
-        flops = products(op.name, op.operands, op.results)
-        self.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
+        flops = product_flops(op.name, op.operands, op.results)
+        self.placing.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
 
     def pack(self, op: MoOp) -> None:
         """One launch per weight, into its part of the packed buffer."""
         assert isinstance(op, PackOp)
-        whole = self.allocate(op.results[0])
+        whole = self.placing.allocate(op.results[0])
         elements = shape_of(op.results[0])[1]
         for w, (first, strips, shares, share) in zip(op.operands, op.places(), strict=True):
             shape = (strips, elements)
             target = replace(whole, layout=whole.layout.slice([first, 0], [1, 1], shape))
             attributes = {"encoding": op.attr("encoding"), "shares": shares, "share": share}
             result = Operand(whole.dtype, shape)
-            call = self.lower_call(op.name, [described(w)], [result], attributes)
+            call = self.placing.lower_call(op.name, [described(w)], [result], attributes)
             shared = [whole.buffer] if len(op.operands) > 1 else []
-            self.launch_call(call, [self.place(w)], [target], "pack", parts=shared)
+            self.launch_call(call, [self.placing.place(w)], [target], "pack", parts=shared)
 
     def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
         """Launches the kernel registered under the op's symbol; its arguments are the results, then the operands."""
-        self.discover(op)
+        self.read_sizes(op)
         kernel = k.registered(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
         for result in op.results:
             if isinstance(result.type, ShapedType):
-                self.allocate(result)
-        may_write = self.kernels.writes(kernel)
+                self.placing.allocate(result)
+        may_write = self.placing.kernels.writes(kernel)
         arguments, written, both = list[Argument](), list[bool](), list[int]()
         num_results = sum(isinstance(v.type, ShapedType) for v in op.results)
         for position, value in enumerate(values):
-            place = self.place(value)
+            place = self.placing.place(value)
             arguments.append(
                 Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None, True))
             )
@@ -269,8 +246,44 @@ class LibraryLowering(Placing):
             written.append(position < num_results or mutable)
             if mutable:
                 both.append(place.buffer)
-        specialised = self.kernels.library(kernel, arguments, dict(parameters), None)
-        self.launch(specialised, arguments, written, False, symbol, (), both)
+        specialised = self.placing.kernels.library(kernel, arguments, dict(parameters), None)
+        self.placing.launch(specialised, arguments, written, False, symbol, (), both)
+
+
+def in_place_pairs(
+    spec: RegionSpec,
+    results: Sequence[tuple[Place, Size]],
+    sources: Sequence[tuple[Place, Size]],
+    others: Sequence[Place] = (),
+) -> tuple[tuple[int, int], ...]:
+    """Pairs of result and operand buffers that may share memory, as each element is read before it is written.
+
+    Args:
+        spec: The region. In an epilogue the first leaf, the kernel's own result, has no source.
+        results: The places of the results.
+        sources: The places of the leaves.
+        others: Further operands, which the kernel reads in any order.
+    """
+    leaves = [v for v in spec.values if isinstance(v, Leaf)]
+    leaves = leaves[len(leaves) - len(sources) :]
+    other_buffers = {place.buffer for place in others}
+    last = max(spec.stage, default=0)
+    # each stage walks the row again: an earlier one must not overwrite operands of a later one
+    if any(spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results):
+        return ()
+    pairs: list[tuple[int, int]] = []
+    for result, (target, _) in zip(spec.results, results, strict=True):
+        for leaf, (source, offset) in zip(leaves, sources, strict=True):
+            read_once = sum(place.buffer == source.buffer for place, _ in sources) == 1
+            read_once = read_once and source.buffer not in other_buffers
+            whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
+            same_elements = (
+                leaf.strides == result.strides
+                and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
+            )
+            if read_once and whole and same_elements:
+                pairs.append((target.buffer, source.buffer))
+    return tuple(pairs)
 
 
 def on_host(value: SSAValue) -> SSAValue:

@@ -11,13 +11,13 @@ from max._compiler.codegen.epilogue import write_part_epilogues
 from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
 from max._compiler.codegen.nest import write_nest
 from max._compiler.codegen.spec import Leaf, RegionSpec, Result
-from max._compiler.counts import operations, products, region_name
+from max._compiler.flops import product_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.layout import collapse
-from max._compiler.lower_library import LibraryLowering, with_norm
+from max._compiler.lower_library import LibraryLowering, in_place_pairs, with_norm
 from max._compiler.mok import MatmulOp, PackedProductsOp, RegionOp
 from max._compiler.passes.base import ops_of
-from max._compiler.placing import Place, described
+from max._compiler.placing import Place, Placing, described
 from max._compiler.products import plan_products
 from max._compiler.region import epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of
@@ -29,8 +29,17 @@ SERIAL_ELEMENTS = 2048
 """Regions of at most this many elements run on one worker: waking the others costs more."""
 
 
-class RegionLowering(LibraryLowering):
-    """Lowers regions, copies and concats."""
+class RegionLowering:
+    """Lowers the regions, copies and concats of a graph.
+
+    Args:
+        placing: The graph's buffers and launches, which this adds to.
+        library_ops: Lowers the library op of a region that has one.
+    """
+
+    def __init__(self, placing: Placing, library_ops: LibraryLowering) -> None:
+        self.placing = placing
+        self.library_ops = library_ops
 
     def copy(self, source: Place, target: Place, name: str, parts: Sequence[int] = ()) -> None:
         """Launches a copy from one layout to another."""
@@ -45,14 +54,14 @@ class RegionLowering(LibraryLowering):
         """Copies each operand that was not computed in place to its part of the result."""
         for index, operand in enumerate(op.operands):
             part = self.part_of_concat(op, index)
-            source = self.place(operand)
+            source = self.placing.place(operand)
             if source.buffer != part.buffer:
                 self.copy(source, part, "concat", parts=[part.buffer])
 
     def part_of_concat(self, op: MoOp, index: int) -> Place:
         """The part of a concat's result that an operand fills."""
         axis: int = op.attr("axis")
-        result = self.places.get(op.results[0]) or self.allocate(op.results[0])
+        result = self.placing.places.get(op.results[0]) or self.placing.allocate(op.results[0])
         shape = shape_of(op.operands[index])
         starts: list[Size] = [0] * len(shape)
         for operand in op.operands[:index]:
@@ -68,9 +77,9 @@ class RegionLowering(LibraryLowering):
         uses = list(value.uses)
         user = uses[0].operation if len(uses) == 1 else None
         if isinstance(user, MoOp) and user.name == "mo.concat":
-            place = self.places[value] = self.part_of_concat(user, uses[0].index)
+            place = self.placing.places[value] = self.part_of_concat(user, uses[0].index)
             return place, True
-        return self.allocate(value), False
+        return self.placing.allocate(value), False
 
     def region(self, op: RegionOp) -> None:
         if op.kind == "library":
@@ -78,11 +87,11 @@ class RegionLowering(LibraryLowering):
             return
         placed = [self.place_result(v) for v in op.results]
         parts = region_parts(op, layouts=[place.layout for place, _ in placed])
-        operands = [self.place(v) for v in op.operands]
+        operands = [self.placing.place(v) for v in op.operands]
         results: list[tuple[Place, Size]] = [(place, 0) for place, _ in placed]
         sources = [(operands[index], offset) for index, offset in parts.sources]
         shared = [place.buffer for place, is_part in placed if is_part]
-        self.nest(parts.spec, results, sources, region_name(op), shared, operations(op))
+        self.nest(parts.spec, results, sources, region_name(op), shared, region_flops(op))
 
     def nest(
         self,
@@ -96,7 +105,9 @@ class RegionLowering(LibraryLowering):
         """Launches the kernel of a region; places have an offset in elements."""
         text = write_nest(spec, self.native_width(spec))
         count = len(results) + len(sources)
-        workspaces = [self.workspace(Workspace(v.dtype, v.shape)) for v in text.args[count:]]
+        workspaces = [
+            self.placing.workspace(Workspace(v.dtype, v.shape)) for v in text.args[count:]
+        ]
         places = [*results, *sources, *((place, 0) for place in workspaces)]
         arguments = [
             Argument(place.pointer(offset), view)
@@ -104,66 +115,73 @@ class RegionLowering(LibraryLowering):
         ]
         size = spec.size
         serial = not text.parallel or (size is not None and size <= SERIAL_ELEMENTS)
-        kernel = self.kernels.region(text, arguments)
+        kernel = self.placing.kernels.region(text, arguments)
         written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
-        in_place = self.in_place(spec, results, sources)
-        self.launch(kernel, arguments, written, serial, name, in_place, parts=parts, flops=flops)
+        in_place = in_place_pairs(spec, results, sources)
+        self.placing.launch(
+            kernel, arguments, written, serial, name, in_place, parts=parts, flops=flops
+        )
 
     def native_width(self, spec: RegionSpec) -> int:
         widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
         return min(
-            self.kernels.target.width(KERNEL_NAME[widest]), self.kernels.target.width("f32") * 2
+            self.placing.kernels.target.width(KERNEL_NAME[widest]),
+            self.placing.kernels.target.width("f32") * 2,
         )
 
     def library_region(self, op: RegionOp) -> None:
         """Launches a library op with its epilogue; an epilogue that cannot be fused becomes a second launch."""
         for argument, value in zip(op.block.args, op.operands, strict=True):
-            self.places[argument] = self.place(value)
+            self.placing.places[argument] = self.placing.place(value)
         inner = ops_of(op.block)
         main = next(
-            o for o in inner if isinstance(o, MatmulOp) or self.backend.library.supports(o.name)
+            o
+            for o in inner
+            if isinstance(o, MatmulOp) or self.placing.backend.library.supports(o.name)
         )
         for other in inner:
             if other is main:
                 break
             if is_view(other):
-                self.view(other)
+                self.placing.view(other)
         if isinstance(main, PackedProductsOp):
             self.packed_products(main, op)
             return
         if op.yielded == tuple(main.results):
-            self.library(main, op, None)
+            self.library_ops.lower_op(main, op, None)
             return
         parts = epilogue_parts(op, main)
-        if parts is not None and self.library(main, op, parts):
+        if parts is not None and self.library_ops.lower_op(main, op, parts):
             return
-        self.library(main, main, None)
+        self.library_ops.lower_op(main, main, None)
         self.separate_epilogue(op, main, 0)
 
     def separate_epilogue(self, op: RegionOp, main: MoOp, number: int) -> None:
         """Launches the ops after the library op separately, for one result of the region."""
         parts = region_parts(op, main, only=op.yielded[number])
-        operands = [self.place(v) for v in op.operands]
+        operands = [self.placing.place(v) for v in op.operands]
         sources = [
-            (self.place(main.results[-1 - index]) if index < 0 else operands[index], offset)
+            (self.placing.place(main.results[-1 - index]) if index < 0 else operands[index], offset)
             for index, offset in parts.sources
         ]
-        result = self.allocate(op.results[number])
+        result = self.placing.allocate(op.results[number])
         self.nest(parts.spec, [(result, 0)], sources, region_name(op))
 
     def packed_products(self, op: PackedProductsOp, outer: RegionOp | None = None) -> None:
         """Launches several products, with one epilogue per part."""
         jobs = plan_products(op, outer)
         operands, attributes = with_norm(op)
-        outputs = [[self.allocate(v) for v in job.results] for job in jobs]
+        outputs = [[self.placing.allocate(v) for v in job.results] for job in jobs]
         attributes = {
             **attributes,
             "parts": tuple([(job.products, len(job.results)) for job in jobs]),
         }
         results = [described(v) for job in jobs for v in job.results]
-        call = self.lower_call(op.name, [described(v) for v in operands], results, attributes)
-        places = [self.place(v) for v in operands]
-        outers = [self.place(v) for v in outer.operands] if outer is not None else []
+        call = self.placing.lower_call(
+            op.name, [described(v) for v in operands], results, attributes
+        )
+        places = [self.placing.place(v) for v in operands]
+        outers = [self.placing.place(v) for v in outer.operands] if outer is not None else []
         read = [
             [(outers[index], offset) for index, offset in job.epilogue.sources]
             if job.epilogue is not None
@@ -179,16 +197,18 @@ class RegionLowering(LibraryLowering):
                     place for n, views in enumerate(read) if n != number for place, _ in views
                 ]
                 target = (outputs[number][0], 0)
-                in_place += self.in_place(
+                in_place += in_place_pairs(
                     job.epilogue.spec, [target], read[number], [*places, *others]
                 )
-        flops = products(op.name, op.operands, op.results)
+        flops = product_flops(op.name, op.operands, op.results)
         if outer is not None:
-            flops = simplify(flops + operations(outer))
+            flops = simplify(flops + region_flops(outer))
         label = region_name(outer) if outer is not None else op.name.partition(".")[2]
         written = [place for places_ in outputs for place in places_]
         views = [view for views in read for view in views]
-        self.launch_call(call, places, written, label, epilogues, views, tuple(in_place), flops)
+        self.library_ops.launch_call(
+            call, places, written, label, epilogues, views, tuple(in_place), flops
+        )
         for number in (job.later for job in jobs):
             if number is not None and outer is not None:
                 self.separate_epilogue(outer, op, number)

@@ -82,7 +82,7 @@ class CheckOp(MoOp):
     def of(cls, condition: Condition, location: LocationAttr) -> CheckOp:
         """The check of a condition; `location` is that of the op with the condition."""
         attrs = {
-            "sides": (condition.have, condition.want),
+            "sides": (condition.actual, condition.required),
             "exact": condition.exact,
             "message": condition.message,
         }
@@ -93,8 +93,8 @@ class CheckOp(MoOp):
     @property
     def condition(self) -> Condition:
         """The condition that is checked."""
-        have, want = self.attr("sides")
-        return Condition(have, want, self.attr("message"), self.attr("exact"))
+        actual, required = self.attr("sides")
+        return Condition(actual, required, self.attr("message"), self.attr("exact"))
 
 
 def _infer_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
@@ -420,7 +420,7 @@ def _infer_attention(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribu
     for mask, fill in zip(masks, fills, strict=True):
         places = scores[len(scores) - mask.rank :]
         if mask.rank > len(scores) or any(
-            have not in (1, want) for have, want in zip(mask.shape, places, strict=True)
+            actual not in (1, required) for actual, required in zip(mask.shape, places, strict=True)
         ):
             raise ValueError(f"attention: {mask.short} does not spread over the scores")
         if (mask.dtype is DType.bool) is (fill is None):

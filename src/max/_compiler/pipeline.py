@@ -13,6 +13,7 @@ from max._compiler.code import Compiled
 from max._compiler.emit import emit
 from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTables
+from max._compiler.locations import number_ops
 from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass
@@ -34,7 +35,6 @@ from max._compiler.passes.split import split_concats
 from max._compiler.passes.views import push_views
 from max._compiler.record import Compilation, recorded
 from max._compiler.scopes import scopes
-from max._compiler.sites import number_sites
 from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max.mlir import (
@@ -79,7 +79,7 @@ def optimise(
     module: ModuleOp,
     backends: Backends,
     last: str | None = None,
-    kept: Compilation | None = None,
+    compilation: Compilation | None = None,
 ) -> None:
     """Runs the passes on a module, in place.
 
@@ -87,16 +87,16 @@ def optimise(
         module: The module.
         backends: The devices to compile for.
         last: The name of the pass to stop after; None runs all.
-        kept: The record that gets the module after each pass.
+        compilation: The record that gets the module after each pass.
     """
-    if kept is not None:
-        kept.module("as staged", module, 0.0)
+    if compilation is not None:
+        compilation.module("as staged", module, 0.0)
     for step in PASSES:
         start = time.perf_counter()
         step.run(module, backends)
         end = stats.add(step.name, start)
-        if kept is not None:
-            kept.module(step.name, module, end - start)
+        if compilation is not None:
+            compilation.module(step.name, module, end - start)
         if dump := dump_log("passes"):
             dump.info("// ----- after %s -----\n%s", step.name, print_module(module))
         if flags.MAX_CHECK >= 2:
@@ -140,10 +140,10 @@ def compile_module(
         verify_module(module)
     start = stats.add("verify", start)
     work = clone_module(module)
-    number_sites(work)
+    number_ops(work)
     start = stats.add("clone", start)
-    kept = recorded()
-    optimise(work, backends, kept=kept)
+    compilation = recorded()
+    optimise(work, backends, compilation=compilation)
     start = time.perf_counter()
     tables = KernelTables(backends, ahead)
     callees = subgraphs(work)
@@ -155,7 +155,7 @@ def compile_module(
     start = stats.add("lower", start)
     name = entry(work).sym_name
     template = templates[name]
-    flat = flatten(templates, name, tables[HOST].guard)
+    flat = flatten(templates, name, tables[HOST].check)
     start = stats.add("flatten", start)
     compiled = emit(
         name,
@@ -172,6 +172,6 @@ def compile_module(
         {key: table.irs[key] for key in used}
         for table, used in zip(tables, compiled.kernels, strict=True)
     ]
-    if kept is not None:
-        kept.finish(flat, compiled, irs, backends)
+    if compilation is not None:
+        compilation.finish(flat, compiled, irs, backends)
     return compiled, irs

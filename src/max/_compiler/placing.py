@@ -17,8 +17,8 @@ from max._compiler.passes.base import constant_of
 from max._compiler.shapes import shape_of, view_layout
 from max._compiler.sizes import Size, product, simplify
 from max._compiler.template import (
-    Border,
     Buffer,
+    BufferBound,
     Launch,
     Pointer,
     Slot,
@@ -71,7 +71,7 @@ class Placing:
         self.places: dict[SSAValue, Place] = {}
         self.launches: list[Any] = self.template.steps
         self.kept: set[SSAValue] = set()
-        self.site = -1
+        self.staged_op = -1
         """The number of the staged op that is being lowered."""
         self.known_symbols: set[str] = set(scope)
         """The symbols whose sizes are known at the op that is being lowered."""
@@ -154,14 +154,14 @@ class Placing:
         buffer = Buffer("temp", size, device=self.device)
         return Place(self.buffer(buffer), Layout.contiguous(shape), workspace.dtype)
 
-    def border(self, border: Border) -> Pointer:
+    def bound_address(self, bound: BufferBound) -> Pointer:
         """The start or end address of a buffer."""
-        size = self.template.buffers[border.buffer].bytes
-        return Pointer(border.buffer, size if border.end else 0)
+        size = self.template.buffers[bound.buffer].bytes
+        return Pointer(bound.buffer, size if bound.end else 0)
 
     def launch(
         self,
-        kernel: tuple[str, tuple[Slot | Border, ...]],
+        kernel: tuple[str, tuple[Slot | BufferBound, ...]],
         arguments: Sequence[Argument],
         written: Sequence[bool],
         serial: bool,
@@ -201,7 +201,9 @@ class Placing:
         self.launches.append(
             Launch(
                 kernel=key,
-                slots=tuple([self.border(s) if isinstance(s, Border) else s for s in slots]),
+                slots=tuple(
+                    [self.bound_address(s) if isinstance(s, BufferBound) else s for s in slots]
+                ),
                 reads=tuple(sorted(reads)),
                 writes=tuple(sorted(writes)),
                 serial=serial,
@@ -209,7 +211,7 @@ class Placing:
                 in_place=in_place,
                 parts=tuple(parts),
                 flops=flops,
-                site=self.site,
+                staged_op=self.staged_op,
                 device=self.device,
             )
         )

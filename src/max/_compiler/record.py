@@ -74,15 +74,13 @@ class Compilation:
         backends: Backends,
     ) -> None:
         """Records the program."""
-        cuts = sorted({position for position, _ in flat.discoveries})
-        held = [
-            (at, pointer.buffer)
-            for at, discovery in flat.discoveries
-            for pointer in discovery.bounds
+        cuts = sorted({position for position, _ in flat.host_steps})
+        host_reads = [
+            (at, pointer.buffer) for at, step in flat.host_steps for pointer in step.bounds
         ]
         self.flat, self.compiled, self.irs, self.backends = flat, compiled, irs, backends
         self.plan = memory.plan_memory(
-            flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops
+            flat.buffers, flat.launches, cuts, host_reads, flat.labels, flat.loops
         )
 
 

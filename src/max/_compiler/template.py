@@ -14,11 +14,11 @@ from max._compiler.sizes import Size
 from max.dtype import DType
 
 __all__ = [
-    "Border",
+    "BufferBound",
     "Buffer",
     "CallStep",
-    "Chosen",
-    "Discover",
+    "LimitSlot",
+    "HostStep",
     "IfStep",
     "Jump",
     "Launch",
@@ -76,8 +76,8 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A slot with a limit that is known when a program is loaded; see `max._kernel_library.lowering.Limit`."""
+class LimitSlot:
+    """A slot with a row threshold that is known when a program is loaded; see `max._kernel_library.lowering.Limit`."""
 
     name: str
     guess: int
@@ -86,14 +86,14 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class BufferBound:
     """The address where a buffer begins, or where it ends; a pointer once the buffer's size is known."""
 
     buffer: int
     end: bool
 
 
-Slot = Pointer | Number | Chosen
+Slot = Pointer | Number | LimitSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Launch:
         parts: Buffers of which it writes a part that no other launch writes.
         jump: The jump, or None for a kernel.
         flops: The number of arithmetic operations; 0 if unknown.
-        site: The number of the staged op that it computes; -1: none.
+        staged_op: The number of the staged op that it computes; -1: none.
         check: The condition, for a launch that only checks one.
         device: The index of the backend that runs it.
     """
@@ -140,7 +140,7 @@ class Launch:
     parts: tuple[int, ...] = ()
     jump: Jump | None = None
     flops: Size = 0
-    site: int = -1
+    staged_op: int = -1
     check: Check | None = None
     device: int = 0
 
@@ -161,7 +161,7 @@ class CallStep:
         results: The buffers of its outputs.
         env: The size in the caller for each symbol of the callee.
         prefix: The prefix of the names of its weights.
-        reveals: The symbols of the results that the callee discovers and that the caller did not know before.
+        reveals: The symbols of the results that the callee computes and that the caller did not know before.
         inherit: Whether symbols outside `env` have the same value in the callee as in the caller.
     """
 
@@ -207,7 +207,7 @@ class WhileStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Discover:
+class HostStep:
     """A step of the host between launches.
 
     The host reads the sizes of the result of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`, which depend on values that the
@@ -233,7 +233,7 @@ class Discover:
     target: int = -1
 
 
-Step = Launch | CallStep | IfStep | WhileStep | Discover
+Step = Launch | CallStep | IfStep | WhileStep | HostStep
 
 
 @dataclass(slots=True)
@@ -245,7 +245,7 @@ class Template:
 
     name: str
     buffers: list[Buffer] = field(default_factory=list[Buffer])
-    once: list[Launch | Discover] = field(default_factory=list["Launch | Discover"])
+    once: list[Launch | HostStep] = field(default_factory=list["Launch | HostStep"])
     steps: list[Step] = field(default_factory=list["Step"])
     inputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     outputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from max._backends import Backend, Backends
-from max._compiler.code import ALIGNMENT, Compiled, Fixed
+from max._compiler.code import ALIGNMENT, Compiled, FixedBuffer
 from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max.driver import CPU, Tensor
@@ -115,7 +115,7 @@ class FixedMemory:
         """
         self._owners.pop(index, None)
 
-    def _reserve(self, index: int, item: Fixed, value: weight_files.LaterCast) -> None:
+    def _reserve(self, index: int, item: FixedBuffer, value: weight_files.LaterCast) -> None:
         """Reserves a buffer on the CPU for a weight that is cast later; its pages are not touched yet."""
         self.casts[index] = value
         self._owners[index] = block = platform.allocate(item.bytes)
@@ -130,7 +130,7 @@ class FixedMemory:
         self.addresses.append(address)
 
     def _on_device(
-        self, index: int, item: Fixed, value: Tensor | Array | None, backend: Backend
+        self, index: int, item: FixedBuffer, value: Tensor | Array | None, backend: Backend
     ) -> None:
         """A buffer on another device: the tensor's memory if it is there, else a copy."""
         memory = backend.device.memory
@@ -154,6 +154,6 @@ def _bytes(value: Tensor | Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _guarded(item: Fixed, value: Tensor | Array | None) -> Array:
+def _guarded(item: FixedBuffer, value: Tensor | Array | None) -> Array:
     """A buffer between guard pages: a copy of the value, or uninitialised memory for a result computed once."""
     return guard.allocate(item.bytes) if value is None else guard.copied(_bytes(value))

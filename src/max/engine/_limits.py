@@ -88,8 +88,8 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
         return thresholds
     groups: dict[str, list[LaunchCode]] = {}
     for launch in compiled.main.launches:
-        if launch.choice is not None:
-            groups.setdefault(launch.choice.name, []).append(launch)
+        if launch.limit is not None:
+            groups.setdefault(launch.limit.name, []).append(launch)
     if not groups or not flags.MAX_AUTOTUNE or flags.MAX_KERNEL_INTERPRET:
         return thresholds
     makers = [source_fingerprint(package) for package in ("_kernel_library", "kernel", "engine")]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from max._compiler.code import ChoiceCode, Compiled, LaunchCode, ProgramCode
+from max._compiler.code import Compiled, LaunchCode, LimitCode, ProgramCode
 from max._compiler.sizes import product, size_function
 from max._runtime import platform
 from max._runtime.pool import Pool
@@ -82,23 +82,23 @@ class Measurement:
         self._compiled = compiled
         self._pool = pool
         self._stopped = stopped
-        choice = launches[0].choice
-        assert choice is not None
-        self._choice: ChoiceCode = choice
-        guess = launches[0].slots[choice.slot].addend
-        self._most = min(choice.most, MOST_ROWS)
+        limit = launches[0].limit
+        assert limit is not None
+        self._limit: LimitCode = limit
+        guess = launches[0].slots[limit.slot].addend
+        self._most = min(limit.most, MOST_ROWS)
         self._guess = min(guess, self._most)
         # barriers, as in the program
         part = replace(
             compiled.main,
             launches=[replace(launch, barrier=True) for launch in launches],
-            discoveries=[], checks=[], outputs=[],
+            host_steps=[], checks=[], outputs=[],
         )  # fmt: skip
-        self._ways = [link(part, {choice.name: limit}) for limit in (choice.most, 0)]
+        self._ways = [link(part, {limit.name: rows}) for rows in (limit.most, 0)]
         used = {
             part.values[slot.value].base
             for launch in launches
-            for slot in (*launch.slots, choice.rows)
+            for slot in (*launch.slots, limit.rows)
         }
         layout = compiled.bases
         tensors = dict(enumerate(compiled.inputs, layout.inputs.start))
@@ -138,7 +138,7 @@ class Measurement:
         stats.measured += 1
         # the result for the greatest measured number of rows holds for all greater ones
         return Threshold(
-            self._choice.most if faster_rows == self._most else faster_rows, self._quality
+            self._limit.most if faster_rows == self._most else faster_rows, self._quality
         )
 
     def _few_is_faster(self, rows: int) -> bool | None:
@@ -184,7 +184,7 @@ class Measurement:
         for symbols in tries:
             instance = program.instance(symbols)
             bases = np.zeros(self._compiled.bases.count(), np.int64)
-            slot = self._choice.rows
+            slot = self._limit.rows
             have = bases.take(program.bases)[slot.value] + instance.offsets[slot.value]
             sizes = self._sizes(symbols)
             if have + slot.addend != rows or sum(sizes) > MOST_INPUT_BYTES:

@@ -404,7 +404,7 @@ class Model:
                     bases[layout.output(index)] = outputs[index]._ptr
             if not part.empty:
                 part.run(instance, bases)
-            following = part.discover(instance, bases, sizes)
+            following = part.run_host_steps(instance, bases, sizes)
             segment = segment + 1 if following < 0 else following
         for backend in {part.backend for part in parts if part.waits}:
             backend.synchronize()

@@ -87,7 +87,7 @@ def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgra
         owners.append(owner)
         if not program.empty:
             program.run(instance, bases)
-        program.discover(instance, bases, {})
+        program.run_host_steps(instance, bases, {})
     for backend in {program.backend for program in programs if program.waits}:
         backend.synchronize()
 
@@ -116,5 +116,5 @@ def _parts(
 
 def _used(code: ProgramCode) -> set[int]:
     slots = [slot for launch in code.launches for slot in launch.slots]
-    slots += [slot for item in code.discoveries for slot in (*item.bounds, *item.shape)]
+    slots += [slot for item in code.host_steps for slot in (*item.bounds, *item.shape)]
     return {slot.fixed for slot in slots if slot.fixed >= 0}

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from max._backends import Backend, Backends
-from max._compiler.code import ALIGNMENT, Check, Compiled, DiscoveryCode, ProgramCode, SlotCode
-from max._compiler.sites import Sites
+from max._compiler.code import ALIGNMENT, Check, Compiled, HostStepCode, ProgramCode, SlotCode
+from max._compiler.locations import SourceLocations
 from max._compiler.sizes import Size, size_function
 from max._lazy import lazy_module
 from max._runtime import guard, platform
@@ -33,7 +33,7 @@ else:
 
 __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
 
-_NO_SITES = Sites()
+_NO_LOCATIONS = SourceLocations()
 MAX_INSTANCES = 256
 """The maximum number of sets of sizes whose plans a program keeps."""
 
@@ -133,8 +133,8 @@ class _CheckMessage:
     exception: str = "ValueError"
 
     def format(self, values: Sequence[int]) -> str:
-        have, want = int(values[0]), int(values[1])
-        return (self.check.failure(have, want) or "").partition(": ")[2]
+        actual, required = int(values[0]), int(values[1])
+        return (self.check.failure(actual, required) or "").partition(": ")[2]
 
 
 class LinkedProgram:
@@ -147,7 +147,7 @@ class LinkedProgram:
         fixed: The addresses of the fixed buffers.
         backends: The devices of the session.
         limits: The row thresholds of launches by name; launches without one keep the compiler's guess.
-        sites: The locations of the staged ops, for errors.
+        locations: The locations of the staged ops, for errors.
         printing: The style of printed tensors.
     """
 
@@ -159,18 +159,18 @@ class LinkedProgram:
         fixed: Sequence[int],
         backends: Backends,
         limits: Mapping[str, int] | None = None,
-        sites: Sites = _NO_SITES,
+        locations: SourceLocations = _NO_LOCATIONS,
         printing: print_options.PrintOptions | None = None,
     ) -> None:
-        self._sites = sites
+        self._locations = locations
         self._printing = printing or print_options.PrintOptions()
         kernels, entries = compiled.kernels[code.device], addresses[code.device]
         launches: list[Launch] = []
         for launch in code.launches:
             slots = [self._slot(slot, fixed) for slot in launch.slots]
-            choice = launch.choice
-            if choice is not None and limits and choice.name in limits:
-                slots[choice.slot] = (slots[choice.slot][0], limits[choice.name])
+            limit = launch.limit
+            if limit is not None and limits and limit.name in limits:
+                slots[limit.slot] = (slots[limit.slot][0], limits[limit.name])
             if launch.jump:
                 jump = Jump(
                     0, slots, phases=0, name=launch.name, kind=launch.jump, target=launch.target
@@ -189,7 +189,7 @@ class LinkedProgram:
                     messages=kernel.messages
                     if launch.check is None
                     else (_CheckMessage(launch.check),),
-                    where=self._where(launch.site),
+                    where=self._where(launch.staged_op),
                 )
             )
         used = {launch.kernel for launch in code.launches if not launch.jump}
@@ -210,7 +210,7 @@ class LinkedProgram:
         sizes += [size for _, block in code.blocks for size in block]
         sizes += [dim for shape in self._shapes for dim in shape]
         self._sizes = size_function(sizes, compiled.symbols)
-        sides = [side for check in code.checks for side in (check.have, check.want)]
+        sides = [side for check in code.checks for side in (check.actual, check.required)]
         self._sides = size_function(sides, compiled.symbols)
         self._instances: dict[tuple[int, ...], Instance] = {}
         self._symbols = compiled.symbols
@@ -228,16 +228,16 @@ class LinkedProgram:
         if not isinstance(self.executor, Executor):
             return
         for index, launch in enumerate(self.code.launches):
-            if launch.choice is not None and launch.choice.name in limits:
-                self.executor.set_addend(index, launch.choice.slot, limits[launch.choice.name])
+            if launch.limit is not None and launch.limit.name in limits:
+                self.executor.set_addend(index, launch.limit.slot, limits[launch.limit.name])
 
     @staticmethod
     def _slot(slot: SlotCode, fixed: Sequence[int]) -> tuple[int, int]:
         return slot.value, slot.addend if slot.fixed < 0 else slot.addend + fixed[slot.fixed]
 
-    def _where(self, site: int) -> str:
+    def _where(self, staged_op: int) -> str:
         """The source location of a launch or a check, as the end of an error message; empty if unknown."""
-        place = self._sites.describe(site)
+        place = self._locations.describe(staged_op)
         return f" (staged at {place})" if place else ""
 
     def instance(self, symbols: tuple[int, ...]) -> Instance:
@@ -263,7 +263,7 @@ class LinkedProgram:
         sides = iter(self._sides(symbols + unknown))
         for check in code.checks:
             if failure := check.failure(next(sides), next(sides)):
-                raise ValueError(failure + self._where(check.site))
+                raise ValueError(failure + self._where(check.staged_op))
         numbers = iter(self._sizes(symbols + unknown))
         offsets = [next(numbers) for _ in code.values]
         ends = list(code.static_bytes)
@@ -342,7 +342,7 @@ class LinkedProgram:
                 total[index] += count * size
         return total
 
-    def discover(
+    def run_host_steps(
         self, instance: Instance, bases: npt.NDArray[np.int64], sizes_of: dict[str, int]
     ) -> int:
         """Does the host's steps at the end of a segment: reads sizes, prints, copies between devices, branches.
@@ -359,7 +359,7 @@ class LinkedProgram:
             ValueError: A range or slice has a step of 0, or a range has bounds without a size.
         """
         values = bases.take(self.bases) + instance.offsets
-        for code in self.code.discoveries:
+        for code in self.code.host_steps:
             if code.rule == "cut":
                 continue
             if code.rule == "jump":
@@ -387,7 +387,7 @@ class LinkedProgram:
         return -1
 
     def _print(
-        self, code: DiscoveryCode, shape: Sequence[int], values: npt.NDArray[np.int64]
+        self, code: HostStepCode, shape: Sequence[int], values: npt.NDArray[np.int64]
     ) -> None:
         if not code.bounds:
             printing.write(code.label)
@@ -402,7 +402,7 @@ class LinkedProgram:
 
     def _read(
         self,
-        code: DiscoveryCode,
+        code: HostStepCode,
         number: int,
         values: npt.NDArray[np.int64],
         count: int,
@@ -414,7 +414,7 @@ class LinkedProgram:
         data = memory.read(self._value(code.bounds[number], values), count * dtype.size_in_bytes)
         return data.view(dtype.to_numpy())
 
-    def _copy(self, code: DiscoveryCode, values: npt.NDArray[np.int64], nbytes: int) -> None:
+    def _copy(self, code: HostStepCode, values: npt.NDArray[np.int64], nbytes: int) -> None:
         """Copies `nbytes` bytes from one device's memory to another's."""
         source, target = [self._value(slot, values) for slot in code.bounds]
         from_memory, to_memory = [self._memories[device] for device in code.devices]

@@ -434,7 +434,7 @@ class _Linker:
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
-                compiled, part, self.program.entries, addresses, self.backends, limits, self.program.sites,
+                compiled, part, self.program.entries, addresses, self.backends, limits, self.program.locations,
                 self.printing,
             )  # fmt: skip
 

@@ -25,8 +25,8 @@ import numpy as np
 from max import mlir
 from max._backends import Backends
 from max._compiler.code import Compiled
+from max._compiler.locations import SourceLocations
 from max._compiler.record import is_recording
-from max._compiler.sites import Sites
 from max._compiler.stats import stats
 from max._config import flags
 from max._lazy import lazy_module
@@ -63,7 +63,7 @@ class Loaded:
         entries: For each device the entries of its kernels.
         declared: The module's weights by name.
         constants: Its constants, by the number of their fixed buffer.
-        sites: The locations of its ops.
+        locations: The locations of its ops.
         note: What the staging function returned beside the module.
         key: The program's key on the disk; None where it is not kept.
     """
@@ -72,7 +72,7 @@ class Loaded:
     entries: list[dict[str, int]]
     declared: dict[str, WeightInfo]
     constants: dict[int, Array]
-    sites: Sites
+    locations: SourceLocations
     note: Any = None
     key: str | None = None
 
@@ -84,7 +84,7 @@ class _Recipe:
     program: str
     declared: dict[str, WeightInfo]
     constants: dict[int, Array]
-    places: list[str]
+    locations: list[str]
     note: Any
 
 
@@ -116,7 +116,7 @@ class ProgramStore:
         program = None if key is None else self._from_disk(key)
         compiled, entries = self._compile(module, names, key) if program is None else program
         constants = _constants(module, compiled)
-        return Loaded(compiled, entries, declared, constants, Sites.of(module), note, key)
+        return Loaded(compiled, entries, declared, constants, SourceLocations.of(module), note, key)
 
     def load_described(
         self, description: str | None, stage: Callable[[], tuple[mlir.ModuleOp, Any]]
@@ -137,7 +137,7 @@ class ProgramStore:
             if (program := self._from_disk(recipe.program)) is not None:
                 stats.recipes += 1
                 return Loaded(
-                    *program, recipe.declared, recipe.constants, Sites(recipe.places), recipe.note,
+                    *program, recipe.declared, recipe.constants, SourceLocations(recipe.locations), recipe.note,
                     recipe.program,
                 )  # fmt: skip
         loaded = self.load(*stage())
@@ -145,7 +145,7 @@ class ProgramStore:
         if key is not None and kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
             assert loaded.key is not None
             recipe = _Recipe(
-                loaded.key, loaded.declared, loaded.constants, loaded.sites.places(), loaded.note
+                loaded.key, loaded.declared, loaded.constants, loaded.locations.texts(), loaded.note
             )
             blob = pickle.dumps(recipe, pickle.HIGHEST_PROTOCOL)
             default_cache().put("recipe", key, blob)

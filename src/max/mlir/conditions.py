@@ -12,63 +12,67 @@ __all__ = ["Condition", "first_unmet", "size_conditions"]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``have >= want``, or ``have == want`` if `exact`, over the sizes of one execution.
+    """``actual >= required``, or ``actual == required`` if `exact`, over the sizes of one execution.
 
     Args:
-        have: The left side: the actual size.
-        want: The right side: the required size.
+        actual: The left side: the actual size.
+        required: The right side: the required size.
         message: The start of the error message: the op's name and the fault, without a period.
         exact: Whether both sides must be equal.
     """
 
-    have: DimExpr
-    want: DimExpr
+    actual: DimExpr
+    required: DimExpr
     message: str
     exact: bool = False
 
     @staticmethod
-    def at_least(have: DimExpr, want: DimExpr | int, message: str) -> Condition:
-        """``have >= want``, with negative terms moved to the right: ``n - 5 >= 0`` becomes ``n >= 5``."""
-        difference = have - want
+    def at_least(actual: DimExpr, required: DimExpr | int, message: str) -> Condition:
+        """``actual >= required``, with negative terms moved to the right: ``n - 5 >= 0`` becomes ``n >= 5``."""
+        difference = actual - required
         positive = {m: c for m, c in difference.terms if c > 0}
         left = DimExpr.from_terms(positive)
         return Condition(left, left - difference, message)
 
     @staticmethod
-    def equal(have: DimExpr, want: DimExpr, message: str) -> Condition:
-        """``have == want``."""
-        return Condition(have, want, message, exact=True)
+    def equal(actual: DimExpr, required: DimExpr, message: str) -> Condition:
+        """``actual == required``."""
+        return Condition(actual, required, message, exact=True)
 
     @property
     def always_holds(self) -> bool:
         """Whether the condition is proved for all non-negative sizes of the symbols."""
-        return self.have == self.want or (
-            not self.exact and not may_be_negative(self.have - self.want)
+        return self.actual == self.required or (
+            not self.exact and not may_be_negative(self.actual - self.required)
         )
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The symbols of both sides."""
-        return tuple(dict.fromkeys((*self.have.symbols, *self.want.symbols)))
+        return tuple(dict.fromkeys((*self.actual.symbols, *self.required.symbols)))
 
-    def holds(self, have: int, want: int) -> bool:
+    def holds(self, actual: int, required: int) -> bool:
         """Evaluates the condition for values of both sides."""
-        return have == want if self.exact else have >= want
+        return actual == required if self.exact else actual >= required
 
-    def text(self, have: int, want: int) -> str:
+    def text(self, actual: int, required: int) -> str:
         """The error message for values that violate the condition: the actual and the required size."""
-        actual = str(self.have) if self.have.is_static else f"{self.have} is {have}"
-        required = str(self.want) if self.want.is_static else f"{self.want}, which is {want}"
-        return f"{self.message}: {actual}, expected {'' if self.exact else 'at least '}{required}"
+        left = str(self.actual) if self.actual.is_static else f"{self.actual} is {actual}"
+        right = (
+            str(self.required)
+            if self.required.is_static
+            else f"{self.required}, which is {required}"
+        )
+        return f"{self.message}: {left}, expected {'' if self.exact else 'at least '}{right}"
 
 
 def first_unmet(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> str | None:
     """The message of the first violated condition, or None. Conditions over unbound symbols are skipped."""
     for condition in conditions:
         if all(name in sizes for name in condition.symbols):
-            have, want = condition.have.evaluate(sizes), condition.want.evaluate(sizes)
-            if not condition.holds(have, want):
-                return condition.text(have, want)
+            actual, required = condition.actual.evaluate(sizes), condition.required.evaluate(sizes)
+            if not condition.holds(actual, required):
+                return condition.text(actual, required)
     return None
 
 

@@ -19,7 +19,7 @@ def insert_checks(block: Block) -> None:
     checks: dict[tuple[object, ...], CheckOp] = {}
     for op in ops_of(block):
         for condition in op.conditions():
-            key = (condition.have, condition.want, condition.exact)
+            key = (condition.actual, condition.required, condition.exact)
             if key not in checks:
                 checks[key] = CheckOp.of(condition, op.location)
     first = block.first_op

@@ -13,10 +13,10 @@ from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
 from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 
-__all__ = ["DISCOVERING", "Unit", "rebuild"]
+__all__ = ["SIZE_RULES", "Unit", "rebuild"]
 
-DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
-"""Ops whose result sizes depend on the values of their operands, with the rule of each; see `max._compiler.template.Discover`."""
+SIZE_RULES = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
+"""Ops whose result sizes depend on the values of their operands, with the rule of each; see `max._compiler.template.HostStep`."""
 
 
 @dataclass(eq=False)
@@ -122,40 +122,37 @@ def _dims(value: SSAValue) -> tuple[DimExpr, ...]:
     return value.type.shape if isinstance(value.type, ShapedType) else ()
 
 
-def _discovered(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
-    """The symbols that ops discover when the program runs, each with the first op that discovers it."""
-    discovered: dict[str, MoOp] = {}
-    discovering = [op for op in ops if op.name in DISCOVERING]
-    if discovering:
+def _computed_sizes(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
+    """The symbols whose sizes the program computes, each with the first op that computes it."""
+    computed: dict[str, MoOp] = {}
+    size_computing = [op for op in ops if op.name in SIZE_RULES]
+    if size_computing:
         input_symbols = {
             name for argument in block.args for dim in _dims(argument) for name in dim.symbols
         }
-        for op in discovering:
+        for op in size_computing:
             for dim in _dims(op.results[0]):
                 if (name := dim.symbol_name) is not None and name not in input_symbols:
-                    discovered.setdefault(name, op)
-    return discovered
+                    computed.setdefault(name, op)
+    return computed
 
 
-def _size_dependencies(op: MoOp, discovered: dict[str, MoOp]) -> set[MoOp]:
+def _size_dependencies(op: MoOp, computed: dict[str, MoOp]) -> set[MoOp]:
     """The ops that discover the sizes that an op needs, and must precede it."""
     dependencies: set[MoOp] = set()
     for inner in op.walk():
         for value in (*inner.results, *inner.operands):
             if isinstance(value.type, ShapedType):
                 dependencies.update(
-                    discovered[name]
+                    computed[name]
                     for dim in value.type.shape
                     for name in dim.symbols
-                    if name in discovered
+                    if name in computed
                 )
         for attr in inner.attributes.values():
             if isinstance(attr, ShapeAttr):
                 dependencies.update(
-                    discovered[name]
-                    for dim in attr.data
-                    for name in dim.symbols
-                    if name in discovered
+                    computed[name] for dim in attr.data for name in dim.symbols if name in computed
                 )
     return dependencies - {op}
 
@@ -166,11 +163,11 @@ def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
         op.detach()
     waiting: dict[MoOp, int] = {}
     users: dict[MoOp, list[MoOp]] = {}
-    discovered = _discovered(block, priority)
+    computed = _computed_sizes(block, priority)
     for op in priority:
         owners = {v.owner for v in op.operands if v.owner in priority}
-        if discovered:
-            owners |= _size_dependencies(op, discovered)
+        if computed:
+            owners |= _size_dependencies(op, computed)
         waiting[op] = len(owners)
         for owner in owners:
             assert isinstance(owner, MoOp)

@@ -1,7 +1,7 @@
 """Replaces symbols that results introduce by expressions over the sizes of operands, where these determine them.
 
 ``x[(slice(2, n), "rest")]`` names the size ``n - 2`` of its result, a `mo.rebind` renames a size, and a call's
-results have the sizes of its subgraph's. After this pass each symbol is the size of an input, or is discovered when the
+results have the sizes of its subgraph's. After this pass each symbol is the size of an input, or is computed when the
 program runs.
 """
 
@@ -14,7 +14,7 @@ from xdsl.ir import Attribute
 from xdsl.rewriter import Rewriter
 
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.outline import DISCOVERING
+from max._compiler.passes.outline import SIZE_RULES
 from max._compiler.template import UnsupportedOpError
 from max.mlir import (
     CallOp,
@@ -119,12 +119,12 @@ class _Resolver:
         return []
 
     def check(self, op: MoOp, graph: GraphOp, defined: set[str]) -> None:
-        """Adds the symbols that an op discovers to `defined`; all other symbols must be defined."""
-        discovers = op.name in DISCOVERING or isinstance(op, CallOp)
+        """Adds the symbols that an op computes to `defined`; all other symbols must be defined."""
+        computes = op.name in SIZE_RULES or isinstance(op, CallOp)
         for result in op.results:
             for dim in _shape(result.type):
                 undefined = set(dim.symbols) - defined
-                if undefined and not (discovers and dim.symbol_name is not None):
+                if undefined and not (computes and dim.symbol_name is not None):
                     raise UnsupportedOpError(
                         f"{op.name}: the size {dim} of its result does not follow from the inputs of "
                         f"{graph.sym_name}"

@@ -14,7 +14,7 @@ from max._kernel_library.tiles.strips import COLUMNS
 from max.mlir import OPS
 
 
-def operations(op: BodyOp) -> Size:
+def region_flops(op: BodyOp) -> Size:
     """The arithmetic operations of a region: one per element and op."""
     total: Size = 0
     for inner in ops_of(op.block):
@@ -30,7 +30,7 @@ _ROWWISE = {"mo.softmax": 4, "mo.logsoftmax": 4, "mo.layer_norm": 6, "mo.rms_nor
 """Approximate operations per element of ops over rows."""
 
 
-def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
+def product_flops(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
     """The multiplications and additions of a matmul, attention or a convolution; 0 for other ops."""
     if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
         return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])

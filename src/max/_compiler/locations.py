@@ -11,40 +11,42 @@ from functools import cache
 
 from max import mlir
 
-__all__ = ["Sites", "number_sites", "site_of"]
+__all__ = ["SourceLocations", "number_ops", "staged_op_of"]
 
 _RAISING = frozenset({"mo.gather", "mo.gather_nd", "mo.div", "mo.mod"})
 """Ops in regions whose kernels raise for some values of their operands."""
 
 
 @cache
-def _site() -> mlir.StringAttr:
+def _numbered() -> mlir.StringAttr:
     """The file name of locations that hold a number; compared by identity."""
     return mlir.StringAttr("")
 
 
-def number_sites(module: mlir.ModuleOp) -> None:
+def number_ops(module: mlir.ModuleOp) -> None:
     """Replaces the location of each op by its number in the module. Passes copy locations to the ops they create."""
-    column, site = mlir.IntAttr(0), _site()
+    column, name = mlir.IntAttr(0), _numbered()
     for number, op in enumerate(mlir.walk(module)):
-        op.location = mlir.FileLineColLoc(site, mlir.IntAttr(number), column)
+        op.location = mlir.FileLineColLoc(name, mlir.IntAttr(number), column)
 
 
-def site_of(op: mlir.Operation) -> int:
+def staged_op_of(op: mlir.Operation) -> int:
     """The number of the staged op that an op comes from; -1 if unknown.
 
     A region takes the number of its first op that can raise, else that of its last op.
     """
     location = op.location
-    if isinstance(location, mlir.FileLineColLoc) and location.filename is _site():
+    if isinstance(location, mlir.FileLineColLoc) and location.filename is _numbered():
         return location.line.data
-    sites = [(site_of(inner), inner.name in _RAISING) for inner in op.walk() if inner is not op]
-    numbered = [(site, raises) for site, raises in sites if site >= 0]
+    numbers = [
+        (staged_op_of(inner), inner.name in _RAISING) for inner in op.walk() if inner is not op
+    ]
+    numbered = [(number, raises) for number, raises in numbers if number >= 0]
     last = numbered[-1][0] if numbered else -1
-    return next((site for site, raises in numbered if raises), last)
+    return next((number for number, raises in numbered if raises), last)
 
 
-class Sites:
+class SourceLocations:
     """The locations of a staged module's ops. They are formatted when an error needs them, not at each load.
 
     Args:
@@ -55,11 +57,11 @@ class Sites:
         self._locations = locations
 
     @classmethod
-    def of(cls, module: mlir.ModuleOp) -> Sites:
+    def of(cls, module: mlir.ModuleOp) -> SourceLocations:
         """The locations of a module's ops."""
         return cls([op.location for op in mlir.walk(module)])
 
-    def places(self) -> list[str]:
+    def texts(self) -> list[str]:
         """``file:line`` of each op by its number."""
         return [self.describe(number) for number in range(len(self._locations))]
 
