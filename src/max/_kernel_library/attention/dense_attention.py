@@ -19,14 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.dense_rows import (
-    Plan,
-    Scratch,
-    Task,
-    attend_in_place,
-    attend_packed,
-    plan_dense,
-)
+from max._kernel_library.attention.dense_plan import Plan, Scratch, Task, plan_dense
+from max._kernel_library.attention.dense_rows import attend_in_place, attend_packed
 from max._kernel_library.attention.online_softmax import (
     MAX_SPLITS,
     SPLIT_KEYS,

@@ -1,215 +1,35 @@
 """The work of a task of dense attention on its rows of queries: the pieces of `max._kernel_library.attention.dense_attention`.
 
 `attend_in_place` reads keys and values in place; `attend_packed` packs them, block by block, and multiplies by register or matrix tiles.
-
-A row is a query of one head of the group; rows are ordered query by query, in each the heads of the group that share keys and values.
+In: a `Task` and the `Plan` of its call. Out: the maxima, totals and sums of its rows, in `Scratch`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from max import kernel as k
 from max._kernel_library.attention import amx_attention
+from max._kernel_library.attention.dense_plan import (
+    KeyBlock,
+    Plan,
+    Scratch,
+    Sweep,
+    Task,
+)
 from max._kernel_library.attention.online_softmax import (
-    LOG2_E,
     NEGATIVE_INFINITY,
     RowState,
-    Scaling,
     add_weights,
     lane_maxima,
     maximum,
-    padded,
     softmax_weight,
     state_from,
 )
 from max._kernel_library.tiles import amx_tiles
 from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
 from max._kernel_library.tiles.packing import pack_columns, pack_rows
-from max._kernel_library.tiles.tiling import Matrix, Tiling, tiling
-
-MOST_KEYS = 512
-"""Keys of a block, except for large heads."""
-BLOCK_ELEMENTS = 1 << 17
-"""Most elements of the packed keys and values of a block, which stay in the L2 cache."""
-MOST_KEYS_ROUNDED = 4096
-"""Keys of a block of rounded weights that are read in place: only scores of the first block need not be computed twice."""
-IN_PLACE_PASSES = 4
-"""A task reads keys and values in place if its rows take up to this many passes."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The compile-time facts of a call.
-
-    Args:
-        plain: Tiling of products in f32.
-        left: Tiling of queries and keys.
-        right: Tiling of weights and values.
-        row_threshold: Most rows of a task that reads keys and values in place.
-        depth: Lanes of a packed query or key.
-        stride: Elements from row to row of the sums.
-        keys: Keys of a block.
-        state_rows: Rows of state of a row tile, a multiple of 4.
-        scale: What scores are multiplied by where there are masks.
-        factor: The factor from scores to powers of 2.
-        query_factor: What queries are multiplied by: a negative scale must be applied before the maximum is taken.
-        fills: For each mask None, where it is added, or the value where it is false.
-        score_dtypes: What the scaled scores and the scores after each mask are rounded to, if to anything.
-        weight_dtype: What weights are rounded to, divided by their total; None: they are summed as they are.
-        columns: Whether keys are `[size, keys]`.
-        matrix_tiles: Whether packed operands are multiplied in matrix tiles.
-    """
-
-    plain: Tiling
-    left: Tiling
-    right: Tiling
-    row_threshold: int
-    depth: int
-    stride: int
-    keys: int
-    state_rows: int
-    scale: float
-    factor: float
-    query_factor: float
-    fills: tuple[float | None, ...]
-    score_dtypes: tuple[k.ScalarType | None, ...]
-    weight_dtype: k.ScalarType | None
-    columns: bool
-    matrix_tiles: bool
-
-    @property
-    def rewrites_scores(self) -> bool:
-        """Whether scores are scaled before the softmax: they are masked or rounded."""
-        return any(self.score_dtypes) or bool(self.fills)
-
-    @property
-    def in_place(self) -> Plan:
-        """The plan of tasks that read keys and values in place."""
-        return self if self.weight_dtype is None else replace(self, keys=MOST_KEYS_ROUNDED)
-
-    @property
-    def scaling(self) -> Scaling:
-        """How scores become powers of 2: masked scores may be large."""
-        return Scaling(self.factor, bool(self.fills))
-
-
-class Task(NamedTuple):
-    """The operands of a task, and its part of them.
-
-    Args:
-        q: `[group, queries, size]`.
-        keys: `[keys, size]`, or `[size, keys]`.
-        values: `[keys, width]`.
-        masks: Views `[group, queries, keys]`.
-        first: The first row.
-        rows: Rows.
-        begin: The first key.
-        end: The key after the last one.
-    """
-
-    q: Any
-    keys: Any
-    values: Any
-    masks: Any
-    first: Any
-    rows: Any
-    begin: Any
-    end: Any
-
-
-class Scratch(NamedTuple):
-    """Scratch memory of a worker.
-
-    Args:
-        queries: Rows that are read in place, `[rows, size]`, f32.
-        unpacked: Rows before they are packed, `[rows, size]`.
-        packed: Packed rows, flat lanes.
-        key_panels: A block of keys in panels, flat lanes.
-        value_panels: A block of values in panels, flat lanes.
-        scores: Scores of rows, `keys` of the plan a row, flat.
-        rounded: Weights as bf16, as the scores.
-        state: The state of all rows.
-        tiles: The matrix tiles.
-    """
-
-    queries: Any
-    unpacked: Any
-    packed: Any
-    key_panels: Any
-    value_panels: Any
-    scores: Any
-    rounded: Any
-    state: RowState
-    tiles: Any
-
-
-class KeyBlock(NamedTuple):
-    """A block of keys: the first one, the number of keys, and the masks of the task."""
-
-    first: Any
-    count: Any
-    masks: Any
-
-
-class Sweep(NamedTuple):
-    """A pass over the keys of a task: whether it computes maxima and totals, and whether it adds values."""
-
-    first: Any
-    last: Any
-
-
-def plan_dense(
-    target: k.Target,
-    dtypes: tuple[k.ScalarType, ...],
-    sizes: tuple[int, int],
-    scale: float,
-    fills: tuple[float | None, ...],
-    roundings: tuple[k.ScalarType | None, ...],
-    columns: bool,
-) -> Plan:
-    """The plan of a call.
-
-    Args:
-        target: The target.
-        dtypes: Element types of queries, keys, values and the result.
-        sizes: Sizes of a query and of a value.
-        scale: What scores are multiplied by.
-        fills: For each mask None, where it is added, or the value where it is false.
-        roundings: What the scaled scores, the scores after each mask, and the weights are rounded to.
-        columns: Whether keys are `[size, keys]`.
-    """
-    size, width = sizes
-    t = tiling(target, k.f32, k.f32)
-    # pairs of bf16, else f32; weights are rounded as the graph rounds its probabilities, to the dtype of the result
-    left, right = (
-        pairs if (pairs := tiling(target, *both)).pair == 2 else t
-        for both in ((dtypes[0], dtypes[1]), (dtypes[3], dtypes[2]))
-    )
-    matrix_tiles = amx_tiles.takes_tiles(target, left, right)
-    if matrix_tiles:
-        t, left, right = (amx_tiles.with_tile_height(x) for x in (t, left, right))
-    rewrites_scores = any(roundings[:-1]) or bool(fills)
-    late = not rewrites_scores and scale > 0
-    return Plan(
-        plain=t,
-        left=left,
-        right=right,
-        row_threshold=0 if target.batch_invariant else IN_PLACE_PASSES * t.gemv_rows,
-        depth=padded(size, left.step) // left.pair,
-        stride=padded(width, 4 * t.width),
-        keys=max(64, min(MOST_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),
-        state_rows=padded(t.height, 4),
-        scale=scale,
-        factor=scale * LOG2_E if late else LOG2_E,
-        query_factor=1.0 if rewrites_scores or late else scale,
-        fills=fills,
-        score_dtypes=roundings[:-1],
-        weight_dtype=roundings[-1],
-        columns=columns,
-        matrix_tiles=matrix_tiles,
-    )
+from max._kernel_library.tiles.tiling import Matrix
 
 
 @k.inline

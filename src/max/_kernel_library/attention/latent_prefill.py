@@ -18,20 +18,18 @@ from max import kernel as k
 from max._kernel_library.attention.cache_formats import copy_elements
 from max._kernel_library.attention.online_softmax import LOG2_E, NEGATIVE_INFINITY
 from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of
-from max._kernel_library.attention.paged_rows import (
+from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
     Scores,
     Scratch,
     Task,
-    attend_block,
     find_piece,
     last_key,
-    load_queries,
-    pack_paged_queries,
     paged_scratch,
     plan_paged,
 )
+from max._kernel_library.attention.paged_rows import attend_block, load_queries, pack_paged_queries
 from max._kernel_library.attention.ragged_attention import plan_ragged_grid
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_rising, check_size, unsigned

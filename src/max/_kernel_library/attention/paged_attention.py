@@ -34,23 +34,25 @@ from max._kernel_library.attention.online_softmax import (
     merge_parts,
 )
 from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of
-from max._kernel_library.attention.paged_rows import (
+from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
     Plan,
     Scores,
     Scratch,
     Task,
-    attend_block,
-    copy_scales,
     find_piece,
     first_key,
     last_key,
-    load_queries,
-    pack_paged_queries,
     paged_scratch,
     plan_paged,
     rescaled,
+)
+from max._kernel_library.attention.paged_rows import (
+    attend_block,
+    copy_scales,
+    load_queries,
+    pack_paged_queries,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_rising, check_size, unsigned

@@ -16,22 +16,24 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.attention.online_softmax import LOG2_E
-from max._kernel_library.attention.paged_rows import (
+from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
     Plan,
     Scores,
     Scratch,
     Task,
-    add_values,
     find_piece,
     first_key,
     last_key,
-    load_queries,
     of_height,
-    pack_paged_queries,
     paged_scratch,
     plan_paged,
+)
+from max._kernel_library.attention.paged_rows import (
+    add_values,
+    load_queries,
+    pack_paged_queries,
     score_block,
     softmax_block,
 )

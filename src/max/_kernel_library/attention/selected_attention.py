@@ -21,16 +21,8 @@ from max._kernel_library.attention.online_softmax import (
 )
 from max._kernel_library.attention.paged_attention import store_task
 from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
-from max._kernel_library.attention.paged_rows import (
-    KEYS,
-    Scores,
-    Task,
-    attend_block,
-    load_queries,
-    pack_paged_queries,
-    paged_scratch,
-    plan_paged,
-)
+from max._kernel_library.attention.paged_plan import KEYS, Scores, Task, paged_scratch, plan_paged
+from max._kernel_library.attention.paged_rows import attend_block, load_queries, pack_paged_queries
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_size, unsigned
 from max.dtype import DType

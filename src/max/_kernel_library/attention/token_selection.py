@@ -17,19 +17,17 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import row_size
 from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
-from max._kernel_library.attention.paged_rows import (
+from max._kernel_library.attention.paged_plan import (
     KEYS,
     Plan,
     Scores,
     Scratch,
     Task,
-    load_queries,
     of_height,
-    pack_paged_queries,
     paged_scratch,
     plan_paged,
-    score_block,
 )
+from max._kernel_library.attention.paged_rows import load_queries, pack_paged_queries, score_block
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_size, unsigned
 from max.dtype import DType
