@@ -11,11 +11,11 @@ fault of the kernel. Where the op has a NumPy reference, both give the same resu
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -26,6 +26,7 @@ from max._interpreter import REFERENCES
 from max._kernel_library import library
 from max.kernel import KernelError
 from max.mlir import OPS
+from tests.fuzzing import count_failures, seed_parser, seeds_of
 from tests.guarded import Margins
 from tests.kernel_library.harness import Runner
 from tests.kernel_library.test_interpreted import CASES
@@ -170,23 +171,22 @@ def check(name: str, seed: int, machine: str = "host") -> bool:
 
 def main() -> None:
     """Runs examples; see the module's docstring."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100)
+    parser = seed_parser()
     parser.add_argument("--case", action="append")
     parser.add_argument("--machine", default="host")
-    given = parser.parse_args()
-    failures = answered = 0
-    names = given.case or NAMES
-    for seed in range(given.first, given.first + given.count):
-        for name in names:
-            print(seed, name, file=sys.stderr, flush=True)
-            try:
-                answered += check(name, seed, given.machine)
-            except AssertionError as failure:
-                failures += 1
-                print(failure, flush=True)
-    print(f"{given.count * len(names)} examples: {answered} answered, {failures} failed")
+    arguments = parser.parse_args()
+    names = arguments.case or NAMES
+    answered: list[bool] = []
+
+    def example(name: str, seed: int) -> None:
+        answered.append(check(name, seed, arguments.machine))
+
+    failures = count_failures(
+        (f"{seed} {name}", partial(example, name, seed))
+        for seed in seeds_of(arguments)
+        for name in names
+    )
+    print(f"{arguments.count * len(names)} examples: {sum(answered)} answered, {failures} failed")
     sys.exit(failures > 0)
 
 

@@ -11,9 +11,9 @@ that the last line names the graph that ended the process. ``--show SEED`` print
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from max.graph import (
     TensorValue,
     ops,
 )
+from tests.fuzzing import count_failures, seed_parser, seeds_of
 from tests.guarded import Margins
 from tests.tolerance import assert_close
 
@@ -530,24 +531,21 @@ def check(seed: int, session: InferenceSession) -> tuple[int, int]:
 
 def main() -> None:
     """Runs graphs; see the module's docstring."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100)
+    parser = seed_parser()
     parser.add_argument("--show", type=int)
-    given = parser.parse_args()
-    if given.show is not None:
-        print(*draw(given.show), sep="\n")
+    arguments = parser.parse_args()
+    if arguments.show is not None:
+        print(*draw(arguments.show), sep="\n")
         return
     session = InferenceSession(devices=[CPU()])
-    totals, failures = np.zeros(2, int), 0
-    for seed in range(given.first, given.first + given.count):
-        print(seed, file=sys.stderr, flush=True)
-        try:
-            totals += check(seed, session)
-        except AssertionError as failure:
-            failures += 1
-            print(failure, flush=True)
-    print(f"{given.count} graphs: {totals[0]} executions answered, {totals[1]} refused")
+    totals = np.zeros(2, int)
+
+    def example(seed: int) -> None:
+        nonlocal totals
+        totals += check(seed, session)
+
+    failures = count_failures((str(seed), partial(example, seed)) for seed in seeds_of(arguments))
+    print(f"{arguments.count} graphs: {totals[0]} executions answered, {totals[1]} refused")
     sys.exit(failures > 0)
 
 
