@@ -9,12 +9,14 @@ import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from max._config import flags
+from max.engine._store import ProgramStore
 
 # a shell without job control starts background jobs with SIGINT ignored, which their children inherit
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -80,6 +82,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["MAX_CACHE_DIR"] = str(folder / "cache")
     yield
     del os.environ["MAX_CACHE_DIR"]
+
+
+WHOLE_MODELS = {"architectures", "cli", "encoders", "pipelines"}
+_kept_devices = ProgramStore._kept_devices
+
+
+def _kept_below_2(store: ProgramStore) -> str | None:
+    return None if flags.MAX_CHECK >= 2 else _kept_devices(store)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of whole models find programs that others compiled; the rest may patch the compiler, so each test compiles."""
+    if request.path.relative_to(ROOT).parts[0] in WHOLE_MODELS:
+        yield
+        return
+    with patch.object(ProgramStore, "_kept_devices", _kept_below_2):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -166,7 +166,7 @@ def test_bad_modules_raise(text, message, machine_jit):
 
 def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
     units = [unit(f"many{i}", i) for i in range(40)]
-    monkeypatch.setattr(jit, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(jit, "_cores", lambda: 4)
     loaded = jit.Jit(jit.Machine.host()).load(units, cache=Cache(tmp_path))
     assert [call(loaded[u.key][u.exports[0]]) for u in units] == list(range(40))
     monkeypatch.setattr(jit, "_lock_free", lambda: False)
@@ -182,7 +182,7 @@ def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(jit, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(jit, "_cores", lambda: 2)
 
 
 def compilations(monkeypatch):

@@ -366,13 +366,19 @@ def _threads() -> ThreadPoolExecutor:
     """The thread pool of the compiler, one thread per core."""
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(usable_cpus(), "max-compile")
+        _pool = ThreadPoolExecutor(_cores(), "max-compile")
     return _pool
+
+
+@functools.cache
+def _cores() -> int:
+    """The usable cores. Counting them reads files of the system, for as long as LLVM takes for 20 lines."""
+    return usable_cpus()
 
 
 def _compiles_ahead() -> bool:
     """Whether several threads may compile at a time; not while stages are dumped in order."""
-    return usable_cpus() > 1 and _lock_free() and not flags.MAX_DUMP & {"llvm", "asm"}
+    return _cores() > 1 and _lock_free() and not flags.MAX_DUMP & {"llvm", "asm"}
 
 
 # never disposed: native memory holds addresses of their code

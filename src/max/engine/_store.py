@@ -203,6 +203,9 @@ class ProgramStore:
                 return None
         makers = [source_fingerprint(package) for package in CODE_PACKAGES]
         checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
+        if flags.MAX_CHECK >= 2:
+            # a program that was compiled at this level was verified at this level
+            checked += f" verified {flags.MAX_CHECK}"
         return content_key(
             mlir.print_module(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__,
             *makers,
@@ -223,9 +226,9 @@ class ProgramStore:
 
     def _kept_devices(self) -> str | None:
         """What the devices' code depends on; None where programs stay in this process."""
-        # interpreted entries belong to this process; a cached program is not recorded, dumped or checked
+        # interpreted entries belong to this process; a cached program is not recorded or dumped
         shown = flags.MAX_DUMP or is_recording()
-        if flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
+        if flags.MAX_KERNEL_INTERPRET or shown:
             return None
         return self._backends.cache_key()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from max.kernel.ir.nodes import Alloc, Assign, Atom, Const, Effect, Let, Ref, Stmt, Store
 from max.kernel.types import INDEX, POINTER, ScalarType, Type
 
+_INTS = {int}
 #: Index and pointer arithmetic, hoisted as far out as its operands allow, also out of branches.
 _CHEAP = frozenset({"add", "sub", "mul", "gep", "splat", "neg", "cast", "shl"})
 #: Ops that may trap, or depend on memory or control flow: never hoisted.
@@ -88,7 +90,11 @@ class Builder:
     # ***** atoms *****
     def const(self, value: Any, type: Type) -> Const:
         """A literal of ``type``; equal literals are the same object."""
-        key = (repr(value), type)
+        # texts of other values, as True equals 1 and -0.0 equals 0.0
+        is_exact = value.__class__ is int or (
+            value.__class__ is tuple and set(map(builtins.type, value)) == _INTS
+        )
+        key = (value if is_exact else repr(value), type)
         constant = self.constants.get(key)
         if constant is None:
             constant = self.constants[key] = Const(value, type)

@@ -94,6 +94,13 @@ def _fit(span: Interval, whole: Interval, nsw: bool) -> Interval:
     return span if whole[0] <= span[0] and span[1] <= whole[1] else whole
 
 
+def most_iterations(b: Builder, start: Atom, stop: Atom, step: int) -> int:
+    """An upper bound of the iterations of a loop."""
+    (low, first), (last, high) = interval(b, start), interval(b, stop)
+    span = high - low if step > 0 else first - last
+    return max(0, -(-span // abs(step)))
+
+
 # ***** facts *****
 def note_loop(b: Builder, scope: Scope, var: Ref, start: Atom, stop: Atom, step: int) -> None:
     """Records the interval of a loop variable, and that the bound is positive inside the body."""

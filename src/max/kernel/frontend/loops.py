@@ -12,7 +12,7 @@ from max.kernel.errors import KernelSyntaxError
 from max.kernel.frontend.arithmetic import truth
 from max.kernel.frontend.assignment import bind_target
 from max.kernel.frontend.conversions import literal, sequence, type_of
-from max.kernel.frontend.division import note_loop
+from max.kernel.frontend.division import most_iterations, note_loop
 from max.kernel.frontend.parallel_loops import for_chunks, for_parallel, for_vectors
 from max.kernel.frontend.run_time_loops import emit_loop, loop_body, loop_target, run_time_loop
 from max.kernel.frontend.state import (
@@ -67,13 +67,15 @@ def _for_range(fe: Frontend, node: ast.For, domain: RangeValue) -> int:
     def build() -> None:
         loop = Loop(fe.depth, False, True)
         var = fe.b.ref(INDEX)
+        most = most_iterations(fe.b, start, stop, domain.step)
         scope = fe.b.open("loop")
         note_loop(fe.b, scope, var, start, stop, domain.step)
         fe.node = node.target
         bind_target(fe, node.target, var)
         loop_body(fe, node, loop)
         fe.b.close()
-        emit_loop(fe, loop, For(var, start, stop, domain.step, tuple(scope.body), node.lineno))
+        body = tuple(scope.body)
+        emit_loop(fe, loop, For(var, start, stop, domain.step, body, node.lineno, most))
 
     run_time_loop(fe, assigned_names(node.body), assigned_names([loop_target(node)]), build)
     return FALLS

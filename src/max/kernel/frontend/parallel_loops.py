@@ -161,6 +161,7 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
         whole = b.open("branch")
         if full != 0:
             var = b.ref(INDEX)
+            most = interval(b, b.index(full))[1] // width
             scope = b.open("loop")
             note_loop(b, scope, var, b.index(start), b.index(full_stop), width)
             if from_zero:
@@ -179,6 +180,7 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
                     width,
                     tuple(scope.body),
                     node.lineno,
+                    most,
                 )
             )
         if tail_size != 0:

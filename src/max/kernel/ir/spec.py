@@ -221,6 +221,10 @@ _EFFECTS = {
 }
 
 
+_valid_signatures: set[tuple[Any, ...]] = set()
+"""Op, result type, attribute and operand types of the bindings that kept their rules: most repeat earlier ones."""
+
+
 def verify(ir: KernelIR) -> None:
     """Checks a kernel: known ops with operands that fit, names used where they are visible, labels that enclose.
 
@@ -311,6 +315,18 @@ class _Verifier:
 
     def let(self, s: Let) -> None:
         self.use(s, *s.args)
+        if s.op == "read":
+            alloc = self.slots.get(s.attr)
+            self.expect(s, alloc is not None and alloc.type is s.ref.type, "a slot of another type")
+        # rules look at types and the attribute only; that of a read is the slot, tested above
+        attr = None if s.op == "read" else s.attr
+        signature = (s.op, s.ref.type, attr.__class__, attr, *[a.type for a in s.args])
+        if signature not in _valid_signatures:
+            self.signature(s)
+            _valid_signatures.add(signature)
+        self.bind(s, s.ref)
+
+    def signature(self, s: Let) -> None:
         if s.op not in OPS:
             self.fail(s, "an unknown op")
         count, rule = OPS[s.op]
@@ -318,10 +334,6 @@ class _Verifier:
         self.expect(
             s, rule(s), f"{s.op} does not take ({', '.join(map(str, _types(s)))}) to {s.ref.type}"
         )
-        if s.op == "read":
-            alloc = self.slots.get(s.attr)
-            self.expect(s, alloc is not None and alloc.type is s.ref.type, "a slot of another type")
-        self.bind(s, s.ref)
 
     def jump(self, s: Leave | Raise | Barrier) -> None:
         if isinstance(s, Leave):

@@ -19,7 +19,9 @@ def lower_for(w: Writer, s: For) -> None:
     w.start(enter)
     inner = _depth(s.body)
     trips = _trip_count(s)
-    if inner or (trips <= _PART if trips is not None else w.loop_depth > _OUTER):
+    most = s.most if trips is None else trips
+    is_short = most is not None and most <= _PART
+    if inner or is_short or (trips is None and w.loop_depth > _OUTER):
         # counted loops terminate: only long ones poll
         polls = inner > 0 and w.loop_depth < _OUTER + min(inner - 1, 1)
         _count(w, s, enter, start, stop, exit, polls)
@@ -118,7 +120,7 @@ def lower_leave(w: Writer, s: Leave) -> None:
 _OUTER = 2
 """Counted loops that contain loops poll for interrupts above this nesting depth, one level deeper if three or more loops nest.
 
-An innermost loop at most this deep, if its length is unknown, polls every `_PART` iterations.
+An innermost loop at most this deep polls every `_PART` iterations, unless it is known to have no more.
 """
 _PART = 1 << 16
 """Iterations of an innermost loop between two polls."""
