@@ -94,7 +94,7 @@ def _kept_below_2(store: ProgramStore) -> str | None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of whole models find programs that others compiled; the rest may patch the compiler, so each test compiles."""
+    """Tests of whole models find programs that others compiled; other tests may patch the compiler, and compile."""
     if request.path.relative_to(ROOT).parts[0] in WHOLE_MODELS:
         yield
         return
