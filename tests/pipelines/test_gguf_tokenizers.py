@@ -27,7 +27,7 @@ from tokenizers import (
 )
 
 from max.pipelines.checkpoints.gguf_splits import SPLITS
-from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
+from max.pipelines.checkpoints.gguf_tokenizer import INFILL_TOKENS, tokenizer_of
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
@@ -302,6 +302,21 @@ def test_metadata_of_any_type(model, given_values):
         tokenizer, config, _ = tokenizer_of(file)
         tokenizer.encode("a b")
         assert all(isinstance(text, str) for text in config.values())
+
+
+def test_the_marks_of_filling_in_the_middle():
+    """Newer keys come before older ones; a number beyond the vocabulary names nothing."""
+    texts = ["<p>", "<s>", "<m>", "<e>", "<old>"]
+    numbers = {"fim_pre": 0, "prefix": 4, "suffix": 1, "fim_mid": 2, "eot": 3, "fim_pad": 9}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": np.zeros(5),
+        **{f"tokenizer.ggml.{key}_token_id": number for key, number in numbers.items()},
+    }
+    _, config, _ = tokenizer_of(SimpleNamespace(metadata=metadata, path="m.gguf"))
+    marks = {"prefix": "<p>", "suffix": "<s>", "middle": "<m>", "end": "<e>"}
+    assert config[INFILL_TOKENS] == marks
 
 
 def test_mistakes(tmp_path):

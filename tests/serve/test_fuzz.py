@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -117,3 +120,115 @@ def test_invalid_http(server: RunningServer, http, request_text) -> None:
             answer = b""
     assert b" 500 " not in answer
     assert http.get("/health").status_code == 200
+
+
+CHAIN = "start: r0\n" + "\n".join(f'r{i}: "t" r{i + 1}' for i in range(6000)) + '\nr6000: "z"'
+"""Rules that name rules: llguidance recurses over them, beyond the stack of a thread."""
+REFERENCES = {
+    "$ref": "#/$defs/0",
+    "$defs": {
+        **{str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}]} for i in range(3000)},
+        "3000": {"const": "x"},
+    },
+}
+USER = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"guided_grammar": "start: " + " | ".join(f'r{i} "x"' for i in range(2200)) + "\n"
+          + "\n".join(f'r{i}: "a"' for i in range(2200))},
+         None, "grammar cannot be followed: .*items"),
+        ({"guided_regex": "a" * 300_000}, "guided_regex", "too long: .* at most 262144"),
+        ({"guided_regex": "\udc00"}, "guided_regex", "not UTF-8"),
+        ({"guided_choice": ["\udc00"]}, "guided_choice", "not UTF-8"),
+        ({"stop": "\udc00"}, "stop", "not UTF-8"),
+        ({"stop": "x" * 5000}, "stop", "at most 4096"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "the model's tokens are 0 to 4095"),
+        ({"messages": USER * 513}, "messages", "513 entries, and the context holds 512"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "content is missing"),
+        ({"messages": [{"role": "user", "content": "ab " * 100_000}]}, "messages", "at least [0-9]+ tokens"),
+    ],
+)  # fmt: skip
+def test_requests_that_do_not_fit(http: httpx.Client, fields, param, says) -> None:
+    answer = http.post(
+        "/v1/chat/completions",
+        content=json.dumps({"messages": USER, "max_tokens": 2, **fields}),
+        headers={"Content-Type": "application/json"},
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert re.search(says, error["message"]) and len(error["message"]) < 800
+
+
+@pytest.mark.parametrize("fields", [{"guided_grammar": CHAIN}, {"guided_json": REFERENCES}])
+def test_grammars_that_recurse_deeply(http: httpx.Client, fields) -> None:
+    """They are compiled on a stack that is deep enough, in the server and in its worker."""
+    answer = http.post(
+        "/v1/chat/completions",
+        json={"messages": USER, "max_tokens": 2, "temperature": 0, **fields},
+    )
+    assert answer.status_code == 200, answer.text[:500]
+    text = answer.json()["choices"][0]["message"]["content"]
+    assert text == "tt" if "guided_grammar" in fields else text[0] == '"'
+
+
+@pytest.mark.parametrize("prompt", [[4096], [1, 10**9], [[1], [2, 4096]]])
+def test_numbers_that_are_no_tokens(http: httpx.Client, prompt) -> None:
+    """They are no error of the engine, which would fail the other requests of a batch."""
+    answer = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+    assert answer.status_code == 400
+    assert re.search(
+        "has the token [0-9]+ at index [01]; the model's tokens are 0 to 4095",
+        answer.json()["error"]["message"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"prompt": "x", "max_tokens": 1' + "0" * 5000 + "}", "too many digits"),
+        (b'{"prompt": "\xff"}', "not UTF-8: byte 0xff at byte 12"),
+        ('{"prompt": ', "Expecting value at character 11"),
+    ],
+)
+def test_bodies_that_are_no_json(http: httpx.Client, content, says) -> None:
+    answer = http.post(
+        "/v1/completions", content=content, headers={"Content-Type": "application/json"}
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "invalid_json")
+    assert says in error["message"]
+
+
+def test_fields_and_routes_that_do_not_exist(http: httpx.Client) -> None:
+    body = {"prompt": "x", "max_tokens": 1, **{f"field{i:04}": 1 for i in range(2000)}}
+    warning = http.post("/v1/completions", json=body).headers["Warning"]
+    assert "field0007, and 1992 more" in warning and len(warning) < 300
+    answer = http.post("/v1/chat/completion", json={})
+    assert answer.status_code == 404
+    assert "did you mean /v1/chat/completions?" in answer.json()["error"]["message"]
+    answer = http.get("/v1/chat/completions")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["message"].endswith("does not take GET; it takes POST")
+    answer = http.post("/v1/completions", json={"prompt": ["a"] * 129})
+    assert "at most 128 items, not 129" in answer.json()["error"]["message"]
+
+
+def test_others_go_on_while_a_long_text_is_encoded(
+    http: httpx.Client, server: RunningServer
+) -> None:
+    """The GIL is free meanwhile."""
+    with httpx.Client(base_url=server.url, timeout=120) as other, ThreadPoolExecutor(1) as pool:
+        body = {"prompt": "ab " * 60_000}
+        begin = time.monotonic()
+        encoding = pool.submit(other.post, "/tokenize", json=body)
+        waits: list[float] = []
+        while not encoding.done():
+            start = time.monotonic()
+            assert http.get("/health").status_code == 200
+            waits.append(time.monotonic() - start)
+        assert encoding.result().json()["count"] >= 60_000
+        assert max(waits) < 0.5 * (time.monotonic() - begin)

@@ -168,6 +168,27 @@ def test_the_marks_of_each_family(marks) -> None:
     assert Infill.of(vocabulary, encode) is None
 
 
+def test_marks_that_a_file_names_come_first() -> None:
+    """Their names are of no family; the vocabulary has those of one besides."""
+    named = {"prefix": "<a>", "suffix": "<b>", "middle": "<c>", "end": "<d>", "repository": "<e>", "separator": "<f>"}  # fmt: skip
+    vocabulary = {name: 300 + i for i, name in enumerate(named.values())}
+    vocabulary |= {name: 400 + i for i, name in enumerate(("<PRE>", "<SUF>", "<MID>"))}
+    infill = Infill.of(vocabulary, encode, named)
+    assert infill is not None
+    assert infill.prompt("ab", "cd") == [
+        1,
+        300,
+        *encode("ab", False),
+        301,
+        *encode("cd", False),
+        302,
+    ]
+    assert infill.end_tokens == set(range(300, 306))
+    files = infill.prompt("", "", files=[ExtraFile("n", "t")])
+    assert files[1] == 304 and files.count(305) == 2
+    assert Infill.of(vocabulary, encode, {"prefix": "<a>"}).prompt("", "")[1] == 400
+
+
 def test_other_files_of_a_project() -> None:
     names = [*QWEN, "<|repo_name|>", "<|file_sep|>"]
     infill = Infill.of({name: 300 + i for i, name in enumerate(names)}, encode)

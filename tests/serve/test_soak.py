@@ -113,6 +113,27 @@ def memory(server: RunningServer) -> int:
     return total
 
 
+def handles(server: RunningServer) -> tuple[int, int, int]:
+    """The processes of a server, and their open files and threads."""
+    process = psutil.Process(server.process.pid)
+    each = [process, *process.children(recursive=True)]
+    return len(each), sum(p.num_fds() for p in each), sum(p.num_threads() for p in each)
+
+
+def check_handles(server: RunningServer, before: tuple[int, int, int]) -> None:
+    """Asserts that no process, file or thread is left over; connections may take a moment to close."""
+    end = time.monotonic() + END_S
+    # a pool of threads starts them on demand, up to the number of cores and a few
+    while not (
+        (after := handles(server))[0] == before[0]
+        and after[1] <= before[1] + 2
+        and after[2] <= before[2] + 8
+    ):
+        assert time.monotonic() < end, (before, after)
+        time.sleep(0.1)
+    print(f"processes, files, threads: {before} before, {after} after")
+
+
 @pytest.mark.long
 def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
     """Each answer equals that of a single request; pages and memory are released."""
@@ -120,6 +141,7 @@ def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
     with httpx.Client(base_url=server.url, timeout=END_S) as client:
         requests = [body(p, extra, 8 + 8 * i) for p in PROMPTS for i, extra in enumerate(EXTRAS)]
         alone = [answer(client, request)[0] for request in requests]
+    before = handles(server)
 
     def work(seed: int, end: float) -> int:
         numbers, count = random.Random(seed), 0
@@ -143,6 +165,7 @@ def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
         with httpx.Client(base_url=server.url, timeout=END_S) as client:
             check_idle(client)
         held.append(memory(server))
+    check_handles(server, before)
     assert sum(counts) >= CLIENTS
     print(f"{sum(counts)} answers in {seconds:.0f} s, {held[0]} and {held[1]} bytes")
     assert held[1] <= 1.15 * held[0] + (16 << 20), held
@@ -171,6 +194,7 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
         server.worker.kill()
         wait_restarted(client, 1)
         warm_load = time.monotonic() - begin
+        before, memory_before = handles(server), memory(server)
     limit = warm_load + ANSWERED_S * max(1.0, warm_load / WARM_LOAD_S)
     open_requests: list[object | None] = [None] * CLIENTS
 
@@ -213,6 +237,9 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
         assert sum(whole for whole, _ in results) > 0
         check_idle(client)
         assert f"maxserve_worker_restarts {KILLS + 1}.0" in client.get("/metrics").text
+    check_handles(server, before)
+    held = memory(server)
+    print(f"{memory_before} bytes before, {held} after")
     print(
         f"warm load {warm_load:.2f} s, limit {limit:.2f} s; "
         f"after a kill all ended within {max(waits):.2f} s; (whole, lost): "

@@ -69,6 +69,16 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
     return ApiError(str(error), param=param)
 
 
+def shown(value: object) -> str:
+    """What a client has sent, for a message: shortened where it is long.
+
+    Args:
+        value: The value.
+    """
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def model_not_found(name: str, known: list[str]) -> ApiError:
     """A 404 that gives near names, and lists the models.
 
@@ -76,10 +86,10 @@ def model_not_found(name: str, known: list[str]) -> ApiError:
         name: The requested model.
         known: The models' names.
     """
-    near = near_names(name, known)
+    near = near_names(name, known) if len(name) <= 200 else ""
     models = ", ".join(map(repr, known[:20])) + (", …" if len(known) > 20 else "")
     return ApiError(
-        f"the model {name!r} does not exist; this server has {models or 'none'}"
+        f"the model {shown(name)} does not exist; this server has {models or 'none'}"
         + (f". {near}" if near else ""),
         status=404,
         param="model",

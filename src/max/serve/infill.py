@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from max.serve.errors import ApiError
 
@@ -62,6 +63,7 @@ class Infill:
         tokens: The vocabulary.
         marks: The marks of the model.
         encode: The tokens of a text, with or without begin and end tokens.
+        named: Further tokens, by what they mark: ``pad``, ``repository``, ``separator``, ``end``.
     """
 
     def __init__(
@@ -69,27 +71,41 @@ class Infill:
         tokens: Mapping[str, int],
         marks: Marks,
         encode: Callable[[str, bool], list[int]],
+        named: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._encode, self._marks = encode, marks
         self._prefix, self._suffix = tokens[marks.prefix], tokens[marks.suffix]
         self._middle = tokens[marks.middle] if marks.middle else None
         self._files = next(
-            ((tokens[a], tokens[b]) for a, b in _FILES if a in tokens and b in tokens), None
+            (
+                (tokens[a], tokens[b])
+                for a, b in ((named.get("repository"), named.get("separator")), *_FILES)
+                if a in tokens and b in tokens
+            ),
+            None,
         )
-        names = (*_ENDS, *filter(None, (marks.prefix, marks.suffix, marks.middle)))
+        names = {*_ENDS, *named.values(), marks.prefix, marks.suffix, marks.middle}
         self.end_tokens = frozenset(tokens[name] for name in names if name in tokens)
         """Tokens that end what is written."""
 
     @classmethod
     def of(
-        cls, tokens: Mapping[str, int], encode: Callable[[str, bool], list[int]]
+        cls,
+        tokens: Mapping[str, int],
+        encode: Callable[[str, bool], list[int]],
+        named: Mapping[str, str] = MappingProxyType({}),
     ) -> Infill | None:
         """The prompts of a model; None where its vocabulary has no marks.
 
         Args:
             tokens: The vocabulary.
             encode: As for the class.
+            named: The marks that the model's file names: ``prefix``, ``suffix``, ``middle`` and those of the
+                class. They come before those of the families.
         """
+        if {"prefix", "suffix", "middle"} <= named.keys() and set(named.values()) <= tokens.keys():
+            marks = Marks(named["prefix"], named["suffix"], named["middle"])
+            return cls(tokens, marks, encode, named)
         for marks in FAMILIES:
             if all(name in tokens for name in (marks.prefix, marks.suffix, marks.middle) if name):
                 return cls(tokens, marks, encode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,10 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
+from max.pipelines.checkpoints.gguf_tokenizer import INFILL_TOKENS
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.text import utf8
 from max.pipelines.generation.protocol import GenerationRequest
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
-from max.pipelines.tokenization.tokenizer import TextTokenizer, utf8
+from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.admission import Admission
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat, format_of_template
 from max.serve.errors import ApiError, of_user_error
@@ -20,6 +23,9 @@ from max.serve.infill import Infill
 from max.serve.request_context import current_request
 from max.serve.vocabulary import Vocabulary
 from max.serve.worker.client import EngineClient
+
+LONG_TEXT = 4096
+"""Characters from which on a text is encoded in a thread, so that streams go on meanwhile."""
 
 
 class ServedModel:
@@ -80,7 +86,10 @@ class ServedModel:
     def infill(self) -> Infill | None:
         """How it fills in the middle of a text; None where it does not."""
         vocabulary = self.tokenizer.delegate.backend_tokenizer.get_vocab(with_added_tokens=True)
-        return Infill.of(vocabulary, self.all_tokens)
+        config = getattr(
+            self.tokenizer.delegate, "config", {}
+        )  # transformers' tokenizers have none
+        return Infill.of(vocabulary, self.all_tokens, config.get(INFILL_TOKENS) or {})
 
     @cached_property
     def template(self) -> str:
@@ -142,6 +151,20 @@ class ServedModel:
             InputError: It is not UTF-8.
         """
         return self.tokenizer.delegate.encode(utf8(text), add_special_tokens=special)
+
+    async def encode_any(self, text: str, special: bool) -> list[int]:
+        """As :meth:`all_tokens`; a long text in a thread.
+
+        Args:
+            text: The text.
+            special: Whether begin and end tokens are added.
+
+        Raises:
+            InputError: It is not UTF-8.
+        """
+        if len(text) <= LONG_TEXT:
+            return self.all_tokens(text, special)
+        return await asyncio.to_thread(self.all_tokens, text, special)
 
     async def encode_template(self, text: str) -> list[int]:
         """The tokens of a text that a chat template has made.

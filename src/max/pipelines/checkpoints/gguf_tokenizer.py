@@ -36,6 +36,18 @@ _SPECIAL = {
     "mask_token": ("mask",),
 }
 """For each special token of tokenizer_config.json the names of its key, the first that the file has counts."""
+INFILL_TOKENS = "infill_tokens"
+"""The key of the config for the tokens of ``_INFILL``, which tokenizer_config.json does not name."""
+_INFILL = {
+    "prefix": ("fim_pre", "prefix"),
+    "suffix": ("fim_suf", "suffix"),
+    "middle": ("fim_mid", "middle"),
+    "pad": ("fim_pad",),
+    "repository": ("fim_rep",),
+    "separator": ("fim_sep",),
+    "end": ("eot",),
+}
+"""For each mark of filling in the middle the names of its key, newer files' first."""
 
 
 class Vocabulary(NamedTuple):
@@ -110,7 +122,10 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
         raise _broken(file.path, str(error)) from error
     template = values.get("tokenizer.chat_template")
     templates = {"default": template} if isinstance(template, str) else {}
-    return tokenizer, dict(vocabulary.special), templates
+    config: dict[str, Any] = dict(vocabulary.special)
+    if infill := _named_tokens(values, vocabulary.texts, _INFILL):
+        config[INFILL_TOKENS] = infill
+    return tokenizer, config, templates
 
 
 def _broken(path: str, why: str) -> ModelFilesError:
@@ -132,16 +147,23 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
         raise ModelFilesError(
             f"{file.path}: {len(kinds)} token types for {len(texts)} tokens", _REMEDY
         )
-    special: dict[str, str] = {}
-    for key, names in _SPECIAL.items():
+    special = _named_tokens(values, texts, _SPECIAL)
+    # the key of the begin token has that of a class where the algorithm is WordPiece
+    special.pop("bos_token" if values.get("tokenizer.ggml.model") == "bert" else "cls_token", None)
+    return Vocabulary(texts, [int(kind) for kind in kinds], special, values, file.path)
+
+
+def _named_tokens(
+    values: Mapping[str, Any], texts: Sequence[str], keys: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """The texts of the tokens whose numbers the metadata has."""
+    named: dict[str, str] = {}
+    for key, names in keys.items():
         numbers = (values.get(f"tokenizer.ggml.{name}_token_id") for name in names)
         number = next((n for n in numbers if isinstance(n, int)), None)
-        # the key of the begin token has that of a class where the algorithm is WordPiece
-        if key == ("bos_token" if values.get("tokenizer.ggml.model") == "bert" else "cls_token"):
-            continue
         if number is not None and 0 <= number < len(texts):
-            special[key] = texts[number]
-    return Vocabulary(texts, [int(kind) for kind in kinds], special, values, file.path)
+            named[key] = texts[number]
+    return named
 
 
 def _numbers(texts: Sequence[str]) -> dict[str, int]:

@@ -83,6 +83,8 @@ class TextContext:
     grammar: str | None = None
     reasoning_budget: ReasoningBudget | None = None
     _reasoning_limit: ReasoningLimit | None = None
+    failure: Exception | None = None
+    """The error that has ended the generation."""
 
     def __post_init__(self) -> None:
         if self.reasoning_budget is not None and self._reasoning_limit is None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from max.interfaces import GenerationStatus, RequestID, TextGenerationRequest
 from max.pipelines.core.exceptions import InputError, ModelFilesError
-from max.pipelines.tokenization.tokenizer import TextTokenizer, utf8
+from max.pipelines.core.text import utf8
+from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = ["EncoderTokenizer", "TextEmbeddingContext"]
 

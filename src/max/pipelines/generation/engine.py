@@ -366,7 +366,12 @@ class Engine:
             self.scheduler.record_prompts(seconds)
             self.prompt_steps.record(seconds)
         self.scheduler.update(batch)
-        self._outcomes += [out for out in outputs.values() if out.tokens or out.is_done]
+        for context in batch:
+            output, error = outputs.get(context.request_id), getattr(context, "failure", None)
+            if error is not None:
+                self._outcomes.append(Failure(context.request_id, error))
+            elif output is not None and (output.tokens or output.is_done):
+                self._outcomes.append(output)
 
     def _keep_delivered(self, batch: Sequence[TextGenerationContext]) -> None:
         """Makes the tokens that were delivered in an interrupted execution part of their sequences.

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from max.interfaces import GenerationStatus, TextGenerationContext
+from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.structured.grammar import llguidance, of_json_schema
+from max.pipelines.structured.grammar import first_line, llguidance, matcher_of, of_json_schema
 
 logger = logging.getLogger("max.pipelines")
 Mask = npt.NDArray[np.int32]
@@ -77,13 +78,10 @@ class Constraints:
         Raises:
             InputError: The grammar is invalid.
         """
-        if context.matcher is not None or not is_constrained(context):
+        grammar = grammar_of(context)
+        if context.matcher is not None or grammar is None:
             return
-        matcher = llguidance().LLMatcher(
-            self._vocabulary(context.eos_token_ids), grammar_of(context), log_level=0
-        )
-        if matcher.is_error():
-            raise InputError(f"the grammar is invalid: {matcher.get_error()}")
+        matcher = matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         for token in context.generated_tokens.tolist():
             matcher.consume_token(token)
         context.set_matcher(matcher)
@@ -108,7 +106,7 @@ class Constraints:
         return self._pool.submit(self._masks, rows, len(batch))
 
     def advance(self, context: TextGenerationContext, token: int) -> None:
-        """Tells a request's matcher of a token. A request whose grammar cannot be followed ends.
+        """Tells a request's matcher of a token. A request whose grammar cannot be followed ends with an error.
 
         Args:
             context: The request; it has the token already.
@@ -120,8 +118,16 @@ class Constraints:
         if token in context.eos_token_ids and context.is_done:
             return
         if not matcher.consume_token(token):
-            logger.error("request %s: %s", context.request_id, matcher.get_error())
+            problem = first_line(matcher.get_error())
+            logger.warning(
+                "request %s: the grammar cannot be followed: %s", context.request_id, problem
+            )
             context.status = GenerationStatus.CANCELLED
+            if isinstance(context, TextContext):
+                context.failure = InputError(
+                    f"the answer's grammar cannot be followed: {problem}",
+                    "Give one with fewer alternatives at the same place.",
+                )
 
     def _vocabulary(self, eos: Iterable[int]) -> Any:
         key = tuple(sorted(eos))

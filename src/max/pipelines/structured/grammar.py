@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 from max.pipelines.core.exceptions import ConfigError, InputError
+from max.pipelines.core.text import utf8
+from max.pipelines.structured.deep_stack import on_deep_stack
 
 _SPACE = r"[ \t\r\n]{0,24}"
 """The space between the tokens of JSON: bounded, as small models go on with spaces for ever."""
+MAX_CHARACTERS = 256 << 10
+"""The longest grammar. llguidance recurses over rules that name rules: up to 750 bytes of stack a character."""
+_INLINE_CHARACTERS = 4 << 10
+"""Grammars up to this length need less than a thread's usual stack."""
 
 
 def llguidance() -> ModuleType:
@@ -64,7 +72,7 @@ def of_regex(pattern: str) -> str:
     Raises:
         InputError: It is invalid.
     """
-    return _checked(llguidance().LLMatcher.grammar_from_regex(pattern), "regular expression")
+    return _checked(llguidance().LLMatcher.grammar_from_regex(utf8(pattern)), "regular expression")
 
 
 def of_choices(choices: Sequence[str]) -> str:
@@ -78,8 +86,12 @@ def of_choices(choices: Sequence[str]) -> str:
     """
     if not choices or not all(choices):
         raise InputError("the choices must be texts that are not empty", "Give at least one.")
-    rules = " | ".join(json.dumps(choice) for choice in choices)
-    return _checked(llguidance().LLMatcher.grammar_from_lark(f"start: {rules}"), "list of choices")
+    # a terminal is one regular expression; alternatives of a rule take an item each, of which there are few
+    texts = " | ".join(json.dumps(utf8(choice), ensure_ascii=False) for choice in choices)
+    return _checked(
+        llguidance().LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"),
+        "list of choices",
+    )
 
 
 def of_lark(text: str) -> str:
@@ -91,7 +103,7 @@ def of_lark(text: str) -> str:
     Raises:
         InputError: It is invalid.
     """
-    return _checked(llguidance().LLMatcher.grammar_from_lark(text), "grammar")
+    return _checked(llguidance().LLMatcher.grammar_from_lark(utf8(text)), "grammar")
 
 
 def of_gbnf(text: str) -> str:
@@ -125,9 +137,67 @@ def of_grammar(text: str) -> str:
     return of_gbnf(text) if "::=" in text else of_lark(text)
 
 
+def matcher_of(vocabulary: Any, grammar: str) -> Any:
+    """llguidance's matcher of a grammar.
+
+    Args:
+        vocabulary: The ``LLTokenizer`` of a model.
+        grammar: The grammar.
+
+    Raises:
+        InputError: It is invalid or too long.
+    """
+    check_length(grammar, "grammar")
+
+    def make() -> Any:
+        return llguidance().LLMatcher(vocabulary, grammar, log_level=0)
+
+    matcher = make() if len(grammar) <= _INLINE_CHARACTERS else on_deep_stack(make)
+    if matcher.is_error():
+        raise InputError(f"the grammar is invalid: {first_line(matcher.get_error())}")
+    return matcher
+
+
+def check_length(grammar: str, what: str) -> None:
+    """Refuses a grammar that is too long to be compiled.
+
+    Args:
+        grammar: The grammar, as llguidance reads it.
+        what: What it was made of.
+
+    Raises:
+        InputError: It is longer than ``MAX_CHARACTERS``.
+    """
+    if len(grammar) > MAX_CHARACTERS:
+        raise InputError(
+            f"the {what} is too long: its grammar has {len(grammar)} characters",
+            f"Give one with at most {MAX_CHARACTERS}.",
+        )
+
+
+def first_line(problem: str) -> str:
+    """What llguidance says of a grammar, without the state and the grammar that it appends.
+
+    Args:
+        problem: Its message.
+    """
+    text = " ".join(re.split(r"<state>|<grammar>", problem)[0].split())
+    return text if len(text) <= 500 else f"{text[:500]} …"
+
+
 def _checked(grammar: str, what: str) -> str:
-    problem = llguidance().LLMatcher.validate_grammar(grammar)
+    check_length(grammar, what)
+    problem = _problem(grammar)
     if problem and not problem.startswith("WARNING"):
-        text = " ".join(problem.split())
-        raise InputError(f"the {what} is invalid: {text[:500]}", f"Give a {what} that fits.")
+        raise InputError(
+            f"the {what} is invalid: {first_line(problem)}", f"Give a {what} that fits."
+        )
     return grammar
+
+
+@lru_cache(128)  # clients send the same schema again and again
+def _problem(grammar: str) -> str:
+    validate = llguidance().LLMatcher.validate_grammar
+    if len(grammar) <= _INLINE_CHARACTERS:
+        return validate(grammar)
+    return on_deep_stack(lambda: validate(grammar))

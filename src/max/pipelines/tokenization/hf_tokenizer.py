@@ -8,6 +8,7 @@ compare the two. tokenizer.json determines whether begin and end tokens are adde
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
@@ -34,6 +35,9 @@ _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # a WordPiece decoder leaves a space before these
 _TIGHT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
+
+_LONG = 4096
+"""Texts with more characters are encoded without the GIL."""
 
 # tokenizer files that only transformers reads
 _OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
@@ -175,7 +179,37 @@ class HFTokenizer:
             text: The text.
             add_special_tokens: Whether to add the begin and end tokens of the model's config.
         """
-        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _LONG:
+            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # drops the GIL, which `encode` holds, and does not compute offsets
+        (encoding,) = self.backend_tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return encoding.ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the number of a text's tokens, which is found without encoding it.
+
+        Args:
+            text: The text.
+        """
+        return len(text) // self._longest_token if self._longest_token else 0
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The most characters that a token stands for; 0: the tokenizer may drop characters."""
+        state = json.loads(self.backend_tokenizer.to_str())
+        steps = state["pre_tokenizer"] or {}
+        steps = steps.get("pretokenizers", [steps])
+        keeps = all(
+            step.get("type") in ("ByteLevel", "Digits")
+            or (step.get("type") == "Split" and step.get("behavior") != "Removed")
+            for step in steps
+        )
+        added = self.backend_tokenizer.get_added_tokens_decoder().values()
+        if state["normalizer"] is not None or not keeps or any(t.lstrip or t.rstrip for t in added):
+            return 0
+        return max(map(len, self.backend_tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     def decode(self, tokens: Iterable[int] | int, skip_special_tokens: bool = False) -> str:
         """Decodes tokens; invalid UTF-8 becomes U+FFFD.

@@ -24,8 +24,9 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.text import utf8
 from max.pipelines.structured.grammar import of_json_schema
-from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
+from max.pipelines.tokenization.hf_tokenizer import HFTokenizer, active_tokenizer
 
 if TYPE_CHECKING:
     import asyncio
@@ -216,28 +217,6 @@ def text_of_content(content: str | list[dict[str, Any]] | None) -> str | None:
     return utf8("\n".join(str(part.get("text", part.get("content", ""))) for part in content))
 
 
-def utf8(text: str) -> str:
-    """Checks that a text is valid UTF-8: a text from bytes, as of arguments, may have surrogates.
-
-    Args:
-        text: The text.
-
-    Raises:
-        InputError: It is not valid UTF-8.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        # Python decodes an invalid byte as U+DC00 plus the byte
-        is_byte = 0xDC80 <= code <= 0xDCFF
-        what = f"byte {code - 0xDC00:#x}" if is_byte else f"the surrogate U+{code:X}"
-        raise InputError(
-            f"the text is not UTF-8: {what} at character {error.start}", "Give the text in UTF-8."
-        ) from None
-    return text
-
-
 class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest]):
     """The tokenizer of a model of text.
 
@@ -336,14 +315,34 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         Raises:
             InputError: It is longer than the model's context, or is not UTF-8.
         """
-        ids = self._ids(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-        tokens = np.array(ids, np.int64)
-        if self.max_length is not None and len(tokens) > self.max_length:
+        if isinstance(prompt, str):
+            fewest = self.delegate.fewest_tokens if isinstance(self.delegate, HFTokenizer) else None
+            if fewest is not None:
+                # a text that cannot fit is refused before it is encoded, which may take a minute
+                self._check_length(fewest(prompt), "at least ")
+            tokens = np.array(self._ids(prompt, add_special_tokens), np.int64)
+        else:
+            tokens = np.array(prompt, np.int64)
+        self._check_length(len(tokens))
+        if not isinstance(prompt, str) and tokens.size:
+            self._check_numbers(tokens)
+        return tokens
+
+    def _check_length(self, count: int, bound: str = "") -> None:
+        if self.max_length is not None and count > self.max_length:
             raise InputError(
-                f"the prompt has {len(tokens)} tokens, and the context holds {self.max_length}",
+                f"the prompt has {bound}{count} tokens, and the context holds {self.max_length}",
                 "Give a shorter prompt, or a greater --max-length where the model allows it.",
             )
-        return tokens
+
+    def _check_numbers(self, tokens: Tokens) -> None:
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= len(self.delegate)))
+        if wrong.size:
+            raise InputError(
+                f"the prompt has the token {tokens[wrong[0]]} at index {wrong[0]}; the model's tokens "
+                f"are 0 to {len(self.delegate) - 1}",
+                "Give numbers of the model's tokens.",
+            )
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.delegate.encode(utf8(text), add_special_tokens=add_special_tokens)

@@ -18,7 +18,7 @@ from max.serve.anthropic.schemas import (
     tools_of,
 )
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
-from max.serve.chat.prompt import Conversation, prepare, prompt_text
+from max.serve.chat.prompt import Conversation, conversation_text, prepare
 from max.serve.chat.run import Answer, ChatJob, collect_answers, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import ApiError
@@ -97,8 +97,9 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
     """
     model = await state_of(request, body).model(body.model)
     none = choice_of(body).kind is ChoiceKind.NONE
-    text = prompt_text(model, messages_of(body), () if none else tools_of(body), {})
-    return json_response({"input_tokens": len(model.all_tokens(text, special=False))})
+    tools = () if none else tools_of(body)
+    text = await conversation_text(model, messages_of(body), tools, {})
+    return json_response({"input_tokens": len(await model.encode_any(text, special=False))})
 
 
 async def _job(body: MessagesBody, state: ServerState) -> ChatJob:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
+from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningBudget
+from max.pipelines.structured.grammar import check_length
 from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
 from max.serve.chat.run import ChatJob
@@ -18,11 +21,13 @@ from max.serve.chat.tools.formats import ToolFormat, description
 from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, of_user_error
 from max.serve.generation import TextSequence, choices_of
 from max.serve.model import ServedModel
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_MANY = 32
+"""Messages and tools up to this number are formatted in less than a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,19 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     tool_format = model.tool_format
     grammar = conversation.grammar
     if tools:
-        grammar = answer_grammar(
-            tools, conversation.tool_choice, tool_format, model.special_token_ids, grammar
+        grammar = await asyncio.to_thread(
+            answer_grammar,
+            tools,
+            conversation.tool_choice,
+            tool_format,
+            model.special_token_ids,
+            grammar,
         )
+        if grammar is not None:
+            try:
+                check_length(grammar, "list of tools")
+            except UserError as error:
+                raise of_user_error(error, "tools") from error
     if grammar is not None and (
         conversation.sampling.ignore_eos or conversation.sampling.min_new_tokens
     ):
@@ -84,7 +99,15 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             "ignore_eos and min_tokens do not fit an answer with a grammar, which says where it ends",
             param="ignore_eos" if conversation.sampling.ignore_eos else "min_tokens",
         )
-    text = prompt_text(model, conversation.messages, tools, conversation.template_options)
+    if len(conversation.messages) > model.max_length:
+        raise ApiError(
+            f"messages has {len(conversation.messages)} entries, and the context holds "
+            f"{model.max_length} tokens; give fewer",
+            param="messages",
+        )
+    text = await conversation_text(
+        model, conversation.messages, tools, conversation.template_options
+    )
     request = await model.engine_request(
         TextGenerationRequest(
             request_id=RequestID(conversation.request_id),
@@ -175,6 +198,28 @@ def may_reason(conversation: Conversation) -> bool:
     """
     must_call = conversation.tool_choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
     return conversation.grammar is None and not (must_call and conversation.tools)
+
+
+async def conversation_text(
+    model: ServedModel,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Tool],
+    options: dict[str, Any],
+) -> str:
+    """As :func:`prompt_text`; of many messages in a thread, so that streams go on meanwhile.
+
+    Args:
+        model: The model.
+        messages: The messages, with OpenAI's fields.
+        tools: The tools that may be called.
+        options: More variables of the template.
+
+    Raises:
+        ApiError: A role is unknown, or the template refuses the conversation.
+    """
+    if len(messages) + len(tools) <= _MANY:
+        return prompt_text(model, messages, tools, options)
+    return await asyncio.to_thread(prompt_text, model, messages, tools, options)
 
 
 def prompt_text(

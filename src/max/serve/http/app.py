@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -11,20 +13,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from max._version import __version__
+from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 from max.serve.http import health, later, tokens
 from max.serve.http.failures import as_api_error
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
-from max.serve.http.validation import validation_error
+from max.serve.http.validation import unreadable_body, validation_error
 from max.serve.llama_cpp import infill
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
 from max.serve.openai import chat, completions, embeddings, invocations, models, responses
 from max.serve.tracing import Tracing
 from max.serve.web import routes as web
+from max.serve.worker.client import EngineLostError, EngineUnavailableError
 
 CLIENT_CLOSED = 499
 """The status that logs and metrics show for a request whose client has left."""
@@ -69,6 +73,9 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    # an error without a handler of its own is logged with a traceback, and its connection is closed
+    for expected in (UserError, EngineLostError, EngineUnavailableError, TimeoutError):
+        app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)
     return Gate(app, state.settings, state.metrics, tracing)
 
@@ -100,12 +107,21 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    message = {
-        404: f"there is no route {path}",
-        405: f"{path} does not take {request.method}",
-    }.get(error.status_code, str(error.detail))
-    headers = dict(error.headers or {})
+    path, headers = request.url.path, dict(error.headers or {})
+    match error.status_code:
+        case 404:
+            known = [getattr(route, "path", "") for route in request.app.routes]
+            near = difflib.get_close_matches(path[:200], known, n=1, cutoff=0.75)
+            message = f"there is no route {shown(path)}" + (
+                f"; did you mean {near[0]}?" if near else ""
+            )
+        case 405:
+            takes = f"; it takes {headers['Allow']}" if "Allow" in headers else ""
+            message = f"{path} does not take {request.method}{takes}"
+        case 400 if error.__cause__ is not None:
+            return error_response(request, unreadable_body(error.__cause__))
+        case _:
+            message = str(error.detail)
     return error_response(request, ApiError(message, status=error.status_code, headers=headers))
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from max.serve.chat.prompt import prompt_text
+from max.serve.chat.prompt import conversation_text
 from max.serve.errors import ApiError, of_user_error
 from max.serve.http.state import json_response, state_of
 from max.serve.model import ServedModel
@@ -50,13 +50,13 @@ class DetokenizeBody(StrictBody):
     tokens: list[Token]
 
 
-def _template(model: ServedModel, body: TemplateBody | TokenizeBody) -> str:
+async def _template(model: ServedModel, body: TemplateBody | TokenizeBody) -> str:
     options = {
         "add_generation_prompt": body.add_generation_prompt,
         **(body.chat_template_kwargs or {}),
     }
     messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
-    return prompt_text(model, messages, tools_of(body.tools), options)
+    return await conversation_text(model, messages, tools_of(body.tools), options)
 
 
 @router.post("/apply-template")
@@ -69,7 +69,7 @@ async def apply_template(body: TemplateBody, request: Request) -> Response:
         request: The connection.
     """
     model = await state_of(request, body).model(body.model)
-    return json_response({"prompt": _template(model, body)})
+    return json_response({"prompt": await _template(model, body)})
 
 
 @router.post("/tokenize")
@@ -87,12 +87,12 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         raise ApiError("give one of prompt, content and messages", param="prompt")
     try:
         if body.messages is not None:
-            text, special = _template(model, body), False
+            text, special = await _template(model, body), False
         else:
             text, special = texts[0], True
         if body.add_special_tokens is not None:
             special = body.add_special_tokens
-        tokens = model.all_tokens(text, special)
+        tokens = await model.encode_any(text, special)
     except ValueError as error:
         raise of_user_error(error, "prompt") from error
     answer: dict[str, Any] = {

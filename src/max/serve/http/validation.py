@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
@@ -18,7 +18,9 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     location = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         reason = (first.get("ctx") or {}).get("error", "")
-        return ApiError(f"the body is no JSON: {reason}", code="invalid_json")
+        at = first["loc"][-1]
+        where = f" at character {at}" if isinstance(at, int) else ""
+        return ApiError(f"the body is no JSON: {reason}{where}", code="invalid_json")
     # types of unions stand in the location too
     location = [part for part in location if "[" not in part and part not in _UNION_MEMBERS]
     param = ".".join(location) or None
@@ -26,18 +28,41 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         if param is None:
             return ApiError("the body is missing; give a JSON object", code="missing_body")
         return ApiError(f"{param} is missing", param=param, code="missing_required_parameter")
-    shown = repr(first.get("input"))
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    text = str(first["msg"]).removeprefix("Value error, ")
-    return ApiError(f"{param or 'the body'} is {shown}: {text[:1].lower()}{text[1:]}", param=param)
+    text = str(first["msg"]).removeprefix("Value error, ").replace(" after validation", "")
+    value = shown(first.get("input"))
+    return ApiError(f"{param or 'the body'} is {value}: {text[:1].lower()}{text[1:]}", param=param)
 
 
-_UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "list", "dict"})
+def unreadable_body(cause: BaseException | None) -> ApiError:
+    """The 400 of a body that cannot be read at all.
+
+    Args:
+        cause: What the reader of JSON has raised.
+    """
+    match cause:
+        case RecursionError():
+            reason = "its arrays and objects are nested too deeply"
+        case UnicodeDecodeError():
+            reason = f"it is not UTF-8: byte {cause.object[cause.start]:#x} at byte {cause.start}"
+        case ValueError():  # of numbers of thousands of digits
+            reason = "it has a number with too many digits"
+        case _:
+            reason = "it cannot be read"
+    return ApiError(f"the body is no JSON: {reason}", code="invalid_json")
+
+
+_UNION_MEMBERS = frozenset({"str", "constrained-str", "int", "float", "bool", "list", "dict"})
 
 
 def _nearest(errors: Sequence[Any]) -> Any:
     """Of the errors of a union's members the one that went deepest: that member was meant.
 
-    Of equal ones one of a value rather than of a type.
+    Of equal ones one of a value rather than of a type. A list that is too long comes first: the elements of its
+    other types are errors too.
     """
-    return max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
+
+    def nearness(error: Any) -> tuple[bool, int, bool]:
+        kind = error["type"]
+        return kind == "too_long", len(error["loc"]), not kind.endswith("_type")
+
+    return max(errors, key=nearness)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator
@@ -243,7 +244,7 @@ async def chat(request: Request) -> Response:
         sampling=model.sampling_params(options.sampling_input()),
         tools=tools,
         tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
-        grammar=_grammar(body.format),
+        grammar=await asyncio.to_thread(_grammar, body.format),
         stops=options.stops,
         template_options={} if body.think is None else {"enable_thinking": bool(body.think)},
     )
@@ -273,7 +274,7 @@ async def generate(request: Request) -> Response:
         return json_response({**head, "created_at": _now(), **done})
     options = body.options or OllamaOptions()
     params = model.sampling_params(options.sampling_input())
-    grammar = _grammar(body.format)
+    grammar = await asyncio.to_thread(_grammar, body.format)
     if body.raw or infill is not None or not model.template:
         generation = await model.engine_request(
             TextGenerationRequest(

@@ -26,7 +26,7 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.fields import SamplingFields, refuse
 from max.serve.openai.messages import ChatMessage
-from max.serve.openai.structure import GrammarFields, grammar_of
+from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.tools import NamedChoice, ToolField, choice_of, tools_of
 from max.serve.openai.wire import (
     HOLE,
@@ -110,6 +110,13 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
     model = await state.model(body.model)
     refuse(body, _REFUSED)
     _ = body.wants_usage  # checked before anything runs
+    for number, message in enumerate(body.messages):
+        if message.content is None and message.role in ("user", "system", "developer", "tool"):
+            raise ApiError(
+                f"messages.{number}.content is missing: a message of the role {message.role!r} has a text",
+                param=f"messages.{number}.content",
+                code="missing_required_parameter",
+            )
     if body.modalities not in (None, ["text"]):
         raise ApiError("modalities must be ['text']: answers are text", param="modalities")
     if body.top_logprobs is not None and not body.logprobs:
@@ -127,7 +134,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             sampling=params,
             tools=tools_of(body.tools),
             tool_choice=choice_of(body.tool_choice, body.parallel_tool_calls, body.tools),
-            grammar=grammar_of(body),
+            grammar=await compiled_grammar(body),
             stops=body.stops,
             include_stop=bool(body.include_stop_str_in_output),
             count=body.n or 1,

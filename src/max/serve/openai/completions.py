@@ -20,7 +20,7 @@ from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.infill import infill_of, prompt_tokens
 from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
-from max.serve.openai.structure import GrammarFields, grammar_of
+from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.wire import HOLE, Chunks, completion_logprobs, error_event, new_id, usage
 from max.serve.request_context import current_request
 from max.serve.text import TextPiece, TokenLog
@@ -169,7 +169,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
         raise ApiError("echo and suffix are set; give one of them", param="echo")
     limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
     params = model.sampling_params(body.sampling_input(model, limit))
-    grammar = grammar_of(body)
+    grammar = await compiled_grammar(body)
     request_id = new_id("cmpl")
     sequences: list[TextSequence] = []
     choices: list[_Choice] = []

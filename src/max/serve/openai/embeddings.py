@@ -147,7 +147,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     if body.return_documents:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
-    usage = {"total_tokens": _tokens_of(model, [body.query, *documents])}
+    usage = {"total_tokens": await _tokens_of(model, [body.query, *documents])}
     head = {"id": new_id("rerank"), "model": model.name}
     return json_response({**head, "results": results, "usage": usage})
 
@@ -169,11 +169,11 @@ async def score(body: ScoreBody, request: Request) -> Response:
         {"object": "score", "index": index, "score": float(value)}
         for index, value in enumerate(scores)
     ]
-    total = _tokens_of(model, [body.text_1, *texts])
+    total = await _tokens_of(model, [body.text_1, *texts])
     usage = {"prompt_tokens": total, "total_tokens": total}
     head = {"id": new_id("score"), "object": "list", "model": model.name}
     return json_response({**head, "data": data, "usage": usage})
 
 
-def _tokens_of(model: ServedModel, texts: Sequence[str]) -> int:
-    return sum(len(model.all_tokens(text, special=True)) for text in texts)
+async def _tokens_of(model: ServedModel, texts: Sequence[str]) -> int:
+    return sum([len(await model.encode_any(text, special=True)) for text in texts])

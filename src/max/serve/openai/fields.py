@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from max.interfaces import SamplingParamsInput
-from max.serve.errors import ApiError
+from max.pipelines.core.text import utf8
+from max.serve.errors import ApiError, of_user_error, shown
 from max.serve.model import ServedModel
 
 
@@ -18,8 +20,11 @@ class StrictBody(BaseModel):
 
     @property
     def unknown_fields(self) -> str:
-        """The fields that nothing reads, with commas between."""
-        return ", ".join(sorted(self.model_extra or {}))
+        """The fields that nothing reads, with commas between; the first ones where they are many."""
+        names = sorted(self.model_extra or {})
+        shortened = [name if len(name) <= 60 else f"{name[:60]}..." for name in names[:8]]
+        more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
+        return ", ".join(shortened + more)
 
 
 class StreamOptions(StrictBody):
@@ -32,7 +37,9 @@ class StreamOptions(StrictBody):
 
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Stop = str | Annotated[list[str], Field(max_length=64)] | None
+StopText = Annotated[str, Field(max_length=4096)]
+Stop = StopText | Annotated[list[StopText], Field(max_length=64)] | None
+_TOKEN_NUMBER = re.compile("[0-9]{1,10}")
 
 
 class SamplingFields(StrictBody):
@@ -71,7 +78,10 @@ class SamplingFields(StrictBody):
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not stop for stop in stops):
             raise ApiError("a stop text is empty; give texts with a character", param="stop")
-        return stops
+        try:
+            return tuple(map(utf8, stops))
+        except ValueError as error:
+            raise of_user_error(error, "stop") from error
 
     @property
     def wants_usage(self) -> bool:
@@ -120,13 +130,17 @@ def bias_of(given: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
     """
     if not given:
         return None
-    for key in given:
-        if not (key.isascii() and key.isdecimal()) or int(key) >= vocabulary_size:
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        number = int(key) if _TOKEN_NUMBER.fullmatch(key) else vocabulary_size
+        if number >= vocabulary_size:
             raise ApiError(
-                f"logit_bias has the key {key!r}; the model's tokens are 0 to {vocabulary_size - 1}",
+                f"logit_bias has the key {shown(key)}; the model's tokens are 0 to "
+                f"{vocabulary_size - 1}",
                 param="logit_bias",
             )
-    return {int(key): value for key, value in given.items()}
+        biases[number] = value
+    return biases
 
 
 def refuse(body: StrictBody, fields: dict[str, str]) -> None:

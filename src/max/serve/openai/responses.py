@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -144,7 +145,7 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
             sampling=model.sampling_params(given),
             tools=tools,
             tool_choice=choice,
-            grammar=_grammar(body),
+            grammar=await asyncio.to_thread(_grammar, body),
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -58,6 +59,24 @@ class GrammarFields(StrictBody):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+
+
+async def compiled_grammar(body: GrammarFields) -> str | None:
+    """The grammar of a request's answers, made in a thread: streams do not wait for a large one.
+
+    Args:
+        body: The request.
+
+    Raises:
+        ApiError: It is invalid, or there are several.
+    """
+    given = (
+        body.response_format, body.structured_outputs, body.guided_json, body.guided_regex, body.guided_choice,
+        body.guided_grammar,
+    )  # fmt: skip
+    if all(each is None for each in given):
+        return None
+    return await asyncio.to_thread(grammar_of, body)
 
 
 def grammar_of(body: GrammarFields) -> str | None:

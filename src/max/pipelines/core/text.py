@@ -1,0 +1,27 @@
+"""Checks of texts."""
+
+from __future__ import annotations
+
+from max.pipelines.core.exceptions import InputError
+
+
+def utf8(text: str) -> str:
+    """Checks that a text is valid UTF-8: a text from bytes, as of arguments, may have surrogates.
+
+    Args:
+        text: The text.
+
+    Raises:
+        InputError: It is not valid UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # Python decodes an invalid byte as U+DC00 plus the byte
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        what = f"byte {code - 0xDC00:#x}" if is_byte else f"the surrogate U+{code:X}"
+        raise InputError(
+            f"the text is not UTF-8: {what} at character {error.start}", "Give the text in UTF-8."
+        ) from None
+    return text
