@@ -209,6 +209,16 @@ class ServedModel:
             text = str(error).removeprefix("SamplingParams: ")
             raise ApiError(text, param=text.split(" ", 1)[0]) from error
 
+    def _check_tokens(self, tokens: Sequence[int], param: str) -> None:
+        """Refuses numbers that are no tokens: in the engine they would fail a whole batch."""
+        last = self.vocabulary_size - 1
+        for index, token in enumerate(tokens):
+            if not 0 <= token <= last:
+                raise ApiError(
+                    f"the prompt has the token {token} at index {index}; the model's tokens are 0 to {last}",
+                    param=param,
+                )
+
     async def engine_request(self, request: TextGenerationRequest, param: str) -> GenerationRequest:
         """A request with its prompt in tokens.
 
@@ -224,6 +234,8 @@ class ServedModel:
                 f"{self.name} makes vectors and scores; ask for /v1/embeddings, /rerank or /score",
                 param="model",
             )
+        if request.prompt is not None and not isinstance(request.prompt, str):
+            self._check_tokens(request.prompt, param)
         try:
             context = await self.tokenizer.new_context(request)
         except ValueError as error:

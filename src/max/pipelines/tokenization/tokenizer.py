@@ -316,16 +316,13 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             InputError: It is longer than the model's context, or is not UTF-8.
         """
         if isinstance(prompt, str):
-            fewest = self.delegate.fewest_tokens if isinstance(self.delegate, HFTokenizer) else None
-            if fewest is not None:
+            if isinstance(self.delegate, HFTokenizer):
                 # a text that cannot fit is refused before it is encoded, which may take a minute
-                self._check_length(fewest(prompt), "at least ")
+                self._check_length(self.delegate.fewest_tokens(prompt), "at least ")
             tokens = np.array(self._ids(prompt, add_special_tokens), np.int64)
         else:
             tokens = np.array(prompt, np.int64)
         self._check_length(len(tokens))
-        if not isinstance(prompt, str) and tokens.size:
-            self._check_numbers(tokens)
         return tokens
 
     def _check_length(self, count: int, bound: str = "") -> None:
@@ -333,15 +330,6 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             raise InputError(
                 f"the prompt has {bound}{count} tokens, and the context holds {self.max_length}",
                 "Give a shorter prompt, or a greater --max-length where the model allows it.",
-            )
-
-    def _check_numbers(self, tokens: Tokens) -> None:
-        wrong = np.flatnonzero((tokens < 0) | (tokens >= len(self.delegate)))
-        if wrong.size:
-            raise InputError(
-                f"the prompt has the token {tokens[wrong[0]]} at index {wrong[0]}; the model's tokens "
-                f"are 0 to {len(self.delegate) - 1}",
-                "Give numbers of the model's tokens.",
             )
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:

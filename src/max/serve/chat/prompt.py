@@ -99,7 +99,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             "ignore_eos and min_tokens do not fit an answer with a grammar, which says where it ends",
             param="ignore_eos" if conversation.sampling.ignore_eos else "min_tokens",
         )
-    if len(conversation.messages) > model.max_length:
+    if 0 < model.max_length < len(conversation.messages):
         raise ApiError(
             f"messages has {len(conversation.messages)} entries, and the context holds "
             f"{model.max_length} tokens; give fewer",
