@@ -146,6 +146,8 @@ def test_the_documented_methods(tiny) -> None:
         (grammar.of_json_schema, "{", "JSON schema is invalid"),
         (grammar.of_regex, "a(", "regular expression is invalid: .*unclosed group"),
         (grammar.of_choices, [], "not empty"),
+        (grammar.of_regex, "a" * 300_000, "too long: its grammar has 300"),
+        (grammar.of_regex, "\udc00", "not UTF-8"),
         (grammar.of_grammar, "start: nothing", "grammar is invalid"),
         (grammar.of_grammar, "root ::= (", "grammar is invalid"),
     ],

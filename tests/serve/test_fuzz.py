@@ -140,15 +140,14 @@ USER = [{"role": "user", "content": "a"}]
         ({"guided_grammar": "start: " + " | ".join(f'r{i} "x"' for i in range(2200)) + "\n"
           + "\n".join(f'r{i}: "a"' for i in range(2200))},
          None, "grammar cannot be followed: .*items"),
-        ({"guided_regex": "a" * 300_000}, "guided_regex", "too long: .* at most 262144"),
         ({"guided_regex": "\udc00"}, "guided_regex", "not UTF-8"),
         ({"guided_choice": ["\udc00"]}, "guided_choice", "not UTF-8"),
-        ({"stop": "\udc00"}, "stop", "not UTF-8"),
+        ({"stop": "\udc00"}, "stop", "unicode string"),
         ({"stop": "x" * 5000}, "stop", "at most 4096"),
         ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "the model's tokens are 0 to 4095"),
         ({"messages": USER * 513}, "messages", "513 entries, and the context holds 512"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "content is missing"),
-        ({"messages": [{"role": "user", "content": "ab " * 100_000}]}, "messages", "at least [0-9]+ tokens"),
+        ({"messages": [{"role": "user", "content": "ab " * 40_000}]}, "messages", "at least [0-9]+ tokens"),
     ],
 )  # fmt: skip
 def test_requests_that_do_not_fit(http: httpx.Client, fields, param, says) -> None:
@@ -171,7 +170,7 @@ def test_grammars_that_recurse_deeply(http: httpx.Client, fields) -> None:
     )
     assert answer.status_code == 200, answer.text[:500]
     text = answer.json()["choices"][0]["message"]["content"]
-    assert text == "tt" if "guided_grammar" in fields else text[0] == '"'
+    assert re.fullmatch("t+" if "guided_grammar" in fields else '"x?"?', text)
 
 
 @pytest.mark.parametrize("prompt", [[4096], [1, 10**9], [[1], [2, 4096]]])

@@ -110,7 +110,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path, headers = request.url.path, dict(error.headers or {})
     match error.status_code:
         case 404:
-            known = [getattr(route, "path", "") for route in request.app.routes]
+            known = list(request.app.openapi()["paths"])
             near = difflib.get_close_matches(path[:200], known, n=1, cutoff=0.75)
             message = f"there is no route {shown(path)}" + (
                 f"; did you mean {near[0]}?" if near else ""

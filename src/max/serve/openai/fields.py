@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from max.interfaces import SamplingParamsInput
-from max.pipelines.core.text import utf8
-from max.serve.errors import ApiError, of_user_error, shown
+from max.serve.errors import ApiError, shown
 from max.serve.model import ServedModel
 
 
@@ -78,10 +77,7 @@ class SamplingFields(StrictBody):
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not stop for stop in stops):
             raise ApiError("a stop text is empty; give texts with a character", param="stop")
-        try:
-            return tuple(map(utf8, stops))
-        except ValueError as error:
-            raise of_user_error(error, "stop") from error
+        return stops
 
     @property
     def wants_usage(self) -> bool:
