@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from max._version import __version__
 from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
-from max.serve.errors import ApiError, shown
+from max.serve.errors import ApiError
 from max.serve.http import health, later, tokens
 from max.serve.http.failures import as_api_error
 from max.serve.http.middleware import Gate
@@ -112,7 +112,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         case 404:
             known = list(request.app.openapi()["paths"])
             near = difflib.get_close_matches(path[:200], known, n=1, cutoff=0.75)
-            message = f"there is no route {shown(path)}" + (
+            message = f"there is no route {path[:200]}" + (
                 f"; did you mean {near[0]}?" if near else ""
             )
         case 405:
