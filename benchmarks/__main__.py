@@ -55,12 +55,19 @@ part. `benchmarks/history.jsonl` keeps each run with its date, commit and machin
 """
 
 
+CASES = tuple(dict.fromkeys((*generation.CASES, *recurrent.CASES)))
 FAMILIES = ("qwen3-0.6b", "gemma3-1b", "olmoe-1.1b")
 
 
 def _chosen(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
     """Those of a section's names that the options name."""
     return [name for name in names if name in wanted]
+
+
+def _case(text: str) -> tuple[int, int]:
+    """Tokens of a prompt and sequences of ``256x1``."""
+    prompt, batch = map(int, text.split("x"))
+    return prompt, batch
 
 
 def _models(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -71,14 +78,20 @@ def _models(args: argparse.Namespace) -> list[tuple[str, str]]:
 def _generation(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.HEAD
     for shape, encoding in _models(args):
-        yield from generation.measure(shape, encoding, models, args.runs)
+        yield from generation.measure(
+            shape,
+            encoding,
+            models,
+            args.runs,
+            [case for case in generation.CASES if case in args.cases],
+        )
 
 
 def _families(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.HEAD
     for shape in _chosen(FAMILIES, args.shapes):
         for encoding in _chosen(("q4_k", "q8_0", "bfloat16"), args.encodings):
-            cases = ((32, 1), (256, 1))
+            cases = [case for case in ((32, 1), (256, 1)) if case in args.cases]
             yield from generation.measure(shape, encoding, models, min(args.runs, 3), cases)
 
 
@@ -104,7 +117,7 @@ def _max(args: argparse.Namespace, models: Path) -> Iterator[str]:
 
 def _long_context(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from long_context.HEAD
-    yield from long_context.measure(models, min(args.runs, 3), args.contexts)
+    yield from long_context.measure(models, min(args.runs, 3), args.contexts, caches=args.caches)
 
 
 def _startup(args: argparse.Namespace, models: Path) -> Iterator[str]:
@@ -248,7 +261,8 @@ SECTIONS: dict[str, Section] = {
             models,
             _chosen(recurrent.SHAPES, a.shapes),
             _chosen(recurrent.DTYPES, a.dtypes),
-            min(a.runs, 3),
+            a.runs,
+            [case for case in recurrent.CASES if case in a.cases],
         ),
         3,
         10,
@@ -369,6 +383,14 @@ def main() -> None:
         default=list(long_context.LENGTHS),
         help="of long-context",
     )
+    parser.add_argument(
+        "--cases", nargs="+", default=list(CASES), type=_case,
+        help="of generation, families and recurrent: tokens of the prompt and sequences, like 256x1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--caches", nargs="+", default=list(long_context.FORMATS),
+        choices=list(long_context.FORMATS), help="of long-context",
+    )  # fmt: skip
     parser.add_argument(
         "--encodings", nargs="+", default=list(generation.ENCODINGS),
         choices=list(generation.ENCODINGS), help="theirs, where blocks fit",

@@ -10,7 +10,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 VOCAB, SHORTEST, LONGEST = 30522, 8, 256
-BATCHES = (8, 32, 64)
-"""Texts of a batch of the peers."""
-BUDGETS = (2048, 8192)
-"""Tokens of an execution of ours."""
+SIZES = {
+    "ours": (1024, 2048, 8192),
+    "torch": (8, 32),
+    "onnxruntime": (8, 32),
+    "llama.cpp": (1, 4),
+}
+"""Sizes of batches: tokens of ours, texts of the peers'. llama.cpp's attention reads all texts of a batch for each token."""
+CHECKED = 24
+"""Texts whose vectors are compared first."""
+SAMPLE = 32
+"""Texts with which an engine's best size of batches is chosen."""
 TOLERANCE = 1e-3
 """How far a vector may be from torch's, relative to its norm."""
 LABELS = {
@@ -64,11 +71,17 @@ def texts(count: int) -> list[Any]:
     return [rng.integers(1000, VOCAB, int(n)) for n in rng.integers(SHORTEST, LONGEST + 1, count)]
 
 
-def padded_batches(tokens: Sequence[Any], size: int) -> Iterator[tuple[list[int], Any, Any]]:
-    """Batches of texts sorted by length: their numbers, their tokens with zeros behind, and which are tokens."""
+def batches(tokens: Sequence[Any], size: int, part: slice) -> list[list[int]]:
+    """The numbers of the texts of each batch: texts sorted by length, and of their batches those in ``part``."""
     order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-    for first in range(0, len(order), size):
-        numbers = order[first : first + size]
+    return [order[first : first + size] for first in range(0, len(order), size)][part]
+
+
+def padded_batches(
+    tokens: Sequence[Any], size: int, part: slice
+) -> Iterator[tuple[list[int], Any, Any]]:
+    """Of each batch the numbers of its texts, their tokens with zeros behind, and which are tokens."""
+    for numbers in batches(tokens, size, part):
         longest = max(len(tokens[i]) for i in numbers)
         ids = np.zeros((len(numbers), longest), np.int64)
         mask = np.zeros((len(numbers), longest), np.int64)
@@ -87,8 +100,7 @@ def means(states: Any, mask: Any) -> Any:
 def serve_vectors(
     name: str,
     setup: Callable[..., dict[str, float]],
-    vectors: Callable[[int], Sequence[Any]],
-    sizes: Sequence[int] = BATCHES,
+    vectors: Callable[[Sequence[Any], int, slice], Mapping[int, Any]],
     **calls: Callable[..., Any],
 ) -> None:
     """Serves the calls of a worker of an engine.
@@ -96,33 +108,32 @@ def serve_vectors(
     Args:
         name: The engine, a key of `LABELS`.
         setup: Loads the model.
-        vectors: From the size of a batch to the vectors of all texts.
-        sizes: The sizes of batches.
+        vectors: Computes, for texts, a size of batches and the part of them that is run, a vector for each number
+            of a text.
         calls: Further calls.
     """
 
     def check(path: str) -> dict[str, float]:
-        """Write the vectors."""
-        np.save(path, np.stack(vectors(sizes[(len(sizes) - 1) // 2])))
+        """Write the vectors of a few texts."""
+        by_number = vectors(texts(CHECKED), SIZES[name][0], slice(None))
+        np.save(path, np.stack([by_number[i] for i in range(len(by_number))]))
         return {}
 
-    def run() -> dict[str, float]:
-        """Seconds for all texts, for each size."""
-        seconds: dict[str, float] = {}
-        for size in sizes:
-            start = time.perf_counter()
-            vectors(size)
-            seconds[f"{name} {size}"] = time.perf_counter() - start
-        return seconds
+    def run(count: int, size: int, part: int, parts: int) -> dict[str, float]:
+        """Seconds for the batches ``part``, ``part + parts``, … of some texts."""
+        tokens = texts(count)
+        start = time.perf_counter()
+        vectors(tokens, size, slice(part, None, parts))
+        return {"seconds": time.perf_counter() - start}
 
     serve({"setup": setup, "check": check, "run": run, **calls})
 
 
-def _start(model: str, folder: Path, count: int) -> list[Worker]:
+def _start(model: str, folder: Path) -> list[Worker]:
     """The engines that are installed; torch, the first, makes the files of the others."""
     interpreter = python("onnx")
     packages = next((FOLDER / "onnx" / "lib").glob("*/site-packages")) if interpreter else ""
-    common = {"model": model, "folder": str(folder), "count": count}
+    common = {"model": model, "folder": str(folder)}
     peers = "benchmarks.workers.torch_embeddings"
     workers = [Worker(peers, packages=str(packages), **common)]
     workers.append(Worker("benchmarks.workers.supremum_embeddings", **common))
@@ -178,12 +189,23 @@ def _check(worker: Worker, got: Any, want: Any) -> None:
         raise RuntimeError(f"{worker.name}: relative error {error.max():.2g}")
 
 
+def _best_size(worker: Worker, count: int) -> int:
+    """The size of batches with which an engine needs the least time for the first texts."""
+
+    def seconds(size: int) -> float:
+        answer = worker.call("run", count=min(count, SAMPLE), size=size, part=0, parts=1)
+        return answer["seconds"]
+
+    return min(SIZES[WORKERS[worker.name]], key=seconds)
+
+
 def measure(
     folder: Path,
     models: Sequence[str] = tuple(SHAPES),
     runs: int = 3,
     count: int = 256,
     engines: Sequence[str] = tuple(LABELS),
+    parts: int = 1,
 ) -> Iterator[str]:
     """The lines of a table, as they are measured.
 
@@ -193,11 +215,12 @@ def measure(
         runs: Runs of each engine.
         count: The number of texts.
         engines: The keys of `LABELS` that are timed; torch gives the reference even if it is not.
+        parts: In how many calls an engine computes the vectors of all texts.
     """
     yield from HEAD
     tokens = sum(map(len, texts(count)))
     for model in models:
-        workers = _start(model, folder, count)
+        workers = _start(model, folder)
         with tempfile.TemporaryDirectory() as results:
             path = Path(results) / "result.npy"
             wanted: Any = None
@@ -206,20 +229,18 @@ def measure(
                 got = np.load(path)
                 wanted = got if wanted is None else wanted
                 _check(worker, got, wanted)
-        times: dict[str, Samples] = {}
+        timed = [worker for worker in workers if WORKERS[worker.name] in engines]
+        sizes = {worker: _best_size(worker, count) for worker in timed}
+        best: dict[str, Samples] = {}
         for _ in range(runs):
-            for worker in (w for w in workers if WORKERS[w.name] in engines):
-                for name, value in worker.call("run").items():
-                    times.setdefault(name, Samples()).values.append(value)
+            for worker, size in sizes.items():
+                calls = [
+                    worker.call("run", count=count, size=size, part=i, parts=parts)["seconds"]
+                    for i in range(parts)
+                ]
+                best.setdefault(WORKERS[worker.name], Samples()).values.append(sum(calls))
         for worker in workers:
             worker.close()
-        best = {
-            engine: min(
-                (s for name, s in times.items() if name.startswith(engine)), key=lambda s: s.median
-            )
-            for engine in LABELS
-            if any(name.startswith(engine) for name in times)
-        }
         ours = best["ours"]
         peer = min((s for name, s in best.items() if name != "ours"), key=lambda s: s.median)
         cells = [str(best.get(name, "")) for name in LABELS]
@@ -236,10 +257,11 @@ def main() -> None:
     )
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     parser.add_argument("--folder", type=Path, default=default, help="where the models are made")
+    parser.add_argument("--parts", type=int, default=1, help="calls of a run")
     args = parser.parse_args()
     exit_on_sigterm()
     print(machine())
-    for line in measure(args.folder, args.models, args.runs, args.texts, args.engines):
+    for line in measure(args.folder, args.models, args.runs, args.texts, args.engines, args.parts):
         print(line, flush=True)
 
 

@@ -28,7 +28,11 @@ HEAD = [
 
 
 def measure(
-    folder: Path, runs: int = 3, lengths: Sequence[int] = LENGTHS, encoding: str = ENCODING
+    folder: Path,
+    runs: int = 3,
+    lengths: Sequence[int] = LENGTHS,
+    encoding: str = ENCODING,
+    caches: Sequence[str] = tuple(FORMATS),
 ) -> Iterator[str]:
     """The rows of the table, as they are measured.
 
@@ -37,12 +41,13 @@ def measure(
         runs: Runs of each case.
         lengths: Tokens of the context.
         encoding: The encoding of the weights.
+        caches: The formats of the cache, keys of `FORMATS`.
     """
     setup: dict[str, Any] = dict(model_of(SHAPE, encoding, folder))
     interpreter = llama_python()
     for length in lengths:
         prompt = random.Random(0).choices(range(5, 4000), k=length)
-        for ours, theirs in FORMATS.items():
+        for ours in caches:
             room = length + NEW_TOKENS + 1
             name = "benchmarks.workers.supremum_llm"
             workers = [Worker(name, {}, batch=1, length=room, cache=ours, **setup)]
@@ -52,8 +57,12 @@ def measure(
                     str(make_gguf(SHAPE, encoding, folder)),
                 )
                 workers.append(
-                    Worker(name, {}, python=interpreter, model=model, length=room, cache=theirs)
+                    Worker(
+                        name, {}, python=interpreter, model=model, length=room, cache=FORMATS[ours]
+                    )
                 )
+            for worker in workers:
+                worker.call("read", prompt=prompt)
             samples = [
                 found["decode_tok_s"]
                 for found in interleave(

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import llama_cpp as lib
 import numpy as np
 
-from benchmarks.embeddings import BATCHES, LONGEST, serve_vectors, texts
+from benchmarks.embeddings import LONGEST, SIZES, batches, serve_vectors
 
 state: dict[str, Any] = {}
 MEAN = 1
 """llama.cpp's number of the pooling."""
 
 
-def setup(model: str, folder: str, count: int) -> dict[str, float]:
+def setup(model: str, folder: str) -> dict[str, float]:
     path = Path(folder) / f"embeddings-{model}" / "model.gguf"
-    most = max(BATCHES)
+    most = max(SIZES["llama.cpp"])
     state["model"] = lib.llama_model_load_from_file(
         str(path).encode(), lib.llama_model_default_params()
     )
@@ -34,17 +35,15 @@ def setup(model: str, folder: str, count: int) -> dict[str, float]:
         raise RuntimeError(f"{path}: llama.cpp made no context")
     state["size"] = lib.llama_model_n_embd(state["model"])
     state["batch"] = lib.llama_batch_init(most * LONGEST, 0, 1)
-    state["texts"] = texts(count)
     return {}
 
 
-def vectors(size: int) -> Any:
-    """The vectors of all texts, in batches of texts sorted by length."""
-    tokens, batch, context = state["texts"], state["batch"], state["context"]
-    out: list[Any] = [None] * len(tokens)
-    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-    for first in range(0, len(order), size):
-        numbers, n = order[first : first + size], 0
+def vectors(tokens: Sequence[Any], size: int, part: slice) -> dict[int, Any]:
+    """The vectors of the texts of some batches."""
+    batch, context = state["batch"], state["context"]
+    out: dict[int, Any] = {}
+    for numbers in batches(tokens, size, part):
+        n = 0
         for sequence, i in enumerate(numbers):
             for position, token in enumerate(tokens[i].tolist()):
                 batch.token[n], batch.pos[n] = token, position

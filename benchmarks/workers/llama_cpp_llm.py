@@ -99,15 +99,21 @@ def generate(prompt: list[int], new_tokens: int, batch: int = 1) -> dict[str, fl
     }
 
 
+def read(prompt: list[int]) -> dict[str, float]:
+    """Reads a prompt but for its last token."""
+    start = time.perf_counter()
+    last = len(prompt) - 1
+    llama_memory = lib.llama_get_memory(state["context"])
+    lib.llama_memory_clear(llama_memory, True)
+    for begin in range(0, last, CHUNK):
+        _decode([prompt[begin : min(begin + CHUNK, last)]], begin)
+    return {"read_s": time.perf_counter() - start}
+
+
 def resume(prompt: list[int], new_tokens: int) -> dict[str, float]:
-    """Continues a prompt, which is read in the first call; later ones keep it but for its last token."""
-    memory, last = lib.llama_get_memory(state["context"]), len(prompt) - 1
-    if state.get("prompt") != prompt:
-        lib.llama_memory_clear(memory, True)
-        for begin in range(0, last, CHUNK):
-            _decode([prompt[begin : min(begin + CHUNK, last)]], begin)
-        state["prompt"] = prompt
-    lib.llama_memory_seq_rm(memory, 0, last, -1)
+    """Continues a prompt that `read` has read."""
+    last = len(prompt) - 1
+    lib.llama_memory_seq_rm(lib.llama_get_memory(state["context"]), 0, last, -1)
     tokens = _decode([prompt[last:]], last)
     start = time.perf_counter()
     for step in range(new_tokens - 1):
@@ -120,6 +126,7 @@ if __name__ == "__main__":
         {
             "setup": setup,
             "generate": generate,
+            "read": read,
             "resume": resume,
             "quantize": quantize,
             "memory": peak_memory,

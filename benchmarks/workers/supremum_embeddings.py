@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.embeddings import BUDGETS, serve_vectors, texts
+from benchmarks.embeddings import SIZES, serve_vectors
 from benchmarks.runner import peak_memory
 from max.interfaces import EmbeddingsGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
@@ -15,10 +16,10 @@ from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
 state: dict[str, Any] = {}
 
 
-def setup(model: str, folder: str, count: int) -> dict[str, float]:
+def setup(model: str, folder: str) -> dict[str, float]:
     path = str(Path(folder) / f"embeddings-{model}")
     state["pipelines"] = {}
-    for budget in BUDGETS:
+    for budget in SIZES["ours"]:
         config = PipelineConfig(model_path=path, prefill_chunk_size=budget)
         config.resolve()
         architecture = PIPELINE_REGISTRY.architecture_of(config)
@@ -26,16 +27,16 @@ def setup(model: str, folder: str, count: int) -> dict[str, float]:
         state["pipelines"][budget] = EmbeddingsPipeline(
             config, architecture.pipeline_model, -1, architecture.weight_adapters, tokenizer
         )
-    contexts = [TextEmbeddingContext(tokens) for tokens in texts(count)]
-    state["batch"] = {context.request_id: context for context in contexts}
     return {}
 
 
-def vectors(budget: int) -> Any:
-    """The vectors of all texts."""
-    outputs = state["pipelines"][budget].execute(EmbeddingsGenerationInputs([state["batch"]]))
-    return [output.embeddings for output in outputs.values()]
+def vectors(tokens: Sequence[Any], budget: int, part: slice) -> dict[int, Any]:
+    """The vectors of every ``part.step``-th text; the pipeline makes its own batches."""
+    numbers = range(len(tokens))[part]
+    batch = {str(i): TextEmbeddingContext(tokens[i]) for i in numbers}
+    outputs = state["pipelines"][budget].execute(EmbeddingsGenerationInputs([batch]))
+    return {i: outputs[str(i)].embeddings for i in numbers}
 
 
 if __name__ == "__main__":
-    serve_vectors("ours", setup, vectors, BUDGETS, memory=peak_memory)
+    serve_vectors("ours", setup, vectors, memory=peak_memory)

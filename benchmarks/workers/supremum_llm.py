@@ -67,8 +67,16 @@ def generate(prompt: list[int], new_tokens: int, batch: int = 1, **_: object) ->
     }
 
 
+def read(prompt: list[int]) -> dict[str, float]:
+    """Reads a prompt, whose pages then are in the prefix cache."""
+    start = time.perf_counter()
+    for _ in state["generation"].stream([_context(prompt, 1)]):
+        pass
+    return {"read_s": time.perf_counter() - start}
+
+
 def resume(prompt: list[int], new_tokens: int) -> dict[str, float]:
-    """Continues a prompt, which is read in the first call; its pages are then found in the prefix cache."""
+    """Continues a prompt that `read` has read."""
     start = time.perf_counter()
     times: list[float] = []
     for output in state["generation"].stream([_context(prompt, new_tokens)]):
@@ -77,4 +85,12 @@ def resume(prompt: list[int], new_tokens: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    serve({"setup": setup, "generate": generate, "resume": resume, "memory": peak_memory})
+    serve(
+        {
+            "setup": setup,
+            "generate": generate,
+            "read": read,
+            "resume": resume,
+            "memory": peak_memory,
+        }
+    )

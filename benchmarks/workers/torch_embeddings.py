@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from benchmarks.embeddings import (
     means,
     padded_batches,
     serve_vectors,
-    texts,
 )
 
 state: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def export(folder: Path, target: Path) -> None:
     aside.rename(target)
 
 
-def setup(model: str, folder: str, count: int, packages: str) -> dict[str, float]:
+def setup(model: str, folder: str, packages: str) -> dict[str, float]:
     """Make the files; ``packages`` are where onnx and onnxscript are, empty for no ONNX file."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -71,15 +71,15 @@ def setup(model: str, folder: str, count: int, packages: str) -> dict[str, float
         sys.path.append(packages)
         export(target, target / "model.onnx")
     bert = BertModel.from_pretrained(target, add_pooling_layer=False)
-    state["net"], state["texts"] = Encoder(bert).eval(), texts(count)
+    state["net"] = Encoder(bert).eval()
     return {}
 
 
-def vectors(size: int) -> Any:
-    """The vectors of all texts."""
-    out: list[Any] = [None] * len(state["texts"])
+def vectors(tokens: Sequence[Any], size: int, part: slice) -> dict[int, Any]:
+    """The vectors of the texts of some batches."""
+    out: dict[int, Any] = {}
     with torch.inference_mode():
-        for numbers, ids, mask in padded_batches(state["texts"], size):
+        for numbers, ids, mask in padded_batches(tokens, size, part):
             h = state["net"](torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
             for i, vector in zip(numbers, means(h, mask), strict=True):
                 out[i] = vector
