@@ -97,8 +97,8 @@ def _families(args: argparse.Namespace, models: Path) -> Iterator[str]:
 
 def _avx2(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.HEAD
-    for encoding in ("float32", "q4_0", "q4_k", "q8_0"):
-        cases = ((32, 1), (256, 1), (32, 4))
+    for encoding in _chosen(("float32", "bfloat16", "q4_0", "q4_k", "q8_0"), args.encodings):
+        cases = [case for case in ((32, 1), (256, 1), (32, 4)) if case in args.cases]
         shape = "llama-1.2b" if encoding == "q4_k" else "llama-135m"
         yield from generation.measure(shape, encoding, models, min(args.runs, 3), cases, True)
 
@@ -175,7 +175,7 @@ SECTIONS: dict[str, Section] = {
     "generation": Section("Generation", generation.__doc__, _generation, 3, 75),
     "avx2": Section(
         "Generation with AVX2 only",
-        "As above, each engine held to AVX2: ours by `MAX_CPU_FEATURES=avx2,fma`, llama.cpp in a build of its own, torch by its variables.",
+        "As above, each engine held to AVX2: ours by `MAX_CPU_FEATURES=avx2,fma` (and `f16c` from bfloat16's rows on), llama.cpp in a build of its own, torch by its variables.",
         _avx2,
         3,
         10,
@@ -249,7 +249,11 @@ SECTIONS: dict[str, Section] = {
         "Vectors of texts",
         embeddings.__doc__,
         lambda a, models: embeddings.measure(
-            models, _chosen(embeddings.SHAPES, a.shapes), min(a.runs, 3)
+            models,
+            _chosen(embeddings.SHAPES, a.shapes),
+            min(a.runs, 3),
+            engines=a.engines,
+            parts=a.parts,
         ),
         3,
         15,
@@ -385,8 +389,13 @@ def main() -> None:
     )
     parser.add_argument(
         "--cases", nargs="+", default=list(CASES), type=_case,
-        help="of generation, families and recurrent: tokens of the prompt and sequences, like 256x1",
+        help="of generation, avx2, families and recurrent: tokens of the prompt and sequences, like 256x1",
     )  # fmt: skip
+    parser.add_argument(
+        "--engines", nargs="+", default=list(embeddings.LABELS),
+        choices=list(embeddings.LABELS), help="of embeddings",
+    )  # fmt: skip
+    parser.add_argument("--parts", type=int, default=1, help="calls of a run of embeddings")
     parser.add_argument(
         "--caches", nargs="+", default=list(long_context.FORMATS),
         choices=list(long_context.FORMATS), help="of long-context",

@@ -73,7 +73,7 @@ class Worker:
     def close(self) -> None:
         if self.process.stdin is not None:
             self.process.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=600)
 
 
 def serve(handlers: Mapping[str, Any]) -> None:

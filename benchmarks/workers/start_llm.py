@@ -1,6 +1,6 @@
 """Starts an `LLM` once and prints, as JSON, what that took: seconds, CPU seconds, phases, counts of work.
 
-``python -m benchmarks.workers.start_llm MODEL ENCODING [--phases] [--fill]``; MODEL is a folder or a GGUF file.
+``python -m benchmarks.workers.start_llm MODEL ENCODING [--phases] [--fill] [--quantize=KIND]``; MODEL is a folder or a GGUF file.
 With ``--fill`` it writes packed weights to the cache, however long that takes, as a process does that lives on.
 """
 
@@ -25,7 +25,7 @@ llm: Any = None
 """The model, of `main`."""
 
 
-def main(model: str, encoding: str, with_phases: bool) -> None:
+def main(model: str, encoding: str, with_phases: bool, quantize: str | None) -> None:
     """Starts the model and prints the figures."""
     begin, begin_cpu = time.perf_counter(), cpu_seconds()
     sampler = Sampler() if with_phases else None
@@ -35,7 +35,7 @@ def main(model: str, encoding: str, with_phases: bool) -> None:
     imported = time.perf_counter()
     # alive until the process ends, as in the CLI and the server: its packed weights are then written
     global llm
-    llm = LLM(PipelineConfig(model_path=model, quantization_encoding=encoding))
+    llm = LLM(PipelineConfig(model_path=model, quantization_encoding=encoding, quantize=quantize))
     ready, ready_cpu = time.perf_counter(), cpu_seconds()
     phases = sampler.stop() if sampler else {}
     modules = len(sys.modules)
@@ -67,7 +67,8 @@ def main(model: str, encoding: str, with_phases: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], "--phases" in sys.argv)
+    kinds = [x.removeprefix("--quantize=") for x in sys.argv if x.startswith("--quantize=")]
+    main(sys.argv[1], sys.argv[2], "--phases" in sys.argv, kinds[0] if kinds else None)
     if "--fill" in sys.argv:
         from max.engine import _packed
 

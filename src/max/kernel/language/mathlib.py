@@ -148,21 +148,6 @@ def log1p(x: Any) -> Any:
 
 
 @inline
-def _exp_of_double(y: Any, bias: int) -> tuple[Any, Any]:
-    """Two float32 whose product is ``2**(bias - 127) * e**(2y)``, for ``y`` from -40 to 40."""
-    # e**(2y) is 2**n * e**(2r); adding 1.5 * 2**23 + bias leaves n + bias, an exponent, in the low bits
-    shift = 12582912.0 + bias
-    shifted = k.fma(y, 2.8853900817779268, shift)
-    power = k.bitcast(k.bitcast(shifted, i32) << 23, f32)
-    r = k.fma(shifted - shift, -0.34657359027997264, y)
-    # pairs of terms shorten the chain of dependent steps; the last two, whose rounding counts, stay in Horner's order
-    r2 = r * r
-    high = k.fma(r2, 8.859932434282562e-2, k.fma(r, 2.679732334148384e-1, 6.666880412475727e-1))
-    e = k.fma(r2, high, k.fma(r, 1.3333144934582286, 1.9999997682207067))
-    return power, k.fma(r, k.fma(r, e, 2.0), 1.0)
-
-
-@inline
 def tanh(x: Any) -> Any:
     """The hyperbolic tangent."""
     x = k.floating(x)
@@ -179,8 +164,17 @@ def tanh(x: Any) -> Any:
         -3.333328194169026e-1,
     )
     small = k.fma(a * s, p, a)
-    # from 9.02 on tanh rounds to 1; the comparison keeps NaN
-    half_power, e = _exp_of_double(k.select(a > 10.0, 10.0, a), 126)
+    # e**(2a) is 2**n * e**(2r); adding 1.5 * 2**23 + 126 leaves n + 126, the exponent of 2**(n - 1), in the low bits.
+    # From 9.02 on tanh rounds to 1. The comparison keeps NaN.
+    y = k.select(a > 10.0, 10.0, a)
+    shifted = k.fma(y, 2.8853900817779268, 12583038.0)
+    half_power = k.bitcast(k.bitcast(shifted, i32) << 23, f32)
+    r = k.fma(shifted - 12583038.0, -0.34657359027997264, y)
+    # pairs of terms shorten the chain of dependent steps; the last two, whose rounding counts, stay in Horner's order
+    r2 = r * r
+    high = k.fma(r2, 8.859932434282562e-2, k.fma(r, 2.679732334148384e-1, 6.666880412475727e-1))
+    e = k.fma(r2, high, k.fma(r, 1.3333144934582286, 1.9999997682207067))
+    e = k.fma(r, k.fma(r, e, 2.0), 1.0)
     large = 1.0 - 1.0 / k.fma(half_power, e, 0.5)
     return k.copysign(k.select(a < 0.625, small, large), x)
 
@@ -212,21 +206,18 @@ def erf(x: Any) -> Any:
         1.2837916612625122e-1,
     )
     small = k.fma(p, x, x)
-    # from 3.92 on erf rounds to 1; the comparison keeps NaN
-    t = k.select(a > 4.0, 4.0, a)
-    # half of the logarithm of 1 - erf
+    t = k.min(a, 4.0)
     q = polynomial(
         t,
-        -5.615637746814173e-6,
-        1.614017819520086e-4,
-        -1.821229001507163e-3,
-        1.1881030166473524e-2,
-        -5.311843752861023e-2,
-        -3.1757566332817078e-1,
-        -6.432424485683441e-2,
+        -1.1231275493628345e-5,
+        3.228035639040172e-4,
+        -3.642458003014326e-3,
+        2.3762060329318047e-2,
+        -1.0623687505722046e-1,
+        -6.351513266563416e-1,
+        -1.2864848971366882e-1,
     )
-    power, e = _exp_of_double(k.fma(q, t, -0.5 * t), 127)
-    large = k.fma(-power, e, 1.0)
+    large = 1.0 - exp(k.fma(q, t, -t))
     return k.select(a < 0.92, small, k.copysign(large, x))
 
 
