@@ -5,7 +5,7 @@ Cache budget: `PANEL` blocks of a strip, with their scales, stay in the L1 cache
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.products.quantised.activations import Rounded
@@ -18,11 +18,36 @@ from max._kernel_library.products.quantised.unpacking import (
     starting_sums,
 )
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
-from max._kernel_library.tiles.strips import COLUMNS
+from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
 
 PANEL = 24
 """Blocks of k that are unpacked together, whole units: with their scales they fit the L1 cache."""
+
+L2 = 2
+"""Locality of prefetches to the L2 cache: the L1 cache holds a panel."""
+
+
+class Ahead(NamedTuple):
+    """What is prefetched while a panel is multiplied.
+
+    Args:
+        packed: The packed bytes from a strip on.
+        at: The first byte.
+    """
+
+    packed: Any
+    at: Any
+
+
+def prefetched_lines(t: QuantisedTiling) -> int:
+    """Cache lines that a register tile prefetches per block; six tiles, of 12 rows by a strip, prefetch a panel.
+
+    Few rows multiply a strip in less time than memory takes to deliver the next one: without prefetches 16 rows of Q8_0 take 1.4 times as
+    long. Where a product is one instruction, nothing is prefetched.
+    """
+    block_bytes = -(-t.form.unit_bytes // t.form.span)
+    return -(-block_bytes // (6 * CACHE_LINE)) if t.narrow else 0
 
 
 @k.inline
@@ -83,8 +108,9 @@ def multiply_block(
 
 @k.inline
 def multiply_strip(
-    c: Any, q: Rounded, strip: UnpackedStrip, count: Any, first: Any, rows: int, t: QuantisedTiling
-) -> None:
+    c: Any, q: Rounded, strip: UnpackedStrip, count: Any, first: Any, rows: int, ahead: Ahead,
+    t: QuantisedTiling,
+) -> None:  # fmt: skip
     """Adds the products of a tile of rows of x with two vectors of columns of an unpacked strip, over some blocks.
 
     Register budget: rows × 2 sums in f32, as many accumulators in i32, two vectors of elements.
@@ -96,12 +122,17 @@ def multiply_strip(
         count: The number of blocks.
         first: The first column.
         rows: The tile's height.
+        ahead: What is prefetched meanwhile, some cache lines a block.
         t: The tiling.
     """
+    lines = prefetched_lines(t)
     sums = k.tile(k.f32, (rows, 2), width=t.width)
     tile = Matrix(c[first:], COLUMNS)
     load_sums(sums, tile, rows, 2, t.width)
     for n in range(count):
+        for i in k.static_range(lines):
+            at = ahead.at + (n * lines + i) * CACHE_LINE
+            ahead.packed.prefetch(at, locality=L2)
         for p in k.static_range(t.form.parts):
             multiply_block(sums, q, strip, n, p, first, rows, t)
     store_sums(tile, sums, rows, 2, t.width)

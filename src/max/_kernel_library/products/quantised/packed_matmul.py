@@ -26,7 +26,12 @@ from max._kernel_library.products.quantised.activations import (
     round_rows,
     row_of,
 )
-from max._kernel_library.products.quantised.gemm import PANEL, multiply_strip
+from max._kernel_library.products.quantised.gemm import (
+    PANEL,
+    Ahead,
+    multiply_strip,
+    prefetched_lines,
+)
 from max._kernel_library.products.quantised.gemv import PackedStrip, gemv_packed
 from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
 from max._kernel_library.products.quantised.unpacking import (
@@ -43,6 +48,7 @@ from max._kernel_library.products.row_norms import (
     normalise,
 )
 from max._kernel_library.tiles.strips import (
+    CACHE_LINE,
     COLUMNS,
     Parts,
     Results,
@@ -51,6 +57,7 @@ from max._kernel_library.tiles.strips import (
     identity_of_parts,
     store_strip,
 )
+from max._kernel_library.tiles.tiling import round_up
 from max.dtype import DType
 
 ROW_THRESHOLD, NARROW_ROW_THRESHOLD = 64, 8
@@ -78,6 +85,20 @@ def tile_rows(target: k.Target) -> int:
 def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
     """Blocks of k that are unpacked together: half as many where they have signs too."""
     return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
+
+
+@k.inline
+def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
+    """Blocks of a panel of a strip of `blocks`.
+
+    Where panels are prefetched they have equal lengths, so that each tile has a share of the next one to prefetch.
+    """
+    most = panel_blocks(t, matrix_tiles)
+    if not prefetched_lines(t) or matrix_tiles:
+        return most
+    else:
+        panels = k.max(k.ceildiv(blocks, most), 1)
+        return k.max(round_up(k.ceildiv(blocks, panels), t.form.span), t.form.span)
 
 
 def default_threshold(target: k.Target, t: QuantisedTiling) -> int:
@@ -141,14 +162,21 @@ def gemm_strip(
         t: The tiling.
     """
     c, width = memory.sums, t.width
-    panel = panel_blocks(t, tiles is not None)
+    form = t.form
+    panel = panel_length(blocks, t, tiles is not None)
+    panel_bytes = panel // form.span * form.unit_bytes
     for i in range(0, (last_tile - first_tile) * tile * COLUMNS, width):
         c.store(i, value=k.splat(k.f32(0), width))
-    for begin in range(0, blocks, panel):
+    for number in range(k.ceildiv(blocks, panel)):
+        begin = number * panel
         length = k.min(panel, blocks - begin)
-        zero = t.form.zero if tiles is not None else t.lowered
+        zero = form.zero if tiles is not None else t.lowered
         splits_signs = t.splits_signs and tiles is None
         unpack_strip(memory.strip, packed, begin, length, zero, t, splits_signs)
+        # each register tile prefetches a share of the next panel, which may be the first one of the next strip
+        ahead = (begin + length) // form.span * form.unit_bytes
+        last_ahead = ahead + panel_bytes
+        share = length * (prefetched_lines(t) * CACHE_LINE)
         for i in range(first_tile, last_tile):
             rounded = block_of(q, blocks * q.height, i, begin, t.form)
             sums = c[(i - first_tile) * tile * COLUMNS :]
@@ -158,7 +186,9 @@ def gemm_strip(
                 )
             else:
                 for first in range(0, COLUMNS, 2 * width):
-                    multiply_strip(sums, rounded, memory.strip, length, first, tile, t)
+                    further = Ahead(packed, k.min(ahead, last_ahead))
+                    multiply_strip(sums, rounded, memory.strip, length, first, tile, further, t)
+                    ahead += share
 
 
 @k.inline
@@ -188,7 +218,9 @@ def multiply_quantised(
         least_blocks = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
         row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(least_blocks, k.ceildiv(tiles, 4)))
     task_tiles = k.ceildiv(tiles, row_blocks)
-    grain = k.i64(1) if gemm else k.i64(0)
+    # runs of strips, as the strip that is prefetched is the next one; single ones where many rows make tasks long
+    runs = row_blocks == 1 if prefetched_lines(t) else False
+    grain = k.i64(1) if gemm and not runs else k.i64(0)
     for row_block, strip in ctx.parallel((row_blocks, strips), grain=grain):
         groups = w[strip:]
         row = k.i64(0)
