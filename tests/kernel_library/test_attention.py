@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max._runtime.program import KernelRunError
-from tests.kernel_library.harness import run
+from tests.kernel_library.harness import interpreted, run
 from tests.tolerance import assert_close
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -229,6 +229,31 @@ def test_pages_longer_than_a_block_of_keys(machine: str, page_size: int, mask: s
     """Few rows, which read the cache in place, and many rows, which pack it."""
     cache = make_cache([(500, 1), (131, 30), (0, 290)], 2, 1, 16, page_size, F32)
     check(cache, mask, 270, machine=machine)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2"])
+@pytest.mark.parametrize("mask", ["causal", "sliding_window"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pages_of_the_next_sequence_are_not_checked(machine: str, mask: str, workers: int) -> None:
+    """Its keys are prefetched: a sequence without tokens may have any pages. Three query heads of a KV head are a pass of their own."""
+    lengths = [(1, 1), (29, 1), (0, 0), (128, 1), (0, 0), (256, 1), (63, 2), (130, 1), (0, 0)]
+    cache = make_cache(lengths, 9, 3, 72, 130, F16)
+    for sequence, (_, new) in enumerate(lengths):
+        if not new:
+            cache.lookup_table[sequence] = 2**32 - 1
+    check(cache, mask, 100 if mask == "sliding_window" else -1, machine=machine, workers=workers)
+
+
+def test_prefetches_of_the_interpreter() -> None:
+    """The interpreter checks every index, also those of views that are only prefetched."""
+    cache = make_cache([(3, 1), (0, 0), (9, 1), (0, 0)], 3, 1, 12, 4, F32)
+    cache.lookup_table[[1, 3]] = 2**32 - 1
+    attributes = {"mask": "causal", "local_window_size": -1}
+    results = [(F32, cache.q.shape)]
+    (got,) = interpreted(
+        "mo.attention.ragged.paged", cache.operands(0.3), results, attributes, machine="avx2"
+    )
+    assert_close(got, reference(cache, 0.3, "causal", -1).astype(F32), dtype=F32)
 
 
 @pytest.mark.parametrize("machine", ["host", "avx2"])

@@ -133,6 +133,35 @@ def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
 
 
 @k.inline
+def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Plan) -> Any:
+    """The keys that a worker probably reads after a block: those from `key` on, or the first ones of the next head.
+
+    They are only prefetched: the pages of the next sequence need no check, and rows past the last key do no harm.
+
+    Args:
+        task: The task.
+        batch: The batch.
+        key: The key after the block.
+        end: The key after the last one that the task sees, in all parts of the context.
+        head_dim: The size of a head.
+        p: The plan.
+    """
+    blocks, table = batch.blocks, batch.lookup_table
+    page_size = blocks.shape[3]
+    sequence, head, first = task.sequence, task.kv_head, key
+    if key >= end:
+        first = first_key(task.position, p)
+        head += 1
+        if head >= p.kv_heads:
+            head = k.i64(0)
+            sequence = k.min(sequence + 1, table.shape[0] - 1)
+    page = k.min(k.i64(table[sequence, first // page_size]), blocks.shape[0] - 1)
+    slot = first % page_size
+    count = k.min(page_size - slot, KEYS)
+    return elements_of(blocks[page, 0, batch.layer][slot : slot + count, head], head_dim)
+
+
+@k.inline
 def attend(
     task: Task, batch: Batch, split: Any, splits: Any, scores: Scores, tile_height: Any,
     memory: Scratch, head_dim: int, value_size: int, p: Plan,
@@ -158,10 +187,10 @@ def attend(
     if k.target().batch_invariant:
         # where a block begins, counted from its page's first key
         key -= key % page_size % KEYS
-    end = last_key(task.position + task.tokens - 1, task.total, p) + 1
-    share = k.ceildiv(end - key, splits)
+    last_end = last_key(task.position + task.tokens - 1, task.total, p) + 1
+    share = k.ceildiv(last_end - key, splits)
     key += split * share
-    end = k.min(end, key + share)
+    end = k.min(last_end, key + share)
     while key < end:
         page = page_of(blocks, batch.lookup_table, task.sequence, key)
         slot = key % page_size
@@ -176,7 +205,10 @@ def attend(
         keys, values = elements_of(keys, head_dim), elements_of(values, head_dim)
         if value_size:
             values = values[:, :value_size]
-        attend_block(task, keys, values, key, scores, tile_height, memory, p)
+        ahead = None
+        if p.prefetches_next:
+            ahead = next_keys(task, batch, key + count, last_end, head_dim, p)
+        attend_block(task, keys, values, key, scores, tile_height, memory, p, ahead)
         key += count
 
 
@@ -275,7 +307,12 @@ def attention(
         if grid.most_tokens * p.group > ROW_THRESHOLD:
             memory.tiles.configure()
 
-    for index, split in ctx.parallel((grid.tasks, grid.splits), grain=1):
+    grain = k.i64(1)
+    if p.prefetches_next:
+        # heads that follow each other by one worker, which prefetches the next one's keys
+        if grid.splits == 1 and grid.tasks >= 4 * ctx.num_workers * p.kv_heads:
+            grain = k.i64(p.kv_heads)
+    for index, split in ctx.parallel((grid.tasks, grid.splits), grain=grain):
         task = find_task(batch, index, grid.tokens, p)
         rows = task.tokens * p.group
         load_queries(q, task, split, scores, memory, p)

@@ -42,6 +42,8 @@ class Plan:
         group: Query heads of a KV head.
         kv_heads: KV heads.
         gemv_rows: Rows per pass where the cache is read in place.
+        gemv_vectors: Keys, or vectors of a value, that are multiplied by them at once.
+        prefetches_next: Whether the block that is read next is prefetched too, and everything into the L2 cache.
         row_threshold: Most rows of a task that reads the cache in place.
         short_tokens: Tokens of a task.
         long_tokens: Tokens of a task where there are many.
@@ -63,6 +65,8 @@ class Plan:
     group: int
     kv_heads: int
     gemv_rows: int
+    gemv_vectors: int
+    prefetches_next: bool
     row_threshold: int
     short_tokens: int
     long_tokens: int
@@ -186,9 +190,33 @@ def rows_per_pass(group: int, target: k.Target) -> int:
         group: Query heads of a KV head.
         target: The target.
     """
-    # three rows by four keys take 12 accumulators, three queries and a key: 16 registers
     counts = (4, 3, 5, 2) if target.registers >= 32 else (3, 2)
     return next((n for n in counts if group % n == 0), 1 if group == 1 else counts[0])
+
+
+def vectors_per_pass(group: int, target: k.Target) -> int:
+    """Keys, or vectors of a value, that are multiplied at once by the rows of a pass.
+
+    Three rows by four would take 12 accumulators, three queries and two keys: with 16 registers LLVM keeps one accumulator in memory, whose
+    latency takes twice as long as the products.
+
+    Args:
+        group: Query heads of a KV head.
+        target: The target.
+    """
+    return 2 if rows_per_pass(group, target) == 3 and target.registers < 32 else 4
+
+
+def prefetches_next_block(target: k.Target) -> bool:
+    """Whether few rows prefetch the keys of the next block while they multiply values, and into the L2 cache.
+
+    Measured with AVX2: values of a block do not fit the L1 cache beside its keys. 16 sequences take half the time. Targets with more
+    registers were not measured.
+
+    Args:
+        target: The target.
+    """
+    return target.registers < 32
 
 
 def tile_heights_of(group: int, t: Tiling, target: k.Target) -> tuple[int, ...]:
@@ -244,6 +272,8 @@ def plan_paged(
         group=group,
         kv_heads=kv_heads,
         gemv_rows=rows_per_pass(group, target),
+        gemv_vectors=vectors_per_pass(group, target),
+        prefetches_next=prefetches_next_block(target),
         row_threshold=0 if target.batch_invariant else ROW_THRESHOLD,
         short_tokens=max(TASK_ROWS // group, 1),
         long_tokens=long_tokens,

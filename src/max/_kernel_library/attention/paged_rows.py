@@ -34,7 +34,7 @@ from max._kernel_library.attention.paged_plan import (
 from max._kernel_library.tiles import amx_tiles
 from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
 from max._kernel_library.tiles.packing import pack_columns, pack_rows
-from max._kernel_library.tiles.strips import CACHE_LINE
+from max._kernel_library.tiles.strips import CACHE_LINE, L1, L2
 from max._kernel_library.tiles.tiling import Matrix, Tiling
 
 
@@ -83,7 +83,7 @@ def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) ->
 
 
 @k.inline
-def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
+def prefetch_rows_of_block(keys: Any, values: Any, j: Any, locality: int) -> None:
     """Prefetches the keys `AHEAD` further than `j` and the values at `j`, four rows each.
 
     A row of one head is too short, and the next one too far, for the hardware prefetcher.
@@ -91,11 +91,11 @@ def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
     for r in k.static_range(4):
         if j + AHEAD + r < keys.shape[0]:
             for column in k.static_range(0, keys.shape[1], CACHE_LINE // keys.dtype.size):
-                keys.prefetch(j + AHEAD + r, column)
+                keys.prefetch(j + AHEAD + r, column, locality=locality)
         if values is not None:
             if j + r < values.shape[0]:
                 for column in k.static_range(0, values.shape[1], CACHE_LINE // values.dtype.size):
-                    values.prefetch(j + r, column)
+                    values.prefetch(j + r, column, locality=locality)
 
 
 @k.inline
@@ -108,10 +108,11 @@ def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = No
     count, head_dim = keys.shape[0], keys.shape[1]
     if rows <= p.row_threshold:
         for j in range(0, count, 4):
-            prefetch_rows_of_block(keys, values, j)
+            prefetch_rows_of_block(keys, values, j, L2 if p.prefetches_next else L1)
             for i in range(0, rows, p.gemv_rows):
                 c = Matrix(scores[i * KEYS + j :], KEYS)
-                dot_rows(c, memory.queries[i:], keys[j:], p.gemv_rows, t)
+                queries, vectors = memory.queries[i:], p.gemv_vectors
+                dot_rows(c, queries, keys[j:], p.gemv_rows, t, together=vectors)
     else:
         lanes = p.depth // wide.pair
         for j in range(0, count, 2 * t.width):
@@ -162,19 +163,28 @@ def add_values_packed(values: Any, rows: Any, memory: Scratch, p: Plan) -> None:
 
 
 @k.inline
-def add_values(values: Any, rows: Any, memory: Scratch, p: Plan) -> None:
+def add_values(values: Any, rows: Any, memory: Scratch, p: Plan, ahead: Any = None) -> None:
     """`sums[row] += Σ weight[row, key] · values[key]` for the values `[count, head_dim]` of a block.
 
-    The weights of few rows replaced their scores, those of more are lanes of `wide`.
+    The weights of few rows replaced their scores, those of more are lanes of `wide`. `ahead` are the keys that few rows read next.
     """
     t, state = p.plain, memory.state
     if rows <= p.row_threshold:
         weights = memory.scores.reshape(-1, KEYS)
-        for column in k.static_range(0, p.stride, 4 * t.width):
-            strip = values[:, column : min(column + 4 * t.width, values.shape[1])]
+        step = p.gemv_vectors * t.width
+        for column in k.static_range(0, p.stride, step):
+            strip = values[:, min(column, values.shape[1]) : min(column + step, values.shape[1])]
             for i in range(0, rows, p.gemv_rows):
                 c = Matrix(state.sums[i * p.stride + column :], p.stride)
-                multiply_columns(c, weights[i:], strip, p.gemv_rows, t.width, accumulate=True)
+                following = ahead
+                if ahead is not None:
+                    # each strip of columns prefetches its own of the keys, with the first rows
+                    share = ahead.shape[0] if i == 0 else k.i64(0)
+                    last = min(column + step, ahead.shape[1])
+                    following = ahead[:share, min(column, last) : last]
+                multiply_columns(
+                    c, weights[i:], strip, p.gemv_rows, t.width, True, following, p.gemv_vectors
+                )
     else:
         add_values_packed(values, rows, memory, p)
 
@@ -293,7 +303,7 @@ def multiply_by_scales(scales: Any, rows: Any, count: Any, memory: Scratch, widt
 @k.inline
 def attend_block(
     task: Task, keys: Any, values: Any, key: Any, scores: Scores, tile_height: Any, memory: Scratch,
-    p: Plan,
+    p: Plan, ahead: Any = None,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to a block of keys and values.
 
@@ -306,6 +316,7 @@ def attend_block(
         tile_height: The height of register tiles, one of the plan's.
         memory: Scratch memory.
         p: The plan.
+        ahead: The keys that are read next; None where they are not prefetched.
     """
     rows = task.tokens * p.group
     for height in k.unroll(p.heights):
@@ -320,4 +331,4 @@ def attend_block(
         multiply_by_scales(memory.value_scales, rows, keys.shape[0], memory, p.plain.width)
     for height in k.unroll(p.heights):
         if height == tile_height:
-            add_values(values, rows, memory, of_height(p, height))
+            add_values(values, rows, memory, of_height(p, height), ahead)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.tiles.strips import CACHE_LINE, L2
 from max._kernel_library.tiles.tiling import Matrix, Tiling, as_lanes, multiply_add
 from max._kernel_library.tiles.transpose import lane_sums
 
@@ -83,12 +84,14 @@ def multiply_tile(
 
 
 @k.inline
-def dot_step(sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling) -> None:
-    """Multiplies one vector in k of `rows` rows of A and of four of B, lane by lane."""
+def dot_step(
+    sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling, first: int = 0, count: int = 4
+) -> None:
+    """Multiplies one vector in k of `rows` rows of A and of `count` rows of B from `first` on, lane by lane."""
     left = k.tile(t.lane, (rows,), width=t.width)
     for i in k.static_range(rows):
         left[i] = as_lanes(a.load(i, 0, width=t.step, mask=mask), t.lane)
-    for j in k.static_range(4):
+    for j in k.static_range(first, first + count):
         row = k.min(j, b.shape[0] - 1)
         right = as_lanes(b.load(row, 0, width=t.step, mask=mask), t.lane)
         for i in k.static_range(rows):
@@ -96,10 +99,12 @@ def dot_step(sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling) -> None
 
 
 @k.inline
-def dot_rows(c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1) -> None:
+def dot_rows(
+    c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1, together: int = 4
+) -> None:
     """Dot products of rows of A with four rows of B, all contiguous along k: `c[i, j] = a[i] · b[j]`.
 
-    Register budget: rows × 4 accumulators (twice that with `unroll` 2), `rows` vectors of A and one of B.
+    Register budget: rows × `together` accumulators (twice that with `unroll` 2), `rows` vectors of A and two of B.
 
     Args:
         c: The sums, four a row.
@@ -108,17 +113,20 @@ def dot_rows(c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1) -
         rows: Rows of A per pass.
         t: The tiling.
         unroll: Steps in k per iteration, each with accumulators of its own: 2 hides the latency of a single row.
+        together: Rows of B per loop over k.
     """
     size = a.shape[1]
     sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
     second_sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
     whole = size - size % (t.step * unroll)
-    for n in range(0, whole, t.step * unroll):
-        dot_step(sums, a[:, n:], b[:, n:], None, rows, t)
-        if unroll == 2:
-            dot_step(second_sums, a[:, n + t.step :], b[:, n + t.step :], None, rows, t)
-    for n, mask in k.vectors(whole, size, t.step):
-        dot_step(sums, a[:, n:], b[:, n:], mask, rows, t)
+    for first in k.static_range(0, 4, together):
+        for n in range(0, whole, t.step * unroll):
+            dot_step(sums, a[:, n:], b[:, n:], None, rows, t, first, together)
+            if unroll == 2:
+                second = n + t.step
+                dot_step(second_sums, a[:, second:], b[:, second:], None, rows, t, first, together)
+        for n, mask in k.vectors(whole, size, t.step):
+            dot_step(sums, a[:, n:], b[:, n:], mask, rows, t, first, together)
     if unroll == 2:
         for i in k.static_range(rows):
             for j in k.static_range(4):
@@ -176,9 +184,11 @@ def dot_rows_in_order(c: Matrix, a: Any, b: Any, rows: int, t: Tiling) -> None:
 
 
 @k.inline
-def column_step(sums: Any, a: Any, b: Any, n: Any, masked: bool, rows: int, width: int) -> None:
-    """Adds the products of column `n` of A with the four vectors of row `n` of B."""
-    for j in k.static_range(4):
+def column_step(
+    sums: Any, a: Any, b: Any, n: Any, masked: bool, rows: int, width: int, vectors: int
+) -> None:
+    """Adds the products of column `n` of A with the vectors of row `n` of B."""
+    for j in k.static_range(vectors):
         mask = k.iota(k.i64, width) + j * width < b.shape[1] if masked else None
         right = k.cast(b.load(n, j * width, width=width, mask=mask), sums.dtype)
         for i in k.static_range(rows):
@@ -188,30 +198,37 @@ def column_step(sums: Any, a: Any, b: Any, n: Any, masked: bool, rows: int, widt
 
 @k.inline
 def multiply_columns(
-    c: Matrix, a: Any, b: Any, rows: int, width: int, accumulate: bool = False
-) -> None:
+    c: Matrix, a: Any, b: Any, rows: int, width: int, accumulate: bool = False, ahead: Any = None,
+    vectors: int = 4,
+) -> None:  # fmt: skip
     """Multiplies rows of A by up to four vectors of columns of B, read in place.
 
-    Register budget: rows × 4 accumulators and one vector of B.
+    Register budget: rows × `vectors` accumulators, `rows` broadcast elements of A and two vectors of B.
 
     Args:
-        c: The sums, four vectors wide; set, or added to where `accumulate`.
+        c: The sums, `vectors` vectors wide; set, or added to where `accumulate`.
         a: `[rows, k]`.
         b: `[k, columns]`; the sums of columns past the last one are 0.
         rows: Rows of A per pass.
         width: Lanes of a vector.
         accumulate: Whether sums are added to.
+        ahead: Rows that are prefetched into the L2 cache, one for each row of B; None: none are.
+        vectors: Vectors of columns.
     """
-    sums = k.tile(c.elements.dtype, (rows, 4), width=width, fill=0)
+    sums = k.tile(c.elements.dtype, (rows, vectors), width=width, fill=0)
     if accumulate:
-        load_sums(sums, c, rows, 4, width)
-    if b.shape[1] >= 4 * width:
+        load_sums(sums, c, rows, vectors, width)
+    if b.shape[1] >= vectors * width:
         for n in range(b.shape[0]):
-            column_step(sums, a, b, n, False, rows, width)
+            if ahead is not None:
+                if n < ahead.shape[0]:
+                    for column in k.static_range(0, ahead.shape[1], CACHE_LINE // ahead.dtype.size):
+                        ahead.prefetch(n, column, locality=L2)
+            column_step(sums, a, b, n, False, rows, width, vectors)
     else:
         for n in range(b.shape[0]):
-            column_step(sums, a, b, n, True, rows, width)
-    store_sums(c, sums, rows, 4, width)
+            column_step(sums, a, b, n, True, rows, width, vectors)
+    store_sums(c, sums, rows, vectors, width)
 
 
 @k.inline

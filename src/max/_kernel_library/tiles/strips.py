@@ -23,6 +23,8 @@ COLUMNS = 32
 """Columns of a strip."""
 CACHE_LINE = 64
 """Bytes of a cache line."""
+L1, L2 = 3, 2
+"""Localities of prefetches into all caches, and into the L2 cache and those behind it."""
 
 Parts = tuple[tuple[int, int], ...]
 """For each part its number of products (1 or 2) and of results; empty for one product with one result."""

@@ -18,14 +18,11 @@ from max._kernel_library.products.quantised.unpacking import (
     starting_sums,
 )
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
-from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
+from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS, L2
 from max._kernel_library.tiles.tiling import Matrix
 
 PANEL = 24
 """Blocks of k that are unpacked together, whole units: with their scales they fit the L1 cache."""
-
-L2 = 2
-"""Locality of prefetches to the L2 cache: the L1 cache holds a panel."""
 
 
 class Ahead(NamedTuple):
@@ -131,6 +128,7 @@ def multiply_strip(
     load_sums(sums, tile, rows, 2, t.width)
     for n in range(count):
         for i in k.static_range(lines):
+            # the L1 cache holds this panel
             at = ahead.at + (n * lines + i) * CACHE_LINE
             ahead.packed.prefetch(at, locality=L2)
         for p in k.static_range(t.form.parts):
