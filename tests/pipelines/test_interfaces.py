@@ -210,3 +210,19 @@ def test_sampling_params_may_be_set_and_normalise() -> None:
     assert SamplingParams(temperature=0, top_k=40).top_k == 1
     with pytest.raises(TypeError, match="temperature is 'a'; it must be a number"):
         SamplingParams(temperature="a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["top_k", "max_new_tokens", "min_new_tokens", "seed"])
+def test_counts_of_sampling_are_integers(name: str) -> None:
+    for value in (2.5, "4", True):
+        with pytest.raises(TypeError, match=rf"{name} is {value!r}; it must be an integer"):
+            SamplingParams(**{name: value})
+    assert type(getattr(SamplingParams(**{name: np.int64(7)}), name)) is int
+
+
+def test_stop_is_a_text_or_several() -> None:
+    assert SamplingParams(stop="end").stop == ["end"]  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="stop holds 3; it must hold texts"):
+        SamplingParams(stop=[3])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="stop holds an empty text"):
+        SamplingParams(stop="")  # type: ignore[arg-type]

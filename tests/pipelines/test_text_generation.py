@@ -292,6 +292,9 @@ def test_llm_refuses(fake):
         llm.generate([])
     with pytest.raises(ValueError, match="a prompt is 3; expected a text"):
         llm.generate([3])  # type: ignore[list-item]
+    for prompts in (None, 3, b"text"):
+        with pytest.raises(ValueError, match=f"prompts is {prompts!r}; expected a text"):
+            llm.generate(prompts)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="tokens, and the context holds 20"):
         llm.generate("word " * 40)
     with pytest.raises(ValueError, match="max_new_tokens is 0"):

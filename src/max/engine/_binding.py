@@ -266,8 +266,14 @@ class InputBinder:
         if tensor._device.memory is not self.memories[index] and not info.mutable:
             tensor = tensor.to(self.devices[index])
         if tensor.dtype is not info.dtype:
+            # NumPy's default of float64 is the usual cause
+            hint = (
+                f"; array.astype({info.dtype.name!r}) fits"
+                if isinstance(arg, np.ndarray) and info.dtype.to_numpy().isbuiltin == 1
+                else ""
+            )
             raise ArgumentError(
-                f"{self.what(index)}: got dtype {tensor.dtype.name} (shape {_shape_text(tensor.shape)})"
+                f"{self.what(index)}: got dtype {tensor.dtype.name} (shape {_shape_text(tensor.shape)}){hint}"
             )
         if info.mutable:
             if tensor._device.memory is not self.memories[index]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from max.interfaces import (
     PipelineTask,
@@ -83,6 +83,10 @@ class LLM:
             ValueError: There are no prompts, or one does not fit the model.
             RuntimeError: The model failed.
         """
+        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+            raise ValueError(
+                f"LLM.generate: prompts is {prompts!r}; expected a text or a sequence of texts"
+            )
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
             raise ValueError("LLM.generate: prompts is empty")

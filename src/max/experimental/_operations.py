@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._dispatch import apply
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
+from max.graph.value import missing_method
 
 __all__ = ["Operations", "split"]
 
@@ -42,6 +43,11 @@ class Operations:
     """The operators and methods of tensors that are ops. Errors are those of the op, raised at the call."""
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_method(self, name, "max.experimental.functional")
 
     def cast(self, dtype: DType) -> Self:
         """The elements in another dtype.

@@ -219,8 +219,11 @@ class _ShapedType(Type[MlirType]):
         self, dtype: DType, shape: ShapeLike, device: Device | DeviceRef | None = None
     ) -> None:
         if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
+            # of NumPy, of torch, or a name
+            word = getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
+            near = f"such as DType.{word}" if word in DType.__members__ else "a member of max.dtype"
             raise TypeError(
-                f"{type(self).__name__}: the dtype is {dtype!r}, expected a DType; a type is "
+                f"{type(self).__name__}: the dtype is {dtype!r}, expected a DType, {near}; a type is "
                 "made from dtype, shape, device, in this order"
             )
         self.dtype = dtype

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -242,6 +243,20 @@ class BufferValue(_ShapedValue["mlir.BufferType"]):
             ops.buffer_store_slice(self, value, indices)
 
 
+def missing_method(value: object, name: str, module: str) -> AttributeError:
+    """The error for an attribute that tensors lack: methods of other libraries are functions of a module here.
+
+    Args:
+        value: The tensor.
+        name: The attribute.
+        module: The module with the functions.
+    """
+    kind = type(value).__name__
+    functions = getattr(sys.modules.get(module), "__all__", ())
+    hint = f"; {module}.{name} is a function" if name in functions else ""
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=value)
+
+
 class TensorValue(_ShapedValue["mlir.TensorType"]):
     """A tensor of the graph.
 
@@ -420,6 +435,11 @@ class TensorValue(_ShapedValue["mlir.TensorType"]):
     def __getitem__(self, index: Any) -> TensorValue:
         indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
         return ops.slice_tensor(self, indices)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_method(self, name, "max.graph.ops")
 
     def __iter__(self) -> Iterator[TensorValue]:
         shape = self.mlir_type.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -68,8 +69,9 @@ class SamplingParamsGenerationConfigDefaults:
 
 
 _NUMBERS = (
-    "top_k", "top_p", "min_p", "temperature", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "top_p", "min_p", "temperature", "frequency_penalty", "presence_penalty", "repetition_penalty",
 )  # fmt: skip
+_INTEGERS = ("top_k", "max_new_tokens", "min_new_tokens", "seed")
 
 
 def _random_seed() -> int:
@@ -125,12 +127,19 @@ class SamplingParams:
                 value = getattr(self, name)
                 raise ValueError(f"SamplingParams: {name} is {value!r}; it must be {what}")
 
+        if cast("int | None", self.seed) is None:
+            self.seed = _random_seed()
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if name == "max_new_tokens" and value is None:
+                continue
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"SamplingParams: {name} is {value!r}; it must be an integer")
+            setattr(self, name, operator.index(value))
         for name in _NUMBERS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"SamplingParams: {name} is {value!r}; it must be a number")
-        if cast("int | None", self.seed) is None:
-            self.seed = _random_seed()
         if self.top_k == 0:
             self.top_k = -1
         if self.temperature == 0:
@@ -164,6 +173,11 @@ class SamplingParams:
                 f"SamplingParams: min_new_tokens is {self.min_new_tokens}, more than "
                 f"max_new_tokens, {self.max_new_tokens}"
             )
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        for text in cast("list[Any]", self.stop or ()):
+            if not isinstance(text, str):
+                raise TypeError(f"SamplingParams: stop holds {text!r}; it must hold texts")
         if self.stop is not None and any(not text for text in self.stop):
             raise ValueError("SamplingParams: stop holds an empty text, which would stop at once")
 

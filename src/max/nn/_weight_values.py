@@ -67,9 +67,9 @@ def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | 
             ) from error
         dtype, shape = tensor.dtype, list(tensor.shape)
     if not _fits(weight.shape, shape):
-        return f"{name} has shape {shape}, the model takes {list(map(str, weight.shape))}".replace(
-            "'", ""
-        )
+        takes = ", ".join(map(str, weight.shape))
+        hint = "; it is transposed" if _fits(weight.shape, shape[::-1]) else ""
+        return f"{name} has shape {shape}, the model takes [{takes}]{hint}"
     if dtype is not weight.dtype:
         return f"{name} is {dtype.name}, the model takes {weight.dtype.name}"
     return None

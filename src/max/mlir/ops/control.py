@@ -71,7 +71,9 @@ class GraphOp(MoOp):
         """
         last = self.block.last_op
         if last is None or last.name != "mo.output":
-            raise ValueError(f"graph {self.sym_name}: the outputs are not set")
+            raise ValueError(
+                f"graph {self.sym_name}: the outputs are not set; graph.output(...) sets them"
+            )
         return last
 
     @property

@@ -195,9 +195,10 @@ class Module(Generic[_P, _R]):
         """A new value for each parameter; this module stays as it is."""
         names = {name for name, _ in self.parameters}
         missing = sorted(names - set(state))
-        if missing:
-            raise KeyError(f"{op}: no value for {_listed(missing)}")
         unknown = sorted(set(state) - names)
+        if missing:
+            given = f"; it has {_listed(unknown)}" if unknown else ""
+            raise KeyError(f"{op}: no value for {_listed(missing)}{given}")
         if strict and unknown:
             raise ValueError(
                 f"{op}: no parameter has the name {_listed(unknown)}; the parameters are {_listed(sorted(names))}"
@@ -344,9 +345,10 @@ def _loaded(op: str, name: str, old: Tensor, value: DLPackArray, auto_cast: bool
     if auto_cast and new.dtype in _CAST and old.dtype in _CAST and new.shape == old.shape:
         new = new.cast(old.dtype)
     if (new.dtype, new.shape) != (old.dtype, old.shape):
+        transposed = new.shape != old.shape and _shape(new) == _shape(old)[::-1]
         raise ValueError(
             f"{op}: {name} has shape {_shape(new)} and dtype {new.dtype.name}, expected {_shape(old)} and "
-            f"{old.dtype.name}"
+            f"{old.dtype.name}" + ("; it is transposed" if transposed else "")
         )
     return new.to(old.device) if new.device != old.device else new
 
