@@ -247,8 +247,14 @@ INTERFACES: tuple[Difference, ...] = (
         "sampling parameters, requests and contexts check their values",
         "a guard: in MAX values without meaning are kept",
         _INTERFACES,
-        program=r"SamplingParams\((top_p|temperature|max_new_tokens|min_new_tokens|seed)=|messages=|np\.array\(\[\],|max_length=5|start_idx=-1",
+        program=r"SamplingParams\((top_k|top_p|temperature|max_new_tokens|min_new_tokens|seed)=|messages=|np\.array\(\[\],|max_length=5|start_idx=-1",
         here="^!(ValueError|TypeError)$",
+    ),
+    Difference(
+        "one stop text is a list of it",
+        "an extension: MAX keeps the text where a list is documented",
+        _INTERFACES,
+        program=r'SamplingParams\(stop="a"\)\.stop',
     ),
     Difference(
         "`top_k` may be above 255; a seed of None is drawn",
