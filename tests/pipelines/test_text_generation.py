@@ -292,6 +292,9 @@ def test_llm_refuses(fake):
         llm.generate([])
     with pytest.raises(ValueError, match="a prompt is 3; expected a text"):
         llm.generate([3])  # type: ignore[list-item]
+    for count in ("4", 2.5):
+        with pytest.raises(TypeError, match=f"max_new_tokens is {count!r}; it must be an integer"):
+            llm.generate("a", max_new_tokens=count)  # type: ignore[arg-type]
     for prompts in (None, 3, b"text"):
         with pytest.raises(ValueError, match=f"prompts is {prompts!r}; expected a text"):
             llm.generate(prompts)  # type: ignore[arg-type]

@@ -209,7 +209,8 @@ class SamplingParams:
                 # the user's way of sampling replaces the model's greedy default
                 del model["temperature"], model["top_k"]
         limit = given.get("max_new_tokens")
-        if limit is not None and model.get("min_new_tokens", 0) > limit:
+        # a limit that is no integer is refused below
+        if isinstance(limit, int) and model.get("min_new_tokens", 0) > limit:
             model["min_new_tokens"] = limit
         return cls(**{**model, **given})
 
