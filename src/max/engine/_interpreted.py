@@ -59,16 +59,16 @@ class _Run:
             results = _interpreter.run(self.graph, arrays, self.weights, check_interrupt)
         finally:
             _interpreter.printing.CURRENT.reset(token)
-        for given, copy, type_ in zip(inputs, on_host, self.top.input_types, strict=False):
-            if isinstance(type_, mlir.BufferType) and given is not copy:
-                given.inplace_copy_from(copy)
+        for tensor, copy, type_ in zip(inputs, on_host, self.top.input_types, strict=False):
+            if isinstance(type_, mlir.BufferType) and tensor is not copy:
+                tensor.inplace_copy_from(copy)
         outputs: list[Tensor] = []
         for result, info in zip(results, self.outputs, strict=True):
-            same = next((t for t, a in zip(inputs, arrays, strict=True) if result is a), None)
-            if same is None:
+            output = next((t for t, a in zip(inputs, arrays, strict=True) if result is a), None)
+            if output is None:
                 device = device_named(*info.device)
-                same = Tensor.from_numpy(np.array(result, order="C")).to(device)
-            outputs.append(same)
+                output = Tensor.from_numpy(np.array(result, order="C")).to(device)
+            outputs.append(output)
         return outputs
 
 

@@ -489,7 +489,9 @@ class Model:
             RuntimeError: If no graph has been captured for the keys.
         """
         capture = self._captured(graph_keys, inputs)
-        if all(given is known for given, known in zip(inputs, capture.inputs, strict=False)):
+        if all(
+            tensor is captured for tensor, captured in zip(inputs, capture.inputs, strict=False)
+        ):
             self._run(capture.linked, capture.instance, capture.inputs, capture.outputs)
             return
         tensors, symbols = self._binder.bind(inputs, may_copy=False)
@@ -547,8 +549,8 @@ class Model:
         return captures[0]
 
     def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
-        given: Any = (graph_keys,) if isinstance(graph_keys, int) else graph_keys
-        keys = tuple(cast("Sequence[Any]", given)) if isinstance(given, Sequence) else None
+        listed: Any = (graph_keys,) if isinstance(graph_keys, int) else graph_keys
+        keys = tuple(cast("Sequence[Any]", listed)) if isinstance(listed, Sequence) else None
         # type() instead of isinstance: bools are not keys
         if keys is None or not all(type(key) is int for key in keys):
             raise TypeError(f"graph_keys is {graph_keys!r}, expected an int or a sequence of ints")

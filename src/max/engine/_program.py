@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from max._backends import Backend, Backends
-from max._compiler.code import ALIGNMENT, Check, Compiled, HostStepCode, ProgramCode, SlotCode
+from max._compiler.code import (
+    ALIGNMENT,
+    Check,
+    Compiled,
+    HostStepCode,
+    KernelInfo,
+    LaunchCode,
+    ProgramCode,
+    SlotCode,
+)
 from max._compiler.locations import SourceLocations
 from max._compiler.sizes import Size, size_function
 from max._lazy import lazy_module
@@ -164,34 +173,9 @@ class LinkedProgram:
     ) -> None:
         self._locations = locations
         self._printing = printing or print_options.PrintOptions()
+        self._fixed = fixed
         kernels, entries = compiled.kernels[code.device], addresses[code.device]
-        launches: list[Launch] = []
-        for launch in code.launches:
-            slots = [self._slot(slot, fixed) for slot in launch.slots]
-            limit = launch.limit
-            if limit is not None and limits and limit.name in limits:
-                slots[limit.slot] = (slots[limit.slot][0], limits[limit.name])
-            if launch.jump:
-                jump = Jump(
-                    0, slots, phases=0, name=launch.name, kind=launch.jump, target=launch.target
-                )
-                launches.append(jump)
-                continue
-            kernel = kernels[launch.kernel]
-            launches.append(
-                Launch(
-                    entry=entries[launch.kernel],
-                    slots=slots,
-                    barrier=launch.barrier,
-                    phases=kernel.phases,
-                    serial=launch.serial,
-                    name=launch.name,
-                    messages=kernel.messages
-                    if launch.check is None
-                    else (_CheckMessage(launch.check),),
-                    where=self._where(launch.staged_op),
-                )
-            )
+        launches = [self._link(launch, kernels, entries, limits or {}) for launch in code.launches]
         used = {launch.kernel for launch in code.launches if not launch.jump}
         scratch = max((kernels[key].scratch_bytes for key in used), default=0)
         self.backend = backends[code.device]
@@ -202,7 +186,6 @@ class LinkedProgram:
         self.waits = not self.backend.is_host
         """Whether the device may still be busy after `run` returns; `backend.synchronize` waits for it."""
         self.bases = np.array([value.base for value in code.values], np.intp)
-        self._fixed = fixed
         self._num_symbols = len(compiled.symbols)
         self._guarded = compiled.guarded
         self._shapes = [compiled.outputs[index].shape for index in code.outputs]
@@ -218,6 +201,34 @@ class LinkedProgram:
         self._watch_lock = threading.Lock()
         self._watched_runs: dict[tuple[int, ...], int] = {}
         self._watched_ns = 0
+
+    def _link(
+        self,
+        launch: LaunchCode,
+        kernels: Mapping[str, KernelInfo],
+        entries: Mapping[str, int],
+        limits: Mapping[str, int],
+    ) -> Launch:
+        """The launch with the addresses of its kernel and of fixed buffers."""
+        slots = [self._slot(slot, self._fixed) for slot in launch.slots]
+        limit = launch.limit
+        if limit is not None and limit.name in limits:
+            slots[limit.slot] = (slots[limit.slot][0], limits[limit.name])
+        if launch.jump:
+            return Jump(
+                0, slots, phases=0, name=launch.name, kind=launch.jump, target=launch.target
+            )
+        kernel = kernels[launch.kernel]
+        return Launch(
+            entry=entries[launch.kernel],
+            slots=slots,
+            barrier=launch.barrier,
+            phases=kernel.phases,
+            serial=launch.serial,
+            name=launch.name,
+            messages=kernel.messages if launch.check is None else (_CheckMessage(launch.check),),
+            where=self._where(launch.staged_op),
+        )
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Replaces the row thresholds of launches on the worker pool, by name.

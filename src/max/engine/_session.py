@@ -170,9 +170,9 @@ class InferenceSession:
             raise TypeError(
                 f"InferenceSession: devices is {devices!r}, expected a list of devices such as [CPU()]"
             )
-        given: list[Any] = [CPU()] if devices is None else list(devices)
-        self._devices: list[Device] = list(dict.fromkeys(given))
-        for device in given:
+        requested: list[Any] = [CPU()] if devices is None else list(devices)
+        self._devices: list[Device] = list(dict.fromkeys(requested))
+        for device in requested:
             if not isinstance(device, Device):
                 raise TypeError(
                     f"InferenceSession: {device!r} is not a device, expected devices such as [CPU()]"

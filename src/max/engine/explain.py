@@ -11,7 +11,9 @@ from typing import Any
 from max import kernel as k
 from max._backends import cpu_backends
 from max._compiler import pipeline
-from max._compiler.code import ALIGNMENT, TensorInfo
+from max._compiler.code import ALIGNMENT, Compiled, TensorInfo
+from max._compiler.flatten import Flat
+from max._compiler.memory import MemoryPlan
 from max._compiler.record import Compilation, record
 from max._compiler.sizes import NOMINAL, Size, nominal
 from max._compiler.template import Buffer, Launch
@@ -57,10 +59,12 @@ def explanations() -> Generator[list[dict[str, Any]]]:
     descriptions: list[dict[str, Any]] = []
     with record() as compilations:
         yield descriptions
-    descriptions.extend(as_data(one) for one in compilations if one.compiled is not None)
+    descriptions.extend(
+        as_data(compilation) for compilation in compilations if compilation.compiled is not None
+    )
 
 
-def as_data(kept: Compilation) -> dict[str, Any]:
+def as_data(compilation: Compilation) -> dict[str, Any]:
     """A compilation as dictionaries, lists, numbers and strings.
 
     Sizes are in bytes; where they depend on symbols, ``bytes`` is what they would be with each symbol at a nominal size, and
@@ -68,45 +72,69 @@ def as_data(kept: Compilation) -> dict[str, Any]:
     token that is in the cache already. Of a table that rows are gathered from, the rows count.
 
     Args:
-        kept: The compilation.
+        compilation: The record of a compilation that has ended.
     """
-    flat, plan, compiled = kept.flat, kept.plan, kept.compiled
+    flat, plan, compiled = compilation.flat, compilation.plan, compilation.compiled
     assert flat is not None and plan is not None and compiled is not None
-    buffers = flat.buffers
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for position, launch in enumerate(flat.launches):
-        for buffer in (*launch.reads, *launch.writes):
-            first.setdefault(buffer, position)
-            last[buffer] = position
-    launches: list[dict[str, Any]] = []
+    launches = _launches(flat, plan, compiled)
+    memory, arena_bytes = _memory(flat, plan)
+    return {
+        "name": compiled.name,
+        "inputs": [_tensor(info) for info in compiled.inputs],
+        "outputs": [_tensor(info) for info in compiled.outputs],
+        "passes": [
+            {"name": p.name, "ops": p.ops, "milliseconds": 1e3 * p.seconds, "text": p.text}
+            for p in compilation.passes
+        ],
+        "launches": launches,
+        "once": len(flat.once),
+        "kernels": sorted(_kernels(compilation, flat, launches), key=lambda x: -len(x["launches"])),
+        "memory": memory,
+        "bytes": {
+            "arena": arena_bytes,
+            "weights": sum(item.bytes for item in compiled.fixed if item.kind == "weight"),
+            "constants": sum(item.bytes for item in compiled.fixed if item.kind == "constant"),
+            "computed once": sum(item.bytes for item in compiled.fixed if item.kind == "kept"),
+        },
+        "symbols": list(compiled.symbols),
+    }
+
+
+def _launches(flat: Flat, plan: MemoryPlan, compiled: Compiled) -> list[dict[str, Any]]:
+    """The launches of an execution, in order."""
     # the first buffers are the inputs
     caches = {
         b: _token_bytes(info)
         for b, info in enumerate(compiled.inputs)
         if info.mutable and len(info.shape) == _CACHE_RANK
     }
-    for position, (launch, barrier) in enumerate(zip(flat.launches, plan.barriers, strict=True)):
-        launches.append(
-            {
-                "index": position,
-                "name": launch.name,
-                "kernel": launch.kernel,
-                "jump": launch.jump.kind if launch.jump else "",
-                "barrier": barrier,
-                "serial": launch.serial,
-                "reads": list(launch.reads),
-                "writes": list(launch.writes),
-                "bytes": _touched(launch, buffers, caches),
-                "cached": sum(caches[b] for b in launch.reads if b in caches)
-                if launch.name.endswith(_READS_CACHE)
-                else 0,
-            }
-        )
+    return [
+        {
+            "index": position,
+            "name": launch.name,
+            "kernel": launch.kernel,
+            "jump": launch.jump.kind if launch.jump else "",
+            "barrier": barrier,
+            "serial": launch.serial,
+            "reads": list(launch.reads),
+            "writes": list(launch.writes),
+            "bytes": _touched(launch, flat.buffers, caches),
+            "cached": sum(caches[b] for b in launch.reads if b in caches)
+            if launch.name.endswith(_READS_CACHE)
+            else 0,
+        }
+        for position, (launch, barrier) in enumerate(zip(flat.launches, plan.barriers, strict=True))
+    ]
+
+
+def _kernels(
+    compilation: Compilation, flat: Flat, launches: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The kernels of all devices; `launches` are those of `_launches`."""
     all_launches = [*flat.once, *flat.launches]
-    assert kept.backends is not None
-    targets = [backend.target for backend in kept.backends]
-    kernels: list[dict[str, Any]] = [
+    assert compilation.backends is not None
+    targets = [backend.target for backend in compilation.backends]
+    return [
         {
             "key": key,
             "name": ir.name,
@@ -116,42 +144,33 @@ def as_data(kept: Compilation) -> dict[str, Any]:
             "ir": str(ir),
             "llvm": k.emit_llvm(ir, target) if isinstance(target, k.LLVMTarget) else "",
         }
-        for target, irs in zip(targets, kept.irs, strict=True)
+        for target, irs in zip(targets, compilation.irs, strict=True)
         for key, ir in irs.items()
     ]
-    offsets, end = _offsets(kept)
+
+
+def _memory(flat: Flat, plan: MemoryPlan) -> tuple[list[dict[str, Any]], int]:
+    """The temporaries in the arena with their lifetimes, in launches, and the bytes of the arena."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, launch in enumerate(flat.launches):
+        for buffer in (*launch.reads, *launch.writes):
+            first.setdefault(buffer, position)
+            last[buffer] = position
+    offsets, arena_bytes = _offsets(plan)
     memory = [
         {
             "buffer": b,
             "first": first[b],
             "last": last[b],
             "offset": offsets[plan.block_of[b]],
-            "bytes": nominal(buffers[b].bytes),
-            "size": str(buffers[b].bytes),
+            "bytes": nominal(flat.buffers[b].bytes),
+            "size": str(flat.buffers[b].bytes),
         }
         for b in sorted(first)
         if b in plan.block_of
     ]
-    return {
-        "name": compiled.name,
-        "inputs": [_tensor(info) for info in compiled.inputs],
-        "outputs": [_tensor(info) for info in compiled.outputs],
-        "passes": [
-            {"name": p.name, "ops": p.ops, "milliseconds": 1e3 * p.seconds, "text": p.text}
-            for p in kept.passes
-        ],
-        "launches": launches,
-        "once": len(flat.once),
-        "kernels": sorted(kernels, key=lambda x: -len(x["launches"])),
-        "memory": memory,
-        "bytes": {
-            "arena": end,
-            "weights": sum(item.bytes for item in compiled.fixed if item.kind == "weight"),
-            "constants": sum(item.bytes for item in compiled.fixed if item.kind == "constant"),
-            "computed once": sum(item.bytes for item in compiled.fixed if item.kind == "kept"),
-        },
-        "symbols": list(compiled.symbols),
-    }
+    return memory, arena_bytes
 
 
 def _token_bytes(cache: TensorInfo) -> int:
@@ -177,12 +196,11 @@ def _tensor(info: Any) -> str:
     return f"{'buffer ' if info.mutable else ''}{info.dtype.name}[{dims}]"
 
 
-def _offsets(kept: Compilation) -> tuple[list[int], int]:
+def _offsets(plan: MemoryPlan) -> tuple[list[int], int]:
     """Where each block of the arena begins, at nominal sizes, and where the last one ends."""
-    assert kept.plan is not None
     offsets: list[int] = []
     end = 0
-    for block in kept.plan.blocks:
+    for block in plan.blocks:
         offsets.append(end)
         sizes: list[Size] = block.sizes
         end += -(-max(nominal(size) for size in sizes) // ALIGNMENT) * ALIGNMENT
