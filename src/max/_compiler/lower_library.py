@@ -260,19 +260,21 @@ def in_place_pairs(
 
     Args:
         spec: The region. In an epilogue the first leaf, the kernel's own result, has no source.
-        results: The places of the results.
-        sources: The places of the leaves.
+        results: The places of the results, each with an offset in elements.
+        sources: The places of the leaves, likewise.
         others: Further operands, which the kernel reads in any order.
     """
     leaves = [v for v in spec.values if isinstance(v, Leaf)]
     leaves = leaves[len(leaves) - len(sources) :]
     other_buffers = {place.buffer for place in others}
-    last = max(spec.stage, default=0)
+    last = max(spec.stage)
     # each stage walks the row again: an earlier one must not overwrite operands of a later one
-    if any(spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results):
+    if any(spec.stage[r.value] != last and r.strides[-1] != 0 for r in spec.results):
         return ()
     pairs: list[tuple[int, int]] = []
-    for result, (target, _) in zip(spec.results, results, strict=True):
+    for result, (target, target_offset) in zip(spec.results, results, strict=True):
+        if target.layout.offset != 0 or target_offset != 0:
+            continue  # a part of a larger value: its elements are not where those of a source are
         for leaf, (source, offset) in zip(leaves, sources, strict=True):
             read_once = sum(place.buffer == source.buffer for place, _ in sources) == 1
             read_once = read_once and source.buffer not in other_buffers
