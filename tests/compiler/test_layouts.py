@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from max import mlir
 from max._compiler import sizes
 from max._compiler.layout import Layout
+from max._compiler.locations import SourceLocations, number_ops, staged_op_of
 from max._compiler.shapes import VIEWS, is_view, shape_of, strip, view_layout
-from max._compiler.sites import Sites, number_sites, site_of
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
 from max.mlir.dims import DimExpr
@@ -224,22 +224,22 @@ def test_locations_of_ops() -> None:
     with Graph("g", input_types=[TensorType(DType.float32, [4], DeviceRef.CPU())]) as graph:
         graph.output(ops.exp(graph.inputs[0].tensor))
     module = graph._module
-    sites = Sites.of(module)
+    locations = SourceLocations.of(module)
     all_ops = list(mlir.walk(module))
     exp = [op.name for op in all_ops].index("mo.exp")
-    places = sites.places()
+    places = locations.texts()
     assert len(places) == len(all_ops)
     file, line = places[exp].rsplit(":", 1)
     assert file.endswith("test_layouts.py")
     assert "ops.exp(graph.inputs[0]" in Path(file).read_text().splitlines()[int(line) - 1]
-    assert site_of(all_ops[exp]) == -1, "the location is a line of a file, not a number"
-    number_sites(module)
-    assert [site_of(op) for op in all_ops] == list(range(len(all_ops)))
+    assert staged_op_of(all_ops[exp]) == -1, "the location is a line of a file, not a number"
+    number_ops(module)
+    assert [staged_op_of(op) for op in all_ops] == list(range(len(all_ops)))
     # one that is read from a stored program
-    stored = Sites(places)
-    assert stored.places() == places
+    stored = SourceLocations(places)
+    assert stored.texts() == places
     assert [stored.describe(number) for number in (-1, len(places), exp)] == ["", "", places[exp]]
-    assert Sites([None, mlir.StringAttr("a place")]).places() == ["", ""]
+    assert SourceLocations([None, mlir.StringAttr("a place")]).texts() == ["", ""]
 
 
 @pytest.mark.parametrize("names", [["add", "mod", "div"], ["add", "add"], ["div", "add"]])
@@ -250,22 +250,22 @@ def test_a_region_has_the_location_of_what_raises(names) -> None:
         compute = {"add": lambda: x + y, "div": lambda: ops.div(x, y), "mod": lambda: x % y}
         graph.output(*[compute[name]() for name in names])
     (outer,) = [op for op in graph._module.walk() if op.name == "mo.graph"]
-    assert site_of(outer) == -1
-    number_sites(graph._module)
+    assert staged_op_of(outer) == -1
+    number_ops(graph._module)
     inner = list(mlir.walk(graph._module))
     raising = [n for n, op in enumerate(inner) if op.name in ("mo.div", "mo.mod")]
     assert len(raising) == len({*names} - {"add"})
-    assert site_of(outer) == (raising[0] if raising else len(inner) - 1)
+    assert staged_op_of(outer) == (raising[0] if raising else len(inner) - 1)
     if raising:
         inner[raising[0]].location = inner[-1].location
         inner[-1].location = mlir.FileLineColLoc(
             mlir.StringAttr("f"), mlir.IntAttr(99), mlir.IntAttr(0)
         )
-        assert site_of(outer) == len(inner) - 1, "the number of the op, not its place"
+        assert staged_op_of(outer) == len(inner) - 1, "the number of the op, not its place"
         return
     elsewhere = mlir.FileLineColLoc(mlir.StringAttr("f"), mlir.IntAttr(99), mlir.IntAttr(0))
     inner[-1].location = elsewhere
-    assert site_of(outer) == len(inner) - 2
+    assert staged_op_of(outer) == len(inner) - 2
     for op in inner[1:]:
         op.location = elsewhere
-    assert site_of(outer) == 0
+    assert staged_op_of(outer) == 0
