@@ -154,9 +154,8 @@ PROGRAM = """
 """
 
 
-def run_program(cache: Path, factor: str = "1") -> list[str]:
-    # at level 2 each program is compiled and checked, none comes from the disk
-    environment = {**os.environ, "MAX_CACHE_DIR": str(cache), "MAX_CHECK": "1"}
+def run_program(cache: Path, factor: str = "1", check: int = 1) -> list[str]:
+    environment = {**os.environ, "MAX_CACHE_DIR": str(cache), "MAX_CHECK": str(check)}
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), factor]
     out = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -171,6 +170,10 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert run_program(tmp_path)[:4] == ["0", "0", "1", "0"]
     # another constant in the graph is another program; its kernels may be cached
     assert run_program(tmp_path, "2")[0] == "1"
+    # a program that was verified after each pass is another entry
+    modules, kernels, from_disk, compiled, _ = run_program(tmp_path, check=2)
+    assert (modules, from_disk, compiled) == ("1", "0", "0") and int(kernels) > 0
+    assert run_program(tmp_path, check=2)[:4] == ["0", "0", "1", "0"]
 
 
 def test_damaged_entries_are_made_anew(tmp_path: Path) -> None:
