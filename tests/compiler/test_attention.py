@@ -203,7 +203,7 @@ def mask_of(kind: str, case: Case, rng: np.random.Generator) -> Array:
     return rng.random((case.batch, 1, rows, keys)) > 0.3
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=CASES, seed=st.integers(0, 99))
 def test_graphs(case: Case, seed: int) -> None:
     rng = np.random.default_rng(seed)

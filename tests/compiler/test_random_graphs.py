@@ -305,14 +305,14 @@ def test_the_printed_text_compiles_to_the_same(
 
 
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_compiled_equals_interpreted(data: st.DataObject) -> None:
     with flags.override(MAX_CHECK=2):
         run_case(data, data.draw(st.integers(2, 14)))
 
 
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_graphs_of_integers_are_equal_to_the_last_bit(data: st.DataObject) -> None:
     run_case(data, data.draw(st.integers(2, 20)), ExactBuilder)
 

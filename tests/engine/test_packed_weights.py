@@ -49,14 +49,17 @@ def test_products(dtype, by_rows, threads, rng):
             assert_close(y, x.astype(np.float64) @ w, dtype.to_numpy(), scale=4)
 
 
-@given(
+PRODUCTS = given(
     dtype=st.sampled_from(FLOATS),
     columns=st.integers(32, 140) | st.integers(480, 700),
     inner=st.integers(32, 700),
     by_rows=st.booleans(),
     rows=st.lists(st.integers(0, 70) | st.integers(200, 400), min_size=1, max_size=3),
 )
-@settings(max_examples=25, deadline=None)
+
+
+@PRODUCTS
+@settings(max_examples=10, deadline=None)
 def test_any_shape(dtype, columns, inner, by_rows, rows):
     model, w = product(dtype, columns, inner, by_rows, ("b", "m"))
     rng = np.random.default_rng(0)
@@ -65,6 +68,13 @@ def test_any_shape(dtype, columns, inner, by_rows, rows):
         (y,) = model.execute(x)
         expected = (x.astype(np.float64).reshape(-1, inner) @ w).reshape(2, count, columns)
         assert_close(y.to_numpy(), expected, dtype.to_numpy(), scale=4)
+
+
+@pytest.mark.long
+@PRODUCTS
+@settings(max_examples=300, deadline=None)
+def test_any_shape_long(**drawn):
+    test_any_shape.hypothesis.inner_test(**drawn)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -597,7 +597,7 @@ def check(data: st.DataObject, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PROPERTIES))
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_property(name: str, data: st.DataObject) -> None:
     check(data, name)

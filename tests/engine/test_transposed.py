@@ -34,12 +34,15 @@ def test_transposed_operands(dtype, symbolic, rng):
             assert_close(got, want.astype(kind), dtype.to_numpy(), scale=4)
 
 
-@given(
+PERMUTATIONS = given(
     shape=st.tuples(*[st.integers(1, 40)] * 3),
     order=st.permutations(range(3)),
     rows=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+
+
+@PERMUTATIONS
+@settings(max_examples=20, deadline=None)
 def test_permutations(shape, order, rows):
     """Also with an operand that is broadcast along one axis."""
     rng = np.random.default_rng(0)
@@ -53,3 +56,10 @@ def test_permutations(shape, order, rows):
     (found,) = InferenceSession().load(graph).execute(x, y)
     want = x.transpose(order) * (y[:, None, None] if rows else y)
     assert_close(found.to_numpy(), want)
+
+
+@pytest.mark.long
+@PERMUTATIONS
+@settings(max_examples=300, deadline=None)
+def test_permutations_long(**drawn):
+    test_permutations.hypothesis.inner_test(**drawn)

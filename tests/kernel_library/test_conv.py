@@ -103,11 +103,26 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
-@given(cases(), st.booleans(), st.sampled_from(("host", "avx2")), st.sampled_from((1, 2)))
+CASES = given(
+    case=cases(),
+    packed=st.booleans(),
+    machine=st.sampled_from(("host", "avx2")),
+    workers=st.sampled_from((1, 2)),
+)
+
+
+@settings(max_examples=8, deadline=None)
+@CASES
 def test_random(case: Case, packed: bool, machine: str, workers: int) -> None:
     alone = case.channels == case.columns == 1
     case.check(packed and not alone, machine=machine, workers=workers)
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@CASES
+def test_random_long(**drawn: Any) -> None:
+    test_random.hypothesis.inner_test(**drawn)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
