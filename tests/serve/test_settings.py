@@ -164,3 +164,11 @@ def test_the_help_of_a_word() -> None:
     assert options == {"--models-dir", "--max-loaded-models", "--idle-timeout"}
     done = CliRunner().invoke(cli, ["serve", "--help=zebra"])
     assert done.exit_code == 2 and "'zebra'" in done.output
+
+
+def test_a_host_that_is_not_this_machine_is_an_error_of_the_host() -> None:
+    """192.0.2.1 is reserved for documentation: no machine has it."""
+    words = ["serve", "--model", str(TINY), "--host", "192.0.2.1"]
+    error = CliRunner().invoke(cli, words, standalone_mode=False).exception
+    assert isinstance(error, CommandError)
+    assert "cannot listen on 192.0.2.1:8000" in str(error) and "another --host" in error.remedy

@@ -79,7 +79,7 @@ class Infill:
         self._files = next(
             (
                 (tokens[a], tokens[b])
-                for a, b in ((named.get("repository"), named.get("separator")), *_FILES)
+                for a, b in ((named.get("repository", ""), named.get("separator", "")), *_FILES)
                 if a in tokens and b in tokens
             ),
             None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import importlib.util
 import json
 import signal
+import socket
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -335,9 +337,12 @@ def serve(context: click.Context, **options: Any) -> None:
     try:
         listener = open_socket(settings)
     except OSError as error:
+        wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise CommandError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-            "Give another --port; 0 takes one that is free.",
+            "Give another --host: an address of this machine, 127.0.0.1 or 0.0.0.0."
+            if wrong_host
+            else "Give another --port; 0 takes one that is free.",
         ) from error
     if not config.get("model_path"):
         from max.serve.pool import PoolLimits
