@@ -18,6 +18,8 @@ TOLERANCE: dict[str, float] = {
     "float8_e5m2": 2.6e-1,
     "float8_e5m2fnuz": 2.6e-1,
     "float4_e2m1fn": 5.1e-1,
+    "float6_e2m3fn": 1.3e-1,
+    "float6_e3m2fn": 2.6e-1,
 }
 
 

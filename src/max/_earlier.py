@@ -99,7 +99,11 @@ NAMES: dict[str, dict[str, str]] = {
         for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
     },
     "max.nn.layer": {"LayerV2": "max.nn.layer.Module"},
-    "max.nn.linear": {"LinearV2": "max.nn.linear.Linear", "MLPV2": "max.nn.linear.MLP"},
+    "max.nn.linear": {
+        "FusedMLP": "max.nn.stacked_linear.FusedMLP",
+        "LinearV2": "max.nn.linear.Linear",
+        "MLPV2": "max.nn.linear.MLP",
+    },
     "max.pipelines": {"PipelineTask": "max.interfaces"},
     "max.pipelines.core": {"PipelineTask": "max.interfaces"},
     "max.pipelines.kv_cache": {

@@ -13,7 +13,8 @@ import torch
 from max.dtype import DType
 
 VALUES = {
-    "bool": 1, "float4_e2m1fn": 64, "float8_e4m3fn": 75, "float8_e4m3fnuz": 76, "float8_e5m2": 77,
+    "bool": 1, "float4_e2m1fn": 64, "float6_e2m3fn": 65, "float6_e3m2fn": 66, "float8_e8m0fnu": 73,
+    "float8_e4m3fn": 75, "float8_e4m3fnuz": 76, "float8_e5m2": 77,
     "float8_e5m2fnuz": 78, "float16": 79, "bfloat16": 80, "float32": 81, "float64": 82,
     "uint8": 134, "int8": 135, "uint16": 136, "int16": 137, "uint32": 138, "int32": 139,
     "uint64": 140, "int64": 141,
@@ -32,7 +33,11 @@ def test_numpy_and_sizes(dtype: DType) -> None:
     numpy = dtype.to_numpy()
     assert DType.from_numpy(numpy) is dtype and DType.from_numpy(numpy.type) is dtype
     assert dtype.size_in_bytes == numpy.itemsize and dtype.align == numpy.alignment
-    assert dtype.size_in_bits == (4 if dtype is DType.float4_e2m1fn else 8 * numpy.itemsize)
+    assert (
+        dtype.size_in_bits == ml_dtypes.finfo(numpy).bits
+        if dtype.is_float()
+        else 8 * numpy.itemsize
+    )
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.name)
@@ -49,7 +54,7 @@ def test_kinds_against_numpy(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.name)
 def test_torch(dtype: DType) -> None:
-    if dtype is DType.float4_e2m1fn:
+    if dtype.size_in_bits < 8:
         with pytest.raises(ValueError, match="no such dtype"):
             dtype.to_torch()
         return

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import math
+import pickle
 import threading
 import weakref
 
@@ -396,3 +397,26 @@ def test_patterns_cover_their_examples_and_the_numbers_between() -> None:
                 for p in covering.positions
             ]
             assert tuple(rebuilt) == example
+
+
+def test_pickling_computes_and_keeps_the_elements(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((3, 5)).astype(np.float32)
+    x = Tensor.from_dlpack(a)
+    y = x * 2
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        sent = {"first": x, "second": [y, y + 1, x[0, 0].cast(DType.bfloat16)]}
+        got = pickle.loads(pickle.dumps(sent, protocol))
+        first, (second, third, fourth) = got["first"], got["second"]
+        np.testing.assert_array_equal(second.to_numpy(), 2 * a)
+        np.testing.assert_array_equal(third.to_numpy(), 2 * a + 1)
+        assert fourth.dtype is DType.bfloat16 and fourth.rank == 0
+        # it is a tensor like any other, with memory of its own
+        first[0] = 0
+        np.testing.assert_array_equal((first + second).to_numpy()[0], 2 * a[0])
+        np.testing.assert_array_equal(x.to_numpy(), a)
+    assert y.real
+    with Graph("g", input_types=[TensorType(F32, [2], DeviceRef.CPU())]) as graph:
+        value = Tensor.from_graph_value(graph.inputs[0])
+        for function in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="no elements yet"):
+                function(value)

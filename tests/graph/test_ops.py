@@ -19,9 +19,7 @@ from max.graph import DeviceRef, Dim, Graph, Shape, TensorType, TensorValue, ops
 from max.graph.ops.promotion import promote_types
 
 CPU = DeviceRef.CPU()
-NUMBERS = [
-    d for d in DType if d is not DType.bool and not d.is_float8() and d is not DType.float4_e2m1fn
-]
+NUMBERS = [d for d in DType if d is not DType.bool and not d.is_float8() and d.size_in_bits >= 8]
 
 
 def tensor(dtype: DType, *shape: Any) -> TensorType:

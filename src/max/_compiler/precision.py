@@ -16,7 +16,7 @@ _FORMATS: dict[DType, tuple[int, int, int]] = {
     DType.bfloat16: (8, 128, -133), DType.float16: (11, 16, -24),
     DType.float8_e4m3fn: (4, 9, -9), DType.float8_e4m3fnuz: (4, 8, -10),
     DType.float8_e5m2: (3, 16, -16), DType.float8_e5m2fnuz: (3, 16, -17),
-    DType.float4_e2m1fn: (2, 3, -1),
+    DType.float6_e2m3fn: (4, 3, -3), DType.float6_e3m2fn: (3, 5, -4), DType.float4_e2m1fn: (2, 3, -1),
 }  # fmt: skip
 """Per float: significant bits, the exponent that all values are below, the exponent of the least subnormal."""
 _WIDE = frozenset({DType.float64, DType.float32, DType.bfloat16, DType.float16})

@@ -86,6 +86,9 @@ _FLOAT_CODES = {
     DType.float8_e4m3fnuz: 11,
     DType.float8_e5m2: 12,
     DType.float8_e5m2fnuz: 13,
+    DType.float8_e8m0fnu: 14,
+    DType.float6_e2m3fn: 15,
+    DType.float6_e3m2fn: 16,
     DType.float4_e2m1fn: 17,
 }
 
@@ -99,7 +102,7 @@ def _code(dtype: DType) -> int:
 
 
 _TO_DTYPE = {(_code(dtype), dtype.size_in_bits): dtype for dtype in DType}
-_CODE_NAMES = {3: "opaque handle", 5: "complex", 14: "float8_e8m0fnu"}
+_CODE_NAMES = {3: "opaque handle", 5: "complex"}
 
 _get_name = ctypes.pythonapi.PyCapsule_GetName
 _get_name.restype, _get_name.argtypes = ctypes.c_char_p, (ctypes.py_object,)

@@ -59,6 +59,9 @@ class DType(Enum, metaclass=_Names):
     uint64 = 140
 
     float4_e2m1fn = 64
+    float6_e2m3fn = 65
+    float6_e3m2fn = 66
+    float8_e8m0fnu = 73
     float8_e4m3fn = 75
     float8_e4m3fnuz = 76
     float8_e5m2 = 77
@@ -90,12 +93,12 @@ class DType(Enum, metaclass=_Names):
 
     @property
     def size_in_bits(self) -> int:
-        """The number of bits of a value; 4 for ``float4_e2m1fn``, 8 for ``bool``."""
-        return 4 if self is DType.float4_e2m1fn else 8 * _NUMPY[self].itemsize
+        """The number of bits of a value; 4 and 6 for the floats of less than a byte, 8 for ``bool``."""
+        return _SUBBYTE_BITS.get(self) or 8 * _NUMPY[self].itemsize
 
     @property
     def size_in_bytes(self) -> int:
-        """The number of bytes that a value takes in memory; 1 for ``float4_e2m1fn``."""
+        """The number of bytes that a value takes in memory; 1 for the floats of 4 and 6 bits."""
         return _NUMPY[self].itemsize
 
     def is_integral(self) -> builtins.bool:
@@ -150,7 +153,7 @@ class DType(Enum, metaclass=_Names):
         raise ValueError(f"DType.from_numpy: unsupported NumPy dtype {normal}; expected {names}")
 
     def to_numpy(self) -> np.dtype[Any]:
-        """The corresponding NumPy dtype; from ml_dtypes for ``bfloat16`` and narrower floats."""
+        """The corresponding NumPy dtype; from ml_dtypes for ``bfloat16`` and floats of 4 to 8 bits."""
         return _NUMPY[self]
 
     @staticmethod
@@ -182,7 +185,7 @@ class DType(Enum, metaclass=_Names):
 
         Raises:
             ImportError: torch is not installed.
-            ValueError: torch has no such type: ``float4_e2m1fn`` exists there only in pairs.
+            ValueError: torch has no such type: ``float4_e2m1fn`` exists there only in pairs, 6-bit floats do not.
         """
         if _error is not None:
             raise _error
@@ -213,12 +216,11 @@ class DType(Enum, metaclass=_Names):
 
 _SIGNED = frozenset({DType.int8, DType.int16, DType.int32, DType.int64})
 _UNSIGNED = frozenset({DType.uint8, DType.uint16, DType.uint32, DType.uint64})
-_FLOAT8 = frozenset(
-    {DType.float8_e4m3fn, DType.float8_e4m3fnuz, DType.float8_e5m2, DType.float8_e5m2fnuz}
+_FLOAT8 = frozenset({member for member in DType if member.name.startswith("float8")})
+_SUBBYTE_BITS = {DType.float4_e2m1fn: 4, DType.float6_e2m3fn: 6, DType.float6_e3m2fn: 6}
+_FLOAT = (
+    _FLOAT8 | set(_SUBBYTE_BITS) | {DType.float16, DType.bfloat16, DType.float32, DType.float64}
 )
-_FLOAT = _FLOAT8 | {
-    DType.float4_e2m1fn, DType.float16, DType.bfloat16, DType.float32, DType.float64,
-}  # fmt: skip
 
 _NUMPY: dict[DType, np.dtype[Any]] = {
     member: np.dtype(getattr(ml_dtypes, member.name, None) or member.name) for member in DType

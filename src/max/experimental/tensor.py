@@ -579,6 +579,10 @@ class Tensor(Operations):
     def __deepcopy__(self, memo: object) -> Tensor:
         return Tensor(storage=self._materialize().copy())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its elements, for which it is computed."""
+        return _of_storage, (self._materialize(),)
+
     def __repr__(self) -> str:
         where = f"dtype={self.dtype.name}, device={self.type.device}"
         if not self.real:
@@ -653,6 +657,10 @@ def _shared(cell: Cell, export: _Export) -> _Export:
     """What gives others access to the memory of a cell; made before copies are invalidated, which counts on it."""
     cell.changed()
     return export
+
+
+def _of_storage(storage: driver.Tensor) -> Tensor:
+    return Tensor(storage=storage)
 
 
 def _type_like(like: TensorType | Tensor) -> TensorType:

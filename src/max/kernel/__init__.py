@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         bf16,
         bool_,
         f4e2m1fn,
+        f6e2m3fn,
+        f6e3m2fn,
         f8e4m3fn,
         f8e4m3fnuz,
         f8e5m2,
@@ -133,8 +135,8 @@ _NAMES = {
     "max.kernel.targets.cpu": "CPUTarget host_target",
     "max.kernel.targets.target": "LLVMTarget Target",
     "max.kernel.types": (
-        "SIMD Context InOut Input Output ScalarType TensorSpec bf16 f4e2m1fn f8e4m3fn f8e4m3fnuz f8e5m2 "
-        "f8e5m2fnuz f16 f32 f64 i8 i16 i32 i64 scalar_type u8 u16 u32 u64"
+        "SIMD Context InOut Input Output ScalarType TensorSpec bf16 f4e2m1fn f6e2m3fn f6e3m2fn f8e4m3fn f8e4m3fnuz "
+        "f8e5m2 f8e5m2fnuz f16 f32 f64 i8 i16 i32 i64 scalar_type u8 u16 u32 u64"
     ),
     "max.kernel.language.lang": (
         "abs all any max min print round assume brief static_assert static_range unroll bitcast cast "
@@ -189,6 +191,8 @@ __all__ = [
     "bf16",
     "emit_llvm",
     "f4e2m1fn",
+    "f6e2m3fn",
+    "f6e3m2fn",
     "f8e4m3fn",
     "f8e4m3fnuz",
     "f8e5m2",

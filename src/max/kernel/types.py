@@ -66,6 +66,8 @@ f8e4m3fnuz = ScalarType("f8e4m3fnuz", "float8_e4m3fnuz", "f", 8, ml_dtypes.float
 f8e5m2 = ScalarType("f8e5m2", "float8_e5m2", "f", 8, ml_dtypes.float8_e5m2)
 f8e5m2fnuz = ScalarType("f8e5m2fnuz", "float8_e5m2fnuz", "f", 8, ml_dtypes.float8_e5m2fnuz)
 f4e2m1fn = ScalarType("f4e2m1fn", "float4_e2m1fn", "f", 8, ml_dtypes.float4_e2m1fn)
+f6e2m3fn = ScalarType("f6e2m3fn", "float6_e2m3fn", "f", 8, ml_dtypes.float6_e2m3fn)
+f6e3m2fn = ScalarType("f6e3m2fn", "float6_e3m2fn", "f", 8, ml_dtypes.float6_e3m2fn)
 f16 = ScalarType("f16", "float16", "f", 16, np.float16)
 bf16 = ScalarType("bf16", "bfloat16", "f", 16, ml_dtypes.bfloat16)
 f32 = ScalarType("f32", "float32", "f", 32, np.float32)
@@ -86,6 +88,8 @@ SCALAR_TYPES: tuple[ScalarType, ...] = (
     f8e5m2,
     f8e5m2fnuz,
     f4e2m1fn,
+    f6e2m3fn,
+    f6e3m2fn,
     f16,
     bf16,
     f32,

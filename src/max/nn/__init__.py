@@ -75,6 +75,7 @@ from max.nn.rotary_embedding import (
 )
 from max.nn.sampling import MinPSampler, RejectionSampler, RejectionSamplerWithResiduals
 from max.nn.sequential import Sequential
+from max.nn.stacked_linear import FusedMLP, StackedLinear
 from max.nn.transformer import (
     DistributedTransformer,
     DistributedTransformerBlock,
@@ -112,6 +113,7 @@ __all__ = [
     "Float8ScaleGranularity",
     "Float8ScaleOrigin",
     "Float8WeightScaleSpec",
+    "FusedMLP",
     "GGUFQAttentionWithRope",
     "GPTQAttentionWithRope",
     "GPTQLinear",
@@ -153,6 +155,7 @@ __all__ = [
     "Sequential",
     "Shardable",
     "Signals",
+    "StackedLinear",
     "SupportsLoRA",
     "TensorParallelAttentionWithRope",
     "Transformer",

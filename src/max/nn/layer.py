@@ -34,7 +34,10 @@ from max.nn._weight_values import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Self
+
+    from max.engine import InferenceSession, Model
 
 __all__ = [
     "Layer",
@@ -150,6 +153,9 @@ class Module(Layer, ABC):
     `state_dict` and `load_state_dict` give the weights their full names, so call one of them before
     the graph is built. ``print(module)`` shows the tree of its parts with the shapes of the weights.
     """
+
+    _omit_module_attr_name = False
+    """Whether the names of the weights leave out the attribute that holds the module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, Module) and name in vars(self).get("_sublayers", {})):
@@ -375,6 +381,61 @@ class Module(Layer, ABC):
                     )
         return subgraph
 
+    def trace(
+        self,
+        *input_types: Type[Any],
+        name: str | None = None,
+        custom_extensions: Iterable[Path] = (),
+    ) -> Graph:
+        """A graph of `__call__` with one input for each of its positional arguments.
+
+        The weights keep the names that they have; `state_dict` and `load_state_dict` give them their full names.
+
+        Args:
+            input_types: The types of the inputs.
+            name: The name of the graph; by default that of the class.
+            custom_extensions: Files or folders with custom ops.
+
+        Raises:
+            TypeError: The module returns something else than values of the graph, or lists of them.
+        """
+        graph = Graph(
+            name or type(self).__name__,
+            input_types=input_types,
+            custom_extensions=custom_extensions,
+        )
+        with graph:
+            graph.output(*_flat_values(self(*graph.inputs)))
+        return graph
+
+    def compile(
+        self,
+        *input_types: Type[Any],
+        session: InferenceSession,
+        weights: Mapping[str, DLPackArray] | None = None,
+        name: str | None = None,
+        custom_extensions: Iterable[Path] = (),
+    ) -> Model:
+        """Compiles the graph of `trace`.
+
+        Args:
+            input_types: The types of the inputs.
+            session: The session that compiles.
+            weights: The values of the weights by full name; by default those of `state_dict`.
+            name: The name of the graph; by default that of the class.
+            custom_extensions: Files or folders with custom ops.
+
+        Raises:
+            TypeError: As for `trace`.
+            ValueError: A weight has no value in `weights`, or one that does not fit.
+        """
+        if weights is None:
+            weights = self.state_dict()
+        else:
+            self.name_weights()
+        graph = self.trace(*input_types, name=name, custom_extensions=custom_extensions)
+        return session.load(graph, weights_registry=weights)
+
     @contextmanager
     def _relative_names(self, prefix: str) -> Iterator[set[int]]:
         """Gives the weights their names relative to this module, for a while."""
@@ -513,7 +574,8 @@ def recursive_named_layers(parent: Module, prefix: str = "") -> Iterable[tuple[s
         name, layer = queue.popleft()
         yield name, layer
         for part, sublayer in layer.sublayers.items():
-            queue.append((f"{name}.{part}" if name else part, cast(Module, sublayer)))
+            part = "" if sublayer._omit_module_attr_name else part
+            queue.append((".".join(filter(None, (name, part))), cast(Module, sublayer)))
 
 
 __getattr__ = earlier_names(__name__)

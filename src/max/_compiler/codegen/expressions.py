@@ -29,7 +29,8 @@ KERNEL_NAME: dict[DType, str] = {
     DType.uint8: "u8", DType.uint16: "u16", DType.uint32: "u32", DType.uint64: "u64",
     DType.float8_e4m3fn: "f8e4m3fn", DType.float8_e4m3fnuz: "f8e4m3fnuz",
     DType.float8_e5m2: "f8e5m2", DType.float8_e5m2fnuz: "f8e5m2fnuz",
-    DType.float4_e2m1fn: "f4e2m1fn", DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "f32", DType.float64: "f64",
+    DType.float4_e2m1fn: "f4e2m1fn", DType.float6_e2m3fn: "f6e2m3fn", DType.float6_e3m2fn: "f6e3m2fn",
+    DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "f32", DType.float64: "f64",
 }  # fmt: skip
 """The kernel language's names of its element types."""
 

@@ -41,6 +41,7 @@ _TYPES: dict[str, tuple[int, DType | None]] = {
     "F8_E4M3FNUZ": (8, DType.float8_e4m3fnuz),
     "F8_E5M2": (8, DType.float8_e5m2),
     "F8_E5M2FNUZ": (8, DType.float8_e5m2fnuz),
+    "F8_E8M0": (8, DType.float8_e8m0fnu),
     "F16": (16, DType.float16),
     "BF16": (16, DType.bfloat16),
     "F32": (32, DType.float32),
@@ -49,7 +50,6 @@ _TYPES: dict[str, tuple[int, DType | None]] = {
     "F4": (4, None),
     "F6_E2M3": (6, None),
     "F6_E3M2": (6, None),
-    "F8_E8M0": (8, None),
     "C64": (64, None),
 }
 

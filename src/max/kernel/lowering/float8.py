@@ -1,10 +1,10 @@
-"""Conversions between f32 and the floats of 8 and 4 bits, as LLVM IR on lanes of integers.
+"""Conversions between f32 and the floats of 8, 6 and 4 bits, as LLVM IR on lanes of integers.
 
 The formats are those of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022), e4m3fn and e5m2, and of "8-bit
 Numerical Formats for Deep Neural Networks" (Noune et al., 2022), the fnuz ones: a bias larger by one, no negative zero,
-whose code is the only NaN. A 4-bit float (e2m1fn, of the OCP Microscaling Formats, 2023) occupies a byte. Rounding is to
-nearest, ties to even. As in ml_dtypes, overflow gives infinity, or NaN in formats without infinity; e2m1fn has neither and
-saturates, and NaN becomes 0.
+whose code is the only NaN. Floats of 4 and 6 bits (e2m1fn, e2m3fn, e3m2fn, of the OCP Microscaling Formats, 2023) occupy
+a byte. Rounding is to nearest, ties to even. As in ml_dtypes, overflow gives infinity, or NaN in formats without infinity;
+those of 4 and 6 bits have neither and saturate, and NaN becomes the code of negative zero.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ FORMATS = {
     "f8e4m3fnuz": Float8(3, 8, 0x80, 0x80, _bits(248.0)),
     "f8e5m2fnuz": Float8(2, 16, 0x80, 0x80, _bits(61440.0)),
     "f4e2m1fn": Float8(1, 1, 0x08, 0x07, _bits(7.0), 0x08),
+    "f6e2m3fn": Float8(3, 1, 0x20, 0x1F, _bits(7.75), 0x20),
+    "f6e3m2fn": Float8(2, 3, 0x20, 0x1F, _bits(30.0), 0x20),
 }
 """The formats by type name. 464 is the midpoint of 448 and the code of NaN: a tie, which rounds to 448."""
 
@@ -98,7 +100,7 @@ def widen(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
     bits = emit(f"bitcast {floats} {scaled} to {ints}")
     sign = emit(f"and {ints} {wide}, {c(form.sign)}")
     high = emit(f"shl {ints} {sign}, {c(32 - form.sign.bit_length())}")
-    if form.sign == 0x08:
+    if form.sign != 0x80:
         # no code is infinite or NaN
         return emit(f"bitcast {ints} {emit(f'or {ints} {bits}, {high}')} to {floats}")
     if form.only_nan:
@@ -155,7 +157,7 @@ def narrow(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
         return emit(f"trunc {ints} {chosen} to {codes}")
     bounded = emit(f"select {flags} {big}, {ints} {c(form.overflow)}, {ints} {finite}")
     nan = emit(f"icmp ugt {ints} {magnitude}, {c(0x7F800000)}")
-    if form.sign == 0x08:
+    if form.sign != 0x80:
         signed = emit(f"or {ints} {bounded}, {sign}")
         chosen = emit(f"select {flags} {nan}, {ints} {c(form.sign)}, {ints} {signed}")
         return emit(f"trunc {ints} {chosen} to {codes}")

@@ -29,6 +29,8 @@ SCALAR = {
     "f8e5m2": "i8",
     "f8e5m2fnuz": "i8",
     "f4e2m1fn": "i8",
+    "f6e2m3fn": "i8",
+    "f6e3m2fn": "i8",
     "f16": "i16",
     "bf16": "i16",
     "f32": "float",
