@@ -4,6 +4,7 @@ A program is drawn as source code, so that each call has a line of its own, as i
 statement computes a tensor (``t3``) and the same with NumPy (``a3``). Between repetitions sizes, dtypes, numbers, arrays,
 the tensors that are read or held, written memory and the order of statements change; memory is exported and written
 later, values are deleted, kept and asked for in another order, statements raise, and two threads run one program.
+Integers and bools are values of their own, whose dtypes promote; they decide which statements run.
 Weights are packed after two runs.
 
 ``python -m tests.experimental.eager_programs --first SEED --count N`` runs programs; ``--show SEED`` prints one.
@@ -131,6 +132,7 @@ class World:
         self.weights.append(Tensor.from_dlpack(self.shared))
         self.constant = np.zeros(1, np.float32)
         self.row = np.zeros(WEIGHT, np.float32)
+        self.integers: Array = np.zeros((1, 1), np.int32)
         self.exports: list[tuple[Any, Array]] = []
         self.kept: list[tuple[Tensor, Array]] = []
         self.previous: tuple[Tensor, Array] | None = None
@@ -167,12 +169,16 @@ class Writer:
         self.rng = rng
         self.lines: list[str] = []
         self.live: list[int] = []
+        # integers and bools: exact, so that control flow may depend on them
+        self.integers: list[int] = []
+        self.bools: list[int] = []
         self.count = 0
         self.indent = "    "
         # the arrays of a first repetition
         self.sample: dict[str, Any] = {"p": Parameters(rng), "w": World(rng)}
         shape = (int(rng.integers(2, 6)), WEIGHT)
         self.sample.update({f"a{n}": np.ones(shape, np.float32) for n in range(INPUTS)})
+        self.sample["w"].integers = np.ones(shape, np.int32)
         # most programs can be followed: without arrays among arguments, half of them without writes
         self.without: set[int] = {18, 19} if self.below(3) else set()
         if self.below(2):
@@ -194,15 +200,19 @@ class Writer:
         """A value, late ones more often."""
         return self.live[-1 - min(self.below(len(self.live)), self.below(len(self.live)))]
 
-    def value(self, tensor: str, array: str, strict: bool = True) -> int:
+    def value(
+        self, tensor: str, array: str, strict: bool = True, pool: list[int] | None = None
+    ) -> int:
         """Appends a statement that computes a value; that of an operand where it does not fit.
 
         Args:
             tensor: The expression of tensors.
             array: That of arrays.
             strict: Whether NumPy refuses what is refused.
+            pool: The values of its kind; floats by default.
         """
-        number, operand = self.count, self.pick()
+        pool = self.live if pool is None else pool
+        number, operand = self.count, self.one_of(pool) if pool is not self.live else self.pick()
         try:
             with np.errstate(all="ignore"):
                 self.sample[f"a{number}"] = eval(array, dict(SCOPE), self.sample)
@@ -216,7 +226,7 @@ class Writer:
         refused = f"refused(lambda: {array}); " if strict else ""
         self.line(f"except REFUSED: {refused}t{number}, a{number} = t{operand}, a{operand}")
         self.line(f"else: a{number} = own({array})")
-        self.live.append(number)
+        pool.append(number)
         return number
 
     def both(self, text: str, *values: int, strict: bool = True) -> int:
@@ -230,7 +240,7 @@ class Writer:
     def statement(self) -> None:
         """Appends a random statement."""
         x, k = self.pick(), self.below(NUMBERS)
-        kind = self.below(32)
+        kind = self.below(40)
         if kind in self.without:
             kind = self.below(18)
         match kind:
@@ -314,16 +324,113 @@ class Writer:
                 self.value(f"{self.one_of(('Tensor', 'copy.copy', 'copy.deepcopy'))}(t{x} + 1.0)", f"a{x} + 1.0")  # fmt: skip
             case 30:
                 self.value(f"F.where(t{x} > 0.0, t{x}, 0.5)", f"np.where(a{x} > 0.0, a{x}, 0.5).astype(a{x}.dtype)")  # fmt: skip
-            case _:
+            case 31:
                 # indices are checked by the run, which comes later
                 indices = "Tensor.from_dlpack(np.int64([0, -1]))"
                 self.value(f"F.gather(t{x}, {indices}, axis=0) if len(a{x}) else t{x}", f"a{x}[[0, -1]] if len(a{x}) else a{x}")  # fmt: skip
+
+            case 32 | 33 | 34 | 35:
+                self.integer_statement()
+            case 36:
+                self.bool_statement()
+            case 37:
+                q = self.one_of(self.integers)
+                self.mixed(q, x)
+            case 38:
+                b = self.one_of(self.bools)
+                self.value(f"F.where(t{b}, t{x}, 0.25)", f"np.where(a{b}, a{x}, 0.25).astype(a{x}.dtype)")  # fmt: skip
+            case _:
+                q = self.one_of(self.integers)
+                y = self.both("$0 + 0.25", x)
+                kind = self.one_of(("odd", "loop"))
+                if kind == "odd":
+                    self.line(f"if odd(t{q}, a{q}): t{y}, a{y} = F.tanh(t{y}), np.tanh(a{y})")
+                else:
+                    self.line(
+                        f"for _ in range(few(t{q}, a{q})): t{y}, a{y} = t{y} * 0.5, own(a{y} * 0.5)"
+                    )
+
+    def mixed(self, integer: int, operand: int) -> None:
+        """A float and an integer, whose result has the float's dtype."""
+        op = self.one_of("+-*")
+        self.value(
+            f"t{operand} {op} t{integer}",
+            f"a{operand} {op} a{integer}.astype(a{operand}.dtype)",
+        )
+
+    def first_integers(self) -> None:
+        """Appends the first integers and bools, of which there is always one."""
+        n = self.count
+        self.line(f"a{n} = own(w.integers); t{n} = Tensor.constant(a{n})")
+        self.line(f"t{n + 1}, a{n + 1} = t{n} > 1, a{n} > 1")
+        self.sample[f"a{n}"] = self.sample["w"].integers
+        self.sample[f"a{n + 1}"] = self.sample[f"a{n}"] > 1
+        self.integers, self.bools, self.count = [n], [n + 1], n + 2
+
+    def integer_statement(self) -> None:
+        """Appends a statement that computes integers."""
+        q, r, k = self.one_of(self.integers), self.one_of(self.integers), self.below(NUMBERS)
+        pool = self.integers
+        match self.below(12):
+            case 0 | 1:
+                op = self.one_of("+-*")
+                self.value(f"t{q} {op} t{r}", f"a{q} {op} a{r}", pool=pool)
+            case 2:
+                number = self.one_of(("3", "-2", "7", f"p.stops[{k}]"))
+                op = self.one_of("+-*")
+                self.value(f"t{q} {op} {number}", f"a{q} {op} {number}", pool=pool)
+            case 3:
+                number, op = self.one_of((2, 3, -3, 5)), self.one_of(("//", "%"))
+                self.value(f"t{q} {op} {number}", f"a{q} {op} {number}", pool=pool)
+            case 4:
+                form = self.one_of(("-{}", "abs({})"))
+                self.value(form.format(f"t{q}"), form.format(f"a{q}"), pool=pool)
+            case 5:
+                dtype = self.one_of(("int32", "int64", "int16", "uint8"))
+                self.value(f"t{q}.cast(DType.{dtype})", f"a{q}.astype(np.{dtype})", pool=pool)
+            case 6:
+                name, axis = self.one_of(("max", "min")), self.one_of((0, -1))
+                self.value(f"t{q}.{name}({axis})", f"a{q}.{name}({axis}, keepdims=True)", pool=pool)
+            case 7:
+                index = self.one_of(("1:", "::2", "..., :3", f"p.stops[{k}]:"))
+                self.value(f"t{q}[{index}]", f"a{q}[{index}]", False, pool)
+            case 8:
+                b = self.one_of(self.bools)
+                self.value(f"F.where(t{b}, t{q}, 5)", f"np.where(a{b}, a{q}, a{q}.dtype.type(5))", pool=pool)  # fmt: skip
+            case 9:
+                b = self.one_of(self.bools)
+                self.value(f"t{b}.cast(DType.int32)", f"a{b}.astype(np.int32)", pool=pool)
+            case 10:
+                index = self.one_of(("0", "1:", "..., 0"))
+                self.line(f"store(t{q}, a{q}, {self.one_of((3, 0, 7))}, np.s_[{index}])")
+            case _:
+                self.value(f"t{q}.reshape((-1,))", f"a{q}.reshape(-1)", pool=pool)
+
+    def bool_statement(self) -> None:
+        """Appends a statement that computes bools."""
+        q, r, b, c = (
+            *[self.one_of(self.integers) for _ in "qr"],
+            *[self.one_of(self.bools) for _ in "bc"],
+        )
+        op = self.one_of(("<", ">=", "==", "!="))
+        match self.below(5):
+            case 0 | 1:
+                self.value(f"t{q} {op} t{r}", f"a{q} {op} a{r}", pool=self.bools)
+            case 2:
+                number = self.one_of((0, 2, -1))
+                self.value(f"t{q} {op} {number}", f"a{q} {op} {number}", pool=self.bools)
+            case 3:
+                op = self.one_of("&|^")
+                self.value(f"t{b} {op} t{c}", f"a{b} {op} a{c}", pool=self.bools)
+            case _:
+                self.value(f"~t{b}", f"~a{b}", pool=self.bools)
 
     def program(self) -> str:
         """The source of a function of parameters, world and inputs."""
         names = ", ".join(f"t{n}, a{n}" for n in range(INPUTS))
         self.lines = [f"def program(p, w, {names}, values):"]
         self.count, self.live = INPUTS, list(range(INPUTS))
+        self.first_integers()
         for _ in range(int(self.rng.integers(3, 40))):
             try:
                 self.statement()
@@ -340,7 +447,7 @@ class Writer:
             self.value(*total)
             # asked for first
             self.live.insert(0, self.live.pop())
-        for number in self.live:
+        for number in [*self.live, *self.integers, *self.bools]:
             self.line(f"values.append((t{number}, a{number}))")
         return "\n".join(self.lines) + "\n"
 
@@ -365,6 +472,24 @@ def store(tensor: Tensor, array: Array, value: Any, index: Any) -> None:
     array[index]  # raises IndexError where NumPy does
     tensor[index] = value
     array[index] = value
+
+
+def odd(tensor: Tensor, array: Array) -> bool:
+    """Whether the greatest integer is odd, for both; False without elements."""
+    if not array.size:
+        return False
+    got, expected = tensor.reshape((-1,)).max(0) % 2 == 1, bool(array.max() % 2 == 1)
+    assert bool(got) == expected, f"control flow: {got}, NumPy has {expected}"
+    return expected
+
+
+def few(tensor: Tensor, array: Array) -> int:
+    """0 to 2, by the least integer of both."""
+    if not array.size:
+        return 1
+    got, expected = int(tensor.reshape((-1,)).min(0)) % 3, int(array.min()) % 3
+    assert got == expected, f"control flow: {got}, NumPy has {expected}"
+    return expected
 
 
 def export(tensor: Tensor, how: int) -> Any:
@@ -396,12 +521,15 @@ def check(tensor: Tensor, array: Array, what: str = "") -> None:
     got = tensor.to_numpy()
     assert got.shape == array.shape, f"{what}: shape {got.shape}, NumPy has {array.shape}"
     assert got.dtype == array.dtype, f"{what}: dtype {got.dtype}, NumPy has {array.dtype}"
+    if array.dtype.kind != "f":
+        np.testing.assert_array_equal(got, array, err_msg=what)
+        return
     scale = max(1.0, float(np.nanmax(abs(array), initial=0)))
     np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-4 * scale, err_msg=what)
 
 
 SCOPE = {
-    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "export": export,
+    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "export": export, "few": few, "odd": odd,
     "gc": gc, "REFUSED": REFUSED, "refused": refused, "np": np, "own": own, "realize": realize, "store": store, "write_exports": write_exports,
 }  # fmt: skip
 
@@ -470,6 +598,8 @@ def _repeat(
 ) -> None:
     world.row[...] = np.random.default_rng(parameters.array_seed).uniform(-1, 1, WEIGHT)
     world.constant[0] = 0.5
+    integers = rng.integers(-9, 10, (parameters.rows, parameters.columns))
+    world.integers = integers.astype(np.int64 if parameters.side else np.int32)
 
     def inputs(rng: np.random.Generator) -> list[Any]:
         shape = (parameters.rows, parameters.columns)
@@ -539,7 +669,8 @@ def _repeat(
     for number, (tensor, array) in enumerate(values):
         check(tensor, array, f"value {number} of {len(values)}")
     counts["compared"] += len(values)
-    world.previous = values[-1] if values and values[-1][1].ndim == 2 else None
+    floats = [pair for pair in values if pair[1].dtype.kind == "f"]
+    world.previous = floats[-1] if floats and floats[-1][1].ndim == 2 else None
     for tensor, array in world.kept:
         check(tensor, array, "kept")
     counts["compared"] += len(world.kept)

@@ -205,3 +205,24 @@ def test_control_flow_checks_what_functions_return() -> None:
         F.while_loop([], lambda: yes, lambda: [])
     with pytest.raises(ValueError, match="result 0 of body is"):
         F.while_loop(x, lambda x: x.sum()[0] < 9, lambda x: x.cast(DType.float64))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "argmax", "argmin", "max", "min"])
+def test_reductions_of_all_elements(name: str, rng: np.random.Generator) -> None:
+    for shape in ((3, 5), (4,), (2, 1, 3)):
+        a = floats(rng, *shape)
+        x = Tensor.from_dlpack(a)
+        want = np.asarray(getattr(np, name)(a)).reshape(1)
+        forms = (
+            []
+            if name in ("max", "min")
+            else [getattr(F, name)(x, axis=None), getattr(F, name)(x, None)]
+        )
+        if name != "argmin":
+            forms.append(getattr(x, name)(axis=None))
+        for got in forms:
+            np.testing.assert_allclose(got.to_numpy(), want, rtol=1e-5, atol=1e-6)
+        last = getattr(F, name)(x).to_numpy()
+        np.testing.assert_allclose(
+            last, np.expand_dims(getattr(np, name)(a, -1), -1), rtol=1e-5, atol=1e-6
+        )

@@ -12,7 +12,7 @@ from max.experimental._dispatch import apply
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
 from max.graph.value import missing_method
 
-__all__ = ["Operations", "split"]
+__all__ = ["Operations", "along", "split"]
 
 
 def split(x: TensorValue, split_sizes: Sequence[DimLike] | int, axis: int = 0) -> list[TensorValue]:
@@ -39,8 +39,16 @@ def split(x: TensorValue, split_sizes: Sequence[DimLike] | int, axis: int = 0) -
     return ops.split(x, sizes, axis)
 
 
+def along(x: Any, axis: int | None) -> tuple[Any, int]:
+    """The operand of a reduction and its axis; without an axis all elements in one, whose result has shape ``[1]``."""
+    return (apply(ops.reshape, (x, (-1,)), {}), 0) if axis is None else (x, axis)
+
+
 class Operations:
-    """The operators and methods of tensors that are ops. Errors are those of the op, raised at the call."""
+    """The operators and methods of tensors that are ops. Errors are those of the op, raised at the call.
+
+    Reductions take an axis, which keeps size 1, or None for all elements: their result has shape ``[1]``.
+    """
 
     __slots__ = ()
 
@@ -66,34 +74,36 @@ class Operations:
         """
         return apply(ops.transfer_to, (self, DeviceRef.from_device(device)), {})
 
-    def argmax(self, axis: int = -1) -> Self:
+    def argmax(self, axis: int | None = -1) -> Self:
         """The indices of the greatest elements along an axis, which keeps size 1."""
-        return apply(ops.argmax, (self, axis), {})
+        return apply(ops.argmax, along(self, axis), {})
 
-    def max(self, axis: int = -1) -> Self:
+    def max(self, axis: int | None = -1) -> Self:
         """The greatest elements along an axis, which keeps size 1."""
-        return apply(ops.max, (self,), {"axis": axis})
+        x, axis = along(self, axis)
+        return apply(ops.max, (x,), {"axis": axis})
 
-    def min(self, axis: int = -1) -> Self:
+    def min(self, axis: int | None = -1) -> Self:
         """The smallest elements along an axis, which keeps size 1."""
-        return apply(ops.min, (self,), {"axis": axis})
+        x, axis = along(self, axis)
+        return apply(ops.min, (x,), {"axis": axis})
 
     def clip(self, *, min: Any = None, max: Any = None) -> Self:
         """The elements, not below `min` and not above `max`; None is no bound."""
         result = self if min is None else apply(ops.max, (self, min), {})
         return result if max is None else apply(ops.min, (result, max), {})
 
-    def mean(self, axis: int = -1) -> Self:
+    def mean(self, axis: int | None = -1) -> Self:
         """The means along an axis, which keeps size 1."""
-        return apply(ops.mean, (self, axis), {})
+        return apply(ops.mean, along(self, axis), {})
 
-    def sum(self, axis: int = -1) -> Self:
+    def sum(self, axis: int | None = -1) -> Self:
         """The sums along an axis, which keeps size 1."""
-        return apply(ops.sum, (self, axis), {})
+        return apply(ops.sum, along(self, axis), {})
 
-    def prod(self, axis: int = -1) -> Self:
+    def prod(self, axis: int | None = -1) -> Self:
         """The products along an axis, which keeps size 1."""
-        return apply(ops.prod, (self, axis), {})
+        return apply(ops.prod, along(self, axis), {})
 
     def reshape(self, shape: ShapeLike) -> Self:
         """The elements in another shape; one size may be -1 and is found from the others."""

@@ -100,6 +100,16 @@ def _on_operands(op: Callable[..., Any]) -> Callable[..., Any]:
     return on_tensors
 
 
+def _reduction(op: Callable[..., Any]) -> Callable[..., Any]:
+    """`functional` for reductions, whose axis may be None for all elements."""
+
+    @functools.wraps(op)
+    def on_tensors(x: Any, axis: int | None = -1) -> Any:
+        return apply(op, _operations.along(x, axis), {})
+
+    return on_tensors
+
+
 add = _on_operands(ops.add)
 div = _on_operands(ops.div)
 equal = _on_operands(ops.equal)
@@ -121,8 +131,8 @@ abs = functional(ops.abs)
 acos = functional(ops.acos)
 allgather = functional(ops.allgather)
 allreduce_sum = functional(ops.allreduce.sum)
-argmax = functional(ops.argmax)
-argmin = functional(ops.argmin)
+argmax = _reduction(ops.argmax)
+argmin = _reduction(ops.argmin)
 argsort = functional(ops.argsort)
 as_interleaved_complex = functional(ops.as_interleaved_complex)
 atanh = functional(ops.atanh)
@@ -160,14 +170,14 @@ logsoftmax = functional(ops.logsoftmax)
 masked_scatter = functional(ops.masked_scatter)
 max = functional(ops.max)
 max_pool2d = functional(ops.max_pool2d)
-mean = functional(ops.mean)
+mean = _reduction(ops.mean)
 min = functional(ops.min)
 negate = functional(ops.negate)
 non_maximum_suppression = functional(ops.non_maximum_suppression)
 nonzero = functional(ops.nonzero)
 pad = functional(ops.pad)
 permute = functional(ops.permute)
-prod = functional(ops.prod)
+prod = _reduction(ops.prod)
 qmatmul = functional(ops.qmatmul)
 relu = functional(ops.relu)
 repeat_interleave = functional(ops.repeat_interleave)
@@ -198,7 +208,7 @@ softmax = functional(ops.softmax)
 split = later_keywords(split_size_or_sections="split_sizes")(functional(_operations.split))
 sqrt = functional(ops.sqrt)
 squeeze = functional(ops.squeeze)
-sum = functional(ops.sum)
+sum = _reduction(ops.sum)
 tanh = functional(ops.tanh)
 tile = functional(ops.tile)
 top_k = functional(ops.top_k)
