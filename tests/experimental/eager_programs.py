@@ -40,7 +40,7 @@ CHANGES = (
 SIZES = (0, 1, 1, 2, 3, 4, 5, 6, 8, 13)
 FLOATS = (0.5, 1.0, -0.5, 2.0, 0.0, -0.0, 0.25, 1.5, -1.0, 3.0)
 INTEGERS = (1, 2, 0, 3, -1, 5, -2, 4)
-REFUSED = (ValueError, TypeError, IndexError)
+REFUSED = (ValueError, TypeError, IndexError, OverflowError)
 WEIGHT = 16
 """Rows and columns of weights."""
 Array = np.ndarray[Any, Any]

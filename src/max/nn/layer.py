@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from max._earlier import earlier_names
 from max._errors import ArgumentError
 from max.driver import DLPackArray
+from max.engine import InferenceSession, Model
 from max.graph import (
     DeviceRef,
     Graph,
@@ -34,10 +36,7 @@ from max.nn._weight_values import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import Self
-
-    from max.engine import InferenceSession, Model
 
 __all__ = [
     "Layer",
