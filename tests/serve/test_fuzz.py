@@ -212,6 +212,8 @@ def test_fields_and_routes_that_do_not_exist(http: httpx.Client) -> None:
     answer = http.get("/v1/chat/completions")
     assert answer.status_code == 405
     assert answer.json()["error"]["message"].endswith("does not take GET; it takes POST")
+    answer = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert "send the header Content-Type: application/json" in answer.json()["error"]["message"]
     answer = http.post("/v1/completions", json={"prompt": ["a"] * 129})
     assert "at most 128 items, not 129" in answer.json()["error"]["message"]
 

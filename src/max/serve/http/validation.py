@@ -28,6 +28,11 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         if param is None:
             return ApiError("the body is missing; give a JSON object", code="missing_body")
         return ApiError(f"{param} is missing", param=param, code="missing_required_parameter")
+    if param is None and isinstance(first.get("input"), bytes):  # of another type it is not parsed
+        return ApiError(
+            "the body is not marked as JSON; send the header Content-Type: application/json",
+            code="invalid_content_type",
+        )
     text = str(first["msg"]).removeprefix("Value error, ").replace(" after validation", "")
     value = shown(first.get("input"))
     return ApiError(f"{param or 'the body'} is {value}: {text[:1].lower()}{text[1:]}", param=param)
