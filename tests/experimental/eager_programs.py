@@ -351,11 +351,11 @@ class Writer:
                     )
 
     def mixed(self, integer: int, operand: int) -> None:
-        """A float and an integer, whose result has the float's dtype."""
+        """A float and an integer, which promote."""
         op = self.one_of("+-*")
         self.value(
             f"t{operand} {op} t{integer}",
-            f"a{operand} {op} a{integer}.astype(a{operand}.dtype)",
+            f"a{operand} {op} a{integer}.astype(joined(a{integer}, a{operand}))",
         )
 
     def first_integers(self) -> None:
@@ -474,6 +474,11 @@ def store(tensor: Tensor, array: Array, value: Any, index: Any) -> None:
     array[index] = value
 
 
+def joined(integers: Array, floats: Array) -> Any:
+    """The dtype of a result of both: that of the floats, and float64 with int64."""
+    return np.float64 if integers.dtype == np.int64 else floats.dtype
+
+
 def odd(tensor: Tensor, array: Array) -> bool:
     """Whether the greatest integer is odd, for both; False without elements."""
     if not array.size:
@@ -529,7 +534,7 @@ def check(tensor: Tensor, array: Array, what: str = "") -> None:
 
 
 SCOPE = {
-    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "export": export, "few": few, "odd": odd,
+    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "export": export, "few": few, "joined": joined, "odd": odd,
     "gc": gc, "REFUSED": REFUSED, "refused": refused, "np": np, "own": own, "realize": realize, "store": store, "write_exports": write_exports,
 }  # fmt: skip
 
