@@ -22,6 +22,7 @@ from tests.architectures.drawn_parts import (
     plain,
     windowed,
 )
+from tests.architectures.families import HUNYUAN_ROPE
 
 INNER = st.integers(1, 20)
 
@@ -180,7 +181,7 @@ def olmoe(draw: Draw) -> Options:
 
 def hunyuan_moe(draw: Draw) -> Options:
     options = plain(draw, "attention_bias", head_dim=True)
-    rope = draw(st.sampled_from([DEFAULT_ROPE]) | ROPES)
+    rope = draw(st.sampled_from([DEFAULT_ROPE, HUNYUAN_ROPE]) | ROPES)
     return options | chosen(draw, "num_experts", "moe_topk") | {"rope_parameters": rope}
 
 

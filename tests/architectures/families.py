@@ -41,6 +41,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}
 LONGROPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "original_max_position_embeddings": 12,
@@ -524,7 +525,9 @@ CASES: dict[str, Case] = {
     "exaone4": llama_like("Exaone4", sliding_window=WINDOW, num_hidden_layers=4),
     "exaone4_full": llama_like("Exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
     "ernie4_5": llama_like("Ernie4_5", head_dim=8, use_bias=True),
-    "hunyuan": llama_like("HunYuanDenseV1", head_dim=8, attention_bias=True),
+    "hunyuan": llama_like(
+        "HunYuanDenseV1", head_dim=8, attention_bias=True, rope_parameters=HUNYUAN_ROPE
+    ),
     "ministral": llama_like(
         "Ministral",
         head_dim=8,
@@ -656,7 +659,7 @@ CASES: dict[str, Case] = {
     ),
     "olmoe": llama_like("Olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=0.7),
     "hunyuan_moe": llama_like(
-        "HunYuanMoEV1", head_dim=8, num_experts=4, moe_topk=2, rope_parameters=PLAIN_ROPE
+        "HunYuanMoEV1", head_dim=8, num_experts=4, moe_topk=2, rope_parameters=HUNYUAN_ROPE
     ),
     "minimax_m2": llama_like(
         "MiniMaxM2",

@@ -210,7 +210,9 @@ def write(
     if rope:
         rope = rope.get("full_attention", rope)
         size = head_dim or config.hidden_size // config.num_attention_heads
-        writer.add_rope_freq_base(rope["rope_theta"])
+        # llama.cpp's converter writes Hunyuan's scaled base
+        growth = (rope.get("alpha") or 1.0) ** (size / (size - 2))
+        writer.add_rope_freq_base(rope["rope_theta"] * growth)
         writer.add_rope_dimension_count(int(size * rope.get("partial_rotary_factor", 1.0)))
         if rope["rope_type"] in ("linear", "yarn"):
             writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))

@@ -99,8 +99,13 @@ def test_rope_scaling_may_be_null() -> None:
             "num_key_value_heads is 3; expected a divisor of num_attention_heads, which is 4",
         ),
         (
-            {"rope_parameters": {"rope_type": "dynamic"}},
-            "rope_parameters.rope_type is 'dynamic'; expected one of",
+            {"rope_parameters": {"rope_type": "spiral"}},
+            "rope_parameters.rope_type is 'spiral'; expected one of",
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "lacks rope_parameters.factor"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "alpha": -1.0}},
+            "rope_parameters.alpha is -1.0; expected a number over 0",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "lacks rope_parameters.factor"),
         (

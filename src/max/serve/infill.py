@@ -30,7 +30,7 @@ FAMILIES = (
     Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     Marks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
-    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001: DeepSeek Coder
+    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
     Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
     Marks("<PRE>", "<SUF>", "<MID>"),
     Marks("[PREFIX]", "[SUFFIX]", ""),  # Codestral

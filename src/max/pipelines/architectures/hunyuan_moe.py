@@ -21,10 +21,10 @@ def hunyuan_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
     """The fields of the config of a Hunyuan with experts; numbers that differ by layer are refused."""
     fields = hunyuan_fields(config, keys)
     name = "num_experts" if keys.value("num_experts") is not None else "num_local_experts"
-    count = keys.integer(name, 1, LONGEST_SEQUENCE)
+    count = keys.same_integer(name, 1, LONGEST_SEQUENCE)
     top = "moe_topk" if keys.value("moe_topk") is not None else "num_experts_per_tok"
     size = fields["intermediate_size"]
-    chosen = keys.integer(top, 1, count)
+    chosen = keys.same_integer(top, 1, count)
     return fields | {
         "experts": Experts(count, chosen, size, ExpertRouting(normalised=True), size),
     }

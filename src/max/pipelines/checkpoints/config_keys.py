@@ -104,6 +104,26 @@ class ConfigKeys:
 
         return self._read(key, default, f"an integer from {low} to {high}", convert)
 
+    def same_integer(self, key: str, low: int, high: int) -> int:
+        """An integer, or the one that a list has for every layer.
+
+        Args:
+            key: The key.
+            low: The least value that fits.
+            high: The greatest value that fits.
+
+        Raises:
+            ModelFilesError: The value does not fit, or layers have several.
+        """
+        values = self.value(key)
+        if not isinstance(values, list):
+            return self.integer(key, low, high)
+        layers = ConfigKeys({str(i): x for i, x in enumerate(values)}, self._name(key), self._file)
+        integers = {layers.integer(str(i), low, high) for i in range(len(values))}
+        if len(integers) != 1:
+            raise self.error(key, f"one integer from {low} to {high} for all layers")
+        return integers.pop()
+
     def number(
         self,
         key: str,

@@ -197,8 +197,10 @@ def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
         if config.latent is not None
         else rope.rotated_dim or config.head_dim
     )
+    if rope.kind == "dynamic" and rope.parameters["alpha"] is None:
+        raise _refused(name, "a rotation whose base depends on the longest sequence (dynamic)")
     values: dict[str, Any] = {
-        "rope.freq_base": float(rope.theta),
+        "rope.freq_base": float(rope.base(dim, config.max_position_embeddings)),
         "rope.dimension_count": dim,
         **states,
     }

@@ -291,7 +291,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
     def calculate_max_seq_len(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """The configured ``max_length``; by default the longest sequence that the model supports.
+        """The configured ``max_length``; by default the longest sequence that the model was trained for.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -300,13 +300,18 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         Raises:
             ConfigError: ``max_length`` is longer than the model supports.
         """
-        longest = cls.config_class.from_huggingface(huggingface_config).max_position_embeddings
+        config = cls.config_class.from_huggingface(huggingface_config)
+        trained = config.max_position_embeddings
+        longest = trained if config.rope is None else config.rope.longest_sequence(trained)
+        if pipeline_config.max_length is None:
+            return trained
         try:
             return upper_bounded_default(longest, pipeline_config.max_length)
         except ValueError as error:
+            scaled = "" if longest == trained else f", scaled to {longest}"
             raise ConfigError(
                 f"max_length {pipeline_config.max_length} is more than the model's "
-                f"max_position_embeddings, {longest}",
+                f"max_position_embeddings, {trained}{scaled}",
                 "Give a smaller --max-length.",
             ) from error
 

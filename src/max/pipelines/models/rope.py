@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float32]
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor", "max_position_embeddings"),
     "factors": ("factors",),
     "proportional": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -76,7 +77,7 @@ class RopeConfig:
     """How positions rotate queries and keys.
 
     Args:
-        kind: default, linear, llama3, yarn, longrope, factors (one per frequency, from GGUF files), or proportional
+        kind: default, linear, dynamic, llama3, yarn, longrope, factors (one per frequency, from GGUF files), or proportional
             (the frequencies of a whole head, of which a share rotates).
         theta: The base of the frequencies.
         parameters: Parameters of the kind, by their names in config.json.
@@ -178,12 +179,16 @@ class RopeConfig:
             return cls(kind, theta, parameters)
         rotated = _rotated_dim(keys, rope, head_dim, partial)
         parameters = _parameters(keys, rope)
-        for name in _REQUIRED[kind]:
+        # Hunyuan's files say dynamic, and state the growth of the base
+        fixed = kind == "dynamic" and parameters["alpha"] is not None
+        for name in () if fixed else _REQUIRED[kind]:
             if parameters.get(name) is None:
                 raise rope.error(name, f"what rope_type {kind} needs")
         if kind == "llama3" and parameters["low_freq_factor"] >= parameters["high_freq_factor"]:
             raise rope.error("low_freq_factor", "less than high_freq_factor")
         size = rotated or head_dim
+        if kind == "dynamic" and size is not None and size < 4:
+            raise rope.error(kind_key, f"another kind, as heads of {size} elements have one frequency")
         for name in ("factors", "short_factor", "long_factor"):
             factors = parameters[name]
             if size is not None and factors is not None and len(factors) != size // 2:
@@ -203,12 +208,13 @@ class RopeConfig:
             interleaved: Whether the elements of a rotated pair are neighbours.
         """
         p = self.parameters
+        rotated = self.rotated_dim or head_dim
         common: dict[str, Any] = {
             "dim": dim,
             "n_heads": n_heads,
-            "theta": self.theta,
+            "theta": self.base(rotated, max_seq_len),
             "max_seq_len": max_seq_len,
-            "head_dim": self.rotated_dim or head_dim,
+            "head_dim": rotated,
             "interleaved": interleaved,
         }
         original = int(p.get("original_max_position_embeddings") or 0)
@@ -240,6 +246,35 @@ class RopeConfig:
                 return self._yarn(common)
             case _:
                 return RotaryEmbedding(**common)
+
+    def base(self, rotated_dim: int, longest: int) -> float:
+        """The base of the frequencies: `theta`, which the kind dynamic scales (NTK-aware scaling).
+
+        The base grows by ``growth ** (d / (d - 2))`` for ``d`` rotated elements. The growth is the parameter ``alpha``, or
+        ``factor * n / trained - (factor - 1)`` where the longest sequence ``n`` exceeds ``max_position_embeddings``.
+
+        Args:
+            rotated_dim: The number of rotated elements of a head.
+            longest: The longest sequence that is served: cached keys must not depend on the length of theirs so far.
+        """
+        p = self.parameters
+        if self.kind != "dynamic":
+            return self.theta
+        growth = p["alpha"]
+        if growth is None:
+            trained = p["max_position_embeddings"]
+            growth = p["factor"] * max(longest, trained) / trained - (p["factor"] - 1)
+        return self.theta * growth ** (rotated_dim / (rotated_dim - 2))
+
+    def longest_sequence(self, trained: int) -> int:
+        """The longest sequence that the rotation supports.
+
+        Args:
+            trained: The longest sequence of the training, ``max_position_embeddings``.
+        """
+        if self.kind != "dynamic" or self.parameters["alpha"] is not None:
+            return trained
+        return min(max(trained, int(trained * self.parameters["factor"])), LONGEST_SEQUENCE)
 
     def proportional_divisors(self, head_dim: int) -> list[float]:
         """The divisor of each pair's frequency where a share of a head rotates: infinity past the share.
@@ -324,7 +359,7 @@ def _parameters(keys: ConfigKeys, rope: ConfigKeys) -> dict[str, Any]:
     """The parameters of all kinds, None where the file lacks one."""
     original, longest = "original_max_position_embeddings", "max_position_embeddings"
     trained = keys.integer(longest, 1, LONGEST_SEQUENCE, None)
-    numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+    numbers = ("alpha", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
     magnitudes = ("attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale")
     return {
         longest: trained,
