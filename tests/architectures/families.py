@@ -867,7 +867,12 @@ def random_model(spec: Case, seed: int, vocabulary: int = VOCABULARY) -> Any:
         **spec.options,
     }
     config = getattr(transformers, spec.config)(**values)
-    model = getattr(transformers, spec.architecture)(config).float().eval()
+    return varied(getattr(transformers, spec.architecture)(config).float().eval())
+
+
+def varied(model: Any) -> Any:
+    """A model whose norms, biases and buffers, which are initialised to 1 and 0, are random."""
+    name_of_class = type(model).__name__
     # grouped products of torch need rows of whole 16 bytes
     model.set_experts_implementation("eager")
     vary_vectors(model)
@@ -877,9 +882,7 @@ def random_model(spec: Case, seed: int, vocabulary: int = VOCABULARY) -> Any:
                 buffer.add_(torch.rand_like(buffer) * 0.3)
             if name.endswith("layer_scalar"):
                 buffer.mul_(0.6)
-            if name.endswith("q_norm.weight") and spec.architecture.startswith(
-                ("Gemma3n", "Gemma4")
-            ):
+            if name.endswith("q_norm.weight") and name_of_class.startswith(("Gemma3n", "Gemma4")):
                 # what other families divide scores by is learned there
                 buffer.mul_(0.4)
     return model

@@ -149,9 +149,10 @@ class Server:
         devices: int = 1,
     ) -> None:
         config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
-        names = architecture.weight_names
+        names, weights = architecture.weight_names, architecture.own_weights(weights)
         renamed = names.from_gguf(weights) if gguf else names.from_safetensors(weights)
         renamed = dict(change(renamed))
+        config = architecture.shape_by_weights(config, renamed)
         if gguf:
             config = gguf_form(config, renamed, architecture.gguf_interleaves_rope)
         params = config.cache_params(dtype, page_size, n_devices=devices)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from max.pipelines import PIPELINE_REGISTRY
+from max.pipelines.checkpoints.composite_config import COMPOSITES
 from max.pipelines.registry.registry import OWN_ARCHITECTURES, PipelineRegistry
 from tests.architectures.families import CASES
 
@@ -25,6 +26,8 @@ def test_each_decoder_family_is_compared_with_transformers() -> None:
     compared = {case.architecture for case in CASES.values()}
     # test_llama3; names in files that transformers does not write
     elsewhere = {"LlamaForCausalLM", "MPTForCausalLM", "PhiMoEForCausalLM"}
+    # and test_composites
+    elsewhere |= {*COMPOSITES}
     modules = OWN_ARCHITECTURES.items()
     causal = {n for module, own in modules if not module.startswith("encoders.") for n in own}
     assert causal == compared | elsewhere

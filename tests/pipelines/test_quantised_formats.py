@@ -183,6 +183,18 @@ def test_fp8_blocks(rng):
     np.testing.assert_array_equal(values_of(data), expected)
 
 
+def test_fp8_of_a_scale_a_tensor(rng):
+    """Ministral 3's files: no blocks, and static scales of activations, which the engine does not quantise."""
+    q = rng.standard_normal((300, 200)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.array(0.0123, ml_dtypes.bfloat16)
+    config = {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"}
+    parts = state(weight=q, weight_scale_inv=scale, activation_scale=np.array(2.0, ml_dtypes.bfloat16))  # fmt: skip
+    ((name, data),) = convert_quantised(parts, config).items()
+    expected = torch.from_numpy(q.astype(np.float32) * np.float32(scale)).bfloat16().float()
+    assert name == "a.weight"
+    np.testing.assert_array_equal(values_of(data), expected.numpy())
+
+
 NF4 = np.array([-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.0795803, 0.1609302,
                 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0], np.float32)  # fmt: skip
 

@@ -145,8 +145,9 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
         "layers": "num_hidden_layers", "hidden size": "hidden_size", "vocabulary": "vocab_size",
         "dtype": "torch_dtype",
     }  # fmt: skip
+    stated = HuggingFaceConfig(config).stated
     for shown, key in names.items():
-        if (value := config.get(key)) is not None:
+        if (value := stated(key)) is not None:
             facts[shown] = ", ".join(map(str, value)) if isinstance(value, list) else value
     facts["source"] = model.manifest().get("source", "")
     problems = verify(model) if check else []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from max.graph.weights import WeightsFormat
+from max.graph.weights import WeightData, WeightsFormat
 from max.interfaces import PipelineTask
 from max.nn.kv_cache.cache_params import KVCacheStrategy
+from max.pipelines.checkpoints.composite_config import text_config, text_weights
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.gguf_families import GGUF_ARCHITECTURES
@@ -20,7 +22,9 @@ from max.pipelines.models.weight_names import WeightNames
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
-__all__ = ["decoder_family"]
+__all__ = ["composite_family", "decoder_family"]
+
+T = TypeVar("T")
 
 _FLOATS = (SupportedEncoding.bfloat16, SupportedEncoding.float32, SupportedEncoding.float16)
 _BLOCKS = (
@@ -68,10 +72,7 @@ def decoder_family(
     Model.weight_names = weight_names
     Model.gguf_interleaves_rope = gguf_permuted
     encodings = (*_FLOATS, *(_BLOCKS if name in GGUF_ARCHITECTURES else ()))
-    for kind, made in (("Config", Config), ("Model", Model)):
-        made.__name__ = made.__qualname__ = name.removesuffix("ForCausalLM") + kind
-        made.__module__ = fields.__module__
-        made.__doc__ = f"The {kind.lower()} of {name}."
+    _name_classes(name, name.removesuffix("ForCausalLM"), fields.__module__, Config, Model)
     rename = weight_names.from_safetensors
     return SupportedArchitecture(
         name=name,
@@ -90,3 +91,64 @@ def decoder_family(
             WeightsFormat.gguf: weight_names.from_gguf,
         },
     )
+
+
+def composite_family(
+    name: str, example_repo_ids: Sequence[str], texts: Mapping[str, SupportedArchitecture]
+) -> SupportedArchitecture:
+    """Declares an architecture whose models have a text model of `decoder_family` beside parts for images and audio.
+
+    The text model runs; the weights of other parts are not read.
+
+    Args:
+        name: The class's name in ``architectures`` of config.json, a key of `COMPOSITES`.
+        example_repo_ids: Models of this architecture on the Hugging Face hub.
+        texts: The text model's architecture by the ``model_type`` of its config.
+
+    Raises:
+        ValueError: The text models differ in more than their configs.
+    """
+    first, *others = texts.values()
+    base: Any = first.pipeline_model
+    configs: dict[str, type[DecoderConfig]] = {}
+    for kind, text in texts.items():
+        model: Any = text.pipeline_model
+        configs[kind] = model.config_class
+        for attribute in ("decoder_class", "weight_names", "gguf_interleaves_rope"):
+            if getattr(model, attribute) != getattr(base, attribute):
+                raise ValueError(f"{name}: the text models differ in {attribute}")
+
+    class Config(DecoderConfig):
+        @classmethod
+        def fields_from(cls, config: Any, keys: ConfigKeys) -> Fields:
+            own = text_config(config, name)
+            return configs[own.model_type].fields_from(own, ConfigKeys(own))
+
+    class Model(base):
+        config_class = Config
+
+        @classmethod
+        def own_weights(cls, weights: Mapping[str, T]) -> dict[str, T]:
+            return text_weights(weights)
+
+        @classmethod
+        def shape_by_weights(
+            cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
+        ) -> DecoderConfig:
+            # files of untied models may lack the key, whose default ties
+            if "lm_head.weight" in state_dict:
+                return replace(config, tie_word_embeddings=False)
+            return config
+
+    _name_classes(name, name.removesuffix("ForConditionalGeneration"), __name__, Config, Model)
+    return replace(first, name=name, example_repo_ids=list(example_repo_ids), pipeline_model=Model)
+
+
+def _name_classes(
+    name: str, stem: str, module: str, config: type[DecoderConfig], model: type[DecoderModel]
+) -> None:
+    """Names the classes of an architecture's configs and models after it."""
+    for kind, declared in (("Config", config), ("Model", model)):
+        declared.__name__ = declared.__qualname__ = stem + kind
+        declared.__module__ = module
+        declared.__doc__ = f"The {kind.lower()} of {name}."

@@ -35,6 +35,9 @@ def llama4_fields(config: Any, keys: ConfigKeys) -> Fields:
     size = keys.integer("intermediate_size", 1, LONGEST_SEQUENCE)
     chosen = keys.integer("num_experts_per_tok", 1, count, 1)
     routing, unrotated = ExpertRouting("sigmoid"), unrotated_layers(keys, layers)
+    # the first files count instead of true
+    tuned = keys.value("attn_temperature_tuning")
+    grows = bool(tuned) if type(tuned) is int else keys.flag("attn_temperature_tuning", True)
     growth = keys.number("attn_scale", default=0.1), keys.integer("floor_scale", 1, 2**31, 8192)
     norm = QKNorm(NormForm(weight=False), after_rotation=True, rotated_only=True)
     return fields | {
@@ -42,7 +45,7 @@ def llama4_fields(config: Any, keys: ConfigKeys) -> Fields:
         "interleaved_rope": True,
         "unrotated_layers": unrotated,
         "qk_norm": norm if keys.flag("use_qk_norm", True) else None,
-        "query_growth": QueryGrowth(*growth, 1, True) if keys.flag("attn_temperature_tuning", True) else None,
+        "query_growth": QueryGrowth(*growth, 1, True) if grows else None,
         "chunked": True,
         "sliding_window": keys.integer("attention_chunk_size", 1, LONGEST_SEQUENCE, None),
         "full_attention_layers": layers_of_type(keys, layers, unrotated, other="chunked_attention"),

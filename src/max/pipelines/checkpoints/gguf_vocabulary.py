@@ -133,6 +133,8 @@ def _special(
         isinstance(text, str) and json.dumps(text, ensure_ascii=False) in processor
     )
     template = config.get("chat_template")
+    if repo.file_exists("chat_template.json") and (file := repo.file("chat_template.json")):
+        template = read_json(file).get("chat_template", template)
     if repo.file_exists("chat_template.jinja") and (file := repo.file("chat_template.jinja")):
         template = file.read_text("utf-8")
     if isinstance(template, str):

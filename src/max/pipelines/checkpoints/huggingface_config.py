@@ -85,9 +85,28 @@ class HuggingFaceConfig:
 
     @property
     def checkpoint_dtype(self) -> str | None:
-        """The dtype of the weights, under its new or its old key."""
-        value = self._values.get("dtype") or self._values.get("torch_dtype")
+        """The dtype of the weights, under its new or its old key; that of text_config where the top level has none."""
+        value = self.stated("dtype") or self.stated("torch_dtype")
         return None if value is None else str(value)
+
+    @property
+    def quantisation(self) -> dict[str, Any] | None:
+        """The object ``quantization_config`` of the top level, or that of text_config; None without one."""
+        section = self.stated("quantization_config")
+        return section if isinstance(section, dict) else None
+
+    def stated(self, key: str) -> Any:
+        """The value of a key at the top level, or in text_config where the top level has none; None without one.
+
+        Args:
+            key: The key.
+        """
+        return next((part[key] for part in self._levels() if part.get(key) is not None), None)
+
+    def _levels(self) -> list[dict[str, Any]]:
+        """The file's object, and the text_config of a composite model."""
+        text = self._values.get("text_config")
+        return [self._values, text] if isinstance(text, dict) else [self._values]
 
     def to_dict(self) -> dict[str, Any]:
         """The file's object."""
@@ -104,16 +123,6 @@ class HuggingFaceConfig:
 
     def __repr__(self) -> str:
         return f"HuggingFaceConfig({self._name!r}, {self._values!r})"
-
-
-def quantisation_of(config: HuggingFaceConfig) -> dict[str, Any] | None:
-    """The object ``quantization_config`` of a config.json; None without one.
-
-    Args:
-        config: The config.
-    """
-    section = config.to_dict().get("quantization_config")
-    return section if isinstance(section, dict) else None
 
 
 @cache

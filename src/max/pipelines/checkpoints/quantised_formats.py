@@ -10,7 +10,7 @@ awq (gemm)          4 bits in words along outputs, zero points           GPTQ of
 compressed-tensors  int8, a scale a row or tensor                        Q8_0; scales rounded to float16
                     float8_e4m3fn, a scale a row or tensor               bfloat16
                     int4 in words, a scale for a multiple of 32 inputs   Q4_0; scales rounded to float16
-fp8                 float8_e4m3fn, a scale a block of rows and columns   bfloat16
+fp8                 float8_e4m3fn, a scale a block or tensor             bfloat16
 bitsandbytes        nf4 and fp4, a maximum for 64 elements               Q8_0, rounded to 8 bits
                     int8, a maximum a row                                Q8_0; scales rounded to float16
 mxfp4               4-bit floats with a power of 2 for 32                Q8_0, exact in the range of float16;
@@ -249,12 +249,18 @@ def _pack_quantised(state: dict[str, WeightData], stem: str) -> None:
 
 
 def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
-    size: Any = config.get("weight_block_size") or [128, 128]
+    stated: Any = config.get("weight_block_size")
+    size = stated or [128, 128]
     if not (isinstance(size, list) and len(size) == 2 and all(isinstance(s, int) and 0 < s <= _LARGEST for s in size)):  # fmt: skip
         raise _refuse(f"weight_block_size {size!r}")
     for stem in _stems(state, ".weight_scale_inv"):
         name = f"{stem}.weight"
         values, scales = _floats(state[name]), _floats(state.pop(f"{stem}.weight_scale_inv"))
+        # static scales of activations: these stay floats here
+        state.pop(f"{stem}.activation_scale", None)
+        if stated is None and scales.size == 1:
+            state[name] = _bfloat16(name, values * scales.reshape(()))
+            continue
         expected = [-(-side // part) for side, part in zip(values.shape, size, strict=True)]
         if list(scales.shape) != expected:
             raise ValueError(f"{stem} has {list(scales.shape)} scales, expected {expected}")

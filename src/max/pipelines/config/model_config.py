@@ -14,13 +14,13 @@ from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import Weights, WeightsFormat, load_weights
 from max.graph.weights import weights_format as format_of_files
 from max.interfaces import SamplingParamsGenerationConfigDefaults
+from max.pipelines.checkpoints.composite_config import COMPOSITES, text_weight_name
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import QUANTISED_KINDS, SupportedEncoding
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType, download_weight_files
 from max.pipelines.checkpoints.huggingface_config import (
     HuggingFaceConfig,
     active_config,
-    quantisation_of,
     sampling_defaults,
 )
 from max.pipelines.checkpoints.json_files import read_json
@@ -426,7 +426,7 @@ class MAXModelConfig(StrictConfig):
             if paths[0].suffix == ".gguf":
                 return self._gguf_encoding(paths)
             return SupportedEncoding.parse_from_file_name(paths[0].name)
-        section = quantisation_of(self.huggingface_config)
+        section = self.huggingface_config.quantisation
         stated = self.huggingface_config.checkpoint_dtype
         if section is not None and section.get("quant_method") in CONVERTED_METHODS:
             # blocks take the place of the weights, and the others are of the stated dtype
@@ -514,17 +514,20 @@ class MAXModelConfig(StrictConfig):
         return files.get(WeightsFormat.pytorch, [])
 
     def weights_size(self, quantize: str | None = None) -> int:
-        """The bytes of the weights in memory.
+        """The bytes of the weights in memory; of composite checkpoints only those of the text model are loaded.
 
         Args:
             quantize: What float matrices would be quantised to; the configuration's by default.
         """
         kind = quantize or self.quantize
+        composite = not COMPOSITES.keys().isdisjoint(self.huggingface_config.architectures)
         total = 0
         for path in self.weight_paths():
             readers = {".safetensors": read_safetensors_header, ".gguf": read_gguf_entries}
             if path.suffix in readers and self.quantization_encoding is not None:
                 entries = readers[path.suffix](path)
+                if composite:
+                    entries = [e for e in entries if text_weight_name(e.name) is not None]
                 total += bytes_of(entries, self.quantization_encoding, kind)
             else:
                 total += path.stat().st_size

@@ -16,6 +16,7 @@ from max.driver import Tensor
 from max.dtype.blocks import BLOCK_FORMATS
 from max.engine import InferenceSession
 from max.graph.weights import WeightData, load_weights
+from max.pipelines.checkpoints.composite_config import text_class
 from max.pipelines.checkpoints.gguf_families import FAMILIES
 from max.pipelines.checkpoints.gguf_vocabulary import tokenizer_metadata
 from max.pipelines.checkpoints.gguf_writer import GGUFEntry, write_gguf
@@ -31,6 +32,7 @@ from max.pipelines.export.gguf_weights import (
     stored_weights,
 )
 from max.pipelines.export.importance import ImportanceMatrix, importance_matrix
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.fused_weights import split_fused
@@ -86,15 +88,16 @@ def export_gguf(
     """
     repo = HuggingFaceRepo(str(folder))
     source = HuggingFaceConfig.load(repo)
-    name = next((a for a in source.architectures if architecture_of(a) is not None), None)
+    texts = {name: architecture_of(text_class(source, name)) for name in source.architectures}
+    name = next((name for name, stored in texts.items() if stored is not None), None)
     if name is None:
         raise ModelFilesError(
             f"{folder} is a {', '.join(source.architectures)}",
             "`max quantize` writes models of " + ", ".join(sorted(_ARCHITECTURES)) + ".",
         )
     PIPELINE_REGISTRY.load_own([name])
-    model, architecture = PIPELINE_REGISTRY.architectures[name].pipeline_model, _ARCHITECTURES[name]
-    assert issubclass(model, DecoderModel)
+    model, architecture = PIPELINE_REGISTRY.architectures[name].pipeline_model, texts[name]
+    assert issubclass(model, DecoderModel) and architecture is not None
     config = model.config_class.from_huggingface(source)
     if architecture == "nemotron_h" and config.experts is not None:
         architecture = "nemotron_h_moe"
@@ -104,13 +107,14 @@ def export_gguf(
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelFilesError(f"{folder} has no *.safetensors", "Give a folder with float weights.")
-    stored = {name: weight.data() for name, weight in load_weights(list(files)).items()}
+    own = model.own_weights(dict(load_weights(list(files)).items()))
+    stored = {name: weight.data() for name, weight in own.items()}
     for key, weight in stored.items():
         if not weight.dtype.is_float():
             raise ModelFilesError(
                 f"the weight {key!r} is {weight.dtype.name}", "Give a folder with float weights."
             )
-    weights = _model_weights(model, config, stored)
+    config, weights = _model_weights(model, config, stored)
     metadata: dict[str, Any] = {
         "general.architecture": architecture,
         "general.name": folder.name,
@@ -145,10 +149,12 @@ def architecture_of(name: str) -> str | None:
 
 
 def _model_weights(
-    model: type[DecoderModel], config: Any, stored: dict[str, WeightData]
-) -> dict[str, WeightData]:
-    """The weights that a model takes, by the decoder's names."""
-    weights = split_fused(config, model.weight_names.from_safetensors(stored))
+    model: type[DecoderModel], config: DecoderConfig, stored: dict[str, WeightData]
+) -> tuple[DecoderConfig, dict[str, WeightData]]:
+    """The shape of a model, and the weights that it takes, by the decoder's names."""
+    weights = model.weight_names.from_safetensors(stored)
+    config = model.shape_by_weights(config, weights)
+    weights = split_fused(config, weights)
     further = tuple(
         f"layers.{config.num_layers + index}." for index in range(config.prediction_layers)
     )
@@ -157,7 +163,7 @@ def _model_weights(
         weights.pop("lm_head.weight", None)
     if "embed_tokens.weight" not in weights:
         raise ModelFilesError("the weight files have no embedding", "Copy the files again.")
-    return weights
+    return config, weights
 
 
 def _table(name: str, values: npt.NDArray[Any]) -> GGUFEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter, u
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_form"]
+
+T = TypeVar("T")
 
 
 class DecoderInputs(ModelInputs):
@@ -170,6 +172,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
             UserError: A value does not fit the architecture.
         """
         config = self.config_class.from_huggingface(self.huggingface_config, self.max_seq_len)
+        config = self.shape_by_weights(config, state_dict)
         model_config = self.pipeline_config.model_config
         if model_config.weights_format is WeightsFormat.gguf:
             config = gguf_form(config, state_dict, self.gguf_interleaves_rope)
@@ -177,11 +180,35 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
             config = replace(config, interleaved_rope=_interleaved(model_config.rope_type))
         return config
 
+    @classmethod
+    def own_weights(cls, weights: Mapping[str, T]) -> dict[str, T]:
+        """The weights of a checkpoint that this model has, by the names that `weight_names` takes; by default all.
+
+        Args:
+            weights: The weights by the checkpoint's names.
+
+        Raises:
+            WeightsError: The checkpoint has none of them.
+        """
+        return dict(weights)
+
+    @classmethod
+    def shape_by_weights(
+        cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
+    ) -> DecoderConfig:
+        """The shape, with what the weights tell and config.json does not; by default nothing.
+
+        Args:
+            config: The shape that config.json describes.
+            state_dict: The weights by the decoder's names.
+        """
+        return config
+
     def _state_dict(self) -> dict[str, WeightData]:
         """The checkpoint's weights by the decoder's names."""
         rename = self.weight_names.from_safetensors if self.adapter is None else self.adapter
         return rename(
-            dict(self.weights.items()),
+            self.own_weights(dict(self.weights.items())),
             huggingface_config=self.huggingface_config,
             pipeline_config=self.pipeline_config,
         )

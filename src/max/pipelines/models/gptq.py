@@ -14,6 +14,7 @@ from max.graph.quantization import QuantizationConfig
 from max.graph.weights import WeightData
 from max.nn.linear import GPTQLinear, Linear
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS, METHODS
 from max.pipelines.core.exceptions import ModelFilesError
 
@@ -59,13 +60,13 @@ def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
     )
 
 
-def stores_plain_zeros(config: Any) -> bool:
+def stores_plain_zeros(config: HuggingFaceConfig) -> bool:
     """Whether a GPTQ checkpoint stores zero points as they are (format ``gptq_v2``), not minus 1.
 
     Args:
         config: The model's config.json.
     """
-    section = getattr(config, "quantization_config", None)
+    section = config.quantisation
     return section is not None and section.get("checkpoint_format") == "gptq_v2"
 
 

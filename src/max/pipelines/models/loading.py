@@ -10,7 +10,6 @@ from max.engine import InferenceSession
 from max.graph.weights import WeightData, WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnLogits
-from max.pipelines.checkpoints.huggingface_config import quantisation_of
 from max.pipelines.checkpoints.quantise import quantised_state_dict
 from max.pipelines.checkpoints.quantised_formats import convert_quantised
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -76,7 +75,7 @@ def _adapter(
     """The function that renames the weights; before, it converts those of quantised checkpoints, then it quantises floats."""
     model_config = config.model_config
     rename = weight_adapters.get(model_config.weights_format)
-    kind, section = model_config.quantize, quantisation_of(model_config.huggingface_config)
+    kind, section = model_config.quantize, model_config.huggingface_config.quantisation
     if kind is None and section is None:
         return rename
     if rename is None:

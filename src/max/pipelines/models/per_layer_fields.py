@@ -105,14 +105,16 @@ def full_heads(config: Any, keys: ConfigKeys, fields: Fields) -> Fields:
     """
     full, shape = fields["full_attention_layers"], (fields["num_kv_heads"], fields["head_dim"])
     as_values, stated = keys.flag("attention_k_eq_v"), keys.value("per_layer_config")
-    if isinstance(stated, HuggingFaceConfig):
-        stated = stated.to_dict()
     if stated is None:
         heads = keys.integer("num_global_key_value_heads", 1, LONGEST_SEQUENCE, shape[0])
         dim = keys.integer("global_head_dim", 2, LONGEST_SEQUENCE, 512)
         own = (heads if as_values else shape[0], dim)
     else:
-        shapes = [_heads(keys, stated, index, shape) for index in range(fields["num_layers"])]
+        stated = _by_index(keys, stated, fields["num_layers"])
+        shapes = [
+            _heads(keys, stated.get(index, {}), index, shape)
+            for index in range(fields["num_layers"])
+        ]
         own = next((shapes[index] for index in sorted(full)), shape)
         if any(one != (own if index in full else shape) for index, one in enumerate(shapes)):
             raise keys.error("per_layer_config", "equal heads in all layers of a kind")
@@ -123,9 +125,19 @@ def full_heads(config: Any, keys: ConfigKeys, fields: Fields) -> Fields:
     return fields | {"full_attention_heads": own, "keys_as_values": as_values}
 
 
-def _heads(keys: ConfigKeys, stated: Any, index: int, shape: tuple[int, int]) -> tuple[int, int]:
+def _by_index(keys: ConfigKeys, stated: Any, num_layers: int) -> dict[int, Any]:
+    """The objects of ``per_layer_config`` by the layers' indices, which transformers pads with zeros (``05``)."""
+    layers = stated.to_dict() if isinstance(stated, HuggingFaceConfig) else stated
+    by_index: dict[int, Any] = {}
+    if isinstance(layers, Mapping):
+        by_index = {int(key): layer for key, layer in layers.items() if str(key).isdecimal()}
+    if not isinstance(layers, Mapping) or len(by_index) < len(layers) or not {*by_index} <= {*range(num_layers)}:  # fmt: skip
+        raise keys.error("per_layer_config", f"objects by layers' indices, 0 to {num_layers - 1}")
+    return by_index
+
+
+def _heads(keys: ConfigKeys, layer: Any, index: int, shape: tuple[int, int]) -> tuple[int, int]:
     """The number of KV heads of a layer, and their size."""
-    layer = stated.get(str(index), {}) if isinstance(stated, Mapping) else None
     if not isinstance(layer, Mapping) or not {*layer} <= {"head_dim", "num_key_value_heads"}:
         raise keys.error("per_layer_config", "head_dim and num_key_value_heads by layers' indices")
     own = ConfigKeys(layer, f"per_layer_config.{index}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
+from max.pipelines.checkpoints.composite_config import COMPOSITES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -79,6 +80,7 @@ OWN_ARCHITECTURES = {
     "smollm3": ("SmolLM3ForCausalLM",),
     "stablelm": ("StableLmForCausalLM",),
     "starcoder2": ("Starcoder2ForCausalLM",),
+    "composite": tuple(COMPOSITES),
     # after the decoders: Qwen3ForCausalLM is a model of text first
     "encoders.bert": ("BertForMaskedLM", "BertForSequenceClassification", "BertModel"),
     "encoders.distilbert": (

@@ -22,7 +22,7 @@ _BESIDE = (".json", ".jinja", ".model", ".txt")
 # the files of a folder that is only known by its address
 _COMMON = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
-    "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt", "SHA256SUMS",
+    "chat_template.json",     "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt", "SHA256SUMS",
 )  # fmt: skip
 
 

@@ -192,8 +192,10 @@ def _eos_ids(pipeline_config: PipelineConfig | None, own: int | None) -> set[int
     ids: set[int] = set() if own is None else {own}
     if pipeline_config is not None:
         model = pipeline_config.model_config
-        for keys in (ConfigKeys(model.huggingface_config), model.generation_keys):
-            ids |= set(keys.token_ids("eos_token_id"))
+        config = ConfigKeys(model.huggingface_config)
+        # a composite model's tokens may stand in its text_config alone
+        for keys in (config, config.object("text_config"), model.generation_keys):
+            ids |= set() if keys is None else set(keys.token_ids("eos_token_id"))
     return ids
 
 

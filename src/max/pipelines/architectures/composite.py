@@ -1,0 +1,38 @@
+"""The text models of composite checkpoints: classes whose config.json has a text_config beside those of images and audio."""
+
+from __future__ import annotations
+
+from max.pipelines.architectures import (
+    gemma3,
+    gemma3n,
+    gemma4,
+    llama4,
+    ministral,
+    mistral,
+    qwen3_next,
+)
+from max.pipelines.architectures.decoder_family import composite_family
+from max.pipelines.checkpoints.composite_config import COMPOSITES
+
+__all__ = ["ARCHITECTURES"]
+
+_REPOS = {
+    "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
+    "Gemma3nForConditionalGeneration": "google/gemma-3n-E2B-it",
+    "Gemma4ForConditionalGeneration": "google/gemma-4-E2B-it",
+    "Llama4ForConditionalGeneration": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "Mistral3ForConditionalGeneration": "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+    "Qwen3_5ForConditionalGeneration": "Qwen/Qwen3.5-27B",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen/Qwen3.5-35B-A3B",
+}
+_TEXT = {
+    architecture.name: architecture
+    for module in (gemma3, gemma3n, gemma4, llama4, ministral, mistral, qwen3_next)
+    for architecture in module.ARCHITECTURES
+}
+
+ARCHITECTURES = [
+    composite_family(name, [_REPOS[name]], {kind: _TEXT[text] for kind, text in texts.items()})
+    for name, texts in COMPOSITES.items()
+]
+"""The architectures of this module, for the registry."""

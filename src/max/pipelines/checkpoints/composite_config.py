@@ -1,0 +1,239 @@
+"""Composite checkpoints: a text model beside models of images and audio; the text model's config and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.core.exceptions import WeightsError
+
+__all__ = [
+    "COMPOSITES",
+    "text_class",
+    "text_config",
+    "text_model_type",
+    "text_weight_name",
+    "text_weights",
+]
+
+T = TypeVar("T")
+
+COMPOSITES: dict[str, dict[str, str]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
+    "Mistral3ForConditionalGeneration": {
+        "mistral": "MistralForCausalLM",
+        "ministral3": "Ministral3ForCausalLM",
+    },
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+}
+"""The classes of composite models, and for each ``model_type`` of a text_config the class of the text model.
+
+The first type is that of a text_config without a ``model_type``.
+"""
+
+_ROTATION_OF_GEMMA4 = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e6,
+    },
+}
+_QWEN3_5 = {
+    "vocab_size": 248320,
+    "num_attention_heads": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+}
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    },
+    "gemma3n_text": {
+        "vocab_size": 262400,
+        "hidden_size": 2048,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    },
+    "gemma4_text": {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+        "rope_parameters": _ROTATION_OF_GEMMA4,
+    },
+    "llama4_text": {
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "attention_chunk_size": 8192,
+    },
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+    },
+    "ministral3": {
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "qwen3_5_text": {
+        **_QWEN3_5,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    },
+    "qwen3_5_moe_text": {
+        **_QWEN3_5,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    },
+}
+"""For each ``model_type`` the values of keys that published files leave out, as transformers' config class has them.
+
+Values that the family's reader of fields sets by itself are not repeated.
+"""
+
+_TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "mistral", "ministral3")
+"""The types whose composite classes tie the output layer where neither config says so."""
+
+_TOP_KEYS = ("tie_word_embeddings", "quantization_config")
+"""Keys that count at the top level of a composite config.json, if it states them."""
+
+_OTHER_PARTS = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")  # fmt: skip
+"""Beginnings of the names of the weights of images and audio, after ``model.`` if they have it."""
+
+_TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.")
+"""Beginnings of the names of the text model's weights, for its own ``model.``."""
+
+
+def text_model_type(config: HuggingFaceConfig, name: str) -> str:
+    """The ``model_type`` of the text model of a composite config.json.
+
+    Args:
+        config: The file.
+        name: The composite class, a key of `COMPOSITES`.
+
+    Raises:
+        ModelFilesError: The file has no text_config, or its ``model_type`` is none of the class's.
+    """
+    section = ConfigKeys(config).object("text_config")
+    if section is None:
+        raise ConfigKeys(config).error("text_config", f"the config of the text model of {name}")
+    kinds = tuple(COMPOSITES[name])
+    return section.choice("model_type", kinds, kinds[0])
+
+
+def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
+    """The config of the text model of a composite config.json, with the defaults of its type.
+
+    Args:
+        config: The file.
+        name: The composite class, a key of `COMPOSITES`.
+
+    Raises:
+        ModelFilesError: The file has no text_config, or its ``model_type`` is none of the class's.
+    """
+    kind = text_model_type(config, name)
+    top = config.to_dict()
+    stated = {key: top[key] for key in _TOP_KEYS if top.get(key) is not None}
+    values = {"tie_word_embeddings": kind in _TIED, **DEFAULTS[kind], **top["text_config"]}
+    values |= {"model_type": kind, "architectures": [COMPOSITES[name][kind]], **stated}
+    return HuggingFaceConfig(values, f"text_config of {config.source}")
+
+
+def text_class(config: HuggingFaceConfig, name: str) -> str:
+    """The class of the text model of a composite class; other classes stay.
+
+    Args:
+        config: The config.json.
+        name: A class's name in its ``architectures``.
+
+    Raises:
+        ModelFilesError: As `text_model_type`.
+    """
+    return COMPOSITES[name][text_model_type(config, name)] if name in COMPOSITES else name
+
+
+def text_weight_name(stored: str) -> str | None:
+    """The name that a weight of a composite checkpoint has in checkpoints of the text model; None for other parts.
+
+    Args:
+        stored: The name. One that is of no part that composite checkpoints have stays.
+    """
+    if stored.removeprefix("model.").startswith(_OTHER_PARTS):
+        return None
+    stored = stored.removeprefix("language_model.") if stored.startswith("language_model.lm_head.") else stored  # fmt: skip
+    prefix = next(filter(stored.startswith, _TEXT_PREFIXES), None)
+    return stored if prefix is None else f"model.{stored.removeprefix(prefix)}"
+
+
+def text_weights(weights: Mapping[str, T]) -> dict[str, T]:
+    """The weights of the text model by the names that its own checkpoints have; those of other parts are left out.
+
+    Args:
+        weights: The weights of a composite checkpoint, which are not read.
+
+    Raises:
+        WeightsError: There are weights, and none is the text model's.
+    """
+    own: dict[str, T] = {}
+    for stored, weight in weights.items():
+        name = text_weight_name(stored)
+        if name is not None:
+            own[name] = weight
+    if weights and not own:
+        raise WeightsError(
+            f"the files have weights of images or audio alone ({next(iter(weights))!r}, …), expected those of the text "
+            f"model, as {'model.language_model.embed_tokens.weight'!r}"
+        )
+    return own
