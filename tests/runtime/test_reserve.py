@@ -21,7 +21,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserve, "LEAST_BYTES", STEP)
     monkeypatch.setattr(reserve, "STEP_BYTES", STEP)
     monkeypatch.setattr(reserve, "SPARE_BYTES", 0)
-    monkeypatch.setattr(platform, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(reserve, "usable_cpus", lambda: 2)
 
 
 def touched(num_bytes: int) -> Reserve:
@@ -91,7 +91,7 @@ def test_the_end_is_left_to_the_first_write(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_thread_where_it_does_not_pay(
     num_bytes: int, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(platform, "usable_cpus", lambda: cores)
+    monkeypatch.setattr(reserve, "usable_cpus", lambda: cores)
     threads = threading.active_count()
     made = Reserve(num_bytes)
     assert threading.active_count() == threads and made.touched == 0
