@@ -24,7 +24,8 @@ def count_failures(examples: Iterable[tuple[str, Callable[[], None]]]) -> int:
     """Runs examples and prints their assertion errors; returns how many failed.
 
     Args:
-        examples: Each with its name, which is printed before it runs: the last line names the one that ended the process.
+        examples: Each with its name, which is printed before it runs: the last line names the one that ended the
+            process.
     """
     failures = 0
     for name, run in examples:

@@ -6,7 +6,8 @@
     y = guarded(np.zeros((2, 3)), end=False)               # its first byte is the first after such a page
     margins = Margins(); z = margins.guard(np.zeros(5)); ...; margins.check()
 
-What lies between an array and the page on its other side has a pattern, which `Margins.check` compares: writes that stay in the page show there.
+What lies between an array and the page on its other side has a pattern, which `Margins.check` compares: writes that
+stay in the page show there.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ def nearest(x: Array, dtype: Any) -> Array:
 
 
 def near_ties(dtype: Any, rng: np.random.Generator, count: int) -> Array:
-    """float64 values on ties of `dtype`, next to them, and within what a float32 distinguishes from them; of either sign."""
+    """float64 values on ties of `dtype`, next to them, and within what a float32 distinguishes from them; of either
+    sign.
+    """
     values = positive_values(dtype)
     grid = np.append(values, 2 * values[-1] - values[-2])
     ties = (grid[1:] + grid[:-1]) / 2

@@ -1,9 +1,11 @@
-"""How far the outputs of a graph may be from the interpreter's: found by interpreting it again with rounding errors put in.
+"""How far the outputs of a graph may be from the interpreter's: found by interpreting it again with rounding errors put
+in.
 
-A correct float32 evaluation may add in another order and use another `tanh`, so each op is off by some units in the last place (ulps).
-What that does to an output depends on the graph: a chain may amplify an error, and a difference of equal values consists of errors
-only. So the bound is measured, element by element: the interpreter runs `SAMPLES` more times, where each element of each input and
-result is off by up to `ULPS` ulps at random, and the engine may be `FACTOR` times as far away as these runs are.
+A correct float32 evaluation may add in another order and use another `tanh`, so each op is off by some units in the
+last place (ulps). What that does to an output depends on the graph: a chain may amplify an error, and a difference of
+equal values consists of errors only. So the bound is measured, element by element: the interpreter runs `SAMPLES` more
+times, where each element of each input and result is off by up to `ULPS` ulps at random, and the engine may be `FACTOR`
+times as far away as these runs are.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def _perturbed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def interpret(graph: Any, arrays: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The interpreter's outputs, each with its bound: the largest difference that rounding explains, an array of its shape."""
+    """The interpreter's outputs, each with its bound: the largest difference that rounding explains, an array of its
+    shape.
+    """
     expected = _interpreter.run(graph, [array.copy() for array in arrays])
     differences: list[list[np.ndarray]] = [[] for _ in expected]
     finish = Frame._finish

@@ -1,4 +1,6 @@
-"""The parts of the benchmark runner that only compute: merging of tables, ratios, random sizes, which engines fit in memory."""
+"""The parts of the benchmark runner that only compute: merging of tables, ratios, random sizes, which engines fit in
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Start-up, counted: modules imported, kernels made, measurements, bytes read. No seconds, so that busy machines do not matter."""
+"""Start-up, counted: modules imported, kernels made, measurements, bytes read. No seconds, so that busy machines do not
+matter.
+"""
 
 from __future__ import annotations
 

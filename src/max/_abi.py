@@ -1,4 +1,5 @@
-"""The memory layouts that native code and Python share. Everything that reads or writes them takes its numbers from here.
+"""The memory layouts that native code and Python share. Everything that reads or writes them takes its numbers from
+here.
 
 A struct is a :class:`Words`: 64-bit fields, each member the index of its field. A kernel sees :class:`Context` and
 :class:`ErrorRecord` (docs/architecture.md, section 2); the rest is between the native part of the pool
@@ -216,7 +217,8 @@ _FIRST_INPUT = 2
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:
-    """The base addresses that an execution hands to a program: ``[0, arena, inputs…, outputs…, arenas of later segments…]``.
+    """The base addresses that an execution hands to a program: ``[0, arena, inputs…, outputs…, arenas of later
+    segments…]``.
 
     Args:
         num_inputs: Inputs of the program.

@@ -1,8 +1,8 @@
 """Names as other versions of the API have them, and where they are here.
 
-Keyword arguments of other versions: `later_keywords`. Modules and their names are in two tables. `MODULES`: modules that stand elsewhere here; a finder of `sys.meta_path` makes them when they
-are imported. `NAMES`: names that a module had or will have, for the
-module's own ``__getattr__``, which also tells of names that are absent (`max._absent`)::
+Keyword arguments of other versions: `later_keywords`. Modules and their names are in two tables. `MODULES`: modules
+that stand elsewhere here; a finder of `sys.meta_path` makes them when they are imported. `NAMES`: names that a module
+had or will have, for the module's own ``__getattr__``, which also tells of names that are absent (`max._absent`)::
 
     __getattr__ = earlier_names(__name__)
 

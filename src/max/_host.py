@@ -1,4 +1,6 @@
-"""CPUs and memory that this process may use: the machine, cut down by affinity and control groups. Standard library only."""
+"""CPUs and memory that this process may use: the machine, cut down by affinity and control groups. Standard library
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tracebacks that end at the user's line: frames of `max` are not shown for errors that are the caller's.
 
-A hook of `sys` and `threading` takes the frames out when an exception that nobody caught is shown; staging pays nothing.
-``MAX_TRACEBACK=full`` keeps them, and so do errors that can only be ours, such as a failed assertion.
+A hook of `sys` and `threading` takes the frames out when an exception that nobody caught is shown; staging pays
+nothing. ``MAX_TRACEBACK=full`` keeps them, and so do errors that can only be ours, such as a failed assertion.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spans of time in a program, nested and named.
 
-With ``MAX_PROFILE=1`` each span is logged when it closes, with its time, to the logger ``max.profiler`` (level INFO); without it
-spans cost next to nothing. Where the time of a model goes is told by ``Model.profile()``.
+With ``MAX_PROFILE=1`` each span is logged when it closes, with its time, to the logger ``max.profiler`` (level INFO);
+without it spans cost next to nothing. Where the time of a model goes is told by ``Model.profile()``.
 
 ::
 

@@ -39,8 +39,8 @@ from tests.architectures.llama_harness import (
     weights_of,
 )
 
-# test_greedy_tokens compiles one case of each architecture and compares its logits, too; each of these has a path through
-# layers or kernels that those lack; the long suite compiles all
+# test_greedy_tokens compiles one case of each architecture and compares its logits, too; each of these has a path
+# through layers or kernels that those lack; the long suite compiles all
 COMPILED = {
     "falcon_grouped", "gemma4_experts", "lfm2_bias", "opt_after", "phimoe", "stablelm_parallel",
 }  # fmt: skip

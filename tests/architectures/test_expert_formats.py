@@ -166,7 +166,9 @@ def _wide(case: str) -> Any:
 def _logits(
     model: Any, case: str, kind: str, backend: str, decodes: bool, tokens: list[int]
 ) -> tuple[Any, set[str]]:
-    """The logits of a model that is quantised at load, its blocks decoded again or not; the names of stacked weights in blocks."""
+    """The logits of a model that is quantised at load, its blocks decoded again or not; the names of stacked weights in
+    blocks.
+    """
     quantiser, stacked = Quantiser(InferenceSession()), set[str]()
 
     def change(weights: dict[str, WeightData]) -> Mapping[str, WeightData]:

@@ -66,9 +66,11 @@ def centred(rows: Array) -> Array:
 
 @pytest.mark.parametrize("case", sorted(FAMILIES.values()))
 def test_tokens_of_ragged_batches_chunks_and_preemption(case: str, tmp_path: Path) -> None:
-    """Three requests in two slots; prompts in chunks of 7; two preemptions amid tokens; then one request alone, with logits.
+    """Three requests in two slots; prompts in chunks of 7; two preemptions amid tokens; then one request alone, with
+    logits.
 
-    Sequences of up to 52 tokens exceed the windows (5), the original contexts of scaled rotations (12 and 16), and pages.
+    Sequences of up to 52 tokens exceed the windows (5), the original contexts of scaled rotations (12 and 16), and
+    pages.
     """
     model = transformers_model(case, VOCABULARY)
     random_checkpoint(tmp_path, model)

@@ -1,7 +1,7 @@
 """The matrix of architectures, encodings and sources: what docs/models.md states, and cells that no other test runs.
 
-Float32 runs in `test_decoders`, bfloat16 in `test_bfloat16`, GGUF files in `test_gguf_decoders` and `test_gguf_written`;
-here each architecture runs in float16, and with weights that are quantised when they are loaded.
+Float32 runs in `test_decoders`, bfloat16 in `test_bfloat16`, GGUF files in `test_gguf_decoders` and
+`test_gguf_written`; here each architecture runs in float16, and with weights that are quantised when they are loaded.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def check_cell(name: str, encoding: str, rng: np.random.Generator) -> None:
     )
     parts = [ours.step({"a": part}).logits[0] for part in (tokens[:-1], tokens[-1:])]
     expected = reference_logits(model, tokens)
-    # random models of this width grow roundings of 8 bits up to 30 times, and choose other experts; unrelated logits have
-    # an error of 1.4
+    # random models of this width grow roundings of 8 bits up to 30 times, and choose other experts; unrelated logits
+    # have an error of 1.4
     bound = 0.5 if encoding == "q8_0" else 3e-2
     assert error(np.concatenate(parts), expected) < bound
 

@@ -1,9 +1,9 @@
 """Runs compiled programs in other orders that their barriers allow, which shows missing barriers.
 
-Without a barrier a worker starts a launch before other workers have finished the launches ahead of it. All parallel launches
-between two barriers may therefore run in any order; worker 0 runs serial launches in program order. `reordered` permutes
-launches so that each pair without a barrier between them is exchanged in one of `ORDERS`. Results equal those of the
-interpreter only if no such pair accesses the same memory.
+Without a barrier a worker starts a launch before other workers have finished the launches ahead of it. All parallel
+launches between two barriers may therefore run in any order; worker 0 runs serial launches in program order.
+`reordered` permutes launches so that each pair without a barrier between them is exchanged in one of `ORDERS`. Results
+equal those of the interpreter only if no such pair accesses the same memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ ORDERS = ("serial first", "serial last")
 
 
 def reorder(launches: Sequence[Launch], order: str) -> list[Launch]:
-    """The launches between two barriers: parallel ones reversed, serial ones before or after them, each behind a barrier."""
+    """The launches between two barriers: parallel ones reversed, serial ones before or after them, each behind a
+    barrier.
+    """
     targets = {launch.target for launch in launches if isinstance(launch, Jump)}
     result: list[Launch] = []
     epoch: list[Launch] = []

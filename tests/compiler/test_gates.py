@@ -1,4 +1,5 @@
-"""Speed gates without a clock: launches, barriers, bytes moved, arena size and compilations of the graphs of model layers.
+"""Speed gates without a clock: launches, barriers, bytes moved, arena size and compilations of the graphs of model
+layers.
 
 A change that increases one of these numbers needs a reason; one that decreases it updates the number.
 """

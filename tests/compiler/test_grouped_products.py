@@ -91,7 +91,9 @@ def test_a_gated_layer(kind: str, tokens_dtype: str, size: int, machine: str) ->
 
 
 def test_weights_of_several_products() -> None:
-    """A weight that products of two groups of rows share is packed once, before the first of them; a result with another use is stored."""
+    """A weight that products of two groups of rows share is packed once, before the first of them; a result with
+    another use is stored.
+    """
     weights = Weights("float32")
     with Graph(
         "g",

@@ -43,7 +43,9 @@ def run(
     devices: Sequence[DeviceRef] | None = None,
     signals: int = 0,
 ) -> list[Array]:
-    """Returns the outputs of a function of tensors and signal buffers; input i is on device i unless `devices` is given."""
+    """Returns the outputs of a function of tensors and signal buffers; input i is on device i unless `devices` is
+    given.
+    """
     where = list(devices) if devices is not None else refs(len(inputs))
     types: list[Any] = [
         TensorType(DType.from_numpy(x.dtype), x.shape if dims is None else dims[i], where[i])

@@ -65,7 +65,8 @@ def compare(
     weights: dict[str, Array] | None = None,
     tolerance: float = 2e-6,
 ) -> Model:
-    """Runs a function of tensors on all devices, and on the CPU only; the results must be equal. Returns the mixed model.
+    """Runs a function of tensors on all devices, and on the CPU only; the results must be equal. Returns the mixed
+    model.
 
     Args:
         devices: The devices.

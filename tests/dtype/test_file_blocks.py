@@ -1,4 +1,6 @@
-"""Blocks of GGUF files without kernels: decoded as the gguf package does, bit by bit, and converted to blocks with kernels."""
+"""Blocks of GGUF files without kernels: decoded as the gguf package does, bit by bit, and converted to blocks with
+kernels.
+"""
 
 from __future__ import annotations
 

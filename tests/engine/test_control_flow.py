@@ -157,7 +157,9 @@ def test_carried_dtypes(run, dtype: DType) -> None:
 
 
 def test_loops_in_loops(run) -> None:
-    """Sums of triangle numbers by nested loops; the inner loop runs 0 to n - 1 iterations and starts with new values each time."""
+    """Sums of triangle numbers by nested loops; the inner loop runs 0 to n - 1 iterations and starts with new values
+    each time.
+    """
 
     def build(n: Any) -> Any:
         def body(i: Any, total: Any) -> Any:

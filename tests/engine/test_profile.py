@@ -1,4 +1,6 @@
-"""Profiles: calls, bytes and shares agree with the program; nothing is recorded without a request; `MAX_PROFILE` prints a table."""
+"""Profiles: calls, bytes and shares agree with the program; nothing is recorded without a request; `MAX_PROFILE` prints
+a table.
+"""
 
 from __future__ import annotations
 

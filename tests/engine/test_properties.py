@@ -1,7 +1,8 @@
 """Each op on drawn shapes, ranks, axes, dtypes and symbols: interpreter and engine against NumPy and torch.
 
 A property draws operands and parameters, and computes the expected result. Sizes include 0 and 1; each dimension is
-static or a symbol at random (equal sizes are one symbol). `tests/ops/table.py` has the dtypes in full; here are the shapes.
+static or a symbol at random (equal sizes are one symbol). `tests/ops/table.py` has the dtypes in full; here are the
+shapes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ ELSEWHERE = {
 
 
 class Draw:
-    """Draws operands, and stages the case: ``x = draw.tensor(shape)`` is an array, ``draw.value(x)`` its value in the graph."""
+    """Draws operands, and stages the case: ``x = draw.tensor(shape)`` is an array, ``draw.value(x)`` its value in the
+    graph.
+    """
 
     def __init__(self, data: st.DataObject) -> None:
         self.data = data

@@ -1,4 +1,6 @@
-"""Inputs that share memory with mutable inputs: read with their values before the execution, or refused with both names."""
+"""Inputs that share memory with mutable inputs: read with their values before the execution, or refused with both
+names.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Random programs on eager tensors, repeated with one thing changed, each value compared with NumPy's.
 
 A program is drawn as source code, so that each call has a line of its own, as in programs that traces follow. Each
-statement computes a tensor (``t3``) and the same with NumPy (``a3``). Between repetitions sizes, dtypes, numbers, arrays,
-the tensors that are read or held, written memory and the order of statements change; memory is exported and written
-later, values are deleted, kept and asked for in another order, statements raise, and two threads run one program.
-Integers and bools are values of their own, whose dtypes promote; they decide which statements run.
-Weights are packed after two runs.
+statement computes a tensor (``t3``) and the same with NumPy (``a3``). Between repetitions sizes, dtypes, numbers,
+arrays, the tensors that are read or held, written memory and the order of statements change; memory is exported and
+written later, values are deleted, kept and asked for in another order, statements raise, and two threads run one
+program. Integers and bools are values of their own, whose dtypes promote; they decide which statements run. Weights are
+packed after two runs.
 
 ``python -m tests.experimental.eager_programs --first SEED --count N`` runs programs; ``--show SEED`` prints one.
 """

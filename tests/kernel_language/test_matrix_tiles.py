@@ -223,7 +223,8 @@ def some(out: k.Output[k.f32, 2], a: k.Input[k.bf16, 2], x: k.Input[k.u8, 2], ct
     for name in ("tdpbf16ps", "tdpbusd", "tdpbsud", "tdpbssd", "tdpbuud", "ldtilecfg", "tilezero"):
         assert text.count(f"\t{name}\t") == 1, name
     assert text.count("tileloadd") == text.count("tilestored") == 1
-    # at the end, where the kernel raises, where another worker did, and where the run is interrupted: after a turn, and a chunk
+    # at the end, where the kernel raises, where another worker did, and where the run is interrupted: after a turn, and
+    # a chunk
     assert k.emit_llvm(ir, AMX).count("call void @llvm.x86.tilerelease()") == 5
     assert "tilerelease" in text
     data = text[text.index("tiles0:") :]

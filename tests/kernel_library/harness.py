@@ -34,8 +34,8 @@ def target(name: str) -> k.Target:
     """The target of a name.
 
     Args:
-        name: ``"host"``, ``"avx2"``, ``"generic"`` (the baseline of the architecture) or ``"pairs"`` (products of pairs of
-            bf16). The prefix ``"tiles "`` adds emulated AMX tiles, ``"invariant "`` makes results batch-invariant.
+        name: ``"host"``, ``"avx2"``, ``"generic"`` (the baseline of the architecture) or ``"pairs"`` (products of pairs
+            of bf16). The prefix ``"tiles "`` adds emulated AMX tiles, ``"invariant "`` makes results batch-invariant.
     """
     if name == "pairs":
         # for the interpreter: this machine may lack the instructions

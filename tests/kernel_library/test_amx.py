@@ -1,4 +1,6 @@
-"""Products in emulated AMX tiles against the paths without tiles, NumPy and the interpreter, and the code for processors with AMX."""
+"""Products in emulated AMX tiles against the paths without tiles, NumPy and the interpreter, and the code for
+processors with AMX.
+"""
 
 from __future__ import annotations
 

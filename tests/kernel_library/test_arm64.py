@@ -1,7 +1,7 @@
 """Machine code for arm64: LLVM cross-compiles the main kernels, and the tests count instructions in the inner loops.
 
-A loop is a basic block that jumps back to itself, so its instructions are the work of one step. The counts are upper bounds: without
-an arm64 machine they stand for the speed of the kernels.
+A loop is a basic block that jumps back to itself, so its instructions are the work of one step. The counts are upper
+bounds: without an arm64 machine they stand for the speed of the kernels.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ def test_few_rows_of_bf16(
 def test_products_of_bytes(
     encoding: str, features: tuple[str, ...], instruction: str, most: int
 ) -> None:
-    """A block of 32 × 32 elements takes 64 products of 16 bytes; loops have one or four rows of x, and unpack and scale the block."""
+    """A block of 32 × 32 elements takes 64 products of 16 bytes; loops have one or four rows of x, and unpack and scale
+    the block.
+    """
     text = compiled(encoding, features)
     blocks = with_most(text, instruction)
     assert blocks[0].ops[instruction] == 64

@@ -235,7 +235,9 @@ def test_pages_longer_than_a_block_of_keys(machine: str, page_size: int, mask: s
 @pytest.mark.parametrize("mask", ["causal", "sliding_window"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_pages_of_the_next_sequence_are_not_checked(machine: str, mask: str, workers: int) -> None:
-    """Its keys are prefetched: a sequence without tokens may have any pages. Three query heads of a KV head are a pass of their own."""
+    """Its keys are prefetched: a sequence without tokens may have any pages. Three query heads of a KV head are a pass
+    of their own.
+    """
     lengths = [(1, 1), (29, 1), (0, 0), (128, 1), (0, 0), (256, 1), (63, 2), (130, 1), (0, 0)]
     cache = make_cache(lengths, 9, 3, 72, 130, F16)
     for sequence, (_, new) in enumerate(lengths):

@@ -1,4 +1,5 @@
-"""Invalid indices, offsets, page tables, counts and parameters: the engine returns what the interpreter returns, or both raise.
+"""Invalid indices, offsets, page tables, counts and parameters: the engine returns what the interpreter returns, or
+both raise.
 
 Inputs lie between guard pages, so that an access outside of an input ends the test run.
 """

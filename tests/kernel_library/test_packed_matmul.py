@@ -1,4 +1,6 @@
-"""Products with packed dense weights on targets that multiply pairs of bf16, in the interpreter, as few machines have them."""
+"""Products with packed dense weights on targets that multiply pairs of bf16, in the interpreter, as few machines have
+them.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ def write_tasks(
 
 
 def tasks_of(machine: str, rows: int, columns: int, workers: int) -> list[int]:
-    """The maximum rows and panels of a task, and the number of tasks; checks that tasks cover each row of each strip once."""
+    """The maximum rows and panels of a task, and the number of tasks; checks that tasks cover each row of each strip
+    once.
+    """
     strips = -(-columns // COLUMNS)
     tasks, sizes = np.zeros((rows * strips, 4), np.int64), np.zeros(3, np.int64)
     k.interpret(write_tasks, [tasks, sizes, rows, columns, workers], target=target(machine))

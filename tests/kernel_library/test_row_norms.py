@@ -16,7 +16,9 @@ SIZE = 64
 
 
 def exact_rows(rows: int, dtype: Any) -> tuple[np.ndarray, float]:
-    """Rows of small integers with equal mean squares, and the epsilon that makes their scale f32(1 / 3): sums are exact in any order."""
+    """Rows of small integers with equal mean squares, and the epsilon that makes their scale f32(1 / 3): sums are exact
+    in any order.
+    """
     rng = np.random.default_rng(rows)
     row = rng.integers(-3, 4, SIZE)
     x = np.stack([rng.permutation(row) * rng.choice([-1, 1], SIZE) for _ in range(rows)])

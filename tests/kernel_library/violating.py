@@ -1,9 +1,9 @@
 """Kernels of ops without shape rules, with operands that do not fit each other: they raise, or stay in their memory.
 
 A graph may call these ops as custom ops with operands of any shape and contents. Each example takes a case of
-`tests.kernel_library.test_interpreted` and changes some of its operands: a size along an axis, or numbers of an integer operand. The kernel is
-compiled with ``MAX_KERNEL_CHECK=2``: an access outside of an operand raises with a message of that check, which is a
-fault of the kernel. Where the op has a NumPy reference, both give the same result or both raise.
+`tests.kernel_library.test_interpreted` and changes some of its operands: a size along an axis, or numbers of an integer
+operand. The kernel is compiled with ``MAX_KERNEL_CHECK=2``: an access outside of an operand raises with a message of
+that check, which is a fault of the kernel. Where the op has a NumPy reference, both give the same result or both raise.
 
 ``python -m tests.kernel_library.violating --first SEED --count N`` runs examples and prints each seed before it runs.
 ``--case NAME`` takes one case.
@@ -103,7 +103,9 @@ def _attempt(run: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _reference(symbol: str, arrays: list[Array], results: Any, attributes: Any) -> Any:
-    """Runs the NumPy reference of an op, with sizes that it takes from attributes where the kernel takes them from results."""
+    """Runs the NumPy reference of an op, with sizes that it takes from attributes where the kernel takes them from
+    results.
+    """
     function = REFERENCES[symbol]
     names = signature(function).parameters
     given = {name: value for name, value in attributes.items() if name in names}

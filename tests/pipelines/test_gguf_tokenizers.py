@@ -97,7 +97,8 @@ def isolated(pattern: str) -> Any:
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
-# as in the tokenizer.json files of GPT-2, StarCoder 2, Llama 3, Qwen 2, Falcon, DeepSeek Coder, BLOOM, Mistral NeMo and GPT-OSS
+# as in the tokenizer.json files of GPT-2, StarCoder 2, Llama 3, Qwen 2, Falcon, DeepSeek Coder, BLOOM, Mistral NeMo and
+# GPT-OSS
 FOLDERS = {
     "gpt-2": lambda: byte_level(use_regex=True),
     "starcoder": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True), use_regex=True),
@@ -174,7 +175,9 @@ def with_bytes(pieces: list[str]) -> tuple[list[str], list[int]]:
 
 
 def pairs_by_score(text: str, numbers: dict[str, int], scores: list[float]) -> list[int]:
-    """SentencePiece's algorithm: the adjacent pair whose token has the highest score merges first; of equal scores the leftmost."""
+    """SentencePiece's algorithm: the adjacent pair whose token has the highest score merges first; of equal scores the
+    leftmost.
+    """
     parts = list(text)
     while True:
         pairs = [

@@ -58,7 +58,9 @@ def strange(rng: np.random.Generator, columns: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", QUANTISED_KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_kernels_encode_as_numpy(kind, dtype, session, rng):
-    """Blocks of Q4_0 and Q8_0 are the gguf package's, those of the K formats have at most the error of NumPy's; int8 has one scale per row."""
+    """Blocks of Q4_0 and Q8_0 are the gguf package's, those of the K formats have at most the error of NumPy's; int8
+    has one scale per row.
+    """
     values = strange(rng, 512).astype(dtype)
     exact = values.astype(np.float32)
     data = Quantiser(session).encode(weight("a", values), kind)
@@ -86,7 +88,9 @@ def test_kernels_encode_as_numpy(kind, dtype, session, rng):
 @pytest.mark.parametrize("kind", [k for k in QUANTISED_KINDS if k not in ("q8_0", "int8")])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_kernels_weigh_as_numpy(kind, dtype, session, rng):
-    """Each stacked matrix has its own importance; weighted errors equal those of NumPy's blocks, and do not exceed those without."""
+    """Each stacked matrix has its own importance; weighted errors equal those of NumPy's blocks, and do not exceed
+    those without.
+    """
     values = np.stack([strange(rng, 512), strange(rng, 512)]).astype(dtype)
     exact = values.astype(np.float32)
     weights = np.exp(rng.standard_normal((2, 512)) * 1.5).astype(np.float32)

@@ -38,8 +38,10 @@ transformers = pytest.importorskip("transformers")
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 ROUNDED = 0.04
-"""How far log-probabilities may move at the root mean square, as a share of their spread, where the left operands of products
-are rounded to 8 bits; half of it comes from inputs that are rounded to the next step where sums differ in their last bits."""
+"""How far log-probabilities may move at the root mean square, as a share of their spread, where the left operands of
+products are rounded to 8 bits; half of it comes from inputs that are rounded to the next step where sums differ in
+their last bits.
+"""
 
 
 def assert_near(found: np.ndarray, expected: np.ndarray, share: float) -> None:

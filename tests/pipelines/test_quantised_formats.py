@@ -300,7 +300,9 @@ def test_mistakes(name):
 
 @given(st.data())
 def test_parts_that_lie(data):
-    """Parts of any dtype and shape and settings of any value give a checkpoint error, or weights; nothing large is allocated."""
+    """Parts of any dtype and shape and settings of any value give a checkpoint error, or weights; nothing large is
+    allocated.
+    """
     names = ["weight", "qweight", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape", "SCB",
              "weight__absmax", "weight__quant_map", "weight__nested_absmax", "weight__nested_quant_map"]  # fmt: skip
     dtypes = [np.int8, np.uint8, np.int32, np.float32, np.int64, ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16]  # fmt: skip

@@ -75,7 +75,9 @@ def texts_of(tiny, contexts) -> list[str]:
 
 @pytest.mark.parametrize("temperature", [0.0, 2.5])
 def test_a_batch_of_different_grammars(tiny, temperature) -> None:
-    """The request without a grammar gets the same text as alone; sampling at a high temperature stays within the grammars."""
+    """The request without a grammar gets the same text as alone; sampling at a high temperature stays within the
+    grammars.
+    """
     tokenizer, pipeline = tiny
 
     def contexts(only: int | None = None):

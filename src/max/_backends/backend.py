@@ -74,8 +74,9 @@ class ProgramExecutor(Protocol):
 class Backend(ABC):
     """A device as a target of compilation and as a place of execution.
 
-    A session holds one for each device. The compiler takes `target`, `library` and `packing` from it, the engine `device`
-    (with its memory), `load`, `executor` and `synchronize`. Nothing above this package asks for the kind of a device.
+    A session holds one for each device. The compiler takes `target`, `library` and `packing` from it, the engine
+    `device` (with its memory), `load`, `executor` and `synchronize`. Nothing above this package asks for the kind of a
+    device.
 
     Args:
         device: The device of the driver; it owns the memory.
@@ -154,8 +155,8 @@ class Backend(ABC):
 class Backends:
     """The backends of a session: that of the CPU first, then one for each other device.
 
-    All virtual CPU devices share memory and workers, so one backend stands for all of them. Programs name a backend by its
-    index.
+    All virtual CPU devices share memory and workers, so one backend stands for all of them. Programs name a backend by
+    its index.
 
     Args:
         host: The backend of the CPU.

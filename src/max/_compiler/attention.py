@@ -33,8 +33,8 @@ def attention_views(
     """Permutes the axes of result and operands to the kernel's order.
 
     Batch axes are merged where all views allow it. A batch axis along which keys and values are broadcast becomes the
-    group of query heads that share a KV head: it follows the batch axes in queries, result and masks, and is absent from
-    keys and values::
+    group of query heads that share a KV head: it follows the batch axes in queries, result and masks, and is absent
+    from keys and values::
 
         queries, result, masks   [batch…, group, rows, columns]
         keys, values             [batch…, rows, columns]
@@ -45,7 +45,8 @@ def attention_views(
         axis: See `result`.
 
     Returns:
-        The layouts of the result and of the operands, in that order, and whether the keys are transposed: `[size, keys]`.
+        The layouts of the result and of the operands, in that order, and whether the keys are transposed: `[size,
+        keys]`.
     """
     q, keys, values, *masks = operands
     rank = len(q.shape) - 2

@@ -148,7 +148,8 @@ class HostStepCode:
 
 @dataclass(slots=True)
 class ProgramCode:
-    """A list of launches with its values and arena: a whole program, or a segment, which ends where the host reads sizes.
+    """A list of launches with its values and arena: a whole program, or a segment, which ends where the host reads
+    sizes.
 
     Args:
         segment: The index of the segment.

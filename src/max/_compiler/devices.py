@@ -20,7 +20,8 @@ def index_of(type_: Attribute, backends: Backends) -> int:
 
 
 def device_of(op: MoOp, backends: Backends) -> int:
-    """The index of the backend that runs an op: that of its results, else of the buffer that it writes, else of its operands.
+    """The index of the backend that runs an op: that of its results, else of the buffer that it writes, else of its
+    operands.
 
     Raises:
         ValueError: The session does not have the device.

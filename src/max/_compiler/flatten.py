@@ -63,7 +63,9 @@ class Flat:
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     once: list[Launch] = field(default_factory=list[Launch])
     once_host_steps: list[tuple[int, HostStep]] = field(default_factory=list[tuple[int, HostStep]])
-    """The host steps among the launches of `once`: copies between devices, each with the number of launches that run before."""
+    """The host steps among the launches of `once`: copies between devices, each with the number of launches that run
+    before.
+    """
     launches: list[Launch] = field(default_factory=list[Launch])
     checks: list[Check] = field(default_factory=list[Check])
     host_steps: list[tuple[int, HostStep]] = field(default_factory=list[tuple[int, HostStep]])

@@ -296,8 +296,8 @@ def on_host(value: SSAValue) -> SSAValue:
 def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
     """The operands and attributes of an op's launch.
 
-    A product that computes the norm before it takes the norm's x instead of its result, gamma as the last operand, and the
-    attribute `norm`.
+    A product that computes the norm before it takes the norm's x instead of its result, gamma as the last operand, and
+    the attribute `norm`.
     """
     norm = norm_before(op) if op.name in PACKED_PRODUCTS else None
     if norm is None:

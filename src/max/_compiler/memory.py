@@ -148,7 +148,9 @@ class _Planner:
         return buffer if block is None else -1 - block
 
     def conflicts(self, launch: Launch) -> bool:
-        """Whether a launch conflicts with one that may still be running; serial launches never conflict with each other."""
+        """Whether a launch conflicts with one that may still be running; serial launches never conflict with each
+        other.
+        """
         lanes = (0,) if launch.serial else (0, 1)
         for lane in lanes:
             written, read = self.written[lane], self.read[lane]

@@ -4,9 +4,9 @@
   (with reductions over one axis), ``library`` (a library op, the first op that is no view, and its epilogue).
 - `mok.once`: ops on weights and constants only, run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
-- `mok.pack`: one or more weights in the layout that kernels read; `mok.packed_matmul`: the product with a packed weight;
-  `mok.packed_products`: the products of one x with several packed weights; `mok.grouped_products`: of groups of rows
-  with the packed weights of their experts.
+- `mok.pack`: one or more weights in the layout that kernels read; `mok.packed_matmul`: the product with a packed
+  weight; `mok.packed_products`: the products of one x with several packed weights; `mok.grouped_products`: of groups of
+  rows with the packed weights of their experts.
 - `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.attention`: attention over keys and values that are plain tensors.
 - `mok.check`: a condition over dims that the sizes of an execution must meet.
@@ -288,7 +288,9 @@ class PackedProductsOp(MoOp):
         location: LocationAttr,
         dtype: DType | None = None,
     ) -> Self:
-        """The products of x and a packed weight, the first two operands; `dtype` is that of the results, None: that of x."""
+        """The products of x and a packed weight, the first two operands; `dtype` is that of the results, None: that of
+        x.
+        """
         attrs: dict[str, Any] = {
             "encoding": encoding,
             "columns": tuple(columns),
@@ -432,8 +434,8 @@ def _infer_attention(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribu
 class AttentionOp(MoOp):
     """`softmax(scale * q @ keysᵀ + masks) @ values`, of `[batch…, queries, size]` and `[batch…, keys, size]`.
 
-    Masks broadcast to the scores. Each has a fill: None if the mask is added, else the score where the mask is false. In
-    the result the axis of queries is before the batch axis `axis`; its dtype is that of the graph's probabilities.
+    Masks broadcast to the scores. Each has a fill: None if the mask is added, else the score where the mask is false.
+    In the result the axis of queries is before the batch axis `axis`; its dtype is that of the graph's probabilities.
     `roundings` has the dtypes that casts of the graph round to: the scaled scores, the scores after each mask, and the
     probabilities; None: they stay in f32.
     """
@@ -492,7 +494,9 @@ def _check_device_copy(
 
 
 class DeviceCopyOp(MoOp):
-    """A contiguous copy of a tensor in the memory of another device; between devices of one memory `mo.transfer` is a view."""
+    """A contiguous copy of a tensor in the memory of another device; between devices of one memory `mo.transfer` is a
+    view.
+    """
 
     name = "mok.device_copy"
     spec = OpSpec("mok.device_copy", (1, 1), 1, check=_check_device_copy)

@@ -127,7 +127,8 @@ def compile_module(
         module: The module.
         input_names: The names of the entry graph's inputs, chains left out.
         backends: The devices to compile for.
-        ahead: Whether devices start to compile kernels while others are still specialised; for programs that are loaded.
+        ahead: Whether devices start to compile kernels while others are still specialised; for programs that are
+            loaded.
 
     Returns:
         The program, and for each device the IR of its kernels by key.

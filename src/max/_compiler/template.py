@@ -210,8 +210,9 @@ class WhileStep:
 class HostStep:
     """A step of the host between launches.
 
-    The host reads the sizes of the result of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`, which depend on values that the
-    launches before computed. Or it prints, copies between devices, or takes a branch or loop that the host drives.
+    The host reads the sizes of the result of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`, which depend on values
+    that the launches before computed. Or it prints, copies between devices, or takes a branch or loop that the host
+    drives.
 
     Args:
         rule: ``range``, ``slice`` or ``count`` (sizes); ``print``; ``copy``; ``if_zero`` or ``jump``.

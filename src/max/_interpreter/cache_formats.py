@@ -1,6 +1,7 @@
 """The rows of a KV cache in NumPy: floats, or codes with a scale.
 
-A row of int8 is a float32 scale, its codes, and padding to a multiple of 4 bytes; see ``KVCacheParams.stored_head_dim``.
+A row of int8 is a float32 scale, its codes, and padding to a multiple of 4 bytes; see
+``KVCacheParams.stored_head_dim``.
 """
 
 from __future__ import annotations

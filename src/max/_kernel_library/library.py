@@ -4,14 +4,15 @@ A `KernelLibrary` belongs to a kind of device; `CPU_KERNELS` is the one of the C
 `library.lower(name, operands, results, attributes, target)`, with
 
 - `name`: the name of a `mo` op (`"mo.matmul"`) or the symbol of a `mo.custom` (`"mo.attention.ragged.paged"`);
-- `operands` and `results`: `Operand(dtype, shape)` in the op's own order, **without chains**. A buffer is an operand like any other.
-  Symbolic dims may be any objects that multiply with `*`; static dims must be ints;
+- `operands` and `results`: `Operand(dtype, shape)` in the op's own order, **without chains**. A buffer is an operand
+  like any other. Symbolic dims may be any objects that multiply with `*`; static dims must be ints;
 - `attributes`: the op's attributes (for `mo.custom` its `parameters`) as plain Python values;
 - `target`: the processor that the kernel will be compiled for.
 
-and gets a `KernelCall`. To launch it: allocate its `workspaces`; for each `Arg` make a `k.TensorSpec(arg.dtype, arg.spec_shape())`
-and pass the pointer, then each dim that is None in `spec_shape()`; specialise `call.kernel` with `call.params`; a launch is `serial`
-if the call says so. All views are contiguous, row-major, and need no more than the alignment of their dtype.
+and gets a `KernelCall`. To launch it: allocate its `workspaces`; for each `Arg` make a `k.TensorSpec(arg.dtype,
+arg.spec_shape())` and pass the pointer, then each dim that is None in `spec_shape()`; specialise `call.kernel` with
+`call.params`; a launch is `serial` if the call says so. All views are contiguous, row-major, and need no more than the
+alignment of their dtype.
 
 `mo.matmul` takes one attribute that the op has not: `transpose_b` (default False). A compiler that sees
 `mo.matmul(x, mo.transpose(w, perm=[1, 0]))` passes `w` itself, `[N, K]`, with `transpose_b=True`.
@@ -20,14 +21,16 @@ if the call says so. All views are contiguous, row-major, and need no more than 
 
     def epilogue(v, row, col, mask, extra): return v
 
-`v` is a `SIMD[f32, W]` (`SIMD[f64, W]` or an integer vector when the op's operands have that dtype) of results in columns
-`col … col+W-1` of row `row`, where the result is seen as `[rows, columns]`: all dims but the last, flattened, and the last.
-`mask` is None for a full vector (compile time), else `SIMD[bool, W]`: pass it on to `extra[i].load(…, mask=mask)`.
-`extra` is the tuple of views given after the kernel's own args. What it returns is converted to the dtype of the result
-view, so a cast to the dtype of the fused result needs nothing but a result `Operand` with that dtype (and a replaced first `Arg`).
+`v` is a `SIMD[f32, W]` (`SIMD[f64, W]` or an integer vector when the op's operands have that dtype) of results in
+columns `col … col+W-1` of row `row`, where the result is seen as `[rows, columns]`: all dims but the last, flattened,
+and the last. `mask` is None for a full vector (compile time), else `SIMD[bool, W]`: pass it on to `extra[i].load(…,
+mask=mask)`. `extra` is the tuple of views given after the kernel's own args. What it returns is converted to the dtype
+of the result view, so a cast to the dtype of the fused result needs nothing but a result `Operand` with that dtype (and
+a replaced first `Arg`).
 
-`mok.packed_products` and `mok.grouped_products` take the attribute `parts` (see `max._kernel_library.tiles.strips`), have a result for each thing that is stored, and an epilogue that
-takes the number of a part and a tuple of sums, and gives a tuple: ``epilogue(part, sums, row, col, mask, extra)``.
+`mok.packed_products` and `mok.grouped_products` take the attribute `parts` (see `max._kernel_library.tiles.strips`),
+have a result for each thing that is stored, and an epilogue that takes the number of a part and a tuple of sums, and
+gives a tuple: ``epilogue(part, sums, row, col, mask, extra)``.
 """
 
 from __future__ import annotations

@@ -58,9 +58,11 @@ class Arg:
 
 @dataclass(frozen=True)
 class Limit:
-    """A row threshold: a scalar parameter of a kernel, the most rows that take the GEMV path. Both paths give the same result.
+    """A row threshold: a scalar parameter of a kernel, the most rows that take the GEMV path. Both paths give the same
+    result.
 
-    It is bound when a program is loaded, to the measured threshold of the machine, else to the default, which depends on the target only.
+    It is bound when a program is loaded, to the measured threshold of the machine, else to the default, which depends
+    on the target only.
 
     Args:
         name: The key of the measurement: launches with equal names have the same threshold.
@@ -95,10 +97,12 @@ class KernelCall:
     Args:
         kernel: The kernel function; `k.specialize(kernel, args=[…], params=params, target=target)` takes it.
         args: Its tensor parameters, and a limit, in order. Views for `*extra` come after them.
-        params: Compile-time parameters. `epilogue`, where the kernel takes one, is left out: its default is the identity.
+        params: Compile-time parameters. `epilogue`, where the kernel takes one, is left out: its default is the
+            identity.
         serial: The kernel does not split its work: launch it on worker 0 only.
-        epilogue: The kernel takes an `epilogue` parameter and `*extra` views (see `max._kernel_library.library`). It calls the epilogue once
-            for each element, right before it stores the element: a view that lies like the result may be the result's own memory.
+        epilogue: The kernel takes an `epilogue` parameter and `*extra` views (see `max._kernel_library.library`). It
+            calls the epilogue once for each element, right before it stores the element: a view that lies like the
+            result may be the result's own memory.
         workspaces: Memory that the launch needs besides operands and results.
         in_place: Pairs (result, operand): the result may use the operand's memory.
     """
@@ -147,8 +151,8 @@ def view(
         source: Where the memory comes from.
         index: Its number.
         tensor: Its dtype and shape.
-        groups: For each dim of the view the axes that are multiplied into it, in order; an empty group is a dim of size 1.
-            None takes the shape as it is.
+        groups: For each dim of the view the axes that are multiplied into it, in order; an empty group is a dim of size
+            1. None takes the shape as it is.
         static: Whether static dims become compile-time constants, for all dims or for each.
     """
     shape = (

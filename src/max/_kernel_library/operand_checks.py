@@ -1,4 +1,6 @@
-"""Checks of operands that kernels share: dtypes when an op is lowered, sizes and offsets of ragged rows when a kernel runs."""
+"""Checks of operands that kernels share: dtypes when an op is lowered, sizes and offsets of ragged rows when a kernel
+runs.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def check_rising(what: str, offsets: Any, width: int) -> None:
 
 @k.inline
 def check_offsets(what: str, offsets: Any, rows: Any, width: int) -> None:
-    """Raises unless the offsets begin at 0, never fall, and end at the number of rows: each row then belongs to one sequence.
+    """Raises unless the offsets begin at 0, never fall, and end at the number of rows: each row then belongs to one
+    sequence.
 
     Args:
         what: Their name (compile time).

@@ -19,7 +19,8 @@ class Packing:
         quantised: Encodings of quantised weights that are packed.
         int8: Whether weights of 8-bit integers are packed.
         min_size: A dense weight with fewer rows or columns is not packed: a panel would hold mostly padding.
-        streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between executions.
+        streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between
+            executions.
     """
 
     dense: frozenset[DType] = frozenset()

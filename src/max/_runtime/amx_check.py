@@ -29,7 +29,8 @@ def check_products(
 ) -> None:
     """Each worker: 32 rows by 32 columns of bf16, added to the product itself; then 16 rows by 32 columns of bytes.
 
-    `a` is `[32, 32]`, `b` `[16, 32, 2]`, `x` `[16, 32]` and `w` `[8, 32, 4]`; each worker has 32 rows of `sums` and 16 of `counts`.
+    `a` is `[32, 32]`, `b` `[16, 32, 2]`, `x` `[16, 32]` and `w` `[8, 32, 4]`; each worker has 32 rows of `sums` and 16
+    of `counts`.
     """
     tiles = k.matrix_tiles(((16, 64),) * 8)
     tiles.configure()

@@ -1,9 +1,9 @@
 """The disk cache: blobs by content hash, shared by all processes of the user.
 
-An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a checksum, then the payload. `put` writes
-a temporary file and renames it, so a reader never reads a partial entry. An invalid entry (damaged, truncated, written
-in another version of the format) counts as absent, and the next `put` replaces it. A folder that cannot be written is
-not an error: the process logs one warning and works without the cache.
+An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a checksum, then the payload. `put`
+writes a temporary file and renames it, so a reader never reads a partial entry. An invalid entry (damaged, truncated,
+written in another version of the format) counts as absent, and the next `put` replaces it. A folder that cannot be
+written is not an error: the process logs one warning and works without the cache.
 """
 
 from __future__ import annotations

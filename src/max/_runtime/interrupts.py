@@ -2,7 +2,8 @@
 
 A thread inspects the pools every :data:`TICK` seconds. If it sees the same run twice, it makes the workers call
 `max_poll` (:mod:`max._runtime.native`). In a run that the main thread started, Python then handles its signals; a run
-that was started under an event that is set ends. Short runs are never disturbed, and the thread sleeps while nothing runs.
+that was started under an event that is set ends. Short runs are never disturbed, and the thread sleeps while nothing
+runs.
 """
 
 from __future__ import annotations

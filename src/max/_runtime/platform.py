@@ -1,8 +1,9 @@
 """All code of the engine that depends on the operating system or the processor family.
 
-Elsewhere are the usable CPUs and memory (`max._host`) and the detection of CPU features (`max.kernel.targets.host`). This
-module provides blocks of memory, the LLVM code model for the platform's linker, the permission for AMX, and the
-primitives of native code (pause, yield, park, wake, clock) as LLVM IR, with the addresses of the functions that they call.
+Elsewhere are the usable CPUs and memory (`max._host`) and the detection of CPU features (`max.kernel.targets.host`).
+This module provides blocks of memory, the LLVM code model for the platform's linker, the permission for AMX, and the
+primitives of native code (pause, yield, park, wake, clock) as LLVM IR, with the addresses of the functions that they
+call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Import and export of DLPack capsules, for every dtype, with ctypes.
 
 Export: NumPy creates the capsule, with unsigned integers for dtypes that it lacks, and the dtype in the capsule is then
-corrected. The deleter is therefore native code, which a consumer may call on any thread, and after the interpreter has ended.
+corrected. The deleter is therefore native code, which a consumer may call on any thread, and after the interpreter has
+ended.
 Import: the structure is read here, and kept as long as the memory is used.
 """
 

@@ -52,8 +52,8 @@ _NO_CHARS = ctypes.c_char * 0
 class DeviceMemory(ABC):
     """The memory of a device, as tensors use it.
 
-    Addresses are numbers that only this memory interprets, except on the host; offsets may be added. Copies are ordered after
-    all launches queued before, and complete when the call returns.
+    Addresses are numbers that only this memory interprets, except on the host; offsets may be added. Copies are ordered
+    after all launches queued before, and complete when the call returns.
     """
 
     @abstractmethod
@@ -125,8 +125,8 @@ def allocate_bytes(nbytes: int) -> tuple[int, object]:
 def _zeroed_huge_pages(nbytes: int) -> Array:
     """Zeroed memory that the system allocates at first use, in huge pages if supported.
 
-    NumPy requests huge pages for ``empty``, but not for ``zeros``, where a page fault per 4 KiB costs more than writing the
-    memory, for example the keys of a prompt.
+    NumPy requests huge pages for ``empty``, but not for ``zeros``, where a page fault per 4 KiB costs more than writing
+    the memory, for example the keys of a prompt.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(nbytes + _HUGE_PAGE, np.uint8)

@@ -1,8 +1,8 @@
 """The grids of GGUF's IQ types: the vectors of 4 or 8 elements that an index stands for.
 
-They are data of the file format (https://github.com/ggml-org/llama.cpp, ``ggml/src/ggml-common.h``, ``iq2xxs_grid`` and the like).
-Here each element is the number of a level, in 2 or 3 bits, the first element in the highest bits of the first byte; the bytes
-are deflated and written in base 85.
+They are data of the file format (https://github.com/ggml-org/llama.cpp, ``ggml/src/ggml-common.h``, ``iq2xxs_grid`` and
+the like). Here each element is the number of a level, in 2 or 3 bits, the first element in the highest bits of the
+first byte; the bytes are deflated and written in base 85.
 """
 
 from __future__ import annotations

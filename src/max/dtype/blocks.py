@@ -1,7 +1,8 @@
 """Quantised blocks, as GGUF files store them: their forms, and NumPy arrays from and to them.
 
-A block holds a fixed number of neighbouring elements of a row in a fixed number of bytes (little-endian). With `d` and `m` for
-the float16 scales of a block, `s` and `o` for the integer scales of its parts, and `q` for an element's bits, an element is
+A block holds a fixed number of neighbouring elements of a row in a fixed number of bytes (little-endian). With `d` and
+`m` for the float16 scales of a block, `s` and `o` for the integer scales of its parts, and `q` for an element's bits,
+an element is
 
 ======  ========  =====  ==============================================  ======================================
 format  elements  bytes  element                                         bytes in order
@@ -13,8 +14,8 @@ Q5_K    256       176    the same                                        d, m; 1
 Q6_K    256       210    ``d s (q - 32)``, s of 16 elements, signed      128 halves; 64 upper bits; 16 s; d
 ======  ========  =====  ==============================================  ======================================
 
-The layouts are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of the ``gguf`` package, whose decoders
-give the same bits.
+The layouts are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of the ``gguf`` package, whose
+decoders give the same bits.
 """
 
 from __future__ import annotations
@@ -92,15 +93,15 @@ def decode(blocks: npt.NDArray[Any], name: str) -> Floats:
 def encode(values: npt.NDArray[Any], name: str, weights: npt.NDArray[Any] | None = None) -> Bytes:
     """Blocks that hold values as closely as the format can.
 
-    Without weights, Q4_0 and Q8_0 are those of the ``gguf`` package, bit by bit. Scales of the K formats are fitted by least
-    squares, the best of a few roundings. With weights the scales of all formats but Q8_0 minimise the weighted sum of
-    squared errors; a block that is better without the weights, under the same sum, is encoded without them.
+    Without weights, Q4_0 and Q8_0 are those of the ``gguf`` package, bit by bit. Scales of the K formats are fitted by
+    least squares, the best of a few roundings. With weights the scales of all formats but Q8_0 minimise the weighted
+    sum of squared errors; a block that is better without the weights, under the same sum, is encoded without them.
 
     Args:
         values: Finite floats ``[…, elements]``.
         name: The format, such as ``Q4_K``.
-        weights: The weight of each element's squared error, finite and not negative, of a shape that broadcasts to that of
-            `values`; None: all are equal.
+        weights: The weight of each element's squared error, finite and not negative, of a shape that broadcasts to that
+            of `values`; None: all are equal.
 
     Returns:
         uint8 ``[…, elements / elements_per_block * block_size]``.

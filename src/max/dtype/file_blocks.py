@@ -1,7 +1,8 @@
 """Quantised blocks of GGUF files that no kernel multiplies: their values, and blocks with kernels that hold them.
 
-A value is ``d s q`` or ``d s q + m o`` with `d` and `m` floats of the block, `s` and `o` small integers of a group of neighbours
-and `q` an 8-bit integer of the element. With `n` for the low (first) and high halves of bytes, the bytes of a block are
+A value is ``d s q`` or ``d s q + m o`` with `d` and `m` floats of the block, `s` and `o` small integers of a group of
+neighbours and `q` an 8-bit integer of the element. With `n` for the low (first) and high halves of bytes, the bytes of
+a block are
 
 =======  ========  =====  ==============  ==================================================================
 format   elements  bytes  group           bytes in order
@@ -28,8 +29,8 @@ TQ1_0    256       54     256             52 of 5 (the last 4 of 4) digits in ba
 TQ2_0    256       66     256             64 of 2 bits; d
 =======  ========  =====  ==============  ==================================================================
 
-An index stands for a vector of a grid (`max.dtype._block_grids`). The layouts are those of ``ggml/src/ggml-common.h`` in
-https://github.com/ggml-org/llama.cpp; values are the bits that the ``gguf`` package decodes.
+An index stands for a vector of a grid (`max.dtype._block_grids`). The layouts are those of ``ggml/src/ggml-common.h``
+in https://github.com/ggml-org/llama.cpp; values are the bits that the ``gguf`` package decodes.
 """
 
 from __future__ import annotations
@@ -123,16 +124,16 @@ def decode_file_blocks(blocks: Array, name: str) -> Array:
 def to_kernel_blocks(blocks: Array, name: str) -> tuple[Array, str] | None:
     """The blocks of a format with kernels that hold the same values.
 
-    Elements keep their integers where that format has their groups, and only the product of a group's scales is rounded, to
-    float16; elements of other formats are rounded to the 8 bits of Q8_0.
+    Elements keep their integers where that format has their groups, and only the product of a group's scales is
+    rounded, to float16; elements of other formats are rounded to the 8 bits of Q8_0.
 
     Args:
         blocks: uint8 ``[…, bytes]``, rows of whole blocks.
         name: The format, a key of `FILE_FORMATS`.
 
     Returns:
-        The blocks, uint8 ``[…, bytes]``, and their format; None if the root mean square error would be over `MOST_ERROR` of
-        the values', as where scales are outside the range of float16.
+        The blocks, uint8 ``[…, bytes]``, and their format; None if the root mean square error would be over
+        `MOST_ERROR` of the values', as where scales are outside the range of float16.
 
     Raises:
         ValueError: The array is not uint8, or its rows are not whole blocks.
@@ -183,7 +184,9 @@ class _Converted(NamedTuple):
 
 
 def _half_scales(scale: Array, q: Array) -> tuple[Array, float, float]:
-    """Scales ``[n, 1]`` of elements ``[n, 32]`` as float16, the squares of the error that this makes, and those of the values."""
+    """Scales ``[n, 1]`` of elements ``[n, 32]`` as float16, the squares of the error that this makes, and those of the
+    values.
+    """
     half = scale.astype(np.float16)
     if not np.isfinite(half).all():
         raise ValueError("a scale is too large for float16")

@@ -38,8 +38,8 @@ class FixedMemory:
         backends: The devices of the session.
         weights: The values of the weights.
         constants: The constants by buffer index.
-        packed: Returns the results computed once on the CPU, as one array of the size that is its argument; None if they
-            are to be computed.
+        packed: Returns the results computed once on the CPU, as one array of the size that is its argument; None if
+            they are to be computed.
         allocate: Allocates the memory of results that are to be computed.
 
     Attributes:

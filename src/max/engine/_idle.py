@@ -1,8 +1,8 @@
 """Measurement of row thresholds on a background thread, while the pool is idle.
 
-A program is measured after its first execution, when its pool was idle for `IDLE_SECONDS` and the process used little CPU.
-A measurement is abandoned when anything else runs on the pool, and repeated later. The program uses the result at once; the
-disk cache stores it with its quality, so that a result from a quiet machine replaces one from a busy machine.
+A program is measured after its first execution, when its pool was idle for `IDLE_SECONDS` and the process used little
+CPU. A measurement is abandoned when anything else runs on the pool, and repeated later. The program uses the result at
+once; the disk cache stores it with its quality, so that a result from a quiet machine replaces one from a busy machine.
 """
 
 from __future__ import annotations

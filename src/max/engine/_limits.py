@@ -1,9 +1,10 @@
 """Row thresholds of products: looked up when a program is loaded, measured when its pool is idle.
 
-A kernel with a GEMV and a GEMM path takes the threshold between them as an argument (`max._kernel_library.lowering.Limit`).
-The best threshold depends on the processor, its caches and the shape. Loading takes it from the disk cache, or the compiler's
-guess, and never measures. `max.engine._idle` measures thresholds without a measurement, or with one from a busy machine, after
-the first execution, and stores them for later processes. Both paths compute the same result.
+A kernel with a GEMV and a GEMM path takes the threshold between them as an argument
+(`max._kernel_library.lowering.Limit`). The best threshold depends on the processor, its caches and the shape. Loading
+takes it from the disk cache, or the compiler's guess, and never measures. `max.engine._idle` measures thresholds
+without a measurement, or with one from a busy machine, after the first execution, and stores them for later processes.
+Both paths compute the same result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ __all__ = ["QUIET", "Threshold", "Thresholds", "Unsure", "find_limits", "remembe
 LEAST_BYTES = 1 << 20
 """The minimum size of the weights of measured launches; the time of smaller ones hardly matters."""
 SAMPLE_BYTES = 48 << 20
-"""The approximate size of the weights that a measurement reads: more than the caches, as a step reads each weight once."""
+"""The approximate size of the weights that a measurement reads: more than the caches, as a step reads each weight once.
+"""
 QUIET = 0.9
 """The minimum quality of a measurement on a quiet machine."""
 USABLE = 0.5

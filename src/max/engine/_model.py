@@ -243,8 +243,8 @@ class Model:
     def profile(self) -> AbstractContextManager[Profile]:
         """Measures the time of each kernel in a ``with`` block.
 
-        The profile is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()`` data. A reload in
-        the block ends the measurement. An interpreted model has no kernels.
+        The profile is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()`` data. A reload
+        in the block ends the measurement. An interpreted model has no kernels.
         """
         return recording(self._programs())
 
@@ -283,8 +283,8 @@ class Model:
         """Runs the model.
 
         Args:
-            args: The inputs in order: tensors, NumPy arrays, other DLPack arrays, and Python numbers for rank 0. They are
-                not copied if they are contiguous and share no memory with a buffer that the model writes to.
+            args: The inputs in order: tensors, NumPy arrays, other DLPack arrays, and Python numbers for rank 0. They
+                are not copied if they are contiguous and share no memory with a buffer that the model writes to.
 
         Returns:
             The outputs, in new memory; an output that is an input buffer is the tensor that was passed.
@@ -293,8 +293,8 @@ class Model:
             TypeError: The number of inputs, a type or a dtype is wrong.
             ValueError: A rank, a size or a device is wrong, or sizes disagree.
             KernelRunError: A kernel raised; written outputs and buffers are then undefined.
-            ExecutionInterrupted: An event was set, see :func:`interrupt_on`; written memory is undefined, too. Ctrl-C ends
-                an execution of the main thread with ``KeyboardInterrupt``.
+            ExecutionInterrupted: An event was set, see :func:`interrupt_on`; written memory is undefined, too. Ctrl-C
+                ends an execution of the main thread with ``KeyboardInterrupt``.
         """
         tensors, symbols = self._binder.bind(args)
         linked = self._linked
@@ -313,8 +313,8 @@ class Model:
 
         Args:
             args: The inputs.
-            memory: A tensor for each output. It is written where it has the dtype, shape and alignment of the output, and
-                shares no memory with an input or another output; its elements are undefined if the run raises.
+            memory: A tensor for each output. It is written where it has the dtype, shape and alignment of the output,
+                and shares no memory with an input or another output; its elements are undefined if the run raises.
 
         Returns:
             The outputs: the tensors of `memory` that were written, and new tensors for the others.
@@ -434,9 +434,9 @@ class Model:
     def trim(self) -> None:
         """Frees memory that is kept between executions.
 
-        These are free blocks for outputs, and the arena, which models on the same workers share. Running executions keep
-        theirs; the next execution allocates again, at the cost of page faults. Weights, captures and returned tensors
-        are not affected. When little memory is left, free blocks are released without a call.
+        These are free blocks for outputs, and the arena, which models on the same workers share. Running executions
+        keep theirs; the next execution allocates again, at the cost of page faults. Weights, captures and returned
+        tensors are not affected. When little memory is left, free blocks are released without a call.
         """
         self._output_memory.trim()
         self._arena.trim()

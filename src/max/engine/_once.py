@@ -30,8 +30,8 @@ def run_once(
 ) -> None:
     """Runs `compiled.once`.
 
-    A program on the CPU runs in parts. Pages of mapped files are released after each part, as their packed copies take the
-    same amount of memory. Pages that are read later (rows of an embedding table) are loaded again on demand.
+    A program on the CPU runs in parts. Pages of mapped files are released after each part, as their packed copies take
+    the same amount of memory. Pages that are read later (rows of an embedding table) are loaded again on demand.
 
     Args:
         compiled: The model.

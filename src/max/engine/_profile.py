@@ -1,7 +1,7 @@
 """Profiles of executions: time per kernel, as a table or as data.
 
-For each launch, worker 0 measures the time in it, and at the barrier before it. A :class:`Profile` is the difference of two
-readings, joined with the compiler's data on each launch.
+For each launch, worker 0 measures the time in it, and at the barrier before it. A :class:`Profile` is the difference of
+two readings, joined with the compiler's data on each launch.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def explanations() -> Generator[list[dict[str, Any]]]:
 def as_data(compilation: Compilation) -> dict[str, Any]:
     """A compilation as dictionaries, lists, numbers and strings.
 
-    Sizes are in bytes; where they depend on symbols, ``bytes`` is what they would be with each symbol at a nominal size, and
-    ``size`` the formula. Of a KV cache ``bytes`` of a launch counts the new tokens; ``cached`` is what the launch reads for each
-    token that is in the cache already. Of a table that rows are gathered from, the rows count.
+    Sizes are in bytes; where they depend on symbols, ``bytes`` is what they would be with each symbol at a nominal
+    size, and ``size`` the formula. Of a KV cache ``bytes`` of a launch counts the new tokens; ``cached`` is what the
+    launch reads for each token that is in the cache already. Of a table that rows are gathered from, the rows count.
 
     Args:
         compilation: The record of a compilation that has ended.

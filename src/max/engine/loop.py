@@ -1,7 +1,7 @@
 """Runs two models in turn in a loop, without Python between the turns.
 
-A byte that the second model writes decides whether there is another turn. So a model whose inputs depend on its outputs, such
-as a generator of tokens, runs several steps in one call::
+A byte that the second model writes decides whether there is another turn. So a model whose inputs depend on its
+outputs, such as a generator of tokens, runs several steps in one call::
 
     loop = ModelLoop(step, advance)
     outputs = loop.run(step_inputs, lambda outputs: [outputs[0], tokens, again], again)
@@ -53,7 +53,8 @@ class ModelLoop:
 
     @staticmethod
     def supports(model: Model) -> bool:
-        """Whether a model can run in a loop: it is compiled, has one segment, runs on the CPU, and is not being profiled.
+        """Whether a model can run in a loop: it is compiled, has one segment, runs on the CPU, and is not being
+        profiled.
 
         Args:
             model: The model.
@@ -113,8 +114,8 @@ class ModelLoop:
         Args:
             body_inputs: The first model's inputs, as for :meth:`Model.execute`.
             after_inputs: A function from the first model's outputs to the second model's inputs.
-            again: A uint8 tensor ``[1]`` on the CPU. After each turn the loop ends if it is 0. Only the second model may
-                write it during the run, since all workers must read the same value.
+            again: A uint8 tensor ``[1]`` on the CPU. After each turn the loop ends if it is 0. Only the second model
+                may write it during the run, since all workers must read the same value.
 
         Returns:
             The first model's outputs of the last turn.

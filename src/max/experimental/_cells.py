@@ -63,8 +63,8 @@ class Cell:
         index: Which of the results of the call it is. Not set in a replay.
 
     Attributes:
-        holder: Refers to the tensor on a cell that is not computed; a value that no tensor holds is not kept. Not set in
-            a replay.
+        holder: Refers to the tensor on a cell that is not computed; a value that no tensor holds is not kept. Not set
+            in a replay.
         users: The programs that keep copies of the elements. Not set in a replay.
     """
 

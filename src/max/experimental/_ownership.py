@@ -1,7 +1,7 @@
 """Whether only this package can write to the memory of an eager tensor, by counts of references.
 
-Arrays, views, DLPack capsules and tensors of the driver hold the object that owns the memory. If all references to it are
-those known here, there are none of these.
+Arrays, views, DLPack capsules and tensors of the driver hold the object that owns the memory. If all references to it
+are those known here, there are none of these.
 """
 
 # the owners of memory are read directly

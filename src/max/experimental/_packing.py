@@ -1,11 +1,11 @@
 """Programs of eager tensors, and copies of their weights in the layout of products.
 
-Tensors are inputs of the program that reads them. Products read inputs row by row, where weights of a compiled model are
-packed. So a program that has received the same weights in many runs is loaded once more with these as weights of the
-model, and runs so while each is in the same unchanged memory.
+Tensors are inputs of the program that reads them. Products read inputs row by row, where weights of a compiled model
+are packed. So a program that has received the same weights in many runs is loaded once more with these as weights of
+the model, and runs so while each is in the same unchanged memory.
 
-A packed copy is stale after a write to the tensor. So a tensor is packed only if nothing outside of this package refers to
-its memory (`_ownership`), and what gives others access to the memory or writes to it invalidates the copies
+A packed copy is stale after a write to the tensor. So a tensor is packed only if nothing outside of this package refers
+to its memory (`_ownership`), and what gives others access to the memory or writes to it invalidates the copies
 (`Cell.changed`).
 """
 
@@ -107,7 +107,8 @@ class Blueprint(NamedTuple):
                 continue
             origins.append(None)
             if leaves and None not in sources and leaves <= weights:
-                # the result must not be a constant of the copy: it would take memory, and runs would seem to take no time
+                # the result must not be a constant of the copy: it would take memory, and runs would seem to take no
+                # time
                 weights.discard(min(leaves, key=sizes.__getitem__))
             if name in _PRODUCTS:
                 operands |= leaves

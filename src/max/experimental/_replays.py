@@ -1,11 +1,11 @@
 """Replays: calls that follow a trace, which costs a comparison each instead of a record.
 
 While calls are those of the trace, only tensors without elements are made. Where the value that the trace ends with is
-asked for, its program runs. Where a call or a value differs, calls so far become records (`Replay.settle`), as if they had
-been recorded one by one, and recording goes on.
+asked for, its program runs. Where a call or a value differs, calls so far become records (`Replay.settle`), as if they
+had been recorded one by one, and recording goes on.
 
-A thread follows its own replay without a lock. Other threads that need one of its values settle it under the lock of the
-recorder; the calls that follow are settled when the replay ends.
+A thread follows its own replay without a lock. Other threads that need one of its values settle it under the lock of
+the recorder; the calls that follow are settled when the replay ends.
 """
 
 # the cells of tensors are read directly: a property would cost as much as the comparison
@@ -180,7 +180,8 @@ class Replay(Unsettled):
             self.settle()
         else:
             _replays.discard(self)
-            # values that nothing holds refer to the replay: a cycle that would keep the results until garbage is collected
+            # values that nothing holds refer to the replay: a cycle that would keep the results until garbage is
+            # collected
             values.clear()
         return True
 

@@ -1,8 +1,8 @@
 """Traces whose sizes and numbers vary, made from exact ones that differ in nothing else.
 
 The details of a trace are the sizes of its leaves in the order of their numbers, and the numbers among the arguments of
-its calls. A pattern that covers the details seen so far (`_patterns`) says which are symbols. The trace is staged once with
-them, which gives the types of its values as expressions, and the conditions under which its calls are valid.
+its calls. A pattern that covers the details seen so far (`_patterns`) says which are symbols. The trace is staged once
+with them, which gives the types of its values as expressions, and the conditions under which its calls are valid.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ __all__ = ["Branch", "close_branches"]
 class Branch(Graph):
     """A subgraph that captures: a value of an enclosing graph becomes an input at its first use.
 
-    Constants and weights are cloned into the branch instead, so that passes that read constant operands still find them.
+    Constants and weights are cloned into the branch instead, so that passes that read constant operands still find
+    them.
 
     Args:
         outer: The graph that the branch is in.

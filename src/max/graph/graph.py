@@ -360,7 +360,9 @@ class Graph:
         attrs: Mapping[str, Any] | None = None,
         result_types: Sequence[mlir.Attribute] | None = None,
     ) -> Sequence[mlir.OpResult]:
-        """`stage` for an op with side effects: appends the chain to operands and results, and returns the other results."""
+        """`stage` for an op with side effects: appends the chain to operands and results, and returns the other
+        results.
+        """
         if result_types is not None:
             result_types = (*result_types, mlir.ChainType.get())
         results = self.stage(name, (*operands, self._current_chain), attrs, result_types)

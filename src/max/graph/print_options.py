@@ -15,8 +15,8 @@ class PrintOptions:
     """The format of printed tensors.
 
     Args:
-        style: ``COMPACT`` abbreviates large tensors, ``FULL`` prints all elements, ``BINARY`` writes the elements to the
-            file ``folder / label``, ``NONE`` prints nothing.
+        style: ``COMPACT`` abbreviates large tensors, ``FULL`` prints all elements, ``BINARY`` writes the elements to
+            the file ``folder / label``, ``NONE`` prints nothing.
         precision: The digits after the decimal point, for ``FULL``.
         folder: The output folder of ``BINARY``.
     """

@@ -199,8 +199,8 @@ class _ShapedValue(Value[_ShapedType]):
 class BufferValue(_ShapedValue["mlir.BufferType"]):
     """A mutable tensor of the graph.
 
-    ``buffer[...]`` loads the elements as a tensor, ``buffer[1:3] = x`` stores them. Loads and stores execute in the order
-    in which they are staged.
+    ``buffer[...]`` loads the elements as a tensor, ``buffer[1:3] = x`` stores them. Loads and stores execute in the
+    order in which they are staged.
 
     Args:
         value: A buffer value, its MLIR value, or an object with ``__buffervalue__``.

@@ -16,8 +16,8 @@
             axis = op.attr("axis")
 
 Names are loaded at their first use, and xDSL with them. Layers above therefore take the dialect, and the names of xDSL
-that they need, from here (``from max import mlir``); only `dims` and `conditions` may be imported directly. A start that
-finds its program in the disk cache then imports no xDSL.
+that they need, from here (``from max import mlir``); only `dims` and `conditions` may be imported directly. A start
+that finds its program in the disk cache then imports no xDSL.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def sgmv_kernel(
         lora: ``[adapters, out_dim, in_dim]``; adapters of lower rank are filled up with zeros.
         lora_ids: The adapter of each group, ``[groups]``; -1: the group's results are 0.
         lora_ranks: The rank of each group's adapter; unused, as the rest of a matrix is 0.
-        input_row_offsets: The first row of each group, and the row after the last one, ``[groups + 1]``. Results of rows
-            past it are 0.
+        input_row_offsets: The first row of each group, and the row after the last one, ``[groups + 1]``. Results of
+            rows past it are 0.
         max_lora_seq_len: Most rows of a group; unused, the kernel reads the offsets.
         bias: ``[adapters, out_dim]``.
 

@@ -85,7 +85,8 @@ def store_rows(
     layer_idx: TensorValue,
     side: int = KEYS,
 ) -> None:
-    """Writes keys or values ``[total_seq_len, kv_heads * head_dim]`` of new tokens; they are rounded to the cache's dtype.
+    """Writes keys or values ``[total_seq_len, kv_heads * head_dim]`` of new tokens; they are rounded to the cache's
+    dtype.
 
     Args:
         kv_params: The parameters of the cache.
@@ -225,7 +226,8 @@ def kv_cache_ragged_radd(
 
     Args:
         kv_params: The parameters of the cache.
-        a: ``[rows, 2 * kv_heads * head_dim]``: what is added to keys, then to values, for the tokens of these sequences.
+        a: ``[rows, 2 * kv_heads * head_dim]``: what is added to keys, then to values, for the tokens of these
+            sequences.
         kv_collection: The cache, with the new keys and values stored.
         input_row_offsets: The first row of each sequence of the batch.
         batch_offset: The first of these sequences, an integer scalar.
@@ -361,8 +363,8 @@ def flare_mla_prefill_plan(
         max_chunks: The number of chunks that are planned; those past the last token are empty.
 
     Returns:
-        For each chunk the first row of each sequence in the buffer, uint32 ``[max_chunks, batch + 1]``; the first token of
-        each sequence in the chunk, uint32 ``[max_chunks, batch]``; and the number of tokens, int32 ``[max_chunks]``.
+        For each chunk the first row of each sequence in the buffer, uint32 ``[max_chunks, batch + 1]``; the first token
+        of each sequence in the chunk, uint32 ``[max_chunks, batch]``; and the number of tokens, int32 ``[max_chunks]``.
     """
     device = input_row_offsets.device
     bounds = ops.cast(input_row_offsets, DType.int64)
@@ -412,8 +414,8 @@ def flare_mla_prefill_ragged(
 ) -> tuple[TensorValue, TensorValue]:
     """Latent attention over a chunk of expanded keys and values, and over the chunks before it.
 
-    A key has the elements of `k`, which its head expanded, then the last `qk_rope_dim` elements of the cached latent, which
-    all heads share.
+    A key has the elements of `k`, which its head expanded, then the last `qk_rope_dim` elements of the cached latent,
+    which all heads share.
 
     Args:
         kv_params: The parameters of the cache.

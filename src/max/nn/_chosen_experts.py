@@ -77,16 +77,16 @@ def run_experts(
         x: ``[tokens, hidden_dim]``.
         experts: The experts of each token, integers ``[tokens, k]``.
         weights: Their weights, ``[tokens, k]``.
-        gate_up: The weights of gate and up projections, ``[num_experts, 2 * moe_dim, hidden_dim]`` (gate first), or a pair of
-            ``[num_experts, moe_dim, hidden_dim]``, or the up projection alone, in a tuple; encoded ones have bytes in their
-            last dimension.
+        gate_up: The weights of gate and up projections, ``[num_experts, 2 * moe_dim, hidden_dim]`` (gate first), or a
+            pair of ``[num_experts, moe_dim, hidden_dim]``, or the up projection alone, in a tuple; encoded ones have
+            bytes in their last dimension.
         down: ``[num_experts, hidden_dim, moe_dim]``.
         activation: From the results of gate and up projection to the input of the down projection.
         gate_up_bias: ``[num_experts, 2 * moe_dim]``; for a tuple of weights also a tuple of ``[num_experts, moe_dim]``.
         down_bias: ``[num_experts, hidden_dim]``.
         weights_first: Whether tokens are multiplied by their weights, and not results.
-        gate_up_encoding: The encoding of the gate and up projections, or for a tuple of weights those of each; None: not
-            encoded.
+        gate_up_encoding: The encoding of the gate and up projections, or for a tuple of weights those of each; None:
+            not encoded.
         down_encoding: The encoding of the down projection.
 
     Returns:

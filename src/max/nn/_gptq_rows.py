@@ -13,8 +13,8 @@ def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> T
     """The weight ``[out_dim, inputs]``, float32, of a GPTQ weight in one tensor.
 
     Args:
-        weight: uint8 ``[out_dim, inputs * bits / 8 + 2 * groups]``: the integers of a row, the lowest bits first, then its
-            float16 scales, one for each group of inputs. The zero point is ``2 ** (bits - 1)``.
+        weight: uint8 ``[out_dim, inputs * bits / 8 + 2 * groups]``: the integers of a row, the lowest bits first, then
+            its float16 scales, one for each group of inputs. The zero point is ``2 ** (bits - 1)``.
         inputs: The number of inputs.
         config: The number of bits, and the size of a group.
 

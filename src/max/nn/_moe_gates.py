@@ -112,7 +112,8 @@ class ExpertRouting:
         groups: The number of groups of neighbouring experts; experts of the best groups can be chosen.
         chosen_groups: The number of these best groups.
         group_score: A group's score: its greatest, or the sum of the two greatest.
-        has_correction: Whether a number is added to each expert's score for the choice only: ``e_score_correction_bias``.
+        has_correction: Whether a number is added to each expert's score for the choice only:
+            ``e_score_correction_bias``.
         in_float32: Whether a 16-bit gate multiplies in float32, and its products are not rounded.
         least_sum: The least divisor of normalised weights.
         sum_offset: Added to the divisor of normalised weights.

@@ -1,11 +1,11 @@
 """Products of scaled 8-bit floats.
 
-A tensor is given as float8 elements and scales: its value is the element times the scale. Weights are ``[out_dim, in_dim]`` and
-their scales are rank 0 (a tensor), ``[out_dim, 1]`` (rows), ``[1, in_dim]`` (columns) or ``[row blocks, column blocks]``.
-Scales of inputs that are computed while the graph runs are ``[groups, rows]``.
+A tensor is given as float8 elements and scales: its value is the element times the scale. Weights are ``[out_dim,
+in_dim]`` and their scales are rank 0 (a tensor), ``[out_dim, 1]`` (rows), ``[1, in_dim]`` (columns) or ``[row blocks,
+column blocks]``. Scales of inputs that are computed while the graph runs are ``[groups, rows]``.
 
-Factors that one scale a row covers are multiplied as bfloat16, which holds every float8, and accumulated in float32, before
-the scales are applied. Where a scale changes along the summed axis the factors are scaled first, in float32.
+Factors that one scale a row covers are multiplied as bfloat16, which holds every float8, and accumulated in float32,
+before the scales are applied. Where a scale changes along the summed axis the factors are scaled first, in float32.
 """
 
 from __future__ import annotations

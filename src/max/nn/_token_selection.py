@@ -33,7 +33,8 @@ def select_tokens(
 ) -> TensorValue:
     """The cached tokens that each new token attends to: those of the greatest scores, of equal scores the earlier ones.
 
-    The score of a token is the sum over heads of ``weight * max(query · key, 0)``; a new token sees itself and those before.
+    The score of a token is the sum over heads of ``weight * max(query · key, 0)``; a new token sees itself and those
+    before.
 
     Args:
         kv_params: The parameters of the cache of index keys: one head, with `is_mla`.

@@ -13,8 +13,8 @@ __all__ = ["PrintHook"]
 class PrintHook:
     """Prints the inputs and outputs of layers each time the graph runs.
 
-    It is made before the graph is staged. Labels are ``name.input_0``, ``name.keyword`` and ``name.output_0``, where the
-    name is that of `name_layers`, else the class and a number.
+    It is made before the graph is staged. Labels are ``name.input_0``, ``name.keyword`` and ``name.output_0``, where
+    the name is that of `name_layers`, else the class and a number.
 
     Args:
         export_path: The folder of the values as files; needs

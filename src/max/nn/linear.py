@@ -226,7 +226,8 @@ class Linear(Module):
 
         Args:
             x: ``[…, in_dim]``.
-            config: The scales of `x`: the checkpoint's static scale, one per row, or one per group of elements of a row.
+            config: The scales of `x`: the checkpoint's static scale, one per row, or one per group of elements of a
+                row.
 
         Raises:
             ValueError: The last dimension is not in_dim.
@@ -374,8 +375,8 @@ class GPTQLinear(Linear):
         float8_config: Not supported.
 
     Raises:
-        ValueError: The encoding is not GPTQ, the config is missing or not of 2, 4 or 8 bits, or the sizes are not multiples
-            of the packed integers.
+        ValueError: The encoding is not GPTQ, the config is missing or not of 2, 4 or 8 bits, or the sizes are not
+            multiples of the packed integers.
         NotImplementedError: `float8_config` is given.
     """
 

@@ -1,6 +1,7 @@
 """Mixtures of experts: a gate chooses some MLPs for each token, whose weighted results are added.
 
-Rows are sorted by expert, so that each expert that was chosen multiplies its rows at once; the weights of others are not read.
+Rows are sorted by expert, so that each expert that was chosen multiplies its rows at once; the weights of others are
+not read.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class MoE(Module):
         quantization_encoding: How the experts' weights are encoded in blocks.
         activation: From the results of gate and up projection to the input of the down projection.
         has_bias: Whether the experts' projections have biases.
-        gate_dtype: The dtype of the gate's weight; by default `dtype`, or bfloat16 where that is no float of 16 bits or more.
+        gate_dtype: The dtype of the gate's weight; by default `dtype`, or bfloat16 where that is no float of 16 bits or
+            more.
 
     Raises:
         ValueError: No device, or the sizes do not fit.
@@ -147,8 +149,8 @@ class MoE(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: ``tensor_parallel`` splits the inner features of each expert, whose results must be
-        summed; ``replicate`` gives each device the whole layer.
+        """How `shard` splits the layer: ``tensor_parallel`` splits the inner features of each expert, whose results
+        must be summed; ``replicate`` gives each device the whole layer.
 
         Raises:
             ValueError: It is set to another strategy.
@@ -171,8 +173,8 @@ class MoE(Module):
             devices: The devices of the shards.
 
         Raises:
-            ValueError: There is no sharding strategy, it is for another number of devices, or the weights cannot be split
-                so.
+            ValueError: There is no sharding strategy, it is for another number of devices, or the weights cannot be
+                split so.
         """
         where = shard_devices(type(self).__name__, self.sharding_strategy, devices)
         gates = self.gate.shard(where)

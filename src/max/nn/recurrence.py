@@ -1,7 +1,7 @@
 """Convolutions and scans over ragged sequences, whose states are slots of buffers that they update.
 
-A state buffer is ``[slots, layers, …]``; `slots` has the slot of each sequence. The state of a sequence whose `cache_lengths` is 0 is
-zero, whatever its slot holds. See `max.nn.kv_cache.RecurrentState`.
+A state buffer is ``[slots, layers, …]``; `slots` has the slot of each sequence. The state of a sequence whose
+`cache_lengths` is 0 is zero, whatever its slot holds. See `max.nn.kv_cache.RecurrentState`.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ def gated_delta_rule(
 ) -> TensorValue:
     """Linear attention by the gated delta rule (https://arxiv.org/abs/2412.06464); updates the states of sequences.
 
-    For each token ``S = exp(decay) · S``, ``u = rate · (v - Sᵀ k)``, ``S = S + k uᵀ``, and the result is ``scale · Sᵀ q``.
+    For each token ``S = exp(decay) · S``, ``u = rate · (v - Sᵀ k)``, ``S = S + k uᵀ``, and the result is ``scale · Sᵀ
+    q``.
 
     Args:
         q: Queries ``[total, key_heads, key_dim]``.

@@ -62,8 +62,8 @@ class MinPSampler(Module):
             The tokens, of the dtype and shape of the layer.
 
         Raises:
-            ValueError: The logits have another rank, the shape does not hold a token a row, or `min_p` is a number that is
-                not between 0 and 1.
+            ValueError: The logits have another rank, the shape does not hold a token a row, or `min_p` is a number that
+                is not between 0 and 1.
         """
         if input.rank != 2:
             raise ValueError(f"MinPSampler: the logits are {input!r}, expected [batch, vocab_size]")
@@ -172,8 +172,8 @@ class RejectionSampler(Module):
 class RejectionSamplerWithResiduals(Module):
     """Speculative sampling (https://arxiv.org/abs/2211.17192): the tokens are distributed as the target's.
 
-    A draft token is kept with the probability ``p / q`` of target and draft. In place of the first that is rejected comes
-    one of the residual distribution ``max(p - q, 0)``, after the last one a token of the target.
+    A draft token is kept with the probability ``p / q`` of target and draft. In place of the first that is rejected
+    comes one of the residual distribution ``max(p - q, 0)``, after the last one a token of the target.
 
     Args:
         device: The device.
@@ -214,14 +214,14 @@ class RejectionSamplerWithResiduals(Module):
 
         Args:
             draft_tokens: Integers ``[batch, steps]``.
-            draft_logits_for_sampled_tokens: The draft's logits of these tokens, ``[batch, steps]``; unused, all logits are
-                given.
+            draft_logits_for_sampled_tokens: The draft's logits of these tokens, ``[batch, steps]``; unused, all logits
+                are given.
             target_logits: ``[rows, vocab_size]``: of each sequence ``steps + 1`` rows.
             target_logit_offsets: The first row of each sequence, and the number of rows, ``[batch + 1]``.
             all_draft_logits: ``[steps, batch, vocab_size]``.
             rejection_rand: Numbers in [0, 1) that decide whether tokens are kept, ``[batch, steps]``; with `debug`.
-            residual_rand: Numbers in (0, 1) for the residual distributions, ``[batch, steps, vocab_size]``: the token with
-                the least ``-log(number) / probability`` is taken; with `debug`.
+            residual_rand: Numbers in (0, 1) for the residual distributions, ``[batch, steps, vocab_size]``: the token
+                with the least ``-log(number) / probability`` is taken; with `debug`.
 
         Returns:
             The number of kept tokens, int64 ``[batch]``; the token in place of each, int64 ``[batch, steps]``; and the

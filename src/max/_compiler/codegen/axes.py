@@ -55,7 +55,9 @@ def tile_axis(spec: RegionSpec) -> int:
 
 
 def transposed_leaves(spec: RegionSpec, tile_axis: int) -> list[int]:
-    """The leaves that are contiguous along the tile axis, if the kernel can transpose all of them in registers; else none."""
+    """The leaves that are contiguous along the tile axis, if the kernel can transpose all of them in registers; else
+    none.
+    """
     if tile_axis < 0 or any(not r.strides or r.strides[-1] != 1 for r in spec.results):
         return []
     strided = [

@@ -19,8 +19,8 @@ __all__ = [
 def gelu(x: Any) -> Any:
     """``x * Phi(x)``.
 
-    In f32 it is ``max(x, 0) - |x| Phi(-|x|)``. The logarithm of Phi(-t) is a polynomial: a weighted minimax fit on [0, 6]
-    that decreases beyond. Error: 4 units in the last place above 0, relative 4e-7 down to -2 and 3e-6 down to -5.
+    In f32 it is ``max(x, 0) - |x| Phi(-|x|)``. The logarithm of Phi(-t) is a polynomial: a weighted minimax fit on [0,
+    6] that decreases beyond. Error: 4 units in the last place above 0, relative 4e-7 down to -2 and 3e-6 down to -5.
     """
     if x.dtype is k.f64:
         return 0.5 * x * (1.0 + k.erf(x * 0.7071067811865476))

@@ -242,7 +242,9 @@ class _NestWriter:
             self.finish(i, accumulators[i])
 
     def transposed_walk(self, lanes: str, blocked: bool) -> None:
-        """Walks tiles of rows: loads vectors along the tile axis, transposes them in registers, and continues row by row."""
+        """Walks tiles of rows: loads vectors along the tile axis, transposes them in registers, and continues row by
+        row.
+        """
         spec, out, width = self.spec, self.out, self.width
         tile, last = self.index[self.tile_axis], self.index[self.last]
         out.add(f"first = tile * {width}")

@@ -4,7 +4,8 @@ The fused op does not write its scores to memory, and reads its operands as stri
 
 - a scale: a product of, or a quotient by, a constant, applied to the scores, to q or to k;
 - masks that are added, and selects between the scores and a constant;
-- casts of scores and probabilities, which the op carries out where they round, and reshapes that regroup the batch axes;
+- casts of scores and probabilities, which the op carries out where they round, and reshapes that regroup the batch
+  axes;
 - grouped queries: KV heads broadcast over the query heads that share them, and merged into one axis.
 
 Attention whose scores or probabilities have other uses is not fused.
@@ -44,7 +45,9 @@ class Scores:
     masks: list[tuple[SSAValue, float | None, bool]] = field(
         default_factory=list[tuple[SSAValue, float | None, bool]]
     )
-    """Each mask with its fill (None: the mask is added; else a select with that constant) and whether the condition is negated."""
+    """Each mask with its fill (None: the mask is added; else a select with that constant) and whether the condition is
+    negated.
+    """
     roundings: list[DType | None] = field(default_factory=lambda: [None])
     """What the scaled scores, and the scores after each mask, are rounded to; None: they stay in f32."""
     is_product: bool = True
@@ -214,7 +217,9 @@ class _Fusion:
         return self._source(value, scaled=False)[0]
 
     def _source(self, value: SSAValue, scaled: bool = True) -> tuple[SSAValue, float]:
-        """The value before widening casts and constant factors, with its transposes kept; and the product of the factors."""
+        """The value before widening casts and constant factors, with its transposes kept; and the product of the
+        factors.
+        """
         factor = 1.0
         while True:
             view = producer(value, "mo.transpose")
@@ -262,7 +267,9 @@ class _Fusion:
     def _grouped(
         self, q: SSAValue, keys: SSAValue, values: SSAValue, masks: list[SSAValue]
     ) -> tuple[SSAValue, SSAValue, SSAValue, list[SSAValue]]:
-        """The operands with the axis of KV heads and that of their repetitions apart, if keys and values had them merged."""
+        """The operands with the axis of KV heads and that of their repetitions apart, if keys and values had them
+        merged.
+        """
         first, second = self._unmerged(keys), self._unmerged(values)
         if first is None or second is None or first[1] != second[1]:
             return q, keys, values, masks

@@ -12,7 +12,9 @@ __all__ = ["merge_equal_ops"]
 
 
 def merge_equal_ops(block: Block) -> None:
-    """Replaces the results of a pure op by those of an earlier op with equal name, operands, attributes and result types."""
+    """Replaces the results of a pure op by those of an earlier op with equal name, operands, attributes and result
+    types.
+    """
     results_of: dict[Any, tuple[SSAValue, ...]] = {}
     for op in ops_of(block):
         if not op.is_pure or op.regions:

@@ -4,8 +4,8 @@ Ops are visited in program order. An element-wise op joins the group that produc
 same iteration space; a reduction or row-wise op joins if the group's values have its operand's shape. Groups whose
 values meet in one op are merged. A join that would make two groups depend on each other is refused.
 
-Afterwards an element-wise group that uses a matmul's result element by element becomes the matmul's epilogue. An RMS norm
-that only a product by packed weights uses is computed in the product's kernel.
+Afterwards an element-wise group that uses a matmul's result element by element becomes the matmul's epilogue. An RMS
+norm that only a product by packed weights uses is computed in the product's kernel.
 """
 
 from __future__ import annotations

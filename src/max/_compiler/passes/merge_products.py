@@ -1,4 +1,6 @@
-"""Merges products of one x with several packed weights into one launch: workers read and round x once, and wait at one barrier."""
+"""Merges products of one x with several packed weights into one launch: workers read and round x once, and wait at one
+barrier.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ APART = MATMULS | {"mok.attention", "mo.custom", "mo.call", "mo.if", "mo.while"}
 def merge_products(block: Block) -> None:
     """Merges `mok.packed_matmul` ops of one x into `mok.packed_products`, whose weights are packed into one buffer.
 
-    Two products of equal sizes whose results meet in element-wise ops, as in a gated MLP, become a pair: they share strips,
-    so that one epilogue has both sums. Not merged are other products whose results meet (the later one takes the
-    epilogue), a product whose epilogue depends on another product, and a product whose weight has other uses (it is
+    Two products of equal sizes whose results meet in element-wise ops, as in a gated MLP, become a pair: they share
+    strips, so that one epilogue has both sums. Not merged are other products whose results meet (the later one takes
+    the epilogue), a product whose epilogue depends on another product, and a product whose weight has other uses (it is
     packed once).
     """
     ops = ops_of(block)

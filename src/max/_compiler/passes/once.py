@@ -85,7 +85,8 @@ def _move_sources_up(block: Block, ops: list[MoOp]) -> MoOp | None:
 def compute_once(block: Block) -> None:
     """Hoists ops that depend on weights and constants only.
 
-    Views cost nothing: they stay, unless a hoisted op needs them. A strided view is hoisted too if an op outside needs it
+    Views cost nothing: they stay, unless a hoisted op needs them. A strided view is hoisted too if an op outside needs
+    it
     contiguous: then it is copied once (`materialise` inserts the copy). `fold_constants` has folded small constants
     before.
     """

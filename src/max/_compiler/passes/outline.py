@@ -16,7 +16,9 @@ from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 __all__ = ["SIZE_RULES", "Unit", "rebuild"]
 
 SIZE_RULES = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
-"""Ops whose result sizes depend on the values of their operands, with the rule of each; see `max._compiler.template.HostStep`."""
+"""Ops whose result sizes depend on the values of their operands, with the rule of each; see
+`max._compiler.template.HostStep`.
+"""
 
 
 @dataclass(eq=False)

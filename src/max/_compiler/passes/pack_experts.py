@@ -29,7 +29,8 @@ def pack_experts(block: Block, backends: Backends) -> None:
     """Replaces grouped products with constant weights by `mok.grouped_products`, by the rules of their device.
 
     Two products of the same rows whose results meet in element-wise ops, as in a gated MLP, become a pair: one launch,
-    whose epilogue has both sums. A pair whose weights other products have too stays apart, so that no weight is packed twice.
+    whose epilogue has both sums. A pair whose weights other products have too stays apart, so that no weight is packed
+    twice.
     """
     ops = ops_of(block)
     products = [

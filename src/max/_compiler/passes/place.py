@@ -1,8 +1,8 @@
 """Copies the operands of each op into the memory of the device that the op runs on.
 
 An op runs on the device of its results. `mok.device_copy` copies an operand from another memory (a scalar of the CPU, a
-weight declared there), once for all ops of a block on that device. A `mo.transfer` between memories becomes such a copy;
-between devices that share their memory it stays a view.
+weight declared there), once for all ops of a block on that device. A `mo.transfer` between memories becomes such a
+copy; between devices that share their memory it stays a view.
 """
 
 from __future__ import annotations

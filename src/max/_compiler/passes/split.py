@@ -1,7 +1,8 @@
 """Moves concats behind element-wise ops: `op(concat(a, b), c)` becomes `concat(op(a, c[:n]), op(b, c[n:]))`.
 
-A concat between element-wise ops writes its result to memory, and the next op reads it. As the last op it costs nothing:
-each part is written to its place in the result. So RoPE on halves (`x * cos + concat(-b, a) * sin`) is one kernel.
+A concat between element-wise ops writes its result to memory, and the next op reads it. As the last op it costs
+nothing: each part is written to its place in the result. So RoPE on halves (`x * cos + concat(-b, a) * sin`) is one
+kernel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The products of attention in the matrix tiles of AMX: 16 rows of queries or weights by panels of 32 keys or columns of values.
+"""The products of attention in the matrix tiles of AMX: 16 rows of queries or weights by panels of 32 keys or columns
+of values.
 
-Rows are copied one after the other, zero-filled to whole tiles along k; panels are those of register tiles, pairs of bf16 in lanes.
+Rows are copied one after the other, zero-filled to whole tiles along k; panels are those of register tiles, pairs of
+bf16 in lanes.
 """
 
 from __future__ import annotations

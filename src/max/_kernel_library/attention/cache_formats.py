@@ -49,7 +49,9 @@ def elements_of(rows: Any, head_dim: int) -> Any:
 
 @k.inline
 def scales_of(blocks: Any) -> Any:
-    """The cache as 32-bit words: the first word of each row is its scale. Of floats the cache itself, which is not read."""
+    """The cache as 32-bit words: the first word of each row is its scale. Of floats the cache itself, which is not
+    read.
+    """
     if is_rounded(blocks.dtype):
         return blocks.view(k.f32)
     else:

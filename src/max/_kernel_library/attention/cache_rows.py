@@ -30,7 +30,8 @@ def cache_load(
     *,
     side: int,
 ) -> None:
-    """Row `offsets[b] + i` of `out` `[rows, kv_heads * head_dim]` is the key (`side` 0) or value (1) of token `starts[b] + i` of sequence `b`.
+    """Row `offsets[b] + i` of `out` `[rows, kv_heads * head_dim]` is the key (`side` 0) or value (1) of token
+    `starts[b] + i` of sequence `b`.
 
     Rows past the last offset are 0. `count` is the number of rows.
     """

@@ -1,16 +1,18 @@
 """Attention over keys and values in plain tensors: `softmax(scale · q · kᵀ + mask) · v`, for `mok.attention`.
 
-Scores never go to memory. A task is a block of queries of one batch index; the query heads that share keys and values are rows of the
-same task. Keys come in blocks, which are packed with their values in scratch memory; then each row tile is multiplied by the keys, its
-scores become weights while they are in the L1 cache, and these are multiplied by the values. The softmax is online, in f32.
+Scores never go to memory. A task is a block of queries of one batch index; the query heads that share keys and values
+are rows of the same task. Keys come in blocks, which are packed with their values in scratch memory; then each row tile
+is multiplied by the keys, its scores become weights while they are in the L1 cache, and these are multiplied by the
+values. The softmax is online, in f32.
 
-Tasks with few rows (decoding) read keys and values in place. Where there are fewer tasks than workers can share, each is split over the
-keys, and a second phase merges the parts. All operands are strided views, contiguous along their last axis.
+Tasks with few rows (decoding) read keys and values in place. Where there are fewer tasks than workers can share, each
+is split over the keys, and a second phase merges the parts. All operands are strided views, contiguous along their last
+axis.
 
 bf16 operands are multiplied in pairs where the target can: weights (not their total) are then rounded to bf16.
 
-Where the graph rounds its probabilities, weights are divided by their total before they are rounded and summed. So the total comes first:
-a task with more keys than a block computes its scores twice, and tasks are not split.
+Where the graph rounds its probabilities, weights are divided by their total before they are rounded and summed. So the
+total comes first: a task with more keys than a block computes its scores twice, and tasks are not split.
 """
 
 from __future__ import annotations
@@ -189,7 +191,8 @@ def attention_dense(
     roundings: tuple[k.ScalarType | None, ...],
     columns: bool,
 ) -> None:
-    """`out[b, g, i] = softmax(scale · q[b, g, i] · keys[b] + masks[b, g, i]) · values[b]`, with any number of batch axes.
+    """`out[b, g, i] = softmax(scale · q[b, g, i] · keys[b] + masks[b, g, i]) · values[b]`, with any number of batch
+    axes.
 
     Keys are `[…, keys, size]`, or with `columns` `[…, size, keys]`.
     """

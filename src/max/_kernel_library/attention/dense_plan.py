@@ -1,8 +1,10 @@
 """The plan of dense attention: what is known at compile time, and the records of a task.
 
-In: the target, dtypes and attributes of a call. Out: a `Plan`, which `max._kernel_library.attention.dense_rows` follows.
+In: the target, dtypes and attributes of a call. Out: a `Plan`, which `max._kernel_library.attention.dense_rows`
+    follows.
 
-A row is a query of one head of the group; rows are ordered query by query, in each the heads of the group that share keys and values.
+A row is a query of one head of the group; rows are ordered query by query, in each the heads of the group that share
+keys and values.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ MOST_KEYS = 512
 BLOCK_ELEMENTS = 1 << 17
 """Most elements of the packed keys and values of a block, which stay in the L2 cache."""
 MOST_KEYS_ROUNDED = 4096
-"""Keys of a block of rounded weights that are read in place: only scores of the first block need not be computed twice."""
+"""Keys of a block of rounded weights that are read in place: only scores of the first block need not be computed twice.
+"""
 IN_PLACE_PASSES = 4
 """A task reads keys and values in place if its rows take up to this many passes."""
 

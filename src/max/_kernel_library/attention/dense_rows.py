@@ -1,6 +1,8 @@
-"""The work of a task of dense attention on its rows of queries: the pieces of `max._kernel_library.attention.dense_attention`.
+"""The work of a task of dense attention on its rows of queries: the pieces of
+`max._kernel_library.attention.dense_attention`.
 
-`attend_in_place` reads keys and values in place; `attend_packed` packs them, block by block, and multiplies by register or matrix tiles.
+`attend_in_place` reads keys and values in place; `attend_packed` packs them, block by block, and multiplies by register
+or matrix tiles.
 In: a `Task` and the `Plan` of its call. Out: the maxima, totals and sums of its rows, in `Scratch`.
 """
 
@@ -105,7 +107,8 @@ def rounded_weights(
 ) -> None:  # fmt: skip
     """Computes the weights of one row or of four as the graph's probabilities: divided by their total, and rounded.
 
-    Arguments are those of `softmax_rows`, and the sweep. The first sweep finds maxima and totals; the last one needs them.
+    Arguments are those of `softmax_rows`, and the sweep. The first sweep finds maxima and totals; the last one needs
+    them.
     """
     t, scaling, count = p.plain, p.scaling, keys.count
     if sweep.first:
@@ -294,7 +297,9 @@ def prefetch_share(views: Any, slot: Any, slots: Any, p: Plan) -> None:
 def multiply_keys(
     task: Task, memory: Scratch, tile: Any, tiles: Any, key: Any, count: Any, ahead: Any, p: Plan
 ) -> None:
-    """The scores of a row tile and a block of packed keys. Meanwhile the next block, or the views of `ahead`, are prefetched."""
+    """The scores of a row tile and a block of packed keys. Meanwhile the next block, or the views of `ahead`, are
+    prefetched.
+    """
     t = p.plain
     rows = memory.packed[tile * t.height * p.depth :]
     for j in range(0, count, 2 * t.width):
@@ -354,7 +359,8 @@ def multiply_values(
 def attend_packed(task: Task, memory: Scratch, ahead: Any, p: Plan) -> None:
     """Attends with the rows of a task to its keys, which are packed, block by block.
 
-    Cache budget: packed keys and values of a block (`BLOCK_ELEMENTS`) stay in the L2 cache, the scores of a row tile in the L1 cache.
+    Cache budget: packed keys and values of a block (`BLOCK_ELEMENTS`) stay in the L2 cache, the scores of a row tile in
+    the L1 cache.
 
     Args:
         task: The task.

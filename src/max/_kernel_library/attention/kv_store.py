@@ -24,7 +24,9 @@ def kv_store(
     layer_index: k.Input,
     ctx: k.Context,
 ) -> None:
-    """Writes row `i` of `keys` and `values` `[total, kv_heads * head_dim]` to its token's slot, after those cached already."""
+    """Writes row `i` of `keys` and `values` `[total, kv_heads * head_dim]` to its token's slot, after those cached
+    already.
+    """
     width = ctx.target.width(k.f32)
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]

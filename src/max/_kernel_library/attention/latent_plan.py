@@ -25,10 +25,10 @@ def plan_latents(
 ) -> None:
     """`out[0]` is 1 where keys and values are expanded, `out[1]` where tokens are selected, else 0.
 
-    Keys and values are expanded where that takes fewer products: a pair of a query and a token takes `saved` less, a cached token `spent` more.
-    There must be `least_rows` new tokens, with at most `most_cached` cached ones for each; 0 rows: nothing is expanded. Tokens are selected
-    where a sequence has more than `count`; 0: they are not. Where results must not depend on the rest of the batch, keys are
-    never expanded, and tokens are always selected.
+    Keys and values are expanded where that takes fewer products: a pair of a query and a token takes `saved` less, a
+    cached token `spent` more. There must be `least_rows` new tokens, with at most `most_cached` cached ones for each; 0
+    rows: nothing is expanded. Tokens are selected where a sequence has more than `count`; 0: they are not. Where
+    results must not depend on the rest of the batch, keys are never expanded, and tokens are always selected.
     """
     batch = cache_lengths.shape[0]
     check_size("the plan", out.shape[0], 2)

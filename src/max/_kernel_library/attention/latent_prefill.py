@@ -1,8 +1,9 @@
 """Attention of prompts over expanded latent keys and values: a chunk of the context at a time.
 
-The keys of a chunk have a part without positions, expanded in a buffer, and a rotated part that all heads share, in the last elements of the
-cached latent. Tasks are some rows of a sequence and one head, as in `max._kernel_library.attention.ragged_attention`; a task joins both
-parts of a block of keys in scratch memory. Softmax runs on over chunks: each row keeps its maximum and total::
+The keys of a chunk have a part without positions, expanded in a buffer, and a rotated part that all heads share, in the
+last elements of the cached latent. Tasks are some rows of a sequence and one head, as in
+`max._kernel_library.attention.ragged_attention`; a task joins both parts of a block of keys in scratch memory. Softmax
+runs on over chunks: each row keeps its maximum and total::
 
     buffer   row buffer_offsets[b] + i   is token  cache_offsets[b] + i  of sequence b
 
@@ -100,10 +101,12 @@ def latent_prefill(
     ctx: k.Context,
     causal: bool,
 ) -> None:
-    """`out[row, head] = softmax(scale · q[row, head] · keys) · values` over the chunk, and over the chunks before where they are given.
+    """`out[row, head] = softmax(scale · q[row, head] · keys) · values` over the chunk, and over the chunks before where
+    they are given.
 
-    `q` is `[rows, heads, size]`, `keys` `[buffer, heads, size - rotated]`, `values` `[buffer, heads, value_size]`; `info` `[rows, heads, 2]`
-    has the maximum and the total of each row. `previous` are `out` and `info` of the chunks before.
+    `q` is `[rows, heads, size]`, `keys` `[buffer, heads, size - rotated]`, `values` `[buffer, heads, value_size]`;
+    `info` `[rows, heads, 2]` has the maximum and the total of each row. `previous` are `out` and `info` of the chunks
+    before.
     """
     heads, head_dim, plain = q.shape[1], q.shape[2], keys.shape[2]
     value_size, rotated = values.shape[2], head_dim - plain

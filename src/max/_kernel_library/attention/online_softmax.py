@@ -1,13 +1,14 @@
 """Softmax over blocks of keys as they come, in f32: shared by the kernels of attention.
 
-A row keeps the maximum of its scores so far, the total of its weights relative to that maximum, and the weighted sum of values. A new
-maximum rescales total and sums::
+A row keeps the maximum of its scores so far, the total of its weights relative to that maximum, and the weighted sum of
+values. A new maximum rescales total and sums::
 
     weight = 2 ** (factor · (score - maximum))
     total  = total · 2 ** (factor · (old maximum - maximum)) + Σ weight
     sums   = sums  · 2 ** (factor · (old maximum - maximum)) + Σ weight · value
 
-Where tasks are split over the keys, each part has a state of its own, and `merge_parts` merges them into a row of results.
+Where tasks are split over the keys, each part has a state of its own, and `merge_parts` merges them into a row of
+results.
 """
 
 from __future__ import annotations

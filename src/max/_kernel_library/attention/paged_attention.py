@@ -1,21 +1,22 @@
 """Attention of a ragged batch of new tokens over the paged KV cache, which holds their keys and values already.
 
-Online softmax over blocks of keys, in f32. The query heads that share a KV head are rows of one task: some tokens' queries of one KV head.
-Tasks with many rows pack keys and values and multiply by register tiles, those with few rows (decoding) read the cache in place. Where
-there are fewer tasks than workers can share, each is split over the context, and a second phase merges the parts::
+Online softmax over blocks of keys, in f32. The query heads that share a KV head are rows of one task: some tokens'
+queries of one KV head. Tasks with many rows pack keys and values and multiply by register tiles, those with few rows
+(decoding) read the cache in place. Where there are fewer tasks than workers can share, each is split over the context,
+and a second phase merges the parts::
 
     sequence   0          1                        blocks [pages, 2, layers, page_size, kv_heads, head_dim]
     tokens   ├────┼────┤├────┼────┼──┤             a task reads pages lookup_table[sequence, position // page_size]
     tasks      0    1     2    3   4   × kv_heads   × splits of the context
 
-Where results must not depend on the rest of the batch (`Target.batch_invariant`), all tasks pack keys and values, those with few rows in
-lower register tiles, none is split, and blocks of keys begin at multiples of `KEYS` of their page.
+Where results must not depend on the rest of the batch (`Target.batch_invariant`), all tasks pack keys and values, those
+with few rows in lower register tiles, none is split, and blocks of keys begin at multiples of `KEYS` of their page.
 
-Where queries and cache are bf16 and the target multiplies pairs of bf16, tasks with many rows do so: weights (not their total) are
-rounded to bf16, sums are f32.
+Where queries and cache are bf16 and the target multiplies pairs of bf16, tasks with many rows do so: weights (not their
+total) are rounded to bf16, sums are f32.
 
-A cache of `i8` has a scale for each key and value (`cache_formats`). Codes are multiplied as they are; the scales of a block's keys
-then multiply its scores, those of its values its weights.
+A cache of `i8` has a scale for each key and value (`cache_formats`). Codes are multiplied as they are; the scales of a
+block's keys then multiply its scores, those of its values its weights.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Batch(NamedTuple):
         cache_lengths: Cached tokens of each sequence.
         lookup_table: Pages of each sequence.
         layer: The layer.
-        key_offsets: The offsets of the keys that are not counted in the cached lengths; those of the rows but in cross attention.
+        key_offsets: The offsets of the keys that are not counted in the cached lengths; those of the rows but in cross
+            attention.
     """
 
     offsets: Any
@@ -272,7 +274,8 @@ def attention(
     value_size: int,
     cross: bool,
 ) -> None:
-    """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves to the token.
+    """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves to the
+    token.
 
     `sinks` and `slopes` are `[heads]` where the call has them, and are not read otherwise.
     """

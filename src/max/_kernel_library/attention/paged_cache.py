@@ -1,7 +1,7 @@
 """Checks and look-ups of ragged batches over a paged KV cache.
 
-The cache is `[pages, 2, layers, page_size, kv_heads, head_dim]` (keys at 0, values at 1 of the second axis). Token `t` of sequence
-`b` is in slot `t % page_size` of page `lookup_table[b, t // page_size]`.
+The cache is `[pages, 2, layers, page_size, kv_heads, head_dim]` (keys at 0, values at 1 of the second axis). Token `t`
+of sequence `b` is in slot `t % page_size` of page `lookup_table[b, t // page_size]`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def check_batch(
 ) -> None:  # fmt: skip
     """Raises where offsets, lengths and page table do not describe one ragged batch over a cache.
 
-    After it `sequence_of` finds the sequence of each row, and positions are not negative. Each worker calls it before it reads the batch.
+    After it `sequence_of` finds the sequence of each row, and positions are not negative. Each worker calls it before
+    it reads the batch.
 
     Args:
         offsets: First row of each sequence, and the number of rows.

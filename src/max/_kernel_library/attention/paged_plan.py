@@ -1,6 +1,7 @@
 """The plan of paged attention: what is known at compile time, the records of a task, and its scratch memory.
 
-In: the target, dtypes and attributes of a call. Out: a `Plan`, which `max._kernel_library.attention.paged_rows` follows.
+In: the target, dtypes and attributes of a call. Out: a `Plan`, which `max._kernel_library.attention.paged_rows`
+    follows.
 
 A row is a new token's query of one head; rows are ordered token by token, in each the query heads that share a KV head.
 """
@@ -28,7 +29,9 @@ ROW_THRESHOLD = 8
 TASK_ROWS = 48
 """Rows of a task, unless a KV head has more query heads."""
 LONG_TASKS = 4
-"""Tasks have this many times the rows where enough of them remain for the workers: keys and values are packed less often."""
+"""Tasks have this many times the rows where enough of them remain for the workers: keys and values are packed less
+often.
+"""
 
 
 @dataclass(frozen=True)
@@ -197,8 +200,8 @@ def rows_per_pass(group: int, target: k.Target) -> int:
 def vectors_per_pass(group: int, target: k.Target) -> int:
     """Keys, or vectors of a value, that are multiplied at once by the rows of a pass.
 
-    Three rows by four would take 12 accumulators, three queries and two keys: with 16 registers LLVM keeps one accumulator in memory, whose
-    latency takes twice as long as the products.
+    Three rows by four would take 12 accumulators, three queries and two keys: with 16 registers LLVM keeps one
+    accumulator in memory, whose latency takes twice as long as the products.
 
     Args:
         group: Query heads of a KV head.
@@ -210,8 +213,8 @@ def vectors_per_pass(group: int, target: k.Target) -> int:
 def prefetches_next_block(target: k.Target) -> bool:
     """Whether few rows prefetch the keys of the next block while they multiply values, and into the L2 cache.
 
-    Measured with AVX2: values of a block do not fit the L1 cache beside its keys. 16 sequences take half the time. Targets with more
-    registers were not measured.
+    Measured with AVX2: values of a block do not fit the L1 cache beside its keys. 16 sequences take half the time.
+    Targets with more registers were not measured.
 
     Args:
         target: The target.

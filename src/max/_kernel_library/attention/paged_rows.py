@@ -1,6 +1,7 @@
 """The work of a task of paged attention on its rows: the pieces of `max._kernel_library.attention.paged_attention`.
 
-In: a `Task`, the `Plan` of its call, blocks of keys and values. Out: the maxima, totals and sums of its rows, in `Scratch`.
+In: a `Task`, the `Plan` of its call, blocks of keys and values. Out: the maxima, totals and sums of its rows, in
+    `Scratch`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def prefetch_rows_of_block(keys: Any, values: Any, j: Any, locality: int) -> Non
 def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = None) -> None:
     """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block.
 
-    Few rows read the keys in place, more multiply packed rows by panels of keys. `values` are those of the block, which are needed next.
+    Few rows read the keys in place, more multiply packed rows by panels of keys. `values` are those of the block, which
+    are needed next.
     """
     t, wide, scores = p.plain, p.wide, memory.scores
     count, head_dim = keys.shape[0], keys.shape[1]
@@ -166,7 +168,8 @@ def add_values_packed(values: Any, rows: Any, memory: Scratch, p: Plan) -> None:
 def add_values(values: Any, rows: Any, memory: Scratch, p: Plan, ahead: Any = None) -> None:
     """`sums[row] += Σ weight[row, key] · values[key]` for the values `[count, head_dim]` of a block.
 
-    The weights of few rows replaced their scores, those of more are lanes of `wide`. `ahead` are the keys that few rows read next.
+    The weights of few rows replaced their scores, those of more are lanes of `wide`. `ahead` are the keys that few rows
+    read next.
     """
     t, state = p.plain, memory.state
     if rows <= p.row_threshold:
@@ -283,7 +286,9 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
 
 @k.inline
 def copy_scales(target: Any, scales: Any, width: int) -> None:
-    """Copies the scales of a block `[count]`, which are rows of the cache apart; those up to the next multiple of the width are 0."""
+    """Copies the scales of a block `[count]`, which are rows of the cache apart; those up to the next multiple of the
+    width are 0.
+    """
     count = scales.shape[0]
     for i in range(count):
         target[i] = scales[i]

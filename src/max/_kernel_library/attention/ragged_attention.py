@@ -6,7 +6,8 @@ The work of a task is that of `max._kernel_library.attention.paged_rows`, with k
     rows   ├────┼────┤├────┼────┼──┤        a task attends with some rows of a text and one KV head
     tasks    0    1     2    3   4   × kv_heads
 
-A bias is added to the scaled scores by the distance of key and query, `bias[head, key - query + n - 1]` for texts of up to `n` rows.
+A bias is added to the scaled scores by the distance of key and query, `bias[head, key - query + n - 1]` for texts of up
+to `n` rows.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def find_text_task(offsets: Any, number: Any, rows_per_task: Any, p: Plan) -> Te
 
 @k.inline
 def add_bias(task: Task, bias: Any, key: Any, count: Any, scale: Any, memory: Scratch, p: Plan) -> None:  # fmt: skip
-    """Adds the bias of each row and key to the scores of a block of keys, divided by what scores are multiplied by later.
+    """Adds the bias of each row and key to the scores of a block of keys, divided by what scores are multiplied by
+    later.
 
     Args:
         task: The task.
@@ -172,7 +174,9 @@ def attention_ragged(
     mask: str,
     window: int,
 ) -> None:
-    """`out[row, head] = softmax(scale · q[row, head] · keys + bias) · values`, over the keys of the row's text that the mask leaves."""
+    """`out[row, head] = softmax(scale · q[row, head] · keys + bias) · values`, over the keys of the row's text that the
+    mask leaves.
+    """
     heads, head_dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
     p = plan_paged(
         ctx.target, (q.dtype, keys.dtype), (heads, kv_heads, head_dim), mask, window, 0.0, False

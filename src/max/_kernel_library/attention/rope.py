@@ -60,7 +60,8 @@ def rope(
     interleaved: bool,
     rotates_cache: bool,
 ) -> None:
-    """`out[token, head]` is `q[token, head]` rotated by its position's row of `freqs_cis`; with `rotates_cache` new keys are rotated in place too.
+    """`out[token, head]` is `q[token, head]` rotated by its position's row of `freqs_cis`; with `rotates_cache` new
+    keys are rotated in place too.
 
     Keys of 8 bits are widened, and rounded again.
     """

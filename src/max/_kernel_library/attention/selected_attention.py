@@ -1,8 +1,9 @@
 """Attention of each new token over the cached tokens that were selected for it, in a cache of latents.
 
-All query heads of a token are the rows of a task; a latent is the key of all heads, and its beginning their value. A task gathers blocks of
-selected latents into scratch memory, and attends to them as `max._kernel_library.attention.paged_attention` does to blocks of a page. Where
-there are fewer tokens than workers can share, each is split over its selected tokens, and a second phase merges the parts.
+All query heads of a token are the rows of a task; a latent is the key of all heads, and its beginning their value. A
+task gathers blocks of selected latents into scratch memory, and attends to them as
+`max._kernel_library.attention.paged_attention` does to blocks of a page. Where there are fewer tokens than workers can
+share, each is split over its selected tokens, and a second phase merges the parts.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def attention_selected(
     parts: k.InOut,
     ctx: k.Context,
 ) -> None:
-    """`out[row, head] = softmax(scale · q[row, head] · latents) · values`, over the tokens `selected[row]`, which rise and end before -1."""
+    """`out[row, head] = softmax(scale · q[row, head] · latents) · values`, over the tokens `selected[row]`, which rise
+    and end before -1.
+    """
     heads, head_dim, value_size = q.shape[1], q.shape[2], out.shape[2]
     p = plan_paged(
         ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), "null", 1, 0.0, False, value_size

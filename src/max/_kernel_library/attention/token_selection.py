@@ -4,9 +4,10 @@ Each token has one index key in a paged cache of its own. Row `r` has an index q
 
     score[r, t] = Σ_h weights[r, h] · max(q[r, h] · key[t], 0)        for the tokens t up to r's position
 
-The `count` tokens of the greatest scores are selected; of equal scores the earlier tokens. Scores come in blocks of keys. Candidates lie in
-scratch memory in the order of tokens; when they fill it, all but the best `count` are dropped, in the same order. Where there are few rows,
-each is split over its tokens, and a second phase merges the best ones of the parts.
+The `count` tokens of the greatest scores are selected; of equal scores the earlier tokens. Scores come in blocks of
+keys. Candidates lie in scratch memory in the order of tokens; when they fill it, all but the best `count` are dropped,
+in the same order. Where there are few rows, each is split over its tokens, and a second phase merges the best ones of
+the parts.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def compact_best(candidates: Candidates, size: Any, count: Any, width: int) -> N
 def add_block(
     weights: Any, first: Any, end: Any, size: Any, candidates: Candidates, memory: Scratch, p: Plan
 ) -> None:
-    """Appends the tokens of a block of keys, whose products with each head are in the scratch memory, to the candidates.
+    """Appends the tokens of a block of keys, whose products with each head are in the scratch memory, to the
+    candidates.
 
     Args:
         weights: The weight of each head.
@@ -202,8 +204,9 @@ def select_tokens(
 ) -> None:
     """Row `r` of `out` `[rows, count]` has the tokens that row `r` attends to, in rising order, then -1.
 
-    `q` is `[rows, heads, size]`, `weights` `[rows, heads]`, a row of `blocks` the index key of a token; `parts` `[SPLIT_ROWS * MAX_SPLITS,
-    2 * count + 1]` takes ranks and tokens of the best candidates of each part, and their number.
+    `q` is `[rows, heads, size]`, `weights` `[rows, heads]`, a row of `blocks` the index key of a token; `parts`
+    `[SPLIT_ROWS * MAX_SPLITS, 2 * count + 1]` takes ranks and tokens of the best candidates of each part, and their
+    number.
     """
     heads, head_dim, count = q.shape[1], q.shape[2], out.shape[1]
     p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), "null", 1, 0.0, False)

@@ -1,8 +1,9 @@
 """Convolutions over images and volumes: kernels and lowerings.
 
-The filter is packed as strips of 32 columns: a constant filter once, when a model is loaded (`mok.pack_filter`), others by all workers
-before they begin. Each position of the result is an offset into the input, which is read in place, or from a workspace that has its
-padding around it and a group's channels side by side, or from copies of patches (see `MODES` in `convolve`).
+The filter is packed as strips of 32 columns: a constant filter once, when a model is loaded (`mok.pack_filter`), others
+by all workers before they begin. Each position of the result is an offset into the input, which is read in place, or
+from a workspace that has its padding around it and a group's channels side by side, or from copies of patches (see
+`MODES` in `convolve`).
 
 Filters are `[taps…, C, F]`. bf16 is multiplied in pairs of neighbours where the target can.
 """
@@ -30,7 +31,9 @@ from max._kernel_library.tiles.tiling import Tiling
 from max.dtype import DType
 
 LEAST_RUN = 48
-"""Least lanes of channels of patches that are read in place where taps lie in the padding: each tap is checked, which takes some time."""
+"""Least lanes of channels of patches that are read in place where taps lie in the padding: each tap is checked, which
+takes some time.
+"""
 VECTOR = 64
 """Most elements of a vector."""
 

@@ -1,7 +1,8 @@
 """Convolutions as products of patches with strips of a packed filter; the matrix of patches is never made.
 
-A task is some hundred positions by some strips. It goes K block by K block, whose part of a strip stays in the L1 cache; tiles of 12
-positions by two vectors are multiplied in registers, as `max._kernel_library.products.blocking` describes.
+A task is some hundred positions by some strips. It goes K block by K block, whose part of a strip stays in the L1
+cache; tiles of 12 positions by two vectors are multiplied in registers, as `max._kernel_library.products.blocking`
+describes.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ COPY_ROWS = 84
 MOST_RUNS = 512
 """Most runs of a patch that is not copied."""
 MODES = ("in_place", "padded", "copied")
-"""How patches are read: from the input, with zeros for taps in the padding; from a copy of the input with its padding around it, which is made
-first; from copies of K blocks of patches, which each task makes from that."""
+"""How patches are read: from the input, with zeros for taps in the padding; from a copy of the input with its padding
+around it, which is made first; from copies of K blocks of patches, which each task makes from that.
+"""
 
 
 class Blocks(NamedTuple):
@@ -145,7 +147,8 @@ def multiply_strip_of_filter(
     results: Results, c: Any, patches: Patches, runs: Runs, strip: Any, ahead: Any, task: Task,
     first: Any, last: Any, t: Tiling,
 ) -> None:  # fmt: skip
-    """Multiplies the patches of a task by a K block of a strip, tile by tile; after the last K block the results are stored.
+    """Multiplies the patches of a task by a K block of a strip, tile by tile; after the last K block the results are
+    stored.
 
     Args:
         results: The results.
@@ -202,7 +205,8 @@ def group_lanes(
 
 @k.inline
 def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: Any) -> Any:
-    """The scratch memory of a worker: sums, a widened K block of a strip, copies of patches, and the places of patches and runs.
+    """The scratch memory of a worker: sums, a widened K block of a strip, copies of patches, and the places of patches
+    and runs.
 
     Args:
         copied: Whether patches are copied.

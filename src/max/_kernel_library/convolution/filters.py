@@ -1,6 +1,7 @@
 """Filters of convolutions `[taps…, C, F]` packed as strips of 32 columns.
 
-A strip holds 32 columns of the filter, one row for each tap and channel; with elements of 16 bits pairs of neighbouring channels::
+A strip holds 32 columns of the filter, one row for each tap and channel; with elements of 16 bits pairs of neighbouring
+channels::
 
     [group][strip] │ tap 0, channel 0: 32 columns │ tap 0, channel 1 │ … │ tap 1, channel 0 │ …
 """
@@ -72,7 +73,8 @@ def filter_tiling(target: Target, dtype: k.ScalarType, t: Tiling) -> Tiling:
 
 @k.inline
 def pack_strips(packed: Any, weight: Any, groups: int, stored: Tiling, ctx: Any) -> None:
-    """Packs a filter `[taps…, C / groups, F]` as `[groups, strips, taps * channels][COLUMNS]`, pairs of rows side by side, zero-filled.
+    """Packs a filter `[taps…, C / groups, F]` as `[groups, strips, taps * channels][COLUMNS]`, pairs of rows side by
+    side, zero-filled.
 
     Args:
         packed: Flat view of lanes.

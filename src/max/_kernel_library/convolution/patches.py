@@ -1,10 +1,12 @@
 """Patches of convolutions: their places in the input, their products, their copies.
 
-A patch is what a filter sees at a position of the result: `[taps…, C]`. Patches with enough channels are read in place. Taps in the padding
-then read zeros: each position has a bit for each tap that says whether it lies in the input. Other patches are read from a copy of the
-input with its padding around it; where their elements do not make whole lanes, K blocks of patches are copied from there to scratch memory.
+A patch is what a filter sees at a position of the result: `[taps…, C]`. Patches with enough channels are read in place.
+Taps in the padding then read zeros: each position has a bit for each tap that says whether it lies in the input. Other
+patches are read from a copy of the input with its padding around it; where their elements do not make whole lanes, K
+blocks of patches are copied from there to scratch memory.
 
-A patch is a sequence of runs, neighbours in memory: with dilation 1 the taps of a line make one run, else each tap does::
+A patch is a sequence of runs, neighbours in memory: with dilation 1 the taps of a line make one run, else each tap
+does::
 
     input line   …│pixel 4│pixel 5│pixel 6│…          runs of position 4, 3 × 3 taps, dilation 1
                    └───────── run ────────┘            offsets[i]: from the patch's first element to run i

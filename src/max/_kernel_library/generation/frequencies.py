@@ -12,7 +12,8 @@ from max._kernel_library.operand_checks import check_rising, check_size, unsigne
 
 @k.kernel
 def count_tokens(data: k.InOut, offsets: k.Input, tokens: k.Input, ctx: k.Context) -> None:
-    """Adds 1 to the count of `tokens[b]` in the pairs of token and count of row `b`: `data` `[n, 2]` from `offsets[b]` to `offsets[b + 1]`.
+    """Adds 1 to the count of `tokens[b]` in the pairs of token and count of row `b`: `data` `[n, 2]` from `offsets[b]`
+    to `offsets[b + 1]`.
 
     A token that has no pair yet takes the first whose token is negative or whose count is 0.
     """

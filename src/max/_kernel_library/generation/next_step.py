@@ -31,8 +31,8 @@ def next_step(
 ) -> None:
     """Stores the tokens `[batch]` of a step as row `steps[0]` of the history, and as the input of the next step.
 
-    `again` says whether there is a next step: while the history has rows left, no token ends its sequence (`ends` `[batch, n]`), and
-    the run is not interrupted.
+    `again` says whether there is a next step: while the history has rows left, no token ends its sequence (`ends`
+    `[batch, n]`), and the run is not interrupted.
     """
     for _ in ctx.parallel(1):
         check_size("interrupted", interrupted.shape[0], 1)

@@ -23,9 +23,11 @@ def penalties(
     repetition: k.Input,
     ctx: k.Context,
 ) -> None:
-    """Lowers the logits of tokens that occurred: `tokens` and `counts` `[n]` belong to row `b` from `offsets[b]` to `offsets[b + 1]`.
+    """Lowers the logits of tokens that occurred: `tokens` and `counts` `[n]` belong to row `b` from `offsets[b]` to
+    `offsets[b + 1]`.
 
-    A positive logit is divided by the repetition penalty, a negative one multiplied; then `frequency * count` and `presence` are taken off.
+    A positive logit is divided by the repetition penalty, a negative one multiplied; then `frequency * count` and
+    `presence` are taken off.
     """
     width = ctx.target.width(k.f32)
     vocabulary = logits.shape[1]

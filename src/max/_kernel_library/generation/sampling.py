@@ -1,12 +1,13 @@
 """Choosing the next token of each row of logits.
 
-The distribution is `softmax(logits / temperature)`, cut in this order: to the `top_k` most likely tokens, then to the fewest of those whose
-probabilities sum to `top_p`, then to those with at least `min_p` times the greatest probability. Of equal logits the lower index ranks first.
-The token is the first, in order of index, at which the running sum of weights exceeds `u` times the total, where `u` in [0, 1) depends on the
-row's seed only: `u = (mix(seed) >> 40) / 2**24`, with the finaliser of splitmix64.
+The distribution is `softmax(logits / temperature)`, cut in this order: to the `top_k` most likely tokens, then to the
+fewest of those whose probabilities sum to `top_p`, then to those with at least `min_p` times the greatest probability.
+Of equal logits the lower index ranks first. The token is the first, in order of index, at which the running sum of
+weights exceeds `u` times the total, where `u` in [0, 1) depends on the row's seed only: `u = (mix(seed) >> 40) /
+2**24`, with the finaliser of splitmix64.
 
-A cut is a threshold: a logit, and the last index among equal logits that is kept. A heap finds it for small `top_k`, bisection over the bits of
-the logit otherwise. Rows are not sorted, and no weight is stored.
+A cut is a threshold: a logit, and the last index among equal logits that is kept. A heap finds it for small `top_k`,
+bisection over the bits of the logit otherwise. Rows are not sorted, and no weight is stored.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def weight_of(logit: Any, d: Distribution, width: int) -> Any:
 
 @k.inline
 def mass_above(d: Distribution, threshold: Any, included: bool, counted: bool) -> Any:
-    """The sum of weights (number of tokens where `counted`) of the logits above a threshold, or also equal to it where `included`."""
+    """The sum of weights (number of tokens where `counted`) of the logits above a threshold, or also equal to it where
+    `included`.
+    """
     width = d.width
     total = k.splat(k.f32(0), width)
     number = k.splat(k.i32(0), width)
@@ -110,7 +113,9 @@ def mass_above(d: Distribution, threshold: Any, included: bool, counted: bool) -
 
 @k.inline
 def cut(d: Distribution, mass: Any, lowest: Any, counted: bool) -> Any:
-    """The greatest threshold, at least `lowest`, with at least `mass` at or above it, and the number of equal logits that are kept."""
+    """The greatest threshold, at least `lowest`, with at least `mass` at or above it, and the number of equal logits
+    that are kept.
+    """
     low = ordered(lowest)
     high = ordered(d.peak)
     while low < high:
@@ -143,7 +148,9 @@ def index_of_tie(row: Any, threshold: Any, number: Any) -> Any:
 
 @k.inline
 def splitmix64(seed: Any, index: Any) -> Any:
-    """Element `index`, from 1, of the sequence of 64-bit numbers of a seed (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    """Element `index`, from 1, of the sequence of 64-bit numbers of a seed (Steele, Lea, Flood: Fast splittable
+    pseudorandom number generators, 2014).
+    """
     x = seed + k.u64(index) * k.u64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> 30)) * k.u64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> 27)) * k.u64(0x94D049BB133111EB)
@@ -236,7 +243,9 @@ def kept_weights(d: Distribution, c: Cut, j: Any, mask: Any) -> Any:
 
 @k.inline
 def draw(d: Distribution, c: Cut, u: Any, default: Any) -> Any:
-    """The first kept token at which the running sum of weights exceeds `u` times their total; `default` where there is none."""
+    """The first kept token at which the running sum of weights exceeds `u` times their total; `default` where there is
+    none.
+    """
     size = d.row.shape[0]
     total = k.f32(0)
     for j, mask in k.vectors(size, d.width):

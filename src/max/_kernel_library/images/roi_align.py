@@ -34,7 +34,9 @@ def extent(
     region: Any,
     real: Any,
 ) -> Extent:
-    """The bins between two coordinates of a region; raises where the number of samples follows from them and is too large."""
+    """The bins between two coordinates of a region; raises where the number of samples follows from them and is too
+    large.
+    """
     offset = 0.5 if aligned else 0.0
     start = real(low) * scale - offset
     size = (real(high) * scale - offset) - start
@@ -55,7 +57,9 @@ def extent(
 
 @k.inline
 def neighbours(e: Extent, bin_index: Any, sample: Any, size: Any) -> Any:
-    """Where a sample lies: whether it is inside of the image, the elements before and behind it, and the weight of the latter."""
+    """Where a sample lies: whether it is inside of the image, the elements before and behind it, and the weight of the
+    latter.
+    """
     real = e.start.dtype
     step = (real(sample) + 0.5) * e.bin_size / real(k.max(e.samples, 1))
     position = e.start + real(bin_index) * e.bin_size + step

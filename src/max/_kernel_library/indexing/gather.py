@@ -45,7 +45,9 @@ def as_rows(x: Any, axes: Any) -> Any:
 
 @k.kernel
 def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis: int) -> None:
-    """`out[o, i] = x[o, indices[i]]` for rows: `x` is `[outer, size, inner]`, `indices` `[n]`, `out` `[outer, n, inner]`."""
+    """`out[o, i] = x[o, indices[i]]` for rows: `x` is `[outer, size, inner]`, `indices` `[n]`, `out` `[outer, n,
+    inner]`.
+    """
     width = ctx.target.width(out.dtype)
     outer = out.shape[0]
     # indices are checked even where nothing is picked
@@ -59,7 +61,9 @@ def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis:
 def gather_nd(
     out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, batch_dims: int
 ) -> None:
-    """`out[b, i] = x[b, *indices[b, i]]` for rows: `x` is `[batch, d0, d1, …, inner]`, `indices` `[batch, n, depth]`, `out` `[batch, n, inner]`."""
+    """`out[b, i] = x[b, *indices[b, i]]` for rows: `x` is `[batch, d0, d1, …, inner]`, `indices` `[batch, n, depth]`,
+    `out` `[batch, n, inner]`.
+    """
     width = ctx.target.width(out.dtype)
     depth = indices.shape[2]
     for b, i in ctx.parallel((out.shape[0], out.shape[1])):

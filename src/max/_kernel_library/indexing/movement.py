@@ -54,7 +54,9 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
 
 @k.inline
 def elements_between(first: Any, last: Any, by: Any) -> Any:
-    """The number of elements of a range, as an unsigned integer, which holds any; raises if the step is 0 or the range has no size."""
+    """The number of elements of a range, as an unsigned integer, which holds any; raises if the step is 0 or the range
+    has no size.
+    """
     if by == 0:
         raise ValueError("the step is 0")
     if first.dtype.is_float:
@@ -105,7 +107,9 @@ def clamped(index: Any, size: Any, low: Any, high: Any) -> Any:
 def slice_bounds(
     begin: Any, by: Any, whole: Any, part: Any, start: Any, stop: Any, step: Any
 ) -> None:
-    """First index and step of `whole[start:stop:step]` along each axis, as in Python; raises if a size differs from that of `part`."""
+    """First index and step of `whole[start:stop:step]` along each axis, as in Python; raises if a size differs from
+    that of `part`.
+    """
     for axis in k.static_range(whole.rank):
         size = whole.shape[axis]
         if step[axis] == 0:

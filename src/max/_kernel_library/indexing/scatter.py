@@ -1,4 +1,5 @@
-"""Writing updates into a copy of a tensor, or combining them with its elements, by indices along one axis or by index vectors.
+"""Writing updates into a copy of a tensor, or combining them with its elements, by indices along one axis or by index
+vectors.
 
 Updates of equal indices are applied in their order by one worker: of replacements the last one wins, and reductions
 give the same result with any number of workers.
@@ -72,7 +73,9 @@ def scatter(
     axis: int,
     reduction: str,
 ) -> None:
-    """`out = x`, then `out[…, indices[i], …]` takes `updates[i]` along `axis`, for each place `i` of `indices`, which has the rank of `x`."""
+    """`out = x`, then `out[…, indices[i], …]` takes `updates[i]` along `axis`, for each place `i` of `indices`, which
+    has the rank of `x`.
+    """
     copy_all(out, x, ctx)
     ctx.barrier()
     sizes = indices.shape
@@ -112,7 +115,9 @@ def scatter_nd(
     *,
     reduction: str,
 ) -> None:
-    """`out = x`, then `out[*indices[i]]` takes `updates[i]`, for rows: `x` is `[d0, d1, …, inner]`, `indices` `[n, depth]`, `updates` `[n, inner]`."""
+    """`out = x`, then `out[*indices[i]]` takes `updates[i]`, for rows: `x` is `[d0, d1, …, inner]`, `indices` `[n,
+    depth]`, `updates` `[n, inner]`.
+    """
     copy_all(out, x, ctx)
     ctx.barrier()
     depth = indices.shape[1]

@@ -144,7 +144,8 @@ def rises_above(candidates: Any, worst: Any, sign: int) -> Any:
 
 @k.inline
 def best_of_row(row: Any, sign: int, width: int) -> Any:
-    """Value and index of the greatest element of a row of rank 1 (`sign` -1: of the smallest), the first of equals; NaN is the greatest.
+    """Value and index of the greatest element of a row of rank 1 (`sign` -1: of the smallest), the first of equals; NaN
+    is the greatest.
 
     Args:
         row: Any strides.

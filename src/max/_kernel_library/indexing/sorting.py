@@ -1,7 +1,7 @@
 """Sorting along an axis: stable merge sort of (value, index) pairs.
 
-Columns are cut into up to 16 runs, which workers sort by themselves. Four times pairs of runs are then merged, by all workers: where
-a piece of the merged run begins is found by bisection.
+Columns are cut into up to 16 runs, which workers sort by themselves. Four times pairs of runs are then merged, by all
+workers: where a piece of the merged run begins is found by bisection.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from max._kernel_library.lowering import KernelCall, Lowering, Operand, around, 
 
 @k.kernel
 def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context, *, sign: int) -> None:
-    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first (`sign` -1: the smallest, the smallest first).
+    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first (`sign` -1:
+    the smallest, the smallest first).
 
     Of equal elements the first comes first. NaN is the greatest element.
     """

@@ -1,7 +1,8 @@
 """Inverse Fourier transforms to real numbers, of any length.
 
-Each row is a complex transform after Stockham: a pass for each factor of the length, from one half of the scratch memory to the other,
-which leaves the elements in order. Factors are 4 and primes; a pass of factor `p` costs `p` products an element.
+Each row is a complex transform after Stockham: a pass for each factor of the length, from one half of the scratch
+memory to the other, which leaves the elements in order. Factors are 4 and primes; a pass of factor `p` costs `p`
+products an element.
 """
 
 from __future__ import annotations

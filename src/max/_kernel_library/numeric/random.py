@@ -1,7 +1,8 @@
 """Random numbers by a counter: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-The key is the seed, the counter the number of a block of four elements and the stream, the number of the op in its graph. So an
-element depends on nothing but seed, stream and its place: not on the number of workers, nor on the width of vectors.
+The key is the seed, the counter the number of a block of four elements and the stream, the number of the op in its
+graph. So an element depends on nothing but seed, stream and its place: not on the number of workers, nor on the width
+of vectors.
 """
 
 from __future__ import annotations

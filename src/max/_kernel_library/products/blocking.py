@@ -1,6 +1,8 @@
-"""How products of many rows with packed weights are cut into tasks, K blocks and register tiles; shared by all GEMM paths and convolutions.
+"""How products of many rows with packed weights are cut into tasks, K blocks and register tiles; shared by all GEMM
+paths and convolutions.
 
-A task is some tiles of rows by some panels (strips of 32 columns). It goes K block by K block, panel by panel, tile by tile::
+A task is some tiles of rows by some panels (strips of 32 columns). It goes K block by K block, panel by panel, tile by
+tile::
 
                     K block 0  K block 1                 panels of B
                    ┌──────────┬──────────┐             p0     p1     p2
@@ -9,8 +11,8 @@ A task is some tiles of rows by some panels (strips of 32 columns). It goes K bl
                    │ tile 1   │          │           ├──────┼──────┼──────┤
                    ├──────────┼──────────┤           │      │      │      │
 
-Cache budget: a K block of one panel (32 KB) stays in the L1 cache; a K block of the task's rows and the sums (at most `BLOCK_SUMS`, 256 KB)
-stay in the L2 cache.
+Cache budget: a K block of one panel (32 KB) stays in the L1 cache; a K block of the task's rows and the sums (at most
+`BLOCK_SUMS`, 256 KB) stay in the L2 cache.
 """
 
 from __future__ import annotations
@@ -129,8 +131,8 @@ def plan(
 ) -> Any:  # fmt: skip
     """The tiles of rows and the panels of a task.
 
-    Tasks are as large as caches allow, rows first, unless that leaves too few tasks. Then the longer side is cut: a task reads its rows and
-    its columns, and the nearer it is to a square, the less it reads per product.
+    Tasks are as large as caches allow, rows first, unless that leaves too few tasks. Then the longer side is cut: a
+    task reads its rows and its columns, and the nearer it is to a square, the less it reads per product.
 
     Args:
         rows: Rows of A.

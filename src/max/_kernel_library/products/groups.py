@@ -1,6 +1,7 @@
 """Groups of rows that are each multiplied by a weight of their own: the experts of a mixture.
 
-Rows are sorted by expert; groups follow each other. Row tiles do not cross groups, so that a group's tiles begin at a multiple of the height::
+Rows are sorted by expert; groups follow each other. Row tiles do not cross groups, so that a group's tiles begin at a
+multiple of the height::
 
     rows     │ group 0 (expert 5)   │ group 1 (expert 2) │ … │ rows of no group
     starts   0                      starts[1]            …   starts[groups]
@@ -108,7 +109,9 @@ def zero_rows_of_no_group(out: Any, groups: Groups, width: int, ctx: Any) -> Non
 
 @k.inline
 def few_rows_grain(groups: Groups) -> Any:
-    """The grain of a loop over groups and strips: 0, long runs of memory, where each weight is read for few rows, else 1."""
+    """The grain of a loop over groups and strips: 0, long runs of memory, where each weight is read for few rows, else
+    1.
+    """
     return k.i64(0) if groups.most_rows <= FEW_ROWS else k.i64(1)
 
 

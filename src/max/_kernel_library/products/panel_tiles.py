@@ -1,4 +1,5 @@
-"""A K block of a task's rows times that of one panel, register tile by register tile; shared by the dense and the int8 GEMM.
+"""A K block of a task's rows times that of one panel, register tile by register tile; shared by the dense and the int8
+GEMM.
 
 ::
 
@@ -12,7 +13,8 @@
               │        │  │       │       │
               └────────┘  └───────┴───────┘
 
-How a register tile is computed is an argument, a `MultiplyRows`: `dense.gemm.multiply_rows`, `int8.gemm.multiply_rows_int8`.
+How a register tile is computed is an argument, a `MultiplyRows`: `dense.gemm.multiply_rows`,
+`int8.gemm.multiply_rows_int8`.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ MultiplyRows = Callable[..., None]
 - the rows of the tile;
 - the tiling;
 - `ahead`: the part of a panel that is multiplied next;
-- `prefetches`: what is prefetched meanwhile, one of `NOTHING`, `PANEL` (which is `ahead`) and `ROWS` (those of the next tile).
+- `prefetches`: what is prefetched meanwhile, one of `NOTHING`, `PANEL` (which is `ahead`) and `ROWS` (those of the next
+  tile).
 
 Its loop over k runs in as many parts as the tile has rows, and calls `prefetch_step` at each step.
 """
 NOTHING, PANEL, ROWS = 0, 1, 2
-"""What a register tile prefetches. A branch at run time, which is always predicted, takes less code than a loop for each of them."""
+"""What a register tile prefetches. A branch at run time, which is always predicted, takes less code than a loop for
+each of them.
+"""
 CACHE_LANES = 16
 """Lanes of 32 bits of a cache line."""
 

@@ -1,7 +1,7 @@
 """RMS norms of the rows of a product's left operand, in the product's own launch.
 
-A small activation is normalised by every worker for itself, in less time than waiting at a barrier takes. The workspace then holds one copy
-for each worker, else one for all::
+A small activation is normalised by every worker for itself, in less time than waiting at a barrier takes. The workspace
+then holds one copy for each worker, else one for all::
 
     small    worker 0: SMALL_ELEMENTS │ worker 1: SMALL_ELEMENTS │ …
     large    x [M, K], each row by one worker, then a barrier

@@ -30,7 +30,8 @@ def causal_conv(
     *,
     silu: bool,
 ) -> None:
-    """`out[t] = bias + sum over j of weight[j] * x[t - taps + 1 + j]`, then SiLU where `silu`; `x` is `[total, channels]`, `weight` `[taps, channels]`.
+    """`out[t] = bias + sum over j of weight[j] * x[t - taps + 1 + j]`, then SiLU where `silu`; `x` is `[total,
+    channels]`, `weight` `[taps, channels]`.
 
     Rows before a sequence's first one are those of its state `[taps - 1, channels]`, which then holds its last inputs.
     """

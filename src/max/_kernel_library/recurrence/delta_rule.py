@@ -1,11 +1,12 @@
 """The gated delta rule (https://arxiv.org/abs/2412.06464) over ragged sequences, with states that are updated in place.
 
-A head has a state ``S [key_dim, value_dim]``. Each token decays it, corrects what it stores for the token's key, and reads it::
+A head has a state ``S [key_dim, value_dim]``. Each token decays it, corrects what it stores for the token's key, and
+reads it::
 
     S = exp(g) · S;   u = beta · (v - Sᵀ k);   S = S + k uᵀ;   out = scale · Sᵀ q
 
-Long runs of tokens are computed in chunks, with products of matrices. With ``D[t, i]``, the decay of the tokens after i up to t, and
-``e[t]``, that of the chunk's tokens up to t::
+Long runs of tokens are computed in chunks, with products of matrices. With ``D[t, i]``, the decay of the tokens after i
+up to t, and ``e[t]``, that of the chunk's tokens up to t::
 
     u[t] = beta[t] · (v[t] - e[t] · S₀ᵀ k[t] - Σ(i < t) D[t, i] · (k[t] · k[i]) · u[i])        a triangular system
     out[t] = e[t] · S₀ᵀ q[t] + Σ(i <= t) D[t, i] · (q[t] · k[i]) · u[i]
@@ -187,7 +188,9 @@ def load_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> Non
 
 @k.inline
 def score_chunk(h: Head, first: Any, count: Any, memory: Scratch, f: Form) -> None:
-    """Computes the products of keys and queries with the chunk's keys, scaled by the decays between tokens; writes the decays to the last token."""
+    """Computes the products of keys and queries with the chunk's keys, scaled by the decays between tokens; writes the
+    decays to the last token.
+    """
     chunk, width = memory.updates.shape[0], f.width
     multiply(memory.scores, memory.rows, memory.columns[: memory.rows.shape[1]], False, f)
     for j in range(0, chunk, width):
@@ -288,9 +291,10 @@ def gated_delta_rule(
 ) -> None:
     """`out` `[total, heads, value_dim]` of the rule, and the states after the last token of each sequence.
 
-    `q` and `keys` are `[total, key_heads, key_dim]`: a key head serves neighbouring heads of `values` `[total, heads, value_dim]`.
-    `gates` and `rates` are `[total, heads]`, `states` `[slots, layers, heads, key_dim, value_dim]`. `slots` `[batch]` has the slot of each
-    sequence; one of `cache_lengths` 0 begins from zeros, whatever its slot holds.
+    `q` and `keys` are `[total, key_heads, key_dim]`: a key head serves neighbouring heads of `values` `[total, heads,
+    value_dim]`. `gates` and `rates` are `[total, heads]`, `states` `[slots, layers, heads, key_dim, value_dim]`.
+    `slots` `[batch]` has the slot of each sequence; one of `cache_lengths` 0 begins from zeros, whatever its slot
+    holds.
     """
     heads, key_heads, key_dim = values.shape[1], keys.shape[1], keys.shape[2]
     batch, total = slots.shape[0], values.shape[0]

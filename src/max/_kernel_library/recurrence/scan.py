@@ -1,7 +1,8 @@
 """Scans of state-space models over ragged sequences: that of Mamba, and that of Mamba 2.
 
-Both read a chunk of tokens for a tile of states that stays in registers: for each token the tile decays, gets the token's input, and
-adds its part to the token's result in scratch memory, which stays in the first cache. A decoding step is a chunk of one token.
+Both read a chunk of tokens for a tile of states that stays in registers: for each token the tile decays, gets the
+token's input, and adds its part to the token's result in scratch memory, which stays in the first cache. A decoding
+step is a chunk of one token.
 """
 
 from __future__ import annotations
@@ -136,10 +137,11 @@ def ssd(
     low: float,
     high: float,
 ) -> None:
-    """`h = exp(step * a) * h + step * x ⊗ b`, `out = h · c + d * x` for each head; step is the clamped softplus of `dt + dt_bias`.
+    """`h = exp(step * a) * h + step * x ⊗ b`, `out = h · c + d * x` for each head; step is the clamped softplus of `dt
+    + dt_bias`.
 
-    `x` and `out` are `[total, heads, size]`, `dt` `[total, heads]`, `b` and `c` `[total, groups, states]`, `a`, `d` and `dt_bias`
-    `[heads]`, a state `[heads, states, size]`.
+    `x` and `out` are `[total, heads, size]`, `dt` `[total, heads]`, `b` and `c` `[total, groups, states]`, `a`, `d` and
+    `dt_bias` `[heads]`, a state `[heads, states, size]`.
     """
     width = ctx.target.width(k.f32)
     vectors = 4 if ctx.target.registers >= 32 else 2
@@ -239,8 +241,8 @@ def selective_scan(
 ) -> None:
     """`h = exp(step * a) * h + step * x * b`, `out = sum over the states of h * c, + d * x` for each channel.
 
-    `x`, `dt` and `out` are `[total, channels]`, `b` and `c` `[total, states]`, `a` and a state `[states, channels]`, `d` and `dt_bias`
-    `[channels]`; step is as in `ssd`.
+    `x`, `dt` and `out` are `[total, channels]`, `b` and `c` `[total, states]`, `a` and a state `[states, channels]`,
+    `d` and `dt_bias` `[channels]`; step is as in `ssd`.
     """
     width = ctx.target.width(k.f32)
     channels, states = x.shape[1], a.shape[0]

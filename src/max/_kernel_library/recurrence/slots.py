@@ -1,7 +1,7 @@
 """Checks of ragged batches whose sequences have states in slots.
 
-A state buffer is `[slots, layers, …]`. Sequence `b` owns slot `slots[b]`; its state is zero where `cache_lengths[b]` is 0, whatever
-the slot holds.
+A state buffer is `[slots, layers, …]`. Sequence `b` owns slot `slots[b]`; its state is zero where `cache_lengths[b]` is
+0, whatever the slot holds.
 """
 
 from __future__ import annotations

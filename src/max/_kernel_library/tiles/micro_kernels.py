@@ -1,6 +1,7 @@
 """Micro-kernels: products whose accumulators stay in registers, shared by matrix products, attention and convolutions.
 
-Operands are views that begin where the work begins, so that the same code reads weights, packed panels and pages of a KV cache.
+Operands are views that begin where the work begins, so that the same code reads weights, packed panels and pages of a
+KV cache.
 
 - `multiply_tile`: packed panels of A and B, a register tile of `height` rows by two vectors of columns;
 - `dot_rows`: rows of A by four rows of B, both contiguous along k;
@@ -50,7 +51,8 @@ def multiply_tile(
            ┌──────┐      │  │  │
            └──────┘      └──┴──┘
 
-    Cache budget: a panel of B of a K block fits the L1 cache (32 KB with `LANES_K` lanes of AVX-512), the panels of A the L2 cache.
+    Cache budget: a panel of B of a K block fits the L1 cache (32 KB with `LANES_K` lanes of AVX-512), the panels of A
+    the L2 cache.
 
     Args:
         c: The sums; set where `first`, else added to.
@@ -59,7 +61,8 @@ def multiply_tile(
         size: Lanes in k.
         first: Whether this is the first K block.
         t: The tiling.
-        ahead: What is multiplied next and prefetched meanwhile: 2 × width rows of B, or (of rank 1) its panel; None: nothing.
+        ahead: What is multiplied next and prefetched meanwhile: 2 × width rows of B, or (of rank 1) its panel; None:
+            nothing.
     """
     sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
     if not first:

@@ -1,7 +1,7 @@
 """Packing of rows and columns into panels.
 
-A panel is `[k / pair][rows][pair]`: for A with the rows of a register tile, for B with its columns. With ``pair`` 2 two neighbours in k share
-a 32-bit lane, as `dot_bf16` multiplies them.
+A panel is `[k / pair][rows][pair]`: for A with the rows of a register tile, for B with its columns. With ``pair`` 2 two
+neighbours in k share a 32-bit lane, as `dot_bf16` multiplies them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> No
 def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling, step: int = 0) -> None:
     """Packs rows of columns, which are contiguous already, into a panel of B; columns past the last one are 0.
 
-    With pairs, two rows are interleaved into one row of lanes, ``a0 b0 a1 b1 …``; a last row without neighbour gets zeros.
+    With pairs, two rows are interleaved into one row of lanes, ``a0 b0 a1 b1 …``; a last row without neighbour gets
+    zeros.
 
     Args:
         panel: Flat view of lanes.

@@ -1,8 +1,8 @@
 """Strips of 32 columns of packed weights: which results their sums belong to, and how these are stored.
 
-One launch multiplies by a buffer that holds several packed weights. They make *parts*, whose strips follow each other. A part is one
-product, with 32 of its columns in a strip, or two products of equal sizes, with 16 columns of each in a strip, so that the epilogue of a
-gated product sees both sums of an element and stores one result::
+One launch multiplies by a buffer that holds several packed weights. They make *parts*, whose strips follow each other.
+A part is one product, with 32 of its columns in a strip, or two products of equal sizes, with 16 columns of each in a
+strip, so that the epilogue of a gated product sees both sums of an element and stores one result::
 
     strip      0          1          2          3          4
            ┌──────────┬──────────┬──────────┬────┬─────┬────┬─────┐
@@ -36,8 +36,8 @@ class Results(NamedTuple):
     Args:
         out: The first result `[rows, columns]`.
         extra: The other results, then the epilogue's views.
-        epilogue: ``epilogue(v, row, col, mask, extra)``; of parts ``epilogue(part, sums, row, col, mask, extra)``, which takes and
-            returns tuples.
+        epilogue: ``epilogue(v, row, col, mask, extra)``; of parts ``epilogue(part, sums, row, col, mask, extra)``,
+            which takes and returns tuples.
         width: Lanes of a vector of sums.
         parts: The parts; empty for one product.
     """

@@ -1,4 +1,6 @@
-"""How products are computed on a target: element types, lanes and the shape of the register tile, all known at compile time."""
+"""How products are computed on a target: element types, lanes and the shape of the register tile, all known at compile
+time.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from max.kernel import Target
 class Tiling:
     """How products are computed on a target.
 
-    Register budget: a register tile holds `height` × 2 accumulators, and needs two vectors of B and one broadcast element of A besides:
-    12 × 2 + 3 of 32 registers, 6 × 2 + 3 of 16.
+    Register budget: a register tile holds `height` × 2 accumulators, and needs two vectors of B and one broadcast
+    element of A besides: 12 × 2 + 3 of 32 registers, 6 × 2 + 3 of 16.
 
     Args:
         sums: Element type of the accumulators.
@@ -58,7 +60,8 @@ def tiling(target: Target, a: k.ScalarType, b: k.ScalarType) -> Tiling:
 class Matrix(NamedTuple):
     """A matrix in a flat view: element ``(i, j)`` is ``elements[i * row + j * column]``.
 
-    A register tile of a packed panel of A has ``row=1, column=height``; a packed panel of B has one row for each lane in k.
+    A register tile of a packed panel of A has ``row=1, column=height``; a packed panel of B has one row for each lane
+    in k.
 
     Args:
         elements: The flat view, from the first element of the matrix on.

@@ -37,8 +37,8 @@ def explain(
 ) -> None:
     """Show how the compiler translates a graph or model: passes, kernels, memory.
 
-    FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, or a model as max generate takes it (a folder, a GGUF file, a
-    name on the hub). It is compiled, not run.
+    FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, or a model as max generate takes it (a folder, a
+    GGUF file, a name on the hub). It is compiled, not run.
     """
     graphs = _explain(target, quantization_encoding, max_length)
     if html is not None:

@@ -71,7 +71,9 @@ def sort(
 
 
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
-    """For each axis the indices of the elements that are not 0; their number depends on the elements, so it is computed at once."""
+    """For each axis the indices of the elements that are not 0; their number depends on the elements, so it is computed
+    at once.
+    """
     if not x.rank:
         raise ValueError("nonzero: the tensor has rank 0, expected an axis")
     found = F.nonzero(x if x.dtype is DType.bool else F.not_equal(x, 0), "count")

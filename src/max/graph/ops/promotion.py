@@ -4,8 +4,8 @@
 - Numbers and arrays are weak: they take the dtype of the tensor operand. A float with an integer tensor, and an int out
   of the dtype's range, are errors.
 - Dimensions are int64, but take the dtype of a float tensor.
-- Two tensors promote to the higher category (bool, unsigned, signed, float) and the greater width. A signed integer with
-  an unsigned one of equal or greater width is widened so that all values fit; ``float16`` with ``bfloat16`` gives
+- Two tensors promote to the higher category (bool, unsigned, signed, float) and the greater width. A signed integer
+  with an unsigned one of equal or greater width is widened so that all values fit; ``float16`` with ``bfloat16`` gives
   ``float32``.
 """
 

@@ -55,16 +55,16 @@ def quantize(
     Args:
         encoding: Q4_0, Q4_K, Q5_K, Q6_K or Q8_0.
         x: Floats ``[…, elements]``. A value that is not finite makes its block undefined.
-        weights: The weight of each column's squared errors, float32 ``[elements]``, finite and not negative; None: all are
-            equal. Scales of all encodings but Q8_0 then minimise the weighted sum.
+        weights: The weight of each column's squared errors, float32 ``[elements]``, finite and not negative; None: all
+            are equal. Scales of all encodings but Q8_0 then minimise the weighted sum.
 
     Returns:
-        uint8 ``[…, elements / elements_per_block * block_size]``. Without weights, blocks of Q4_0 and Q8_0 are equal to the
-        ``gguf`` package's; scales of the others are fitted by least squares.
+        uint8 ``[…, elements / elements_per_block * block_size]``. Without weights, blocks of Q4_0 and Q8_0 are equal to
+        the ``gguf`` package's; scales of the others are fitted by least squares.
 
     Raises:
-        ValueError: The encoding is not supported, `elements` is not a multiple of its block, or the weights have another
-            shape.
+        ValueError: The encoding is not supported, `elements` is not a multiple of its block, or the weights have
+            another shape.
         TypeError: The tensor is not of a floating-point type, or the weights are not float32.
     """
     operands = [as_tensor(x)] if weights is None else [as_tensor(x), as_tensor(weights)]
@@ -86,17 +86,17 @@ def qmatmul(
         encoding: Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, or GPTQ.
         config: The configuration of a GPTQ weight; ignored for block encodings.
         lhs: float32, bfloat16 or float16 ``[…, M, K]``, or ``[K]``.
-        rhs: The operands of the weight. For block encodings: uint8 ``[N, bytes]``, rows of K encoded elements. For GPTQ, in
-            the layout of its checkpoints: ``qweight`` int32 ``[K * bits / 32, N]``, ``qzeros`` int32
-            ``[groups, N * bits / 32]`` (zero points minus 1), ``scales`` float ``[groups, N]``, and with
-            ``desc_act`` also ``g_idx`` int32 ``[K]``.
+        rhs: The operands of the weight. For block encodings: uint8 ``[N, bytes]``, rows of K encoded elements. For
+            GPTQ, in the layout of its checkpoints: ``qweight`` int32 ``[K * bits / 32, N]``, ``qzeros`` int32
+            ``[groups, N * bits / 32]`` (zero points minus 1), ``scales`` float ``[groups, N]``, and with ``desc_act``
+            also ``g_idx`` int32 ``[K]``.
 
     Returns:
         ``[…, M, N]``, or ``[N]`` for a vector, of the dtype of `lhs`.
 
     Raises:
-        ValueError: The number of operands is wrong for the encoding, GPTQ has no config or bits other than 2, 4 and 8, or
-            the shapes do not match.
+        ValueError: The number of operands is wrong for the encoding, GPTQ has no config or bits other than 2, 4 and 8,
+            or the shapes do not match.
         TypeError: A dtype is not supported.
     """
     x = as_tensor(lhs)

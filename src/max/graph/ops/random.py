@@ -7,8 +7,8 @@
     ops.random.set_seed(42)
     noise = ops.random.gaussian(TensorType(DType.float32, ["n", 8], device))
 
-The generator is Philox4x32-10, which is counter-based: an element depends on the seed, the number of random tensors staged
-earlier in the graph, and its position in the tensor.
+The generator is Philox4x32-10, which is counter-based: an element depends on the seed, the number of random tensors
+staged earlier in the graph, and its position in the tensor.
 """
 
 from __future__ import annotations

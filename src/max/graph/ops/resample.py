@@ -1,7 +1,7 @@
 """Resizing of tensors of any rank, with the coordinates and roundings of ONNX's Resize.
 
-Element ``i`` of ``n`` lies at the position ``numerator / denominator`` of an axis of the old size. Both are integers, so
-that no position is rounded before an index is made of it.
+Element ``i`` of ``n`` lies at the position ``numerator / denominator`` of an axis of the old size. Both are integers,
+so that no position is rounded before an index is made of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from max.graph.value import TensorValue, TensorValueLike
 __all__ = ["resize_bicubic", "resize_linear", "resize_nearest"]
 
 HALF_PIXEL, ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL_1D = 0, 1, 2, 3
-"""Coordinate transforms: pixel centres at halves; equal corners; equal first corners; as HALF_PIXEL, 0 for one element."""
+"""Coordinate transforms: pixel centres at halves; equal corners; equal first corners; as HALF_PIXEL, 0 for one element.
+"""
 HALF_DOWN, HALF_UP, FLOOR, CEIL = 0, 1, 2, 3
 """Roundings of a position."""
 

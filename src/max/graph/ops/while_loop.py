@@ -20,8 +20,8 @@ def while_loop(
 ) -> list[TensorValue]:
     """Executes a body while a predicate of the carried values is true.
 
-    Both functions are called once, to stage their ops. They may use all values of the enclosing graphs, and the body may
-    store to buffers. Iterations do not return to Python.
+    Both functions are called once, to stage their ops. They may use all values of the enclosing graphs, and the body
+    may store to buffers. Iterations do not return to Python.
 
     Args:
         initial_values: The carried values of the first iteration: tensors.

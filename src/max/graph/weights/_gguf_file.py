@@ -1,8 +1,8 @@
 """A reader of GGUF files: validates metadata and tensor list, and maps the tensors without copying.
 
-Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian: ``GGUF``, the version, the numbers of tensors
-and of metadata values; key and value of each; name, sizes (innermost first), type and offset of each tensor; padding; the
-data. Every count and offset is checked against the file's size before memory is allocated or mapped.
+Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian: ``GGUF``, the version, the numbers of
+tensors and of metadata values; key and value of each; name, sizes (innermost first), type and offset of each tensor;
+padding; the data. Every count and offset is checked against the file's size before memory is allocated or mapped.
 """
 
 from __future__ import annotations

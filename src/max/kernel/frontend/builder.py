@@ -1,4 +1,6 @@
-"""Construction of the IR: nested bodies in SSA form, with common subexpressions shared and invariants hoisted out of loops."""
+"""Construction of the IR: nested bodies in SSA form, with common subexpressions shared and invariants hoisted out of
+loops.
+"""
 
 from __future__ import annotations
 

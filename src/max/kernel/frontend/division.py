@@ -1,8 +1,8 @@
 """Integer division: interval analysis of the operands, and tests of the divisor.
 
-Each integer has an interval: sizes are not negative, a loop variable lies between its bounds. Inside a loop its bound is
-positive, and so are the sizes of which it is a product. A divisor that may be 0 is tested before the division; the test
-covers the rest of its body. The minimum of a signed type divided by -1 wraps.
+Each integer has an interval: sizes are not negative, a loop variable lies between its bounds. Inside a loop its bound
+is positive, and so are the sizes of which it is a product. A divisor that may be 0 is tested before the division; the
+test covers the rest of its body. The minimum of a signed type divided by -1 wraps.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false

@@ -23,8 +23,8 @@ def run_time_loop(
 ) -> None:
     """Compiles a loop. Variables that it assigns are carried in slots.
 
-    A first compilation assumes that variables keep their types. If one does not (`Retype`), the loop is compiled again with
-    a common type, until types are stable.
+    A first compilation assumes that variables keep their types. If one does not (`Retype`), the loop is compiled again
+    with a common type, until types are stable.
 
     Args:
         fe: The frontend.

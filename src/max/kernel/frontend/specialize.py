@@ -63,8 +63,8 @@ def specialize(
 
     Args:
         fn: The kernel.
-        args: One spec per run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar. Further
-            specs go to ``*extra``. The context has none.
+        args: One spec per run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar.
+            Further specs go to ``*extra``. The context has none.
         params: The values of the keyword-only parameters, which are known at compile time.
         target: The target; this machine by default.
 
@@ -121,8 +121,8 @@ def check_call(
         params: The values of the keyword-only parameters.
 
     Raises:
-        KernelError: A count, a dtype, a rank or a parameter does not match, or the kernel writes to a read-only operand.
-            The message has the location of the parameter.
+        KernelError: A count, a dtype, a rank or a parameter does not match, or the kernel writes to a read-only
+            operand. The message has the location of the parameter.
     """
     bound = _Parameters(
         new_frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params

@@ -1,8 +1,8 @@
 """The state of one kernel's compilation, the first argument of every function of the frontend.
 
-The frontend interprets the function as Python would, over values of two kinds: Python values, known at compile time, and
-atoms of the IR, known at run time. `Frontend` is the state of the walk over the syntax tree. The visitors of nodes are in
-tables by node type, which ``compiler.py`` assembles, so that files do not import each other in circles.
+The frontend interprets the function as Python would, over values of two kinds: Python values, known at compile time,
+and atoms of the IR, known at run time. `Frontend` is the state of the walk over the syntax tree. The visitors of nodes
+are in tables by node type, which ``compiler.py`` assembles, so that files do not import each other in circles.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false

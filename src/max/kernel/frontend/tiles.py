@@ -1,4 +1,6 @@
-"""Tiles of the kernel language at compile time: arrays of registers, indexed by numbers that are known when they are unrolled."""
+"""Tiles of the kernel language at compile time: arrays of registers, indexed by numbers that are known when they are
+unrolled.
+"""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any: these functions check their types

@@ -143,15 +143,18 @@ class Leave:
 
 
 LONG_SHARE, LONGS, SHORT_SHARE = 4, 3, 4
-"""Chunks by default: long ones of 1 / LONG_SHARE of a worker's share, LONGS of them a worker; then ones shorter by SHORT_SHARE."""
+"""Chunks by default: long ones of 1 / LONG_SHARE of a worker's share, LONGS of them a worker; then ones shorter by
+SHORT_SHARE.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parallel:
     """Hands out ``[begin, end)`` chunks of ``[0, total)`` to the workers, from the counter line ``phase``.
 
-    ``grain`` 0 means long chunks first, of a quarter of a worker's share, then for the last quarter of the work short ones of a sixteenth:
-    long runs are read fastest, and short ones at the end keep workers from waiting for the last. Chunk sizes are multiples of ``multiple``.
+    ``grain`` 0 means long chunks first, of a quarter of a worker's share, then for the last quarter of the work short
+    ones of a sixteenth: long runs are read fastest, and short ones at the end keep workers from waiting for the last.
+    Chunk sizes are multiples of ``multiple``.
     """
 
     begin: Ref

@@ -1,4 +1,6 @@
-"""The machine-checked rules of the kernel IR: which ops there are, what they take and give, and where names are visible."""
+"""The machine-checked rules of the kernel IR: which ops there are, what they take and give, and where names are
+visible.
+"""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any: what they are is what these functions find out

@@ -49,16 +49,20 @@ def tile(
 
 
 def matrix_tiles(shapes: Any) -> Any:
-    """Tiles that are multiplied as matrices: registers of AMX where the target has it, else memory with the same behaviour.
+    """Tiles that are multiplied as matrices: registers of AMX where the target has it, else memory with the same
+    behaviour.
 
-    - ``tiles.configure()`` takes them into use (each worker for itself), all zero; ``tiles.release()`` gives them back before the kernel ends.
-    - ``tiles.zero(t)``, ``tiles.load(t, x, i, j)``, ``tiles.store(t, x, i, j)``: rows lie along the last axis of a view, without gaps,
-      and next to each other along the last but one, or ``stride`` elements apart.
-    - ``tiles.dot(c, a, b, k.bf16)`` adds to ``c`` the products of rows of ``a`` with columns of ``b``, whose rows hold pairs of
-      neighbours in k side by side; sums are f32. ``tiles.dot(c, a, b, k.u8, k.i8)`` does so with four bytes and sums in i32.
+    - ``tiles.configure()`` takes them into use (each worker for itself), all zero; ``tiles.release()`` gives them back
+      before the kernel ends.
+    - ``tiles.zero(t)``, ``tiles.load(t, x, i, j)``, ``tiles.store(t, x, i, j)``: rows lie along the last axis of a
+      view, without gaps, and next to each other along the last but one, or ``stride`` elements apart.
+    - ``tiles.dot(c, a, b, k.bf16)`` adds to ``c`` the products of rows of ``a`` with columns of ``b``, whose rows hold
+      pairs of neighbours in k side by side; sums are f32. ``tiles.dot(c, a, b, k.u8, k.i8)`` does so with four bytes
+      and sums in i32.
 
     Args:
-        shapes: For each of up to 8 tiles the rows (up to 16) and the bytes of a row (4, 8, … 64), known at compile time.
+        shapes: For each of up to 8 tiles the rows (up to 16) and the bytes of a row (4, 8, … 64), known at compile
+            time.
 
     Raises:
         ValueError: The shapes do not fit.
@@ -84,7 +88,9 @@ def bitcast(x: Any, dtype: Any) -> Any:
 
 # ***** lanes *****
 def select(mask: Any, a: Any, b: Any) -> Any:
-    """``a`` where ``mask`` holds, else ``b``, lane by lane. Of two views, with a condition that is a scalar, the one or the other."""
+    """``a`` where ``mask`` holds, else ``b``, lane by lane. Of two views, with a condition that is a scalar, the one or
+    the other.
+    """
     if hasattr(a, "strides") and hasattr(b, "strides"):
         return a if mask else b
     return v.select(mask, a, b)
@@ -228,7 +234,9 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 
 def dot_bf16(acc: Any, a: Any, b: Any) -> Any:
-    """``acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]``: f32 accumulators, bf16 pairs; ``vdpbf16ps`` or ``bfdot`` where the target has it."""
+    """``acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]``: f32 accumulators, bf16 pairs; ``vdpbf16ps`` or ``bfdot`` where
+    the target has it.
+    """
     x, y = a.data.astype(np.float32), b.data.astype(np.float32)
     return Value(acc.data + x[1::2] * y[1::2] + x[0::2] * y[0::2], f32)
 
@@ -242,7 +250,8 @@ def dot_i8(acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
         acc: ``SIMD[i32, n]``, or ``SIMD[i16, 2n]``.
         a: ``SIMD[u8, 4n]`` or ``SIMD[i8, 4n]``.
         b: ``SIMD[i8, 4n]``.
-        narrow: Promises that no element of ``a`` exceeds 128 and that none of ``b`` is -128, where the target lacks these
+        narrow: Promises that no element of ``a`` exceeds 128 and that none of ``b`` is -128, where the target lacks
+            these
             instructions: sums of two products then fit in 16 bits.
     """
     products = a.data.astype(np.int32) * b.data.astype(np.int32)

@@ -178,7 +178,9 @@ class MatrixTiles:
 
 
 def _dot_bf16(c: Any, a: Any, b: Any) -> None:
-    """The sums of first and of second elements of pairs, each rounded once a product, are added to each other and then to ``c``."""
+    """The sums of first and of second elements of pairs, each rounded once a product, are added to each other and then
+    to ``c``.
+    """
     left = a.view(bf16.numpy).astype(np.float32).astype(np.float64)
     right = b.view(bf16.numpy).astype(np.float32).astype(np.float64)
     sums = np.zeros((2, *c.shape), np.float32)

@@ -118,7 +118,8 @@ def lower_leave(w: Writer, s: Leave) -> None:
 
 
 _OUTER = 2
-"""Counted loops that contain loops poll for interrupts above this nesting depth, one level deeper if three or more loops nest.
+"""Counted loops that contain loops poll for interrupts above this nesting depth, one level deeper if three or more
+loops nest.
 
 An innermost loop at most this deep polls every `_PART` iterations, unless it is known to have no more.
 """

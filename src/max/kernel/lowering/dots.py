@@ -21,8 +21,8 @@ _SIGN = {4: "llvm.x86.ssse3.psign.b.128", 8: "llvm.x86.avx2.psign.b"}
 def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[str]:
     """Splits a factor, which has two or four elements per 32-bit lane of the sums, into pieces.
 
-    On arm64 an instruction can take a broadcast word from one lane of a register. LLVM prefers a broadcast load, which costs
-    more than a plain load. It is hidden from LLVM as a load of 64 bits with a float in their low half.
+    On arm64 an instruction can take a broadcast word from one lane of a register. LLVM prefers a broadcast load, which
+    costs more than a plain load. It is hidden from LLVM as a load of 64 bits with a float in their low half.
     """
     count = a.type.width // width
     word = w.words.get(a.id) if isinstance(a, Ref) else None
@@ -113,7 +113,9 @@ def narrow_dot_i8(w: Writer, s: Let) -> None:
 
 
 def narrow_signed_dot_i8(w: Writer, s: Let) -> None:
-    """Signed by signed, if the sum of two products fits 16 bits: on x86 magnitudes, with their signs moved by ``vpsignb``."""
+    """Signed by signed, if the sum of two products fits 16 bits: on x86 magnitudes, with their signs moved by
+    ``vpsignb``.
+    """
     if not w.target.is_x86:
         signed_dot_i8(w, s)
         return

@@ -2,9 +2,9 @@
 
 The formats are those of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022), e4m3fn and e5m2, and of "8-bit
 Numerical Formats for Deep Neural Networks" (Noune et al., 2022), the fnuz ones: a bias larger by one, no negative zero,
-whose code is the only NaN. Floats of 4 and 6 bits (e2m1fn, e2m3fn, e3m2fn, of the OCP Microscaling Formats, 2023) occupy
-a byte. Rounding is to nearest, ties to even. As in ml_dtypes, overflow gives infinity, or NaN in formats without infinity;
-those of 4 and 6 bits have neither and saturate, and NaN becomes the code of negative zero.
+whose code is the only NaN. Floats of 4 and 6 bits (e2m1fn, e2m3fn, e3m2fn, of the OCP Microscaling Formats, 2023)
+occupy a byte. Rounding is to nearest, ties to even. As in ml_dtypes, overflow gives infinity, or NaN in formats without
+infinity; those of 4 and 6 bits have neither and saturate, and NaN becomes the code of negative zero.
 """
 
 from __future__ import annotations

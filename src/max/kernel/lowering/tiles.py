@@ -1,7 +1,7 @@
 """Lowers matrix tiles to LLVM IR: AMX instructions, or on other targets code with the same results.
 
-Without the instructions the eight tiles are 8 KB on the worker's stack, rows 64 bytes apart, and every operation calls a function
-of the module. That code lets the kernels run anywhere; it is not meant to be fast.
+Without the instructions the eight tiles are 8 KB on the worker's stack, rows 64 bytes apart, and every operation calls
+a function of the module. That code lets the kernels run anywhere; it is not meant to be fast.
 """
 
 from __future__ import annotations

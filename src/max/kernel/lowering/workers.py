@@ -31,8 +31,8 @@ def _error_state(w: Writer) -> tuple[str, str]:
 def lower_parallel(w: Writer, s: Parallel) -> None:
     """A loop over chunks that workers take from a shared counter.
 
-    The first `longs` values of the counter are long chunks, the others short ones: workers finish at about the same time.
-    A single worker takes the whole range at once, without atomics.
+    The first `longs` values of the counter are long chunks, the others short ones: workers finish at about the same
+    time. A single worker takes the whole range at once, without atomics.
     """
     total = w.atom(s.total)
     begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
@@ -156,7 +156,8 @@ def lower_raise(w: Writer, s: Raise) -> None:
 
 
 def finish_raises(w: Writer) -> None:
-    """The block of all errors, if there are any: writes the error record unless another worker has, and leaves the kernel.
+    """The block of all errors, if there are any: writes the error record unless another worker has, and leaves the
+    kernel.
 
     One block serves all, as a kernel may have many tests that rarely fail.
     """

@@ -124,7 +124,9 @@ class CPUTarget(LLVMTarget):
         return 4 if self.has("i8mm") and width % 4 == 0 else 0
 
     def narrow_dot_i8_lanes(self, width: int) -> int:
-        """Lanes that a pair of 16-bit multiply-adds takes of ``width`` in a narrow ``k.dot_i8``; 0 where there are none."""
+        """Lanes that a pair of 16-bit multiply-adds takes of ``width`` in a narrow ``k.dot_i8``; 0 where there are
+        none.
+        """
         if not self.is_x86:
             return 0
         if width % 16 == 0 and self.has("avx512bw"):

@@ -1,6 +1,7 @@
 """What the processor of this machine can do: LLVM's list, and on arm64 what the system says of it.
 
-LLVM reads arm64 Linux' features from a text file that emulators and some containers do not have, and asks macOS nothing.
+LLVM reads arm64 Linux' features from a text file that emulators and some containers do not have, and asks macOS
+nothing.
 """
 
 from __future__ import annotations

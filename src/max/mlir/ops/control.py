@@ -218,8 +218,8 @@ def _check_signature(op: MoOp, name: str, arguments: Types, results: Types) -> N
 class IfOp(MoOp):
     """A conditional: ``mo.if(%pred, %x) {then = @a, otherwise = @b}`` calls one of two subgraphs.
 
-    The subgraphs take all operands but the predicate. Names of their weights, and symbols that their inputs do not bind,
-    are those of the enclosing graph.
+    The subgraphs take all operands but the predicate. Names of their weights, and symbols that their inputs do not
+    bind, are those of the enclosing graph.
     """
 
     @property
@@ -240,8 +240,8 @@ class WhileOp(MoOp):
     """A loop: ``mo.while(%x, %y) {condition = @a, body = @b}``.
 
     Condition and body take all operands. The first operands are carried: while the condition returns true, the body
-    returns their next values, and the results are the last ones. The other operands do not change. A chain, which is the
-    last operand, result, input and output, is carried too.
+    returns their next values, and the results are the last ones. The other operands do not change. A chain, which is
+    the last operand, result, input and output, is carried too.
     """
 
     @property

@@ -116,7 +116,8 @@ def slice_shape(
     """The shape of a normalised slice.
 
     Raises:
-        ValueError: The number of bounds differs from the rank, a step is symbolic or 0, or a static bound is out of range.
+        ValueError: The number of bounds differs from the rank, a step is symbolic or 0, or a static bound is out of
+            range.
     """
     rank = len(shape)
     if not len(start) == len(stop) == len(step) == rank:

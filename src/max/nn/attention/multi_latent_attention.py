@@ -1,4 +1,6 @@
-"""Multi-head latent attention (https://arxiv.org/abs/2405.04434): the cache has one latent a token, which all heads share."""
+"""Multi-head latent attention (https://arxiv.org/abs/2405.04434): the cache has one latent a token, which all heads
+share.
+"""
 
 from __future__ import annotations
 
@@ -100,9 +102,9 @@ class LatentInputs:
 class LatentAttentionWithRope(Module):
     """Causal self-attention of a ragged batch over cached latents.
 
-    A token's latent has `kv_lora_rank` normalised elements, from which heads expand keys and values, and a rotated part that
-    all heads share. To decode, queries are brought into the space of the latents (absorbed): the cache is read once for all
-    heads. For prompts, keys and values of all tokens are expanded instead, where that takes fewer products
+    A token's latent has `kv_lora_rank` normalised elements, from which heads expand keys and values, and a rotated part
+    that all heads share. To decode, queries are brought into the space of the latents (absorbed): the cache is read
+    once for all heads. For prompts, keys and values of all tokens are expanded instead, where that takes fewer products
     (`max.nn._latent_plan`).
 
     Weights: ``q_proj`` (or ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj``), ``kv_a_proj_with_mqa``, ``kv_a_layernorm``,
@@ -125,8 +127,8 @@ class LatentAttentionWithRope(Module):
         qk_rope_head_dim: The size of its rotated part.
         v_head_dim: The size of a value.
         buffer_size: For kernels that expand keys; not used.
-        graph_mode: Whether keys and values are expanded: always (prefill), never (decode), or as it pays (auto, None). One graph
-            serves prompts and decoding in each mode.
+        graph_mode: Whether keys and values are expanded: always (prefill), never (decode), or as it pays (auto, None).
+            One graph serves prompts and decoding in each mode.
         rms_norm_eps: For the norms.
 
     Raises:
@@ -204,8 +206,9 @@ class LatentAttentionWithRope(Module):
 
     @property
     def w_uk_uv(self) -> list[TensorValue]:
-        """What expands latents to keys ``[n_heads, qk_nope_head_dim, kv_lora_rank]``, and to values ``[n_heads, v_head_dim,
-        kv_lora_rank]``."""
+        """What expands latents to keys ``[n_heads, qk_nope_head_dim, kv_lora_rank]``, and to values ``[n_heads,
+        v_head_dim, kv_lora_rank]``.
+        """
         both = ops.reshape(
             TensorValue(self.kv_b_proj.weight),
             [self.n_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank],
@@ -214,8 +217,8 @@ class LatentAttentionWithRope(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: ``tensor_parallel`` gives each device a part of the heads, whose results must be
-        summed, and the whole cache; ``replicate`` the whole layer.
+        """How `shard` splits the layer: ``tensor_parallel`` gives each device a part of the heads, whose results must
+        be summed, and the whole cache; ``replicate`` the whole layer.
 
         Raises:
             ValueError: It is set to another strategy, or the heads cannot be divided evenly.

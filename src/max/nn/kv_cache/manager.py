@@ -53,7 +53,8 @@ class RaggedKVCacheInputs(KVCacheInputs):
             most cached ones.
         slots: Where recurrent layers have states: the slot of each sequence, uint32 ``[batch]``.
         states: The states ``[slots, layers, …]``; they are changed by the execution.
-        group_blocks: The pages of further groups of layers, see `KVCacheParams.groups`; they are changed by the execution.
+        group_blocks: The pages of further groups of layers, see `KVCacheParams.groups`; they are changed by the
+            execution.
         group_tables: Their page tables, as ``lookup_table``.
         other_blocks: Of each group the pages of further devices, each with its own heads of the same tokens.
     """

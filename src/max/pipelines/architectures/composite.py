@@ -1,4 +1,6 @@
-"""The text models of composite checkpoints: classes whose config.json has a text_config beside those of images and audio."""
+"""The text models of composite checkpoints: classes whose config.json has a text_config beside those of images and
+audio.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ __all__ = ["ARCHITECTURES", "gemma_fields"]
 def gemma_fields(
     config: Any, keys: ConfigKeys, act: str = "hidden_activation", **defaults: Any
 ) -> Fields:
-    """The fields that Gemma 1 to 3 have in common; `act` names the activation, `defaults` are arguments of `base_fields`."""
+    """The fields that Gemma 1 to 3 have in common; `act` names the activation, `defaults` are arguments of
+    `base_fields`.
+    """
     fields = base_fields(
         config,
         keys,

@@ -186,7 +186,8 @@ _VARIANTS = (
     ("llama", "attention.sliding_window", _llama_like("Mistral", "mistral")),
     ("olmo2", "attention.sliding_window", _llama_like("Olmo3", "olmo3")),
 )
-"""Families that share an architecture's name, and the key of the metadata that tells them; the first that fits counts."""
+"""Families that share an architecture's name, and the key of the metadata that tells them; the first that fits counts.
+"""
 
 
 def family_of(name: str, metadata: Mapping[str, object]) -> GGUFFamily | None:

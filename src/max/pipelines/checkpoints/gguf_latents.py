@@ -70,8 +70,8 @@ def joined_latents(state_dict: dict[str, WeightData]) -> dict[str, WeightData]:
     """The weights with what expands latents to keys and to values in one: ``kv_b_proj``, floats.
 
     Args:
-        state_dict: The weights by the decoder's names; `k_b_proj` is ``[heads, latent, key]``, `v_b_proj` ``[heads, value,
-            latent]``.
+        state_dict: The weights by the decoder's names; `k_b_proj` is ``[heads, latent, key]``, `v_b_proj` ``[heads,
+            value, latent]``.
 
     Raises:
         WeightsError: One of the two is missing, or they do not fit.

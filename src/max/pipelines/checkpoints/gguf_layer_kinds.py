@@ -16,7 +16,9 @@ BY_LAYER = {
     "gemma3n": ("feed_forward_length",),
     "gemma4": ("feed_forward_length", "attention.head_count_kv", "attention.key_length"),
 }
-"""Keys of the metadata that have a value for each layer, by architectures; `several_states_of` and `layer_kinds_of` read them."""
+"""Keys of the metadata that have a value for each layer, by architectures; `several_states_of` and `layer_kinds_of`
+read them.
+"""
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 

@@ -1,7 +1,7 @@
 """How byte-level tokenizers of GGUF files split texts before they merge pairs.
 
-``tokenizer.ggml.pre`` names the model family whose tokenizer.json has the patterns; here they are by those names. A name
-whose family splits by code (``kimi-k2``, ``afmoe``) is absent.
+``tokenizer.ggml.pre`` names the model family whose tokenizer.json has the patterns; here they are by those names. A
+name whose family splits by code (``kimi-k2``, ``afmoe``) is absent.
 """
 
 from __future__ import annotations

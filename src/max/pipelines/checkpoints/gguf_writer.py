@@ -44,7 +44,8 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEn
 
     Args:
         path: The file.
-        metadata: The values by key: bool, int (uint32), float (float32), str, and lists of one of these (of ints: int32).
+        metadata: The values by key: bool, int (uint32), float (float32), str, and lists of one of these (of ints:
+            int32).
         entries: The tensors.
 
     Raises:

@@ -169,7 +169,9 @@ class HuggingFaceRepo:
 
     @cached_property
     def gguf_file(self) -> Path | None:
-        """The GGUF file that replaces missing config and tokenizer files: the model itself, or the only one in its folder."""
+        """The GGUF file that replaces missing config and tokenizer files: the model itself, or the only one in its
+        folder.
+        """
         if self._is_gguf_file:
             return Path(self.repo_id).expanduser()
         if self.repo_type == RepoType.online or self.folder is None:

@@ -50,9 +50,9 @@ _FORMAT = 2
 def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
     """What a weight of a model is encoded in; None if it stays as it is.
 
-    Matrices of projections, stacked ones of experts among them, embeddings and output layer are encoded; the last two have
-    at least 6 bits, as in llama.cpp. Gates of experts, convolutions, Gemma 3n's small updates and the weights of DeepSeek
-    V3.2's index heads stay floats.
+    Matrices of projections, stacked ones of experts among them, embeddings and output layer are encoded; the last two
+    have at least 6 bits, as in llama.cpp. Gates of experts, convolutions, Gemma 3n's small updates and the weights of
+    DeepSeek V3.2's index heads stay floats.
 
     Args:
         name: The weight's name in the model.
@@ -92,8 +92,8 @@ class Quantiser:
         Args:
             weight: Floats ``[…, rows, columns]``; columns are a multiple of the block's elements.
             kind: One of `QUANTISED_KINDS`; ``int8`` has one scale a row, in blocks of Q8_0.
-            importance: The weight of each column's squared errors ``[columns]``, or for each matrix ``[…, columns]``; encodings
-                of 8 bits need none. None: all are equal.
+            importance: The weight of each column's squared errors ``[columns]``, or for each matrix ``[…, columns]``;
+                encodings of 8 bits need none. None: all are equal.
 
         Returns:
             uint8 ``[…, rows, bytes]``.

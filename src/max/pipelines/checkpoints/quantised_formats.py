@@ -54,7 +54,8 @@ def convert_quantised(weights: Mapping[str, Any], config: Config) -> dict[str, W
         config: The ``quantization_config`` of config.json.
 
     Raises:
-        ModelFilesError: The method or one of its options is not supported, or a weight's parts are missing or do not fit.
+        ModelFilesError: The method or one of its options is not supported, or a weight's parts are missing or do not
+            fit.
     """
     method = str(config.get("quant_method"))
     state = {n: v if isinstance(v, WeightData) else v.data() for n, v in weights.items()}
@@ -156,7 +157,9 @@ def pack_words(values: Array, bits: int = 4) -> Array:
 
 
 def _as_gptq(state: dict[str, WeightData], stem: str, q: Array, stored_zeros: Array) -> None:
-    """Replaces the integers ``[inputs, outputs]`` and zero points ``[groups, outputs]`` of a layer by GPTQ's words of 4 bits."""
+    """Replaces the integers ``[inputs, outputs]`` and zero points ``[groups, outputs]`` of a layer by GPTQ's words of 4
+    bits.
+    """
     for part, words in (("qweight", pack_words(q)), ("qzeros", pack_words(stored_zeros.T).T)):
         name = f"{stem}.{part}"
         state[name] = WeightData.from_numpy(np.ascontiguousarray(words), name)
@@ -196,8 +199,9 @@ def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
 
 
 def _int8_rows(name: str, q: Array, scales: Array) -> WeightData:
-    """Blocks of Q8_0 of int8 ``[outputs, inputs]`` with a scale a row, float32 ``[outputs, 1]``; float32 where inputs are no
-    multiple of 32."""
+    """Blocks of Q8_0 of int8 ``[outputs, inputs]`` with a scale a row, float32 ``[outputs, 1]``; float32 where inputs
+    are no multiple of 32.
+    """
     if q.shape[1] % 32 or np.abs(scales).max(initial=0) > 65504:
         return WeightData.from_numpy(q.astype(np.float32) * scales, name)
     parts = np.ascontiguousarray(q).reshape(len(q), -1, 32)
@@ -321,8 +325,9 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
 
 
 def _mxfp4(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
-    """Experts ``[experts, outputs, inputs]`` keep this order in blocks; in bfloat16 they are ``[experts, inputs, outputs]``, as
-    in float checkpoints."""
+    """Experts ``[experts, outputs, inputs]`` keep this order in blocks; in bfloat16 they are ``[experts, inputs,
+    outputs]``, as in float checkpoints.
+    """
     for name in _stems(state, "_blocks"):
         blocks, scales = _array(state.pop(f"{name}_blocks")), _array(state.pop(f"{name}_scales"))
         if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:

@@ -300,7 +300,8 @@ class PipelineConfig(StrictConfig):
         return max(free - self.model_config.weights_size(), 0)
 
     def free_memory(self) -> int | None:
-        """Bytes that programs can have on all devices, cached files that the system would drop included; None if unknown.
+        """Bytes that programs can have on all devices, cached files that the system would drop included; None if
+        unknown.
 
         CPU devices share the host's memory; a model takes as much of each other device as of the fullest.
         """

@@ -75,8 +75,8 @@ def export_gguf(
     Args:
         folder: The folder, in the Hugging Face layout, with float weights.
         path: The file to write.
-        kind: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits; rows that blocks of 256 do not fill are
-            of a type with blocks of 32, others float16.
+        kind: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits; rows that blocks of 256 do not
+            fill are of a type with blocks of 32, others float16.
         session: Compiles and runs the kernels that encode.
         text: The text of an importance matrix, by which errors are weighted; None: all weigh the same.
 

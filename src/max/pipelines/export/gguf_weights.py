@@ -154,7 +154,9 @@ def _inverse(own: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str
 def _with_shared_keys(
     config: DecoderConfig, weights: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
-    """The weights with keys and values of all layers; those of layers that read another's are not used, and may be missing."""
+    """The weights with keys and values of all layers; those of layers that read another's are not used, and may be
+    missing.
+    """
     whole = dict(weights)
     for index in range(config.num_layers - config.shared_kv_layers, config.num_layers):
         source = f"layers.{config.kv_layer_of(index)}.self_attn."
@@ -361,7 +363,8 @@ def _mixer_form(config: DecoderConfig, own: str, array: Array) -> Array:
 
 
 def rope_factors(config: DecoderConfig) -> dict[str, Array]:
-    """The tables by which files divide frequencies: of Llama 3's rotation, LongRoPE, and where a share of a head rotates.
+    """The tables by which files divide frequencies: of Llama 3's rotation, LongRoPE, and where a share of a head
+    rotates.
 
     Args:
         config: The shape of the model.

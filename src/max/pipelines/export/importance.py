@@ -1,7 +1,7 @@
 """Importance matrices: how much each column of a model's matrices matters, from the inputs that a text gives them.
 
-An error in a column of a weight is multiplied by that column's input: the expected squared error of a product is the sum of
-the squared errors of the weight, each times the mean square of its input.
+An error in a column of a weight is multiplied by that column's input: the expected squared error of a product is the
+sum of the squared errors of the weight, each times the mean square of its input.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ImportanceMatrix:
     """The inputs of a model's matrices over a text.
 
     Args:
-        sums: The sum of squares of each input column by the decoder's names of weights, float64 ``[columns]``, of experts
-            ``[experts, columns]``.
+        sums: The sum of squares of each input column by the decoder's names of weights, float64 ``[columns]``, of
+            experts ``[experts, columns]``.
         counts: The rows that were summed: int64 ``[]``, of experts ``[experts]``.
     """
 
@@ -56,7 +56,8 @@ class ImportanceMatrix:
     def of(self, name: str) -> npt.NDArray[np.float32] | None:
         """The importance of a matrix's columns, with a mean of 1 over them; None where the text did not reach it.
 
-        An expert that saw no token has the importance of all experts together. No column has less than 1/10,000 of the mean.
+        An expert that saw no token has the importance of all experts together. No column has less than 1/10,000 of the
+        mean.
 
         Args:
             name: The decoder's name of the weight.
@@ -144,7 +145,8 @@ def importance_matrix(
 
 @contextmanager
 def _recorded() -> Iterator[list[str]]:
-    """Graphs of decoders that are staged here return two values for each matrix: sums of squares and their number of rows.
+    """Graphs of decoders that are staged here return two values for each matrix: sums of squares and their number of
+    rows.
 
     Yields:
         The matrices' names, in the order of the values; complete once the graph is staged.

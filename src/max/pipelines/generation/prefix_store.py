@@ -30,8 +30,8 @@ class PrefixStore:
     """The files with the cached pages of a model; use :meth:`of`.
 
     One file has what an engine wrote when it stopped, further ones what it wrote while it idled: the pages that no
-    file had. They are joined when there are many, or when they leave too little room. One thread at a time uses a store,
-    but for a `PrefixWrite`, beside which only requests may run.
+    file had. They are joined when there are many, or when they leave too little room. One thread at a time uses a
+    store, but for a `PrefixWrite`, beside which only requests may run.
 
     Args:
         cache: The cache.

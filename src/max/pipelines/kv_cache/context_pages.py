@@ -131,7 +131,8 @@ class ContextPages:
         self.pages.reserve(context.request_id, _length_after(context, num_steps))
 
     def step(self, batch: Sequence[TextGenerationContext]) -> None:
-        """Records that the processed tokens of a batch are in the cache, and gives back pages that no layer can see any more.
+        """Records that the processed tokens of a batch are in the cache, and gives back pages that no layer can see any
+        more.
 
         Args:
             batch: The requests; their contexts were updated.

@@ -39,7 +39,8 @@ def group_shapes(params: KVCacheParams, num_layers: int) -> list[tuple[KVCachePa
 
 
 def page_bytes(params: KVCacheParams, num_layers: int) -> int:
-    """The bytes of one page of the first group, on all devices: keys and values of its tokens in all its layers, or their latents.
+    """The bytes of one page of the first group, on all devices: keys and values of its tokens in all its layers, or
+    their latents.
 
     Args:
         params: The cache's shape.
@@ -60,7 +61,9 @@ def state_bytes(params: KVCacheParams) -> int:
 
 
 def _held_pages(params: KVCacheParams, max_seq_len: int, step_tokens: int | None) -> int:
-    """The pages of the first group that a sequence holds at once: of all tokens, or of those that a step and its window span."""
+    """The pages of the first group that a sequence holds at once: of all tokens, or of those that a step and its window
+    span.
+    """
     page, held = page_size_of(params), max_seq_len
     if params.window is not None and step_tokens is not None:
         held = min(max_seq_len, params.window - 1 + step_tokens + page)

@@ -131,7 +131,9 @@ def read_pages(
 
 
 def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int, str, str]]:
-    """Group, hash and digest of each page that a header names; none where the header is not one of this key and these pages."""
+    """Group, hash and digest of each page that a header names; none where the header is not one of this key and these
+    pages.
+    """
     if not isinstance(header, dict) or header.get("key") != key:
         return []
     groups: Any = header.get("groups")

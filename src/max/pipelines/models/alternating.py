@@ -1,7 +1,7 @@
 """Alternating updates (AltUp, https://arxiv.org/abs/2301.13310) and learned residuals, as Gemma 3n has them.
 
-A token has several hidden states ``[total_seq_len, count, hidden_size]``. A layer predicts all of them, computes one, and corrects the
-others by what the prediction of that one missed.
+A token has several hidden states ``[total_seq_len, count, hidden_size]``. A layer predicts all of them, computes one,
+and corrects the others by what the prediction of that one missed.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def base_fields(
     Args:
         config: The keys of config.json as attributes.
         keys: The same keys, with checks.
-        names: The family's names of keys, for those of Llama (``hidden_size``, ``num_hidden_layers``, …); empty where the
-            file has no such key.
+        names: The family's names of keys, for those of Llama (``hidden_size``, ``num_hidden_layers``, …); empty where
+            the file has no such key.
         head_dim: The size of a head where the file states none; by default the hidden size divided by the heads.
         tied: Whether the output layer is tied where the file does not say so.
         gated: Whether the MLPs have a gate.

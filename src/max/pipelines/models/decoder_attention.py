@@ -31,9 +31,10 @@ __all__ = ["DecoderAttention"]
 class DecoderAttention(QKVProjections):
     """Causal self-attention of a ragged batch, as a decoder's config describes it.
 
-    Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with sinks
-    ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only; one
-    whose values are its keys has no ``v_proj``.
+    Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with
+        sinks
+    ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only;
+    one whose values are its keys has no ``v_proj``.
 
     Args:
         config: The shape of the model.
@@ -122,8 +123,8 @@ class DecoderAttention(QKVProjections):
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
             positional: Of rotated layers the table of cosines and sines ``[positions, rotated_dim]``, or, where
-                heads are normalised after the rotation or keys are shared, its rows for the tokens; then, where scores depend on the
-                position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
+                heads are normalised after the rotation or keys are shared, its rows for the tokens; then, where scores
+                depend on the position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
@@ -135,7 +136,8 @@ class DecoderAttention(QKVProjections):
         )
 
     def project(self, x: TensorValue) -> tuple[TensorValue, TensorValue | None, TensorValue | None]:
-        """The queries, the gates of attended values where there are some, and the keys, unless the layer shares those of another.
+        """The queries, the gates of attended values where there are some, and the keys, unless the layer shares those
+        of another.
 
         Args:
             x: ``[total_seq_len, hidden_size]``.
@@ -207,7 +209,8 @@ class DecoderAttention(QKVProjections):
         remaining: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """Writes keys and values of the new tokens to the cache; the queries `q`, normalised and rotated, ``[total_seq_len, heads, head_dim]``.
+        """Writes keys and values of the new tokens to the cache; the queries `q`, normalised and rotated,
+        ``[total_seq_len, heads, head_dim]``.
 
         What is used of `remaining`, the values that depend on positions, is removed.
         """

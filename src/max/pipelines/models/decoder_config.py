@@ -83,10 +83,11 @@ class DecoderConfig:
         qkv_layout: How a checkpoint's fused projection stores its rows: all queries, all keys, all values
             (``rows``), or for each KV head its queries, its key and its value (``heads``).
         qk_norm: How queries and keys are normalised; None: not.
-        attention_gate: Whether attended values are multiplied by the sigmoid of gates, which the projection of queries has behind the
-            query of each head.
+        attention_gate: Whether attended values are multiplied by the sigmoid of gates, which the projection of queries
+            has behind the query of each head.
         value_norm: Whether the values of each head are normalised, without a weight.
-        full_attention_heads: The number of KV heads and the size of heads in layers without a window, where they differ.
+        full_attention_heads: The number of KV heads and the size of heads in layers without a window, where they
+            differ.
         keys_as_values: Whether the values of layers without a window are their projected keys.
         shared_kv_layers: How many last layers read the keys and values of the last layer of their kind before these.
         clip_qkv: Queries and keys, after their norms, and values are clamped to ``[-clip_qkv, clip_qkv]``.
@@ -116,8 +117,8 @@ class DecoderConfig:
         side_by_side: The factors of blocks with attention and a recurrent layer; None: there are no such blocks.
         mixers_alone: Whether blocks with attention or a recurrent layer have no feed-forward layer.
         quantization: The format of a GPTQ checkpoint's projections.
-        prediction_layers: The number of layers that a checkpoint stores after the others, for predicting further tokens;
-            they are not used.
+        prediction_layers: The number of layers that a checkpoint stores after the others, for predicting further
+            tokens; they are not used.
     """
 
     hidden_size: int
@@ -205,7 +206,8 @@ class DecoderConfig:
         return not self.mixers_alone or self.kind_of(index) == "feed_forward"
 
     def places_of(self, index: int) -> tuple[str, ...]:
-        """The places of a layer's norms; the norms of a layer with only a feed-forward layer are named as those of attention.
+        """The places of a layer's norms; the norms of a layer with only a feed-forward layer are named as those of
+        attention.
 
         Args:
             index: The layer's index.
@@ -235,7 +237,8 @@ class DecoderConfig:
         return self.recurrence.states(layers) if self.recurrence is not None and layers else ()
 
     def cache_layer(self, index: int) -> int:
-        """The number of a layer in the cache: of attention among its group's layers with pages, else among those with states.
+        """The number of a layer in the cache: of attention among its group's layers with pages, else among those with
+        states.
 
         Where one layer has both, all have.
 
@@ -250,7 +253,8 @@ class DecoderConfig:
 
     @property
     def cache_groups(self) -> list[list[int]]:
-        """The layers of each group of the cache: those without a window, then those with one; heads of another shape divide them, too.
+        """The layers of each group of the cache: those without a window, then those with one; heads of another shape
+        divide them, too.
 
         A window divides layers whatever the longest sequence that is served, so that the cache has the same form.
         """
@@ -346,8 +350,8 @@ class DecoderConfig:
     def cache_params(
         self, dtype: DType, page_size: int, *, n_devices: int = 1, **options: Any
     ) -> KVCacheParams:
-        """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of layers;
-        index keys are a group of their own.
+        """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of
+        layers; index keys are a group of their own.
 
         Where there are more devices than KV heads, the shape counts the copies of each head.
 
@@ -404,7 +408,8 @@ class DecoderConfig:
             count: The number of devices.
 
         Raises:
-            ConfigError: A number of heads or features cannot be split; the message says over how many devices the model can.
+            ConfigError: A number of heads or features cannot be split; the message says over how many devices the model
+                can.
         """
         problem = self._split_problem(count)
         if problem is not None:

@@ -99,7 +99,8 @@ class DeltaNetForm:
 class DeltaNet(Module):
     """A gated delta net: projections, a causal convolution, the gated delta rule, a gated norm.
 
-    Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``), ``conv1d``
+    Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``),
+        ``conv1d``
     (`CausalConv`), ``A``, the rates of decay, negative, and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
 
     Args:
@@ -182,7 +183,9 @@ class DeltaNet(Module):
         return ops.cast(self.out_proj(ops.cast(y, x.dtype)), x.dtype)
 
     def _projected(self, x: TensorValue) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
-        """Queries, keys and values ``[total, channels]``, gates ``[total, heads, value_dim]``, rates and steps ``[total, heads]``."""
+        """Queries, keys and values ``[total, channels]``, gates ``[total, heads, value_dim]``, rates and steps
+        ``[total, heads]``.
+        """
         form, total = self.form, x.shape[0]
         parts = [self.sublayers[f"in_proj_{part}"](x) for part in self.parts]
         if not form.fused:

@@ -30,8 +30,8 @@ class Experts:
         dense_layers: The layers with an MLP instead.
         bias: Whether the experts' projections have biases.
         gate_bias: Whether the gate has a bias.
-        clamped_swiglu: ``(alpha, limit)``: instead of ``silu(gate) * up``, ``(up + 1) * gate * sigmoid(alpha * gate)`` of
-            values that are clamped: the gate to at most ``limit``, the other to ``[-limit, limit]``.
+        clamped_swiglu: ``(alpha, limit)``: instead of ``silu(gate) * up``, ``(up + 1) * gate * sigmoid(alpha * gate)``
+            of values that are clamped: the gate to at most ``limit``, the other to ``[-limit, limit]``.
         gate_up_layout: How a checkpoint's fused projection stores an expert's rows: all rows of the gate, then those of
             the up projection (``rows``), or alternately (``pairs``).
         weights_first: Whether tokens are multiplied by their weights, and not results.
@@ -62,8 +62,8 @@ class DecoderExperts(Module):
     """The weighted sum of the MLPs that a gate chooses for each token, and a shared MLP where there is one.
 
     Weights: those of ``gate``, ``experts.gate_proj.weight`` (if MLPs are gated) and ``experts.up_proj.weight``
-    ``[count, size, width]``, ``experts.down_proj.weight`` ``[count, width, size]``, with biases ``experts.….bias``; those
-    of ``shared`` and ``shared_gate``. The width is the hidden size, or that of latents, which ``latent_in`` and
+    ``[count, size, width]``, ``experts.down_proj.weight`` ``[count, width, size]``, with biases ``experts.….bias``;
+    those of ``shared`` and ``shared_gate``. The width is the hidden size, or that of latents, which ``latent_in`` and
     ``latent_out`` project.
 
     Args:

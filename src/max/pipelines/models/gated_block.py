@@ -22,8 +22,8 @@ __all__ = ["ExpertsBeside", "GatedBlock"]
 class ExpertsBeside(DecoderExperts):
     """Experts that read the hidden states beside an MLP, with norms of their own.
 
-    The gate's scores are those of ``rms(h) * scale / sqrt(hidden_size)``; the weights of the chosen experts are multiplied
-    by ``per_expert_scale``.
+    The gate's scores are those of ``rms(h) * scale / sqrt(hidden_size)``; the weights of the chosen experts are
+    multiplied by ``per_expert_scale``.
 
     Weights: those of `DecoderExperts`; ``scale`` ``[hidden_size]`` and ``per_expert_scale`` ``[count]``;
     ``input_norm``, ``output_norm`` and ``mlp_norm``.
@@ -83,7 +83,8 @@ class ExpertsBeside(DecoderExperts):
 class GatedBlock(DecoderBlock):
     """A block whose result is ``factor * (h + gate(h, vectors))``, h as of `DecoderBlock`.
 
-    Weights: those of `DecoderBlock`; those of ``gate`` and of ``beside``, where there are some; ``layer_scalar`` ``[1]``.
+    Weights: those of `DecoderBlock`; those of ``gate`` and of ``beside``, where there are some; ``layer_scalar``
+        ``[1]``.
 
     Args:
         attention: The attention.

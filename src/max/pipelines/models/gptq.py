@@ -24,7 +24,8 @@ LARGEST_GROUP = 2**24
 
 
 def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
-    """The format of GPTQ weights by the ``quantization_config`` of config.json; None where the weights are of another kind.
+    """The format of GPTQ weights by the ``quantization_config`` of config.json; None where the weights are of another
+    kind.
 
     Weights of AWQ, and of GPTQ with 3 bits, are converted to GPTQ of 4 bits when they are loaded.
 

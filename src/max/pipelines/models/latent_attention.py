@@ -60,7 +60,8 @@ class LatentForm:
 
 
 class DecoderLatentAttention(LatentAttentionWithRope):
-    """Latent attention with a decoder's arguments: biases where the form has them, and the values of positions as a list.
+    """Latent attention with a decoder's arguments: biases where the form has them, and the values of positions as a
+    list.
 
     Weights: those of `LatentAttentionWithRope`; with biases ``q_a_proj.bias``, ``kv_a_proj_with_mqa.bias`` and
     ``o_proj.bias``.

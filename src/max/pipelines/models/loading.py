@@ -72,7 +72,9 @@ def _adapter(
     config: PipelineConfig,
     session: InferenceSession,
 ) -> WeightsAdapter | None:
-    """The function that renames the weights; before, it converts those of quantised checkpoints, then it quantises floats."""
+    """The function that renames the weights; before, it converts those of quantised checkpoints, then it quantises
+    floats.
+    """
     model_config = config.model_config
     rename = weight_adapters.get(model_config.weights_format)
     kind, section = model_config.quantize, model_config.huggingface_config.quantisation

@@ -77,8 +77,8 @@ class RopeConfig:
     """How positions rotate queries and keys.
 
     Args:
-        kind: default, linear, dynamic, llama3, yarn, longrope, factors (one per frequency, from GGUF files), or proportional
-            (the frequencies of a whole head, of which a share rotates).
+        kind: default, linear, dynamic, llama3, yarn, longrope, factors (one per frequency, from GGUF files), or
+            proportional (the frequencies of a whole head, of which a share rotates).
         theta: The base of the frequencies.
         parameters: Parameters of the kind, by their names in config.json.
         rotated_dim: The number of rotated elements at the beginning of a head; None: the whole head.
@@ -250,8 +250,8 @@ class RopeConfig:
     def base(self, rotated_dim: int, longest: int) -> float:
         """The base of the frequencies: `theta`, which the kind dynamic scales (NTK-aware scaling).
 
-        The base grows by ``growth ** (d / (d - 2))`` for ``d`` rotated elements. The growth is the parameter ``alpha``, or
-        ``factor * n / trained - (factor - 1)`` where the longest sequence ``n`` exceeds ``max_position_embeddings``.
+        The base grows by ``growth ** (d / (d - 2))`` for ``d`` rotated elements. The growth is the parameter ``alpha``,
+        or ``factor * n / trained - (factor - 1)`` where the longest sequence ``n`` exceeds ``max_position_embeddings``.
 
         Args:
             rotated_dim: The number of rotated elements of a head.

@@ -1,4 +1,6 @@
-"""Latent attention over selected tokens (DeepSeek V3.2): an indexer scores the cached tokens, and heads see the best ones."""
+"""Latent attention over selected tokens (DeepSeek V3.2): an indexer scores the cached tokens, and heads see the best
+ones.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,8 @@ class TokenIndexer(Module):
 class SparseLatentAttention(DecoderLatentAttention):
     """Latent attention in which a token sees the ``form.index.count`` cached tokens that its indexer scores highest.
 
-    Index keys are in the second group of the cache. While no sequence of a batch is longer than that count, nothing is scored.
+    Index keys are in the second group of the cache. While no sequence of a batch is longer than that count, nothing is
+    scored.
 
     Weights: those of `DecoderLatentAttention`, and ``indexer`` (`TokenIndexer`).
 

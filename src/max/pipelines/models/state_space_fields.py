@@ -162,7 +162,8 @@ def mamba2_form(
     Args:
         keys: The keys of config.json.
         names: The family's keys.
-        hidden_size: The size of hidden states, if the number of channels is a multiple of it; None: the file has the number and size of heads.
+        hidden_size: The size of hidden states, if the number of channels is a multiple of it; None: the file has the
+            number and size of heads.
         inner: The channels of all heads, where a key states them.
         activation: The key of the convolution's activation.
 
@@ -208,7 +209,9 @@ def _limits(keys: ConfigKeys, key: str) -> tuple[float, float]:
 
 
 def _number(value: Any) -> float | None:
-    """A bound of the steps; an infinite one is ``{"__float__": "Infinity"}`` in files of transformers, else JSON's Infinity."""
+    """A bound of the steps; an infinite one is ``{"__float__": "Infinity"}`` in files of transformers, else JSON's
+    Infinity.
+    """
     if isinstance(value, Mapping):
         value = value.get("__float__")
     if value == "Infinity":

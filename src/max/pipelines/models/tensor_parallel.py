@@ -1,8 +1,10 @@
-"""Tensor parallelism of decoders: each device has a part of the heads, of the feed-forward features and of the vocabulary.
+"""Tensor parallelism of decoders: each device has a part of the heads, of the feed-forward features and of the
+vocabulary.
 
-A part of a model is a model of a smaller config; its weights are slices of the whole model's, wherever shapes differ. The
-first device holds the hidden states: it computes embeddings, norms, residual sums and recurrent layers. Attention and
-feed-forward layers run on all devices, from copies of the normalised hidden states; the first adds up their results.
+A part of a model is a model of a smaller config; its weights are slices of the whole model's, wherever shapes differ.
+The first device holds the hidden states: it computes embeddings, norms, residual sums and recurrent layers. Attention
+and feed-forward layers run on all devices, from copies of the normalised hidden states; the first adds up their
+results.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def part_config(config: DecoderConfig, count: int, index: int) -> DecoderConfig:
 
 
 def split_over_devices(model: Decoder, devices: Sequence[DeviceRef]) -> None:
-    """Splits attention, feed-forward layers and the output layer of a model; its weights stay whole and keep their names.
+    """Splits attention, feed-forward layers and the output layer of a model; its weights stay whole and keep their
+    names.
 
     Recurrent layers, and feed-forward layers that cut gates by their distribution, run on the first device only.
 

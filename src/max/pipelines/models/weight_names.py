@@ -126,21 +126,22 @@ class WeightNames:
         layers: The beginning of the names of layers, after the prefix.
         top: The names outside of layers, and the decoder's.
         layer: The parts of names within a layer, and the decoder's.
-        stacked: For weights of one name per index within a layer (``….0.weight``, ``….1.weight``), the decoder's name of
-            the weight that has them all, by the name before the index.
+        stacked: For weights of one name per index within a layer (``….0.weight``, ``….1.weight``), the decoder's name
+            of the weight that has them all, by the name before the index.
         transposed: Ends of the decoder's names of weights that are stored ``[…, in_dim, out_dim]``; blocks of quantised
             weights are stored by outputs.
         vectors: Ends of the decoder's names of vectors that are stored with another number of dimensions.
         converted: Functions of arrays by the ends of the decoder's names of weights that are stored in another form.
         unused: Ends of the names of buffers in safetensors files that the engine computes.
         unused_parts: Beginnings of the names of parts in safetensors files that the decoder lacks, after the prefix.
-        gguf_top: The names outside of layers of GGUF files, and the decoder's, where they differ from those of `GGUF_TOP`.
+        gguf_top: The names outside of layers of GGUF files, and the decoder's, where they differ from those of
+            `GGUF_TOP`.
         gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, where they differ from
             those of `GGUF_LAYER`.
         gguf_stacked: The names outside of layers of GGUF files' weights that stack those of one name per index, and the
             decoder's name before the index.
-        gguf_converted: Functions of arrays by the ends of the decoder's names of weights that GGUF files store in another
-            form.
+        gguf_converted: Functions of arrays by the ends of the decoder's names of weights that GGUF files store in
+            another form.
         gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
     """
 

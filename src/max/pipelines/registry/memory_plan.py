@@ -1,4 +1,6 @@
-"""Fits a configuration to the memory: shortens ``max_length``, lowers ``max_batch_size``, or refuses the model with a plan."""
+"""Fits a configuration to the memory: shortens ``max_length``, lowers ``max_batch_size``, or refuses the model with a
+plan.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         architecture: The architecture of its model.
 
     Raises:
-        ConfigError: Not even one page of the KV cache fits beside the weights; the message has the plan and what would fit.
+        ConfigError: Not even one page of the KV cache fits beside the weights; the message has the plan and what would
+            fit.
     """
     pipeline_model, model = architecture.pipeline_model, config.model_config
     encoding = model.quantization_encoding

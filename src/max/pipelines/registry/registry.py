@@ -107,7 +107,9 @@ OWN_ARCHITECTURES = {
         for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
     ),
 }
-"""The modules in `max.pipelines.architectures`, imported when a model needs them, and the names in their lists ``ARCHITECTURES``."""
+"""The modules in `max.pipelines.architectures`, imported when a model needs them, and the names in their lists
+``ARCHITECTURES``.
+"""
 
 
 PIPELINES = {

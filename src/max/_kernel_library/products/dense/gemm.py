@@ -1,7 +1,8 @@
 """GEMM with packed dense weights: tasks of rows by panels (`max._kernel_library.products.blocking`), in register tiles.
 
-A is not packed: a tile's rows are broadcast from where they are, each at its own offset, so that no worker waits for a packing phase.
-Elements that have to be widened, and rows that do not begin at whole lanes, are copied to scratch memory, K block by K block.
+A is not packed: a tile's rows are broadcast from where they are, each at its own offset, so that no worker waits for a
+packing phase. Elements that have to be widened, and rows that do not begin at whole lanes, are copied to scratch
+memory, K block by K block.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ def gemm_task(
         memory: Scratch memory.
         task: The task.
         b: The blocking.
-        copied: What the copy of rows holds: the number of its first row times the K blocks, plus that of its K block; -1:
-            nothing.
+        copied: What the copy of rows holds: the number of its first row times the K blocks, plus that of its K block;
+            -1: nothing.
         in_place: Whether A is read in place, else copied.
         t: The tiling.
 

@@ -1,9 +1,10 @@
 """GEMM with packed bf16 weights in the matrix tiles of AMX; see `max._kernel_library.tiles.amx_tiles` for their layout.
 
-Tasks are those of `max._kernel_library.products.blocking`: K block by K block, panel by panel, 32 rows by 32 rows. Rows of A are copied to
-tiles, K block by K block.
+Tasks are those of `max._kernel_library.products.blocking`: K block by K block, panel by panel, 32 rows by 32 rows. Rows
+of A are copied to tiles, K block by K block.
 
-Cache budget: a K block of a panel and of 32 rows, 16 KB each, stay in the L1 cache; the copied rows and the sums in the L2 cache.
+Cache budget: a K block of a panel and of 32 rows, 16 KB each, stay in the L1 cache; the copied rows and the sums in the
+L2 cache.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ BLOCK_SUMS = 1 << 17
 LINES = DEPTH // 2 * COLUMNS * 4 // 64
 """Cache lines of a panel for one step in k."""
 SPREAD = BLOCK_ROWS // ROWS
-"""With as many tiles of rows each prefetches a share of the next panel; with fewer the first tile prefetches all of it."""
+"""With as many tiles of rows each prefetches a share of the next panel; with fewer the first tile prefetches all of it.
+"""
 
 
 @k.inline

@@ -1,7 +1,7 @@
 """Products of groups of rows with the dense weights of their experts, which are read where they are.
 
-Groups of few rows read a weight row by row, at the speed of memory; tasks of the others pack a strip of the weight at a time and multiply
-all rows of the group by it. Weights of experts without rows are not touched::
+Groups of few rows read a weight row by row, at the speed of memory; tasks of the others pack a strip of the weight at a
+time and multiply all rows of the group by it. Weights of experts without rows are not touched::
 
     workspace   [group][K block][row tile][lanes][height]     the rows of large groups, packed by all workers
     task        a group × 32 columns
@@ -77,7 +77,9 @@ def grouped_matmul(
     workspace: k.InOut,
     ctx: k.Context,
 ) -> None:
-    """`out[i] = w[experts[g]] @ x[i]` of each row `i` of group `g`; `x` is `[M, K]`, `w` `[experts, N, K]`. Rows of no group are 0."""
+    """`out[i] = w[experts[g]] @ x[i]` of each row `i` of group `g`; `x` is `[M, K]`, `w` `[experts, N, K]`. Rows of no
+    group are 0.
+    """
     t = tiling(ctx.target, x.dtype, w.dtype)
     in_tiles = amx_tiles.takes_tiles(ctx.target, t)
     if in_tiles:

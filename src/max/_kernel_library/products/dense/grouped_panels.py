@@ -1,7 +1,8 @@
-"""Products of groups of rows with the packed dense weights of their experts, whose panels follow each other in one buffer.
+"""Products of groups of rows with the packed dense weights of their experts, whose panels follow each other in one
+buffer.
 
-Groups of few rows are multiplied by panels as these are read; those of more rows in register tiles or matrix tiles, by tasks of rows and
-panels of one group. Panels of experts without rows are not touched.
+Groups of few rows are multiplied by panels as these are read; those of more rows in register tiles or matrix tiles, by
+tasks of rows and panels of one group. Panels of experts without rows are not touched.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ def grouped_panels(
     parts: Parts,
     epilogue: Any = identity_of_parts,
 ) -> None:
-    """The products of each row of group `g` with the panels of `experts[g]`; `panels` `[panels, elements]` has those of expert after expert.
+    """The products of each row of group `g` with the panels of `experts[g]`; `panels` `[panels, elements]` has those of
+    expert after expert.
 
-    There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0. `in_place` says that
-    rows of `x` are whole lanes.
+    There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0.
+    `in_place` says that rows of `x` are whole lanes.
     """
     t = tiling(ctx.target, x.dtype, panels.dtype)
     results = Results(out, extra, epilogue, t.width, parts)

@@ -2,16 +2,16 @@
 
 One kernel, which branches on the number of rows M at run time:
 
-- GEMV path: B is read in place, in long runs, at the speed of memory: dot products over rows of B `[N, K]`; of B `[K, N]`
-  sums over rows, of a large one over slices along k, which all workers then add up;
-- GEMM path: all workers pack A into a shared workspace; then each takes blocks of columns from the counter, packs its strip of B
-  into scratch memory and multiplies by register tiles, K block by K block::
+- GEMV path: B is read in place, in long runs, at the speed of memory: dot products over rows of B `[N, K]`; of B `[K,
+  N]` sums over rows, of a large one over slices along k, which all workers then add up;
+- GEMM path: all workers pack A into a shared workspace; then each takes blocks of columns from the counter, packs its
+  strip of B into scratch memory and multiplies by register tiles, K block by K block::
 
       workspace   [batch][K block][row tile][lanes][height]         all of A, packed by all workers
       panel       [lanes][2 vectors]                                a K block of a strip, packed by the worker that multiplies it
 
-Cache budget: the panel (32 KB) stays in the L1 cache, a K block of the row tiles and the sums of a task in the L2 cache.
-Sums are f32 (f64 and integers: themselves); the epilogue sees them before they are stored.
+Cache budget: the panel (32 KB) stays in the L1 cache, a K block of the row tiles and the sums of a task in the L2
+cache. Sums are f32 (f64 and integers: themselves); the epilogue sees them before they are stored.
 """
 
 from __future__ import annotations
@@ -233,7 +233,9 @@ def pack_strip(strip: Strip, begin: Any, length: Any, t: Tiling) -> None:
 
 @k.inline
 def rows_ahead(strip: Strip, begin: Any) -> Any:
-    """The rows of B `[N, K]` that are packed next: the next K block, or the first one of the strip that the worker likely takes next."""
+    """The rows of B `[N, K]` that are packed next: the next K block, or the first one of the strip that the worker
+    likely takes next.
+    """
     last = begin + strip.block >= strip.size
     return strip.elements[strip.next_strip if last else 0 :, 0 if last else begin + strip.block :]
 

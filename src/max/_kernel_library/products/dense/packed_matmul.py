@@ -2,7 +2,8 @@
 
 One kernel, which branches on the number of rows at run time:
 
-- GEMV path, up to the row threshold: rows, eight or fewer at a time, are multiplied by a panel as it is read, at the speed of memory;
+- GEMV path, up to the row threshold: rows, eight or fewer at a time, are multiplied by a panel as it is read, at the
+  speed of memory;
 - GEMM path: tasks of rows by panels, in register tiles (`gemm`) or matrix tiles (`gemm_amx`).
 """
 
@@ -58,7 +59,8 @@ def gemv_panel(
 ) -> None:  # fmt: skip
     """Multiplies `rows` rows of A by some vectors of columns of a panel, which the hardware prefetcher follows.
 
-    Register budget: rows × vectors accumulators (16 at most), a vector of B (two where it is widened) and a broadcast element of A.
+    Register budget: rows × vectors accumulators (16 at most), a vector of B (two where it is widened) and a broadcast
+    element of A.
 
     Args:
         c: The sums, `COLUMNS` a row.
@@ -163,8 +165,8 @@ def matmul_panels(
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
 
-    Up to `row_threshold` rows take the GEMV path. `in_place` says that rows of A are whole lanes. With `parts` there are several products; see
-    `max._kernel_library.tiles.strips`.
+    Up to `row_threshold` rows take the GEMV path. `in_place` says that rows of A are whole lanes. With `parts` there
+    are several products; see `max._kernel_library.tiles.strips`.
     """
     t = tiling(ctx.target, a.dtype, panels.dtype)
     results = Results(out, extra, epilogue, t.width, parts)

@@ -1,13 +1,14 @@
 """The layout of packed dense weights, and their packing when a model is loaded.
 
-A panel holds 32 columns of the right operand B `[K, N]`, row after row; with elements of 16 bits pairs of rows, neighbours in k side by side::
+A panel holds 32 columns of the right operand B `[K, N]`, row after row; with elements of 16 bits pairs of rows,
+neighbours in k side by side::
 
     f32          column 0 1 2 … 31         bf16, f16       column 0     1     …  31
           k = 0  │ b b b …  b │                   k = 0, 1 │ b₀b₁  b₀b₁  …  b₀b₁ │
           k = 1  │ b b b …  b │                   k = 2, 3 │ b₂b₃  b₂b₃  …  b₂b₃ │
 
-Rows past K are 0, columns past N are 0 or copies of the last one. A panel takes `panel_elements(K)` elements. A worker reads it as one
-sequential stream; a vector of B holds columns, so that no sum crosses lanes.
+Rows past K are 0, columns past N are 0 or copies of the last one. A panel takes `panel_elements(K)` elements. A worker
+reads it as one sequential stream; a vector of B holds columns, so that no sum crosses lanes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""GEMM with packed weights of 8-bit integers: tasks of rows by panels (`max._kernel_library.products.blocking`), in register tiles."""
+"""GEMM with packed weights of 8-bit integers: tasks of rows by panels (`max._kernel_library.products.blocking`), in
+register tiles.
+"""
 
 from __future__ import annotations
 

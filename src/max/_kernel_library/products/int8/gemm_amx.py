@@ -1,7 +1,8 @@
 """GEMM with packed weights of 8-bit integers in the matrix tiles of AMX; exact.
 
-A tile of the weight, 16 lanes of four bytes by 16 columns, is loaded from the panel in place, its rows 128 bytes apart. Panels end with
-whole tiles or with half of one, which has tile shapes of its own. Rows of A are copied, K block by K block, zero-filled, to tiles::
+A tile of the weight, 16 lanes of four bytes by 16 columns, is loaded from the panel in place, its rows 128 bytes apart.
+Panels end with whole tiles or with half of one, which has tile shapes of its own. Rows of A are copied, K block by K
+block, zero-filled, to tiles::
 
     A  [tiles of rows][tiles of k][16][64]        panel  [K / 4][32][4]        sums  2 tiles of 16 × 16
 """

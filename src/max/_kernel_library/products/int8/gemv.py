@@ -39,7 +39,8 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
         acc: The sums of some columns.
         elements: Four elements of each column.
         word: Four elements of a row of A.
-        second: With magnitudes: whether this is the second pass, which multiplies by -1 where x is -128, else by 0; the first pass takes -127.
+        second: With magnitudes: whether this is the second pass, which multiplies by -1 where x is -128, else by 0; the
+            first pass takes -127.
         magnitude: Whether magnitudes are multiplied.
     """
     x = k.bitcast(k.splat(word, acc.width), k.i8)

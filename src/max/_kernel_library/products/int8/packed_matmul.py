@@ -1,7 +1,8 @@
-"""Exact products with packed weights of 8-bit integers (`max._kernel_library.products.int8.panels`) in 32 bits, which wrap.
+"""Exact products with packed weights of 8-bit integers (`max._kernel_library.products.int8.panels`) in 32 bits, which
+wrap.
 
-One kernel, which branches on the number of rows at run time: GEMV up to `ROW_THRESHOLD` rows, else GEMM in register tiles (`gemm`) or
-matrix tiles (`gemm_amx`).
+One kernel, which branches on the number of rows at run time: GEMV up to `ROW_THRESHOLD` rows, else GEMM in register
+tiles (`gemm`) or matrix tiles (`gemm_amx`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ GEMV_PASSES = (8, 4, 2, 1)
 
 @k.inline
 def lanes_of(a: Any, workspace: Any, in_place: bool, width: int, ctx: Any) -> Matrix:
-    """The rows of `a` `[M, K]` as lanes of four bytes; rows that are not whole lanes are copied to the workspace, zero-filled.
+    """The rows of `a` `[M, K]` as lanes of four bytes; rows that are not whole lanes are copied to the workspace,
+    zero-filled.
 
     Args:
         a: The rows.

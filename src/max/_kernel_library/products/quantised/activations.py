@@ -1,4 +1,5 @@
-"""Activations rounded to 8 bits, with a scale for each block of 32 neighbours, for products with packed quantised weights.
+"""Activations rounded to 8 bits, with a scale for each block of 32 neighbours, for products with packed quantised
+weights.
 
 Rows are rounded in tiles, so that a register tile reads one stream. For each tile of ``height`` rows and each block::
 

@@ -1,6 +1,8 @@
-"""GEMM with packed quantised weights: a strip is unpacked to bytes in scratch memory, block by block, and multiplied by tiles of rows.
+"""GEMM with packed quantised weights: a strip is unpacked to bytes in scratch memory, block by block, and multiplied by
+tiles of rows.
 
-Cache budget: `PANEL` blocks of a strip, with their scales, stay in the L1 cache (24 × 1 KB); the rounded rows in the L2 cache.
+Cache budget: `PANEL` blocks of a strip, with their scales, stay in the L1 cache (24 × 1 KB); the rounded rows in the L2
+cache.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class Ahead(NamedTuple):
 def prefetched_lines(t: QuantisedTiling) -> int:
     """Cache lines that a register tile prefetches per block; six tiles, of 12 rows by a strip, prefetch a panel.
 
-    Few rows multiply a strip in less time than memory takes to deliver the next one: without prefetches 16 rows of Q8_0 take 1.4 times as
-    long. Where a product is one instruction, nothing is prefetched.
+    Few rows multiply a strip in less time than memory takes to deliver the next one: without prefetches 16 rows of Q8_0
+    take 1.4 times as long. Where a product is one instruction, nothing is prefetched.
     """
     block_bytes = -(-t.form.unit_bytes // t.form.span)
     return -(-block_bytes // (6 * CACHE_LINE)) if t.narrow else 0

@@ -1,12 +1,13 @@
 """GEMM with packed quantised weights in the matrix tiles of AMX.
 
-A block of 32 elements along k of an unpacked strip is a tile of 8 lines of 16 columns by four bytes, loaded in place; 16 rows of rounded
-x are a tile in their packed order::
+A block of 32 elements along k of an unpacked strip is a tile of 8 lines of 16 columns by four bytes, loaded in place;
+16 rows of rounded x are a tile in their packed order::
 
     x  [block][16 rows][8 words]      strip  [block][8 lines][32 columns][4]      sums  2 tiles of 16 × 16, exact i32
 
-Zeros are subtracted when elements are unpacked, so that both sides are signed. The exact sums of `GROUP` blocks go through memory to vectors,
-which convert, scale and add them in f32, block by block, in the order of k: results equal those without AMX bit by bit.
+Zeros are subtracted when elements are unpacked, so that both sides are signed. The exact sums of `GROUP` blocks go
+through memory to vectors, which convert, scale and add them in f32, block by block, in the order of k: results equal
+those without AMX bit by bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""GEMV with packed quantised weights: lines are unpacked in registers and multiplied, at the speed at which they are read."""
+"""GEMV with packed quantised weights: lines are unpacked in registers and multiplied, at the speed at which they are
+read.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,8 @@ def gemv_packed(
 ) -> None:
     """Multiplies `rows` rows of x by some vectors of columns of a strip.
 
-    Register budget: rows × vectors sums in f32 and as many accumulators in i32; with vectors of 4 lanes the lines of two vectors at a time.
+    Register budget: rows × vectors sums in f32 and as many accumulators in i32; with vectors of 4 lanes the lines of
+    two vectors at a time.
 
     Args:
         c: The sums, `COLUMNS` a row.
@@ -160,7 +163,8 @@ def gemv_packed(
         for inside in range(form.span):
             b = unit * form.span + inside
             line = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
-            # the hardware prefetcher falls behind the arithmetic of a line; a row reads 8 bits fastest without prefetches
+            # the hardware prefetcher falls behind the arithmetic of a line; a row reads 8 bits fastest without
+            # prefetches
             if form.bits < 8 or rows > 1:
                 if first == 0:
                     prefetch_unit_share(strip, unit, inside, form)

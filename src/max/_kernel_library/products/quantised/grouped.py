@@ -1,12 +1,13 @@
 """Products of groups of rows with the quantised weights of their experts.
 
-Packed weights have the strips of expert after expert (`max._kernel_library.products.quantised.packed`); rows are rounded to 8 bits, as for other
-products with packed weights, and both paths give the same sums:
+Packed weights have the strips of expert after expert (`max._kernel_library.products.quantised.packed`); rows are
+rounded to 8 bits, as for other products with packed weights, and both paths give the same sums:
 
 - groups of up to `default_threshold` rows: packed lines are unpacked in registers;
 - others: strips are unpacked to bytes in scratch memory.
 
-A weight that is not packed is decoded to f32 in scratch memory, some rows at a time. Weights of experts without rows are not touched.
+A weight that is not packed is decoded to f32 in scratch memory, some rows at a time. Weights of experts without rows
+are not touched.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def grouped_qmatmul_packed(
     parts: Parts,
     epilogue: Any = identity_of_parts,
 ) -> None:
-    """The products of each row of group `g` with the strips of `experts[g]`; `w` `[strips, bytes]` has those of expert after expert.
+    """The products of each row of group `g` with the strips of `experts[g]`; `w` `[strips, bytes]` has those of expert
+    after expert.
 
     There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0.
     """

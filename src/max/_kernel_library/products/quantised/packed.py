@@ -1,22 +1,25 @@
 """The layout of packed quantised weights, and their packing when a model is loaded.
 
-Rows of a weight are packed in groups of 32. A group is a sequence of units, one for each block of the encoding along k (32 or 256
-elements). A unit holds its scales, then its elements, for each 32 neighbours in k 4, 5, 6 or 8 lines of 128 bytes::
+Rows of a weight are packed in groups of 32. A group is a sequence of units, one for each block of the encoding along k
+(32 or 256 elements). A unit holds its scales, then its elements, for each 32 neighbours in k 4, 5, 6 or 8 lines of 128
+bytes::
 
     group   │ unit 0           │ unit 1           │ …
     unit    │ scales │ lines of block 0 │ lines of block 1 │ …
     line j  │ row 0: 4 bytes │ row 1: 4 bytes │ … │ row 31: 4 bytes │
 
-- 4 bits: byte ``4 r + i`` of line ``j`` has elements ``4 j + i`` (low half) and ``16 + 4 j + i`` (high half) of row ``r``;
+- 4 bits: byte ``4 r + i`` of line ``j`` has elements ``4 j + i`` (low half) and ``16 + 4 j + i`` (high half) of row
+  ``r``;
 - 5 and 6 bits: one or two more lines have the upper bits, of element ``4 j + i`` at bit ``j`` of the line, or at bits
   ``2 (j % 4)`` of line ``j // 4``;
 - 8 bits: byte ``4 r + i`` of line ``j`` has element ``4 j + i``.
 
-So four neighbours in k of each row are adjacent, as instructions for products of bytes take them with vectors of any size, and a worker
-reads one sequential stream. Elements are unsigned: the sums of x account for what is subtracted from them (`zero`).
+So four neighbours in k of each row are adjacent, as instructions for products of bytes take them with vectors of any
+size, and a worker reads one sequential stream. Elements are unsigned: the sums of x account for what is subtracted from
+them (`zero`).
 
-Scales are 32 halves (float16). Units of 256 elements have 32 halves (and 32 more for the offsets), then bytes that multiply them, 32 for
-each part of 32 elements (Q6_K: of 16), those of the offsets after all those of the scales.
+Scales are 32 halves (float16). Units of 256 elements have 32 halves (and 32 more for the offsets), then bytes that
+multiply them, 32 for each part of 32 elements (Q6_K: of 16), those of the offsets after all those of the scales.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Products with packed quantised weights, in integers: rows of x are rounded to 8 bits with a scale for each 32 neighbours.
+"""Products with packed quantised weights, in integers: rows of x are rounded to 8 bits with a scale for each 32
+neighbours.
 
 One kernel, which branches on the number of rows at run time:
 
 - GEMV path, up to the row threshold: packed lines are unpacked in registers (`gemv`);
-- GEMM path: strips of 32 columns are unpacked to bytes in scratch memory, by which all rows of a task are multiplied (`gemm`, `gemm_amx`).
+- GEMM path: strips of 32 columns are unpacked to bytes in scratch memory, by which all rows of a task are multiplied
+  (`gemm`, `gemm_amx`).
 
-The sums of a block of 32 are exact integers; f32 adds up the blocks, in the order of k whatever the number of workers. So results do not
-depend on the path.
+The sums of a block of 32 are exact integers; f32 adds up the blocks, in the order of k whatever the number of workers.
+So results do not depend on the path.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ from max._kernel_library.tiles.tiling import round_up
 from max.dtype import DType
 
 ROW_THRESHOLD, NARROW_ROW_THRESHOLD = 64, 8
-"""Default row thresholds for the GEMV path, used when no measurement exists: in general, and where a product of bytes takes several
-instructions, so that unpacking, signs and scales are worth sharing between few rows."""
+"""Default row thresholds for the GEMV path, used when no measurement exists: in general, and where a product of bytes
+takes several instructions, so that unpacking, signs and scales are worth sharing between few rows.
+"""
 GEMV_PASSES = (4, 2, 1)
 """Rows of x per pass of the GEMV path."""
 BLOCK_ROWS = 240
@@ -256,7 +259,8 @@ def qmatmul_packed(
 ) -> None:
     """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`.
 
-    Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see `max._kernel_library.tiles.strips`.
+    Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
+    `max._kernel_library.tiles.strips`.
     """
     t = quantised_tiling(ctx.target, FORMATS[encoding])
     results = Results(out, extra, epilogue, t.width, parts)

@@ -1,6 +1,7 @@
 """Products with quantised weights that are not packed: parts of the weight are decoded to f32 in scratch memory.
 
-These kernels take any format on any target; rows of x are not rounded. Cache budget: the decoded part (16 KB) stays in the L1 cache.
+These kernels take any format on any target; rows of x are not rounded. Cache budget: the decoded part (16 KB) stays in
+the L1 cache.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Floats to quantised blocks. Q4_0 and Q8_0 round as `max.dtype.blocks.encode` does; scales of the K formats are fitted by the same
-least squares, with sums in another order, and so are those of Q4_0 where elements have weights.
+"""Floats to quantised blocks. Q4_0 and Q8_0 round as `max.dtype.blocks.encode` does; scales of the K formats are fitted
+by the same least squares, with sums in another order, and so are those of Q4_0 where elements have weights.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def load_weights(w: Any, at: Any, weighted: bool) -> Any:
 
 @k.inline
 def levels_of(most: int, attempt: Any, weighted: bool) -> Any:
-    """How many steps an attempt gives the range: ``most - 1`` to ``most + 1``, with weights ``most - 3`` to ``most + 3``."""
+    """How many steps an attempt gives the range: ``most - 1`` to ``most + 1``, with weights ``most - 3`` to ``most +
+    3``.
+    """
     if weighted:
         return k.f32(attempt) * (6.0 / (WEIGHTED_TRIES - 1)) + (most - 3.0)
     return k.f32(attempt) * (2.0 / (TRIES - 1)) + (most - 1.0)
@@ -103,7 +105,9 @@ def rounded_within(q: Any, least: Any, most: Any) -> Any:
 
 @k.inline
 def joined_halves(a: Any, b: Any, size: int) -> Any:
-    """Sums of the halves of each run of `size` lanes, those of `a` and then those of `b`: a step of 16 sums over 16 lanes."""
+    """Sums of the halves of each run of `size` lanes, those of `a` and then those of `b`: a step of 16 sums over 16
+    lanes.
+    """
     half = size // 2
     low = [i for i in range(2 * WIDTH) if i % size < half]
     high = [i for i in range(2 * WIDTH) if i % size >= half]
@@ -123,7 +127,9 @@ def affine_sums(
     first: int,
     count: int,
 ) -> Any:
-    """Sums of ``w q``, ``w q^2`` and ``w q x`` of `count` attempts from `first`, in runs of ``WIDTH / count`` lanes each."""
+    """Sums of ``w q``, ``w q^2`` and ``w q x`` of `count` attempts from `first`, in runs of ``WIDTH / count`` lanes
+    each.
+    """
     if count == 1:
         steps = levels_of(most, first, weighted) * unit
         q0 = rounded_within((v0 - low) * steps, 0, most)

@@ -21,10 +21,11 @@ class QuantisedTiling:
     Args:
         form: The weight's format.
         width: Lanes of a vector of sums.
-        signed: Whether elements of 8 bits are multiplied as signed numbers: where products of bytes are limited to magnitudes of 128.
+        signed: Whether elements of 8 bits are multiplied as signed numbers: where products of bytes are limited to
+            magnitudes of 128.
         fold: Words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
-        narrow: Whether a product takes several instructions: then loops over the words of a block are not unrolled, as LLVM would move
-            loads of all words to their beginning and spill them.
+        narrow: Whether a product takes several instructions: then loops over the words of a block are not unrolled, as
+            LLVM would move loads of all words to their beginning and spill them.
         zero: What the zero sums of x account for; 0 where elements are multiplied as signed numbers.
     """
 
@@ -39,8 +40,8 @@ class QuantisedTiling:
     def splits_signs(self) -> bool:
         """Whether unpacked elements are magnitudes and signs.
 
-        On Zen 4 `vpsignb` takes one of the two execution units of multiply-adds, an exclusive or one of four: 32 products take one cycle
-        instead of one and a half.
+        On Zen 4 `vpsignb` takes one of the two execution units of multiply-adds, an exclusive or one of four: 32
+        products take one cycle instead of one and a half.
         """
         return self.signed and self.narrow
 
@@ -68,7 +69,8 @@ class UnpackedStrip(NamedTuple):
         scales: `[block][parts][COLUMNS]`, flat.
         offsets: `[block][COLUMNS]`, flat; of formats with offsets.
         signs: -1 where an element is negative, else 0, as `elements`; where elements are magnitudes.
-        corrections: i32 `[block][COLUMNS]`, flat, the sums of negative elements' magnitudes; where elements are magnitudes.
+        corrections: i32 `[block][COLUMNS]`, flat, the sums of negative elements' magnitudes; where elements are
+            magnitudes.
     """
 
     elements: Any
@@ -168,8 +170,8 @@ def load_scales(scales: Any, at: Any, form: PackedFormat, part: Any, index: int,
 def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantisedTiling) -> None:
     """Splits the elements of a block, as many columns as a vector has lanes, into magnitudes and signs.
 
-    ``w x = |w| ((x ^ sign) - sign)``, where `sign` is -1 or 0. So the sum of ``|w| (x ^ sign)`` lacks the sum of negative elements'
-    magnitudes. A pair of products fits 16 bits: each lies between -128² and 127².
+    ``w x = |w| ((x ^ sign) - sign)``, where `sign` is -1 or 0. So the sum of ``|w| (x ^ sign)`` lacks the sum of
+    negative elements' magnitudes. A pair of products fits 16 bits: each lies between -128² and 127².
 
     Args:
         strip: The strip, whose elements are signed.
