@@ -54,6 +54,12 @@ PARTS: dict[str, dict[str, Any]] = {
         "vision_config": {**_PATCHES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
     },
     "Mistral3": {"vision_config": {**_PATCHES, "head_dim": 8}},
+    "Lfm2Vl": {"vision_config": {**_SIDES, "num_patches": 4, "patch_size": 4}},
+    "Qwen2VL": {
+        "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+    },
+    "Qwen2_5_VL": {"vision_config": {**_QWEN, "fullatt_block_indexes": [0], "window_size": 8}},
+    "Qwen3VL": {"vision_config": {**_QWEN, "deepstack_visual_indexes": [0]}},
     "Qwen3_5": {"vision_config": _QWEN},
     "Qwen3_5Moe": {"vision_config": _QWEN},
 }  # fmt: skip
@@ -81,8 +87,12 @@ def composite_model(name: str, kind: str) -> Any:
         "vocab_size": VOCABULARY, "initializer_range": 0.25, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
         "tie_word_embeddings": False, **spec.sizes, **spec.options, "model_type": kind,
     }  # fmt: skip
-    # embeddings of images and audio have rows of their own
-    further = {"vocab_size_per_layer_input": VOCABULARY} if stem == "Gemma4" else {}
+    further: dict[str, Any] = {"vocab_size_per_layer_input": VOCABULARY} if stem == "Gemma4" else {}
+    if "VL" in stem:
+        size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        rope = text.get("rope_parameters") or {"rope_type": "default", "rope_theta": 100.0}
+        # parts of a head for positions in time, in rows and in columns
+        further["rope_parameters"] = {**rope, "mrope_section": [size // 2 - 2, 1, 1]}
     config = getattr(transformers, f"{stem}Config")(
         text_config={**text, **further},
         tie_word_embeddings=text["tie_word_embeddings"],
@@ -203,6 +213,33 @@ def test_an_output_layer_that_the_config_does_not_state(
     check_served(changed(folders(name, kind), tmp_path / "model", change), name, kind, rng)
 
 
+def test_keys_of_the_text_at_the_top_level(
+    folders: Any, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Published files of Qwen 2.5-VL have no text_config, and other names of weights."""
+
+    def change(config: dict[str, Any]) -> None:
+        text = config.pop("text_config")
+        rope = text.pop("rope_parameters")
+        config.update(text, model_type="qwen2_5_vl", rope_theta=rope["rope_theta"])
+        config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+
+    name, kind = "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"
+    path = changed(folders(name, kind), tmp_path / "model", change)
+    stored = load_file(path / "model.safetensors")
+    flat = {
+        stored_name.replace("model.language_model.", "model.").replace(
+            "model.visual.", "visual."
+        ): value
+        for stored_name, value in stored.items()
+    }
+    assert "model.norm.weight" in flat and any(
+        stored_name.startswith("visual.") for stored_name in flat
+    )
+    save_file(flat, path / "model.safetensors", {"format": "pt"})
+    check_served(path, name, kind, rng)
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
@@ -222,6 +259,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40, "head_dim": 128,
         "rope_theta": 1e9, "sliding_window": None, "vocab_size": 131072, "rms_norm_eps": 1e-5,
     },
+    "qwen2_5_vl_text": {
+        "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+        "rope_theta": 2e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    },
+    "qwen3_vl_text": {
+        "hidden_size": 2560, "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_theta": 5000000,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    },
+    "ministral3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}},
     "qwen3_5_text": {
         "hidden_size": 5120, "num_hidden_layers": 64, "full_attention_interval": 4, "linear_num_value_heads": 48,
         "rope_parameters": {

@@ -24,11 +24,15 @@ COMPOSITES: dict[str, dict[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
     "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
     "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM"},
     "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "Mistral3ForConditionalGeneration": {
         "mistral": "MistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
     },
+    "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": "Qwen2ForCausalLM"},
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM"},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
 }
@@ -44,6 +48,18 @@ _ROTATION_OF_GEMMA4 = {
         "partial_rotary_factor": 0.25,
         "rope_theta": 1e6,
     },
+}
+_QWEN2_VL = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
 }
 _QWEN3_5 = {
     "vocab_size": 248320,
@@ -77,6 +93,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 131072,
         "rope_parameters": _ROTATION_OF_GEMMA4,
+    },
+    "lfm2": {
+        "vocab_size": 65536,
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
     },
     "llama4_text": {
         "vocab_size": 202048,
@@ -120,6 +144,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.1,
         },
     },
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3_vl_text": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5e5,
+    },
     "qwen3_5_text": {
         **_QWEN3_5,
         "hidden_size": 4096,
@@ -143,8 +181,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 Values that the family's reader of fields sets by itself are not repeated.
 """
 
-_TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "mistral", "ministral3")
+_TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "lfm2", "mistral", "ministral3")
 """The types whose composite classes tie the output layer where neither config says so."""
+
+_ROTATION_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
 
 _TOP_KEYS = ("tie_word_embeddings", "quantization_config")
 """Keys that count at the top level of a composite config.json, if it states them."""
@@ -166,10 +206,12 @@ def text_model_type(config: HuggingFaceConfig, name: str) -> str:
     Raises:
         ModelFilesError: The file has no text_config, or its ``model_type`` is none of the class's.
     """
-    section = ConfigKeys(config).object("text_config")
+    keys, kinds = ConfigKeys(config), tuple(COMPOSITES[name])
+    section = keys.object("text_config")
+    if section is None and _is_flat(config):
+        return kinds[0]
     if section is None:
-        raise ConfigKeys(config).error("text_config", f"the config of the text model of {name}")
-    kinds = tuple(COMPOSITES[name])
+        raise keys.error("text_config", f"the config of the text model of {name}")
     return section.choice("model_type", kinds, kinds[0])
 
 
@@ -186,9 +228,19 @@ def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
     kind = text_model_type(config, name)
     top = config.to_dict()
     stated = {key: top[key] for key in _TOP_KEYS if top.get(key) is not None}
-    values = {"tie_word_embeddings": kind in _TIED, **DEFAULTS[kind], **top["text_config"]}
-    values |= {"model_type": kind, "architectures": [COMPOSITES[name][kind]], **stated}
-    return HuggingFaceConfig(values, f"text_config of {config.source}")
+    text = top if _is_flat(config) else top["text_config"]
+    defaults = {"tie_word_embeddings": kind in _TIED, **DEFAULTS[kind]}
+    if not text.keys().isdisjoint(_ROTATION_KEYS):
+        # one of them describes the whole rotation; the others' defaults are not its
+        defaults.pop("rope_parameters", None)
+    values = {**defaults, **text, "model_type": kind, "architectures": [COMPOSITES[name][kind]]}
+    source = config.source if text is top else f"text_config of {config.source}"
+    return HuggingFaceConfig(values | stated, source)
+
+
+def _is_flat(config: HuggingFaceConfig) -> bool:
+    """Whether a file has the keys of the text model at its top level, as those of Qwen 2-VL before transformers 4.52."""
+    return config.get("text_config") is None and config.get("hidden_size") is not None
 
 
 def text_class(config: HuggingFaceConfig, name: str) -> str:

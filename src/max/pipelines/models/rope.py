@@ -39,8 +39,8 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 }
 """The kinds of RoPE scaling, and the parameters that each requires."""
 
-_ALIASES = {"su": "longrope"}
-"""Earlier names of kinds."""
+_ALIASES = {"su": "longrope", "mrope": "default"}
+"""Other names of kinds; the three positions of M-RoPE are equal where all tokens are text."""
 
 
 class FactorRotaryEmbedding(RotaryEmbedding):
