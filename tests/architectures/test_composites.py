@@ -267,7 +267,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "hidden_size": 2560, "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_theta": 5000000,
         "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
     },
-    "ministral3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}},
+    "gemma4_text": {"rope_parameters": None, "rope_theta": 5.0},
+    "ministral3": {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "qwen3_5_text": {
         "hidden_size": 5120, "num_hidden_layers": 64, "full_attention_interval": 4, "linear_num_value_heads": 48,
         "rope_parameters": {

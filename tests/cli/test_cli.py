@@ -462,6 +462,15 @@ def test_show_names_what_is_wrong_with_files(here, folder):
     check_error(done, "is no model", "a folder with a config.json, or a GGUF file")
 
 
+def test_show_reads_the_text_model_of_a_composite_config(here, folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] = {key: config.pop(key) for key in ("max_position_embeddings", "dtype")}
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = here("show", str(folder)).stdout.splitlines()
+    facts = {line[:14].strip(): line[14:] for line in lines}
+    assert facts["context"] == "2048" and facts["dtype"] == "bfloat16"
+
+
 def test_another_architecture_is_no_misspelling(here, folder):
     config = json.loads((folder / "config.json").read_text())
     for names, problem, remedy in (

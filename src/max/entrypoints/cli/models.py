@@ -143,11 +143,12 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
     names = {
         "architecture": "architectures", "family": "model_type", "context": "max_position_embeddings",
         "layers": "num_hidden_layers", "hidden size": "hidden_size", "vocabulary": "vocab_size",
-        "dtype": "torch_dtype",
+        "dtype": "dtype",
     }  # fmt: skip
-    stated = HuggingFaceConfig(config).stated
+    source = HuggingFaceConfig(config)
     for shown, key in names.items():
-        if (value := stated(key)) is not None:
+        value = source.checkpoint_dtype if key == "dtype" else source.stated(key)
+        if value is not None:
             facts[shown] = ", ".join(map(str, value)) if isinstance(value, list) else value
     facts["source"] = model.manifest().get("source", "")
     problems = verify(model) if check else []

@@ -184,8 +184,6 @@ Values that the family's reader of fields sets by itself are not repeated.
 _TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "lfm2", "mistral", "ministral3")
 """The types whose composite classes tie the output layer where neither config says so."""
 
-_ROTATION_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
-
 _TOP_KEYS = ("tie_word_embeddings", "quantization_config")
 """Keys that count at the top level of a composite config.json, if it states them."""
 
@@ -230,12 +228,14 @@ def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
     stated = {key: top[key] for key in _TOP_KEYS if top.get(key) is not None}
     text = top if _is_flat(config) else top["text_config"]
     defaults = {"tie_word_embeddings": kind in _TIED, **DEFAULTS[kind]}
-    if not text.keys().isdisjoint(_ROTATION_KEYS):
-        # one of them describes the whole rotation; the others' defaults are not its
-        defaults.pop("rope_parameters", None)
-    values = {**defaults, **text, "model_type": kind, "architectures": [COMPOSITES[name][kind]]}
+    own = {key: value for key, value in text.items() if key != "rope_parameters"}
+    # earlier files have the second key; null leaves the default
+    rotation = text.get("rope_parameters") or text.get("rope_scaling")
+    if rotation:
+        own["rope_parameters"] = rotation
+    own |= {"model_type": kind, "architectures": [COMPOSITES[name][kind]], **stated}
     source = config.source if text is top else f"text_config of {config.source}"
-    return HuggingFaceConfig(values | stated, source)
+    return HuggingFaceConfig(defaults | own, source)
 
 
 def _is_flat(config: HuggingFaceConfig) -> bool:
