@@ -193,13 +193,17 @@ class HFTokenizer:
         Args:
             text: The text.
         """
-        return len(text) // self._longest_token if self._longest_token else 0
+        # the longest token of a vocabulary is looked for where it may save the time to encode a long text
+        if len(text) <= _LONG or not self._longest_token:
+            return 0
+        return len(text) // self._longest_token
 
     @cached_property
     def _longest_token(self) -> int:
         """The most characters that a token stands for; 0: the tokenizer may drop characters."""
-        state = json.loads(self.backend_tokenizer.to_str())
-        steps = state["pre_tokenizer"] or {}
+        # the state of this part alone: that of the tokenizer has the vocabulary, and a line for each unused number
+        pre_tokenizer = self.backend_tokenizer.pre_tokenizer
+        steps = json.loads(pre_tokenizer.__getstate__()) if pre_tokenizer is not None else {}
         steps = steps.get("pretokenizers", [steps])
         keeps = all(
             step.get("type") in ("ByteLevel", "Digits")
@@ -207,7 +211,8 @@ class HFTokenizer:
             for step in steps
         )
         added = self.backend_tokenizer.get_added_tokens_decoder().values()
-        if state["normalizer"] is not None or not keeps or any(t.lstrip or t.rstrip for t in added):
+        normalizes = self.backend_tokenizer.normalizer is not None
+        if normalizes or not keeps or any(t.lstrip or t.rstrip for t in added):
             return 0
         return max(map(len, self.backend_tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
