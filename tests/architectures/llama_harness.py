@@ -18,8 +18,10 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef
 from max.graph.weights import WeightData
+from max.interfaces import TextGenerationOutput
 from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.llama3.model import Llama3Model
+from max.pipelines.generation.engine import Engine
 from max.pipelines.kv_cache.memory import group_shapes
 from max.pipelines.models.decoder_graph import build_graph
 from max.pipelines.models.decoder_model import DecoderModel, gguf_form
@@ -290,6 +292,34 @@ def greedy(batch: int) -> list[Array]:
         np.zeros(batch, np.float32),
         np.zeros(batch, np.uint64),
     ]
+
+
+def centred(rows: Array) -> Array:
+    """Each row minus its mean: logits and the log-probabilities of their softmax become equal.
+
+    Args:
+        rows: Logits or log-probabilities ``[rows, vocabulary]``.
+    """
+    return rows - rows.mean(axis=-1, keepdims=True)
+
+
+def log_probabilities(engine: Engine, vocabulary: int) -> Array:
+    """Runs an engine until it is idle; the log-probabilities of its tokens ``[tokens, vocabulary]``, in order.
+
+    Args:
+        engine: Its requests that ask for log-probabilities ask for those of the whole vocabulary.
+        vocabulary: The number of tokens.
+    """
+    rows: list[list[float]] = []
+    while not engine.idle:
+        for outcome in engine.step():
+            assert isinstance(outcome, TextGenerationOutput), outcome
+            for logs in outcome.log_probabilities or ():
+                rows += [
+                    [row[token] for token in range(vocabulary)]
+                    for row in logs.top_log_probabilities
+                ]
+    return np.array(rows)
 
 
 def relative_error(actual: Array, expected: Array) -> float:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.models.gemma3n import modeling_gemma3n
 
 from max.graph.weights import WeightData
-from max.interfaces import SamplingParams, TextGenerationOutput
+from max.interfaces import SamplingParams
 from max.nn.transformer import ReturnLogits
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.checkpoints.composite_config import COMPOSITES, text_config, text_weight_name
@@ -28,8 +28,14 @@ from max.pipelines.export.gguf_file import export_gguf
 from max.pipelines.generation.engine import Engine, limits_of
 from max.pipelines.models.decoder_model import DecoderModel
 from tests.architectures.families import CASES, architecture_named, tolerance, varied
-from tests.architectures.llama_harness import Server, reference_logits, relative_error
-from tests.nn.harness import session
+from tests.architectures.llama_harness import (
+    Server,
+    centred,
+    log_probabilities,
+    reference_logits,
+    relative_error,
+)
+from tests.nn.harness import Array, session
 from tests.programs.architectures import random_checkpoint, reference
 
 VOCABULARY = 97
@@ -124,8 +130,8 @@ def config_of(folder: Path, **options: Any) -> PipelineConfig:
     )  # fmt: skip
 
 
-def served(folder: Path, prompt: list[int], **options: Any) -> tuple[list[int], Any]:
-    """The greedy tokens after a prompt, and their logarithms of probabilities ``[new, vocabulary]``."""
+def served(folder: Path, prompt: list[int], **options: Any) -> tuple[list[int], Array]:
+    """The greedy tokens after a prompt, and their log-probabilities ``[new, vocabulary]``."""
     pipeline: Any = PIPELINE_REGISTRY.retrieve(config_of(folder, **options))[1]
     engine = Engine(pipeline, limits_of(pipeline))
     context = TextContext(
@@ -135,13 +141,8 @@ def served(folder: Path, prompt: list[int], **options: Any) -> tuple[list[int], 
     )
     context.log_probabilities = VOCABULARY
     engine.submit(context)
-    rows: list[list[float]] = []
-    while not engine.idle:
-        for outcome in engine.step():
-            assert isinstance(outcome, TextGenerationOutput), outcome
-            for logs in outcome.log_probabilities or ():
-                rows += [[row[token] for token in range(VOCABULARY)] for row in logs.top_log_probabilities]  # fmt: skip
-    return context.generated_tokens.tolist(), np.array(rows)
+    rows = log_probabilities(engine, VOCABULARY)
+    return context.generated_tokens.tolist(), rows
 
 
 def check_served(folder: Path, name: str, kind: str, rng: np.random.Generator) -> None:
@@ -152,9 +153,7 @@ def check_served(folder: Path, name: str, kind: str, rng: np.random.Generator) -
     tokens, rows = served(folder, prompt)
     logits = reference_logits(model, prompt + tokens[:-1])[len(prompt) - 1 :]
     assert tokens == expected
-    # logits and their logarithms of a softmax differ by a number a row
-    shifted = logits - logits.mean(-1, keepdims=True)
-    assert relative_error(rows - rows.mean(-1, keepdims=True), shifted) < tolerance(case)
+    assert relative_error(centred(rows), centred(logits)) < tolerance(case)
 
 
 @pytest.mark.parametrize(("name", "kind"), TYPES)

@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from max.interfaces import SamplingParams, TextGenerationOutput
+from max.interfaces import SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.generation.engine import Engine, limits_of
 from tests.architectures.families import CASES, tolerance, transformers_model
-from tests.architectures.llama_harness import reference_logits, relative_error
-from tests.nn.harness import Array
+from tests.architectures.llama_harness import (
+    centred,
+    log_probabilities,
+    reference_logits,
+    relative_error,
+)
 from tests.programs.architectures import TINY, random_checkpoint, reference
 
 VOCABULARY = json.loads((TINY / "config.json").read_text())["vocab_size"]
@@ -59,11 +63,6 @@ def context_of(prompt: list[int]) -> TextContext:
     )
 
 
-def centred(rows: Array) -> Array:
-    """Logits, or their logarithms of a softmax, with a mean of 0: both are equal then."""
-    return rows - rows.mean(axis=-1, keepdims=True)
-
-
 @pytest.mark.parametrize("case", sorted(FAMILIES.values()))
 def test_tokens_of_ragged_batches_chunks_and_preemption(case: str, tmp_path: Path) -> None:
     """Three requests in two slots; prompts in chunks of 7; two preemptions amid tokens; then one request alone, with
@@ -101,15 +100,10 @@ def test_tokens_of_ragged_batches_chunks_and_preemption(case: str, tmp_path: Pat
     alone = context_of(requests[0][0])
     alone.log_probabilities = VOCABULARY
     engine.submit(alone)
-    rows: list[list[float]] = []
-    while not engine.idle:
-        for outcome in engine.step():
-            assert isinstance(outcome, TextGenerationOutput), outcome
-            for logs in outcome.log_probabilities or ():
-                rows += [[row[token] for token in range(VOCABULARY)] for row in logs.top_log_probabilities]  # fmt: skip
+    rows = log_probabilities(engine, VOCABULARY)
     prompt, expected = requests[0]
     logits = reference_logits(model, prompt + expected[:-1])[len(prompt) - 1 :]
-    assert relative_error(centred(np.array(rows)), centred(logits)) < tolerance(case)
+    assert relative_error(centred(rows), centred(logits)) < tolerance(case)
     for context, (_, tokens) in zip([*contexts, alone], [*requests, requests[0]], strict=True):
         assert context.generated_tokens.tolist() == tokens
     cache = pipeline.kv_managers[0]

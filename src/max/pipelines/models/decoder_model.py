@@ -34,7 +34,7 @@ from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin
-from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter, upper_bounded_default
+from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_form"]
@@ -330,17 +330,17 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         config = cls.config_class.from_huggingface(huggingface_config)
         trained = config.max_position_embeddings
         longest = trained if config.rope is None else config.rope.longest_sequence(trained)
-        if pipeline_config.max_length is None:
+        length = pipeline_config.max_length
+        if length is None:
             return trained
-        try:
-            return upper_bounded_default(longest, pipeline_config.max_length)
-        except ValueError as error:
+        if length > longest:
             scaled = "" if longest == trained else f", scaled to {longest}"
             raise ConfigError(
-                f"max_length {pipeline_config.max_length} is more than the model's "
-                f"max_position_embeddings, {trained}{scaled}",
+                f"max_length {length} is more than the model's max_position_embeddings, "
+                f"{trained}{scaled}",
                 "Give a smaller --max-length.",
-            ) from error
+            )
+        return length
 
     @classmethod
     def get_kv_params(
