@@ -19,20 +19,20 @@ from __future__ import annotations
 
 import importlib
 import math
-import operator
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from types import ModuleType
-from typing import Any, TypeVar, cast
-from weakref import WeakValueDictionary
+from typing import Any, cast
 
 import numpy as np
 
 from max import driver
 from max._earlier import later_keywords
-from max.driver import CPU, Device, DLPackArray
+from max.driver import Device, DLPackArray
 from max.dtype import DType
-from max.experimental import _mutation, _recorder, _replays
+from max.experimental import _creation, _mutation, _replays
 from max.experimental._cells import Cell
+from max.experimental._compute_graph import GRAPH, ComputeGraph
+from max.experimental._conversions import Conversions, handed_out
 from max.experimental._defaults import contextvar_context, default_device, default_dtype, defaults
 from max.experimental._dispatch import apply, bind_tensor, in_graph
 from max.experimental._holders import hold
@@ -44,7 +44,6 @@ from max.graph import (
     DeviceRef,
     Dim,
     DimLike,
-    Graph,
     Shape,
     ShapeLike,
     TensorType,
@@ -53,9 +52,9 @@ from max.graph import (
     Value,
     ops,
 )  # fmt: skip
-from max.graph.ops.constant import to_array
 
 __all__ = [
+    "GRAPH",
     "ComputeGraph",
     "Tensor",
     "TensorType",
@@ -76,79 +75,7 @@ def driver_tensor_type(t: driver.Tensor) -> TensorType:
     return TensorType(t.dtype, t.shape, DeviceRef.from_device(t.device))
 
 
-_Export = TypeVar("_Export")
-
-
-class ComputeGraph:
-    """What was recorded and not computed yet.
-
-    All tensors of a process share one record; an object of this class is a view of it.
-
-    Args:
-        context: Not used: MLIR contexts are implicit. For compatibility.
-        sources: Tensors of graph values, see :attr:`sources`.
-        seed: The seed of random tensors, see `max.experimental.random`.
-    """
-
-    sources: dict[Value[Any], Tensor]
-    """Keeps tensors alive that the values of a graph stand for."""
-
-    def __init__(
-        self,
-        context: object = None,
-        sources: dict[Value[Any], Tensor] | Sequence[Any] = (),
-        seed: int = 0,
-    ) -> None:
-        self.sources = dict(cast("dict[Value[Any], Tensor]", sources))
-        self.seed = seed
-
-    @property
-    def unrealized(self) -> WeakValueDictionary[int, Tensor]:
-        """The tensors that are not computed yet, by the identity of their values, as they are at this moment.
-
-        They are not kept alive: a value that nothing holds is not computed.
-        """
-        return WeakValueDictionary({id(tensor._cell): tensor for tensor in _recorder.pending()})
-
-    @property
-    def graph(self) -> Graph:
-        """A graph of what was recorded, with all tensors that are not computed yet as outputs."""
-        return _recorder.staged_graph()
-
-    def add_source(self, tensor: Tensor) -> None:
-        """Keeps a tensor of a graph value alive.
-
-        Raises:
-            TypeError: The tensor is no value of a graph.
-        """
-        if tensor._value is None:
-            raise TypeError(f"add_source: {tensor!r} is not a value of a graph")
-        self.sources[tensor._value] = tensor
-
-    def add_unrealized(self, tensor: Tensor) -> None:
-        """Adds a tensor to those that are not computed yet.
-
-        Raises:
-            TypeError: The tensor is computed already, or a value of a graph.
-        """
-        if tensor._cell is None or tensor._cell.storage is not None:
-            raise TypeError(f"add_unrealized: {tensor!r} has a value already")
-        hold(tensor._cell, tensor)
-
-    async def evaluate(self, tensor: Tensor) -> None:
-        """Computes a tensor, and with it the tensors that it depends on.
-
-        Args:
-            tensor: The tensor.
-        """
-        tensor._materialize()
-
-
-GRAPH = ComputeGraph()
-"""The record of the process."""
-
-
-class Tensor(Operations):
+class Tensor(Operations, Conversions):
     """A multi-dimensional array. Operations are recorded, and run where a value is needed.
 
     ``Tensor([[1.0, 2.0]])`` makes one from numbers as :meth:`constant` does; see also :meth:`ones`, :meth:`zeros`,
@@ -172,9 +99,6 @@ class Tensor(Operations):
 
     __array_ufunc__ = None
     """Leaves ``array + tensor`` to this class."""
-
-    _cell: Cell | None
-    _value: BufferValue | TensorValue | None
 
     def __init__(
         self,
@@ -258,14 +182,10 @@ class Tensor(Operations):
         """
         if isinstance(value, Tensor):
             return value if dtype is None else value.cast(dtype)
-        is_array = hasattr(value, "__dlpack__") or isinstance(value, np.ndarray)
-        if is_array and dtype is None:
-            dtype = driver.Tensor.from_dlpack(value).dtype
-        dtype, device = defaults(dtype, device)
+        dtype, device = defaults(_creation.dtype_of(value) if dtype is None else dtype, device)
         if in_graph():
             return cls.from_graph_value(ops.constant(value, dtype, DeviceRef.from_device(device)))
-        tensor = driver.Tensor.from_numpy(np.array(to_array(value, dtype)))
-        return cls(storage=tensor if device.is_host else tensor.to(device))
+        return cls(storage=_creation.constant(value, dtype, device))
 
     @classmethod
     def full(
@@ -291,12 +211,7 @@ class Tensor(Operations):
         number = cls.constant(value, dtype=dtype, device=device)
         if in_graph():
             return apply(ops.broadcast_to, (number, Shape(shape)), {})
-        sizes = _sizes("full", shape)
-        storage = number.driver_tensor
-        if sizes:
-            array = np.full(sizes, storage.to(CPU()).to_numpy())
-            storage = driver.Tensor.from_numpy(array)
-        return cls(storage=storage if device.is_host else storage.to(device))
+        return cls(storage=_creation.full(shape, number.driver_tensor))
 
     @classmethod
     def zeros(
@@ -369,10 +284,7 @@ class Tensor(Operations):
         bounds = (start, stop, step)
         if any(isinstance(bound, Dim) and not bound.expr.is_static for bound in bounds):
             return apply(ops.range, (*bounds, out_dim), {"dtype": dtype, "device": device})
-        if all(not isinstance(bound, float) for bound in bounds):
-            values = list(range(*map(operator.index, bounds)))  # pyright: ignore[reportArgumentType]
-        else:
-            values = np.arange(*map(float, bounds), dtype=np.float64).tolist()
+        values = _creation.evenly_spaced(start, stop, step)
         result = cls.constant(values, dtype=dtype, device=device).reshape((len(values),))
         return result if out_dim is None else apply(ops.rebind, (result, [out_dim]), {})
 
@@ -437,7 +349,7 @@ class Tensor(Operations):
     def storage(self) -> driver.Tensor | None:
         """The memory of a tensor that is computed; else None."""
         cell = self._cell
-        return None if cell is None else _shared(cell, cell.storage)
+        return None if cell is None else handed_out(cell, cell.storage)
 
     @property
     def driver_tensor(self) -> driver.Tensor:
@@ -491,18 +403,6 @@ class Tensor(Operations):
 
     # values
 
-    def _materialize(self) -> driver.Tensor:
-        cell = self._cell
-        if cell is None:
-            raise TypeError(
-                "the tensor is a value of a graph that is being built, so it has no elements yet"
-            )
-        if cell.storage is None:
-            _recorder.materialize([cell])
-        storage = cell.storage
-        assert storage is not None
-        return storage
-
     @property
     def realize(self) -> Tensor:
         """The tensor itself, computed if it was not. It can be awaited too."""
@@ -514,60 +414,8 @@ class Tensor(Operations):
         return self
         yield
 
-    def item(self) -> Any:
-        """The value of a tensor of one element, as a Python number.
-
-        Raises:
-            TypeError: It has another number of elements.
-        """
-        if self._cell is not None and self.num_elements() != 1:
-            raise TypeError(f"item: the tensor has {self.num_elements()} elements, expected 1")
-        return self._host().reshape(()).item()
-
-    def to_numpy(self) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array; on the CPU it shares their memory."""
-        return self._on_memory(self._host())
-
-    def _on_memory(self, export: _Export) -> _Export:
-        """An array or capsule on the memory, through which others may write from now on."""
-        assert self._cell is not None
-        return _shared(self._cell, export)
-
-    def _host(self) -> np.ndarray[Any, Any]:
-        storage = self._materialize()
-        return (storage if storage.is_host else storage.to(CPU())).to_numpy()
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __index__(self) -> int:
-        if not self.dtype.is_integral():
-            raise TypeError(f"a tensor of {self.dtype.name} is no index")
-        return int(self.item())
-
-    def __len__(self) -> int:
-        if not self.rank:
-            raise TypeError("len() of a tensor of rank 0")
-        return int(self.shape[0])
-
     def __iter__(self) -> Iterator[Tensor]:
         return iter([self[index] for index in range(len(self))])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        array = self._on_memory(self._host())
-        return np.array(array, dtype, copy=copy) if copy is not None else np.asarray(array, dtype)
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._on_memory(self._materialize().__dlpack__(**kwargs))
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._materialize().__dlpack_device__()
 
     def __copy__(self) -> Tensor:
         """Another tensor on the same memory, for which it is computed; in a graph, on the same value."""
@@ -582,21 +430,6 @@ class Tensor(Operations):
     def __reduce__(self) -> tuple[Any, ...]:
         """Its elements, for which it is computed."""
         return _of_storage, (self._materialize(),)
-
-    def __repr__(self) -> str:
-        where = f"dtype={self.dtype.name}, device={self.type.device}"
-        if not self.real:
-            state = "not realized" if self._value is None else "in a graph"
-            return f"Tensor(shape={[str(d) for d in self.shape]}, {where}, {state})".replace(
-                "'", ""
-            )
-        return f"Tensor({np.array2string(self._host(), separator=', ', prefix='Tensor(')}, {where})"
-
-    def __str__(self) -> str:
-        return repr(self) if self._cell is None else str(self._host())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec else str(self)
 
     # as an operand of a graph
 
@@ -653,27 +486,12 @@ class Tensor(Operations):
             _mutation.store(self, value, indices)
 
 
-def _shared(cell: Cell, export: _Export) -> _Export:
-    """What gives others access to the memory of a cell; made before copies are invalidated, which counts on it."""
-    cell.changed()
-    return export
-
-
 def _of_storage(storage: driver.Tensor) -> Tensor:
     return Tensor(storage=storage)
 
 
 def _type_like(like: TensorType | Tensor) -> TensorType:
     return like.type if isinstance(like, Tensor) else like
-
-
-def _sizes(op: str, shape: ShapeLike) -> tuple[int, ...]:
-    sizes: list[int] = []
-    for dim in Shape(shape):
-        if not dim.expr.is_static or int(dim) < 0:
-            raise ValueError(f"{op}: a size is {dim}, expected an int of 0 or more")
-        sizes.append(int(dim))
-    return tuple(sizes)
 
 
 bind_tensor(Tensor._of_cell, Tensor.from_graph_value)
