@@ -166,7 +166,7 @@ class _Forks:
             os._exit(status)
 
     def _ended(self, most: int) -> Iterator[tuple[_Fork, str]]:
-        """Waits until at most so many forks run; yields those that have ended, with their outcomes."""
+        """Waits until at most `most` forks run; yields each fork that has ended, and its outcome."""
         while len(self.running) > most:
             for process, fork in list(self.running.items()):
                 ended, status = os.waitpid(process, os.WNOHANG)

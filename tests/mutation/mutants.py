@@ -75,7 +75,8 @@ def mutants_of(source: str) -> list[Mutant]:
     """
     finder = _Finder(source)
     finder.visit(ast.parse(source))
-    unique = {mutant.apply(source): mutant for mutant in finder.mutants if finder.compiles(mutant)}
+    compiling = (mutant for mutant, part in finder.mutants if _compiles(mutant, part, source))
+    unique = {mutant.apply(source): mutant for mutant in compiling}
     return sorted(unique.values(), key=lambda mutant: (mutant.start, mutant.end, mutant.text))
 
 
@@ -84,21 +85,17 @@ class _Finder(ast.NodeVisitor):
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.mutants: list[Mutant] = []
+        # each with the part of the file that says whether it compiles
+        self.mutants: list[tuple[Mutant, tuple[int, int]]] = []
+        self._lines = source.splitlines()
         self._offsets = [0]
         for line in source.encode().splitlines(keepends=True):
             self._offsets.append(self._offsets[-1] + len(line))
         self._scope: list[str] = []
+        # where the outermost function begins and ends; the file, outside of functions
+        self._part = (0, len(source.encode()))
         # names that the functions around a statement have bound above it
         self._bound: list[set[str]] = [set()]
-
-    def compiles(self, mutant: Mutant) -> bool:
-        """Whether a mutant is Python (``break`` outside of a loop is not)."""
-        try:
-            compile(mutant.apply(self.source), "mutant", "exec")
-        except SyntaxError:
-            return False
-        return True
 
     def _at(self, line: int, column: int) -> int:
         return self._offsets[line - 1] + column
@@ -108,20 +105,18 @@ class _Finder(ast.NodeVisitor):
         start = self._at(node.lineno, node.col_offset)
         end = self._at(node.end_lineno, node.end_col_offset)
         mutant = Mutant(kind, ".".join(self._scope), start, end, text, node.lineno, "", "")
-        before, after = self.source.splitlines(), mutant.apply(self.source).splitlines()
+        before = self._lines[node.lineno - 1 : node.end_lineno]
+        after = mutant.apply(self.source).splitlines()
+        after = after[node.lineno - 1 : len(after) - len(self._lines) + node.end_lineno]
         for tag, first, last, new, new_last in difflib.SequenceMatcher(
-            None, before[node.lineno - 1 : node.end_lineno],
-            after[node.lineno - 1 : len(after) - len(before) + node.end_lineno], autojunk=False,
-        ).get_opcodes():  # fmt: skip
+            None, before, after, autojunk=False
+        ).get_opcodes():
             if tag != "equal":
-                at = node.lineno - 1
-                self.mutants.append(
-                    Mutant(
-                        kind, mutant.function, start, end, text, node.lineno + first,
-                        _joined(before[at + first : at + last]),
-                        _joined(after[at + new : at + new_last]),
-                    )
+                mutant = Mutant(
+                    kind, mutant.function, start, end, text, node.lineno + first,
+                    _joined(before[first:last]), _joined(after[new:new_last]),
                 )  # fmt: skip
+                self.mutants.append((mutant, self._part))
                 return
 
     # -- what is left alone
@@ -172,6 +167,11 @@ class _Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """A function: its defaults and its body."""
+        whole = self._part
+        if len(self._bound) == 1:
+            assert node.end_lineno is not None
+            first = min(part.lineno for part in (node, *node.decorator_list))
+            self._part = (self._at(first, 0), self._at(node.end_lineno + 1, 0))
         self._scope.append(node.name)
         for default in [*node.args.defaults, *node.args.kw_defaults]:
             if default is not None:
@@ -181,6 +181,7 @@ class _Finder(ast.NodeVisitor):
         self._body(node.body)
         self._bound.pop()
         self._scope.pop()
+        self._part = whole
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         """As a function."""
@@ -342,6 +343,20 @@ class _Finder(ast.NodeVisitor):
             self._replace("constant", node, str(lower) if lower >= 0 else f"({lower})")
         elif isinstance(node.value, float):
             self._replace("constant", node, repr(node.value + 1))
+
+
+def _compiles(mutant: Mutant, part: tuple[int, int], source: str) -> bool:
+    """Whether a mutant is Python (``break`` outside of a loop is not)."""
+    first, end = part
+    data = source.encode()
+    text = data[first : mutant.start] + mutant.text.encode() + data[mutant.end : end]
+    if text[:1] == b" ":  # a method
+        text = b"if True:\n" + text
+    try:
+        compile(text, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _joined(lines: list[str]) -> str:
