@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.encoder_files import write_encoder
 from benchmarks.peers import FOLDER, llama_python, python
 from benchmarks.runner import Samples, Worker, exit_on_sigterm, machine, ratio, serve
 
@@ -141,46 +142,11 @@ def _start(model: str, folder: Path) -> list[Worker]:
         worker = "benchmarks.workers.onnxruntime_embeddings"
         workers.append(Worker(worker, python=interpreter, **common))
     if interpreter := llama_python():
-        _make_gguf(folder / f"embeddings-{model}")
+        encoder = folder / f"embeddings-{model}"
+        write_encoder(encoder, encoder / "model.gguf")
         worker = "benchmarks.workers.llama_cpp_embeddings"
         workers.append(Worker(worker, python=interpreter, **common))
     return workers
-
-
-def _make_gguf(folder: Path) -> None:
-    """Writes a BERT's folder as a GGUF file in float32 without a tokenizer."""
-    target = folder / "model.gguf"
-    if target.exists():
-        return
-    import gguf
-    from transformers import BertModel
-
-    model = BertModel.from_pretrained(folder, add_pooling_layer=False)
-    config = model.config
-    writer = gguf.GGUFWriter(target.with_suffix(".part"), "bert")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_layer_norm_eps(config.layer_norm_eps)
-    writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_token_type_count(config.type_vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
-    for name, value in model.state_dict().items():
-        if "position_ids" not in name:
-            array = value.float().numpy()
-            stored = names.get_name(name, (".weight", ".bias"))
-            assert stored is not None, name
-            writer.add_tensor(stored, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    target.with_suffix(".part").rename(target)
 
 
 def _check(worker: Worker, got: Any, want: Any) -> None:

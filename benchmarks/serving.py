@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from benchmarks.encoder_files import make_ranker, minilm, write_encoder
 from benchmarks.generation import AVX2
 from benchmarks.models import FILE_TYPES, SHAPES, fits
 from benchmarks.peers import llama_server
@@ -431,6 +432,21 @@ def measure_vectors(
             server.stop()
 
 
+def vector_models(args: argparse.Namespace) -> Iterator[tuple[str, Path, Path | None]]:
+    """The task, the folder and the GGUF file of each model of the case `vectors`.
+
+    Without ``--encoder`` all-MiniLM-L6-v2 embeds, and it ranks with a random head.
+    """
+    if args.encoder is None and args.ranker is None and (encoder := minilm()) is not None:
+        yield "embed", encoder, write_encoder(encoder, args.folder / "minilm.gguf")
+        ranker = make_ranker(encoder, args.folder / "ranker")
+        yield "rerank", ranker, write_encoder(ranker, args.folder / "ranker.gguf")
+    if args.encoder is not None:
+        yield "embed", args.encoder, args.encoder_gguf
+    if args.ranker is not None:
+        yield "rerank", args.ranker, args.ranker_gguf
+
+
 async def _first_answer(server: Server, path: str, body: dict[str, Any], log: Path) -> None:
     """Waits until a server answers.
 
@@ -538,7 +554,11 @@ def main() -> None:
     parser.add_argument(
         "--transformers", help="transformers' command; by default that of `benchmarks.peers`"
     )
-    parser.add_argument("--encoder", type=Path, help="the folder of an encoder")
+    parser.add_argument(
+        "--encoder",
+        type=Path,
+        help="the folder of an encoder (all-MiniLM-L6-v2, and a ranker made of it)",
+    )
     parser.add_argument("--encoder-gguf", type=Path, help="the same encoder for llama.cpp")
     parser.add_argument("--ranker", type=Path, help="the folder of a model with a head for ranks")
     parser.add_argument("--ranker-gguf", type=Path, help="the same model for llama.cpp")
@@ -571,10 +591,8 @@ def main() -> None:
                 )
             measure_model(report, shape, encoding, args.cases, args, sizes)
     if "vectors" in args.cases:
-        if args.encoder is not None:
-            measure_vectors(report, "embed", args.encoder, args.encoder_gguf, args, sizes)
-        if args.ranker is not None:
-            measure_vectors(report, "rerank", args.ranker, args.ranker_gguf, args, sizes)
+        for task, folder, gguf in vector_models(args):
+            measure_vectors(report, task, folder, gguf, args, sizes)
     print(f"{(time.monotonic() - begin) / 60:.1f} minutes")
 
 
