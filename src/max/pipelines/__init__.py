@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from max._earlier import earlier_names
+from max._lazy import lazy_module
+from max.pipelines.config.resolver import set_resolver
 
 if TYPE_CHECKING:
     from max.pipelines.checkpoints.encodings import SupportedEncoding
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from max.pipelines.models.inputs import ModelInputs, ModelOutputs
     from max.pipelines.models.kv_cache import KVCacheMixin
     from max.pipelines.models.pipeline_model import PipelineModel, upper_bounded_default
+    from max.pipelines.registry import resolution
     from max.pipelines.registry.architecture import SupportedArchitecture
     from max.pipelines.registry.registry import PIPELINE_REGISTRY, PipelineRegistry
     from max.pipelines.tokenization.tokenizer import (
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
         PreTrainedPipelineTokenizer,
         TextTokenizer,
     )
+else:
+    resolution = lazy_module("max.pipelines.registry.resolution")
+
+# configurations are below the registry, which completes them
+set_resolver(resolution)
 
 _HERE = "max.pipelines."
 _WHERE = {

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from max._host import available_memory
@@ -20,6 +18,7 @@ from max.pipelines.config.model_config import (
     SamplingConfig,
 )
 from max.pipelines.config.options import StrictConfig, converted, option, options_of, unknown_fields
+from max.pipelines.config.resolver import resolver
 from max.pipelines.core.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -32,11 +31,6 @@ _GPU = "it is for GPUs"
 
 MOST_STEPS = 8
 """Tokens per request and execution when ``max_num_steps`` is left open."""
-
-
-def _resolution() -> ModuleType:
-    """The module that completes configurations; it is above this one, as it reads the registry of architectures."""
-    return importlib.import_module("max.pipelines.registry.resolution")
 
 
 def _parse_template(value: Any) -> Path | None:
@@ -271,7 +265,7 @@ class PipelineConfig(StrictConfig):
         # report a missing model before the registry and its architectures are imported
         _ = self.model_config.huggingface_config
         self.model_config.warn_of_hub_options()
-        _resolution().resolve(self)
+        resolver().resolve(self)
         if self.max_num_steps == -1:
             self.max_num_steps, self._finds_num_steps = MOST_STEPS, True
         self._resolved = True
@@ -357,7 +351,7 @@ class PipelineConfig(StrictConfig):
             ValueError: No architecture fits the model.
         """
         self.log_basic_config()
-        name = _resolution().architecture_of(self).name
+        name = resolver().architecture_of(self).name
         logger.info("    %-24s : %s", "architecture", name)
         for part in self.parts:
             for name in options_of(type(part)):

@@ -12,13 +12,10 @@ from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
-from max.graph.weights import WeightData, Weights
 from max.interfaces import EmbeddingsContext
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.layer import Module
-from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.model_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -28,8 +25,8 @@ from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig, rea
 from max.pipelines.encoders.heads import ClassifierHead, SentenceHead
 from max.pipelines.encoders.sentence_files import SentenceFiles, read_sentence_files
 from max.pipelines.encoders.weight_names import EncoderNames
+from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
-from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
 __all__ = ["EncoderInputs", "EncoderModel"]
 
@@ -77,20 +74,17 @@ class _EncoderWithHead(Module):
         return h if self.head is None else self.head(h, inputs[-1])
 
 
-class EncoderModel(PipelineModel[EmbeddingsContext]):
+class EncoderModel(GraphModel[EmbeddingsContext]):
     """An encoder: vectors of texts, or the scores of a classifier.
 
-    An architecture subclasses it, sets `names`, and overrides `read_config`; a classifier sets `head`, too.
+    An architecture subclasses it, sets `weight_names`, and overrides `read_config`; a classifier sets `head`, too.
     """
 
-    names: ClassVar[EncoderNames]
+    weight_names: ClassVar[EncoderNames]
     """Renames a checkpoint's weights where the architecture is registered without adapters."""
 
     head: ClassVar[HeadConfig | None] = None
     """The shape of a classifier's head, but for the number of its outputs; None: the model makes vectors."""
-
-    model: Model
-    """The loaded graph."""
 
     gives_rows_of_tokens: bool = False
     """Whether the result has a row for each token, not for each text."""
@@ -118,31 +112,6 @@ class EncoderModel(PipelineModel[EmbeddingsContext]):
             ModelFilesError: A value is missing, or does not fit.
         """
         return None if cls.head is None else replace(cls.head, outputs=read_labels(keys))
-
-    def __init__(
-        self,
-        pipeline_config: PipelineConfig,
-        session: InferenceSession,
-        huggingface_config: HuggingFaceConfig,
-        encoding: SupportedEncoding,
-        devices: list[Device],
-        kv_cache_config: KVCacheConfig,
-        weights: Weights,
-        adapter: WeightsAdapter | None = None,
-        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-    ) -> None:
-        super().__init__(
-            pipeline_config,
-            session,
-            huggingface_config,
-            encoding,
-            devices,
-            kv_cache_config,
-            weights,
-            adapter,
-            return_logits,
-        )
-        self.model = self.load_model(session)
 
     def load_model(self, session: InferenceSession) -> Model:
         """Builds, compiles and loads the graph.
@@ -179,11 +148,8 @@ class EncoderModel(PipelineModel[EmbeddingsContext]):
         self, model: _EncoderWithHead, config: EncoderConfig, files: SentenceFiles
     ) -> None:
         """Loads the checkpoint's weights, and those of the modules after the encoder."""
-        rename = self.names.from_safetensors if self.adapter is None else self.adapter
-        state_dict: dict[str, WeightData] = rename(
-            dict(self.weights.items()),
-            huggingface_config=self.huggingface_config,
-            pipeline_config=self.pipeline_config,
+        state_dict = self.renamed_weights(
+            dict(self.weights.items()), self.weight_names.from_safetensors
         )
         stored = {name.split(".")[1] for name in state_dict if name.startswith("layers.")}
         if len(stored) != config.num_layers:
@@ -220,17 +186,11 @@ class EncoderModel(PipelineModel[EmbeddingsContext]):
         Raises:
             TypeError: They are another model's inputs.
         """
-        if not isinstance(model_inputs, EncoderInputs):
-            raise TypeError(
-                f"{type(self).__name__}: got {type(model_inputs).__name__}, expected EncoderInputs"
-            )
+        inputs = self.own_inputs(model_inputs, EncoderInputs)
         (vectors,) = self.model.execute(
-            model_inputs.tokens,
-            model_inputs.positions,
-            model_inputs.token_types,
-            model_inputs.input_row_offsets,
+            inputs.tokens, inputs.positions, inputs.token_types, inputs.input_row_offsets
         )
-        offsets = model_inputs.input_row_offsets if self.gives_rows_of_tokens else None
+        offsets = inputs.input_row_offsets if self.gives_rows_of_tokens else None
         return ModelOutputs(vectors, logit_offsets=offsets)
 
     def prepare_initial_token_inputs(
@@ -262,15 +222,12 @@ class EncoderModel(PipelineModel[EmbeddingsContext]):
             _token_types(context, len(p)) for context, p in zip(context_batch, parts, strict=True)
         ]
         lengths = [len(tokens) for tokens in parts]
-        arrays: list[Any] = [
-            np.concatenate(parts),
-            np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
-            np.concatenate(types),
-            np.cumsum([0, *lengths], dtype=np.uint32),
-        ]
-        device = self.devices[0]
-        tensors = [Tensor.from_numpy(array) for array in arrays]
-        return EncoderInputs(*(x if device.is_host else x.to(device) for x in tensors))
+        return EncoderInputs(
+            self.on_device(np.concatenate(parts)),
+            self.on_device(np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])),
+            self.on_device(np.concatenate(types)),
+            self.on_device(np.cumsum([0, *lengths], dtype=np.uint32)),
+        )
 
     def prepare_next_token_inputs(
         self, next_tokens: Tensor, prev_model_inputs: ModelInputs

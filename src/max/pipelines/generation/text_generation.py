@@ -7,13 +7,14 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import Any, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession
+from max.graph.weights import WeightsFormat
 from max.interfaces import (
     LogProbabilities,
     Pipeline,
@@ -25,6 +26,8 @@ from max.interfaces import (
     TextGenerationOutput,
     TextGenerationRequest,
 )
+from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningLimit
@@ -43,11 +46,6 @@ from max.pipelines.sampling.sampler import Sampler, needs_sampler
 from max.pipelines.scheduler.page_tables import PageTables
 from max.pipelines.structured.constraint import Constraints, is_constrained
 from max.pipelines.tokenization.tokenizer import TextTokenizer
-
-if TYPE_CHECKING:
-    from max.graph.weights import WeightsFormat
-    from max.nn.kv_cache.manager import RaggedKVCacheInputs
-    from max.pipelines.config.pipeline_config import PipelineConfig
 
 logger = logging.getLogger("max.pipelines")
 
@@ -313,11 +311,11 @@ class TextGenerationPipeline(
         """The inputs of the first step, those of the last one updated where the batch is the same."""
         last, self._last_step = self._last_step, None
         if last and num_steps == 1 and last.precedes(flat):
-            cache = cast("RaggedKVCacheInputs", last.inputs.kv_cache_inputs)
+            cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
             last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
             inputs = self._pipeline_model.prepare_next_token_inputs(last.tokens, last.inputs)
             if self._pipeline_model.samples_in_graph:
-                sampling = cast("SamplingInputs", last.inputs.sampling)
+                sampling = cast(SamplingInputs, last.inputs.sampling)
                 inputs.update(sampling=sampling.advance(flat))
             return inputs
         return self._pipeline_model.prepare_initial_token_inputs(

@@ -32,9 +32,9 @@ from max.pipelines.models.decoder_weights import weights_registry
 from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
+from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin
-from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_form"]
@@ -65,7 +65,7 @@ class DecoderInputs(ModelInputs):
         self.kv_cache_inputs = kv_cache_inputs
 
 
-class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
+class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     """A decoder-only model that picks the next tokens in its graph.
 
     An architecture subclasses it, sets the class attributes, and overrides `configure` where its
@@ -86,34 +86,6 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
     gguf_interleaves_rope: bool = False
     """Whether GGUF files of this architecture have the elements of a rotated pair side by side."""
 
-    model: Model
-    """The loaded graph."""
-
-    def __init__(
-        self,
-        pipeline_config: PipelineConfig,
-        session: InferenceSession,
-        huggingface_config: HuggingFaceConfig,
-        encoding: SupportedEncoding,
-        devices: list[Device],
-        kv_cache_config: KVCacheConfig,
-        weights: Weights,
-        adapter: WeightsAdapter | None = None,
-        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-    ) -> None:
-        super().__init__(
-            pipeline_config,
-            session,
-            huggingface_config,
-            encoding,
-            devices,
-            kv_cache_config,
-            weights,
-            adapter,
-            return_logits,
-        )
-        self.model = self.load_model(session)
-
     def load_model(self, session: InferenceSession) -> Model:
         """Builds, compiles and loads the graph.
 
@@ -130,7 +102,9 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
             self.kv_cache_config,
             self.kv_cache_config.cache_dtype(self.encoding.cache_dtype),
         )
-        state_dict = self._state_dict()
+        state_dict = self.renamed_weights(
+            self.own_weights(dict(self.weights.items())), self.weight_names.from_safetensors
+        )
         config = self.configure(state_dict)
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
@@ -204,15 +178,6 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         """
         return config
 
-    def _state_dict(self) -> dict[str, WeightData]:
-        """The checkpoint's weights by the decoder's names."""
-        rename = self.weight_names.from_safetensors if self.adapter is None else self.adapter
-        return rename(
-            self.own_weights(dict(self.weights.items())),
-            huggingface_config=self.huggingface_config,
-            pipeline_config=self.pipeline_config,
-        )
-
     @property
     def decoding_graph(self) -> Model:
         """The loaded graph."""
@@ -228,18 +193,15 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
             TypeError: They are another model's inputs.
             ValueError: The sampling parameters are missing.
         """
-        if not isinstance(model_inputs, DecoderInputs):
-            raise TypeError(
-                f"{type(self).__name__}: got {type(model_inputs).__name__}, expected DecoderInputs"
-            )
-        if model_inputs.sampling is None or model_inputs.kv_cache_inputs is None:
+        inputs = self.own_inputs(model_inputs, DecoderInputs)
+        if inputs.sampling is None or inputs.kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: the inputs lack sampling or kv_cache_inputs")
         return (
-            model_inputs.tokens,
-            model_inputs.input_row_offsets,
-            model_inputs.return_n_logits,
-            *model_inputs.kv_cache_inputs,
-            *model_inputs.sampling,
+            inputs.tokens,
+            inputs.input_row_offsets,
+            inputs.return_n_logits,
+            *inputs.kv_cache_inputs,
+            *inputs.sampling,
         )
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
@@ -279,8 +241,8 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         parts = [context.next_tokens for context in context_batch]
         offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
         return DecoderInputs(
-            self._place(np.concatenate(parts).astype(np.int64)),
-            self._place(offsets),
+            self.on_device(np.concatenate(parts).astype(np.int64)),
+            self.on_device(offsets),
             Tensor.from_numpy(np.array([return_n_logits], np.int64)),
             kv_cache_inputs,
         )
@@ -297,22 +259,13 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         Raises:
             TypeError: They are another model's inputs.
         """
-        if not isinstance(prev_model_inputs, DecoderInputs):
-            raise TypeError(
-                f"{type(self).__name__}: got {type(prev_model_inputs).__name__}, expected DecoderInputs"
-            )
-        cache = prev_model_inputs.kv_cache_inputs
+        previous = self.own_inputs(prev_model_inputs, DecoderInputs)
+        cache, offsets = previous.kv_cache_inputs, previous.input_row_offsets
         assert cache is not None
-        offsets = prev_model_inputs.input_row_offsets
         # one token per request, as in the last step: the offsets stay
-        if prev_model_inputs.tokens.shape != next_tokens.shape:
-            offsets = self._place(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
-        return DecoderInputs(next_tokens, offsets, prev_model_inputs.return_n_logits, cache)
-
-    def _place(self, array: Any) -> Tensor:
-        tensor = Tensor.from_numpy(array)
-        device = self.devices[0]
-        return tensor if device.is_host else tensor.to(device)
+        if previous.tokens.shape != next_tokens.shape:
+            offsets = self.on_device(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
+        return DecoderInputs(next_tokens, offsets, previous.return_n_logits, cache)
 
     @classmethod
     def calculate_max_seq_len(

@@ -37,7 +37,7 @@ BERT_LAYER: dict[str, str | tuple[str, ...]] = {
 class BertEncoder(EncoderModel):
     """A BERT that makes vectors."""
 
-    names = EncoderNames(
+    weight_names = EncoderNames(
         "encoder.layer",
         BERT_LAYER,
         {**EMBEDDINGS, "pooler.dense": "head.dense", "classifier": "head.classifier"},

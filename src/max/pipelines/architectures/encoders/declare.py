@@ -27,7 +27,7 @@ def encoders(
         pipeline_model: The model's class.
         example_repo_ids: Models of the family on the Hugging Face hub.
     """
-    rename = pipeline_model.names.from_safetensors
+    rename = pipeline_model.weight_names.from_safetensors
     return [
         SupportedArchitecture(
             name=name,

@@ -28,7 +28,7 @@ KEYS = {
 class DistilBertEncoder(EncoderModel):
     """A DistilBERT that makes vectors."""
 
-    names = EncoderNames(
+    weight_names = EncoderNames(
         "transformer.layer",
         {
             "attention.q_lin": "attention.q_proj",

@@ -38,7 +38,7 @@ GEMMA_LAYER = {
 class EmbeddingGemma(EncoderModel):
     """A Gemma 3 that makes vectors."""
 
-    names = EncoderNames(
+    weight_names = EncoderNames(
         "layers", GEMMA_LAYER, {"embed_tokens": "embeddings.tokens", "norm": "norm"}, ("model.",)
     )
 

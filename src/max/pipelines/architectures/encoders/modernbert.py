@@ -22,7 +22,7 @@ __all__ = ["ARCHITECTURES", "ModernBertClassifier", "ModernBertEncoder"]
 class ModernBertEncoder(EncoderModel):
     """A ModernBERT that makes vectors."""
 
-    names = EncoderNames(
+    weight_names = EncoderNames(
         "layers",
         {
             "attn_norm": "attention_norm",

@@ -17,7 +17,7 @@ __all__ = ["ARCHITECTURES", "MPNetClassifier", "MPNetEncoder"]
 class MPNetEncoder(RobertaEncoder):
     """An MPNet that makes vectors."""
 
-    names = EncoderNames(
+    weight_names = EncoderNames(
         "encoder.layer",
         {
             "attention.attn.q": "attention.q_proj",

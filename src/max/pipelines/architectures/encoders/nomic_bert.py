@@ -32,7 +32,7 @@ OWN_KEYS = {
 class NomicBertEncoder(EncoderModel):
     """A NomicBERT that makes vectors."""
 
-    names = EncoderNames(
+    weight_names = EncoderNames(
         "layers",
         {
             "self_attn.q_proj": "attention.q_proj",

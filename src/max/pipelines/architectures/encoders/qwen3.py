@@ -21,7 +21,7 @@ __all__ = ["ARCHITECTURES", "Qwen3Classifier", "Qwen3Encoder"]
 class Qwen3Encoder(EncoderModel):
     """A Qwen 3 that makes vectors."""
 
-    names = EncoderNames(
+    weight_names = EncoderNames(
         "layers",
         {**GEMMA_LAYER, "post_attention_layernorm": "mlp_norm"},
         {"embed_tokens": "embeddings.tokens", "norm": "norm", "score": "head.classifier"},

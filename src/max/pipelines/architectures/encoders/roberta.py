@@ -18,7 +18,9 @@ ROBERTA_HEAD = {"classifier.dense": "head.dense", "classifier.out_proj": "head.c
 class RobertaEncoder(BertEncoder):
     """A RoBERTa or XLM-R that makes vectors."""
 
-    names = EncoderNames("encoder.layer", BERT_LAYER, {**EMBEDDINGS, **ROBERTA_HEAD}, ("roberta.",))
+    weight_names = EncoderNames(
+        "encoder.layer", BERT_LAYER, {**EMBEDDINGS, **ROBERTA_HEAD}, ("roberta.",)
+    )
 
     @classmethod
     def read_config(cls, keys: ConfigKeys) -> EncoderConfig:

@@ -1,0 +1,54 @@
+"""The interface by which a configuration is completed from its model's architecture.
+
+The registry of architectures imports this package, so a configuration cannot import the registry: `max.pipelines`
+connects the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["Resolver", "resolver", "set_resolver"]
+
+
+class Resolver(Protocol):
+    """Completes configurations; a module with these functions is one."""
+
+    def architecture_of(self, config: Any) -> Any:
+        """The `SupportedArchitecture` of a configuration's model.
+
+        Args:
+            config: The `PipelineConfig`.
+
+        Raises:
+            UserError: No architecture fits the model.
+        """
+        ...
+
+    def resolve(self, config: Any) -> None:
+        """Sets the values that a user left open, and checks the others.
+
+        Args:
+            config: The `PipelineConfig`, changed in place.
+
+        Raises:
+            UserError: A value does not fit the model.
+        """
+        ...
+
+
+_resolvers: list[Resolver] = []
+
+
+def set_resolver(resolver: Resolver) -> None:
+    """Sets what completes all configurations of this process.
+
+    Args:
+        resolver: It replaces the one before.
+    """
+    _resolvers[:] = [resolver]
+
+
+def resolver() -> Resolver:
+    """What completes configurations: `max.pipelines` sets it when any part of it is imported."""
+    return _resolvers[-1]
