@@ -10,9 +10,10 @@ execution adds to a program's values.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
+
+from max._dataclass import dataclass
 
 __all__ = [
     "CONTEXT_BYTES",

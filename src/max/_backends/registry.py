@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from max._backends.backend import Backend, Backends
 from max._backends.cpu import CPUBackend
+from max._dataclass import dataclass
 from max._runtime import amx
 from max._runtime.pool import shared_pool
 from max.driver import Device

@@ -8,11 +8,12 @@ at load) if it points into one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from max._abi import BaseLayout
 from max._compiler.sizes import Size
+from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr

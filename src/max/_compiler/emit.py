@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from max._abi import BaseLayout
 from max._compiler.code import (
@@ -25,6 +25,7 @@ from max._compiler.memory import Block, MemoryPlan, plan_memory
 from max._compiler.sizes import Size, simplify
 from max._compiler.template import Buffer, HostStep, Launch, LimitSlot, Number, Slot
 from max._config import flags
+from max._dataclass import dataclass
 
 __all__ = ["emit"]
 

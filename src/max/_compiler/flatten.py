@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from max._backends.backend import HOST
 from max._compiler.code import Check
@@ -24,6 +24,7 @@ from max._compiler.template import (
     WhileStep,
     mark,
 )
+from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir.dims import DimExpr
 

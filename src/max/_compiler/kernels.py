@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
@@ -17,6 +16,7 @@ from max._compiler.codegen.spec import ArgView
 from max._compiler.sizes import Size
 from max._compiler.specialisations import specialisations
 from max._compiler.template import BufferBound, LimitSlot, Number, Pointer, Slot
+from max._dataclass import dataclass
 from max._kernel_library.tiles.transpose import transpose
 
 __all__ = ["Argument", "KernelTable", "KernelTables"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from max._compiler.sizes import Size, Sizes, divide, nominal, product, simplify
+from max._dataclass import dataclass
 
 __all__ = ["Layout", "collapse", "contiguous_strides"]
 

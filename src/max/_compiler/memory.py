@@ -15,11 +15,12 @@ Serial launches run in order on worker 0 and need no barrier between each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from max._compiler.code import ALIGNMENT
 from max._compiler.sizes import Size, nominal
 from max._compiler.template import Buffer, Launch
+from max._dataclass import dataclass
 
 __all__ = ["MemoryPlan", "plan_memory"]
 

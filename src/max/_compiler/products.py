@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from xdsl.ir import SSAValue
 
 from max._compiler.mok import PackedProductsOp, RegionOp
 from max._compiler.region import RegionParts, epilogue_parts, needed_ops
+from max._dataclass import dataclass
 
 __all__ = ["PartJob", "plan_products"]
 

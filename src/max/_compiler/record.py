@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from max import kernel as k
 from max import mlir
 from max._backends.backend import Backends
 from max._compiler.code import Compiled
+from max._dataclass import dataclass
 from max._lazy import lazy_module
 
 if TYPE_CHECKING:

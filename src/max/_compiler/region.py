@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from xdsl.ir import Block, SSAValue
 
@@ -16,6 +16,7 @@ from max._compiler.passes.fuse import ROWWISE
 from max._compiler.precision import KEEPS, holds
 from max._compiler.shapes import is_view, shape_of, strip, view_layout
 from max._compiler.sizes import Size, Sizes
+from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
 

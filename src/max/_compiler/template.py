@@ -6,11 +6,12 @@ A subgraph is lowered once; :mod:`max._compiler.flatten` instantiates its templa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from max._compiler.code import Check, TensorInfo
 from max._compiler.sizes import Size
+from max._dataclass import dataclass
 from max.dtype import DType
 
 __all__ = [

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from max._dataclass import dataclass
 from max.dtype import DType
 
 __all__ = ["CPU_PACKING", "NO_PACKING", "Packing"]

@@ -16,10 +16,10 @@ import os
 import struct
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from max._config import cache_dir, flags
+from max._dataclass import dataclass
 
 logger = logging.getLogger("max.runtime")
 

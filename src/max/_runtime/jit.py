@@ -16,11 +16,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
 from max._config import dump_log, flags
+from max._dataclass import dataclass
 from max._host import usable_cpus
 from max._lazy import lazy_module
 from max._runtime import platform

@@ -15,13 +15,13 @@ import mmap
 import os
 import platform as _host
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from max._abi import PARKING_BYTES
 from max._config import flags
+from max._dataclass import dataclass
 from max._host import LINUX, WINDOWS, usable_cpus
 
 logger = logging.getLogger("max.runtime")

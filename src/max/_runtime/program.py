@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ from max._abi import (
     SlotPair,
 )
 from max._config import flags
+from max._dataclass import dataclass
 from max._runtime import platform
 from max._runtime.pool import Pool
 

@@ -14,10 +14,10 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from max._compiler.code import Compiled
+from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._runtime.program import Executor
 from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered

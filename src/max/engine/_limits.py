@@ -12,12 +12,13 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from max._backends import Backend
 from max._compiler.code import Compiled, LaunchCode
 from max._config import flags
+from max._dataclass import dataclass
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 
 __all__ = ["QUIET", "Threshold", "Thresholds", "Unsure", "find_limits", "remember", "remembered"]

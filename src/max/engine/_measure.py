@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from max._compiler.code import Compiled, LaunchCode, LimitCode, ProgramCode
 from max._compiler.sizes import product, size_function
+from max._dataclass import dataclass
 from max._runtime import platform
 from max._runtime.pool import Pool
 from max.engine._limits import Threshold

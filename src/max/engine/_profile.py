@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from max._abi import Event, ProfileRecord
 from max._config import flags
+from max._dataclass import dataclass
 from max.engine._program import LinkedProgram
 
 __all__ = ["KernelTime", "Profile", "keep_for_exit", "recording"]

@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from max._compiler.code import (
 )
 from max._compiler.locations import SourceLocations
 from max._compiler.sizes import Size, size_function
+from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max._runtime.program import Executor, Jump, Launch, Program

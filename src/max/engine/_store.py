@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from max._compiler.locations import SourceLocations
 from max._compiler.record import is_recording
 from max._compiler.stats import stats
 from max._config import flags
+from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__

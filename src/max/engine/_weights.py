@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from max import mlir
+from max._dataclass import dataclass
 from max._errors import ArgumentError
 from max._lazy import lazy_module
 from max.driver import Tensor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from max._dataclass import dataclass
 from max.mlir.dims import DimExpr, FloorDiv, may_be_negative
 
 __all__ = ["Condition", "first_unmet", "size_conditions"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xdsl.dialects.builtin import UNKNOWN_LOC, LocationAttr
@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, Operation, OpTraits, Region, SSAValue
 from xdsl.traits import IsTerminator, OpTrait, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from max._dataclass import dataclass
 from max.mlir.attributes import from_attr, to_attr
 from max.mlir.conditions import Condition, size_conditions
 from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types

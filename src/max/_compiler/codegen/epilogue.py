@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
 from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
 from max._compiler.codegen.values import ValueWriter
+from max._dataclass import dataclass
 
 __all__ = ["EpilogueText", "write_epilogue", "write_part_epilogues"]
 

@@ -12,8 +12,6 @@ A value that does not vary along the innermost loop is computed before it, as a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from max._compiler.codegen.axes import (
     column_axis,
     move_axis,
@@ -25,6 +23,7 @@ from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtyp
 from max._compiler.codegen.spec import REDUCTIONS, ArgView, Leaf, Node, RegionSpec, Result
 from max._compiler.codegen.values import ValueWriter
 from max._compiler.sizes import Size, Sizes, simplify
+from max._dataclass import dataclass
 from max.dtype import DType
 
 __all__ = ["NestText", "write_nest"]

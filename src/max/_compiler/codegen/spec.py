@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from max._compiler.layout import contiguous_strides
 from max._compiler.sizes import Sizes
+from max._dataclass import dataclass
 from max.dtype import DType
 
 __all__ = [

@@ -14,7 +14,7 @@ Attention whose scores or probabilities have other uses is not fused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 
 from xdsl.ir import Block, SSAValue
@@ -26,6 +26,7 @@ from max._compiler.passes.once import weights_only
 from max._compiler.precision import holds
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, Sizes, product
+from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import DimExpr, MoOp, TensorType, build
 

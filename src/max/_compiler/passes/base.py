@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from xdsl.ir import Block
 
 from max._backends.backend import Backends
 from max._compiler.mok import OnceOp
+from max._dataclass import dataclass
 from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs
 
 __all__ = ["DevicePass", "GraphPass", "ModulePass", "Pass", "blocks", "constant_of", "ops_of"]

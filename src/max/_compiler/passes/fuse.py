@@ -11,7 +11,7 @@ norm that only a product by packed weights uses is computed in the product's ker
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from xdsl.ir import Block, SSAValue
 
@@ -22,6 +22,7 @@ from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
 from max._compiler.shapes import is_view, shape_of, strip
 from max._compiler.sizes import Sizes, nominal, product
+from max._dataclass import dataclass
 from max._kernel_library.products.quantised.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp, ShapedType
 from max.mlir.ops.reduction import REDUCTIONS

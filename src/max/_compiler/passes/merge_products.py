@@ -4,8 +4,6 @@ barrier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import PackedProductsOp, PackOp
@@ -13,6 +11,7 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max._compiler.passes.fuse import MATMULS
 from max._compiler.shapes import shape_of
+from max._dataclass import dataclass
 from max._kernel_library.products.quantised.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp
 

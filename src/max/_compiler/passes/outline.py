@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
+from max._dataclass import dataclass
 from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 
 __all__ = ["SIZE_RULES", "Unit", "rebuild"]

@@ -9,10 +9,11 @@ keys and values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._dataclass import dataclass
 from max._kernel_library.attention.online_softmax import (
     LOG2_E,
     RowState,

@@ -8,10 +8,11 @@ A row is a new token's query of one head; rows are ordered token by token, in ea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._dataclass import dataclass
 from max._kernel_library.attention.cache_formats import is_rounded
 from max._kernel_library.attention.online_softmax import (
     RowState,

@@ -4,10 +4,10 @@ time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._dataclass import dataclass
 from max.kernel import Target
 
 

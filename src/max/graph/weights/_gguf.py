@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._dataclass import dataclass
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.dtype.file_blocks import FILE_FORMATS, decode_file_blocks, to_kernel_blocks

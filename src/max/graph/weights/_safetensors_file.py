@@ -11,13 +11,13 @@ import math
 import mmap
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from max._dataclass import dataclass
 from max.driver import Tensor
 from max.dtype import DType
 

@@ -9,8 +9,7 @@ against that range, independent of the view's shape and strides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from max._dataclass import dataclass
 from max.kernel.frontend.conversions import splat
 from max.kernel.frontend.raising import refuse
 from max.kernel.frontend.state import Frontend

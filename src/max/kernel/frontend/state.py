@@ -13,9 +13,10 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, NoReturn
 
+from max._dataclass import dataclass
 from max.kernel.errors import Diagnostic, KernelError, KernelSyntaxError, KernelTypeError, Location
 from max.kernel.frontend.builder import Builder, Scope
 from max.kernel.frontend.values import POISON, SlotVar

@@ -7,9 +7,9 @@ unrolled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from max._dataclass import dataclass
 from max.kernel.errors import KernelIndexError
 from max.kernel.frontend.conversions import as_index, coerce
 from max.kernel.frontend.raising import guard

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from max._dataclass import dataclass
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.language.source import FunctionSource
 from max.kernel.types import Type

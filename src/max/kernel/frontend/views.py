@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from max._dataclass import dataclass
 from max.kernel.errors import KernelIndexError, KernelTypeError, KernelValueError
 from max.kernel.frontend.arithmetic import binary, truth
 from max.kernel.frontend.conversions import as_index, cast, coerce, literal, splat

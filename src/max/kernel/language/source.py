@@ -10,9 +10,10 @@ import textwrap
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from max._dataclass import dataclass
 from max.kernel.errors import KernelError
 
 FunctionNode = ast.FunctionDef | ast.Lambda

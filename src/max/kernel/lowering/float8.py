@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from max._dataclass import dataclass
 from max.kernel.types import ScalarType
 
 Emit = Callable[[str], str]

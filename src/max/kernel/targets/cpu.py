@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from max._config import FlagError, flags
+from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max.kernel.targets.host import ARM64_BASE, ARM64_FEATURES, host_features, known_features
 from max.kernel.targets.target import LLVMTarget

@@ -25,10 +25,10 @@ multiply them, 32 for each part of 32 elements (Q6_K: of 16), those of the offse
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
+from max._dataclass import dataclass
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.products.dense import panels
 from max._kernel_library.products.int8 import panels as int8_panels

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._dataclass import dataclass
 from max._kernel_library.products.quantised.packed import LINE, ROWS, PackedFormat
 from max._kernel_library.tiles.strips import COLUMNS
 from max.kernel import Target

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from max._dataclass import dataclass
 from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
 from max.kernel.frontend.conversions import as_index
 from max.kernel.frontend.functions.table import HandlerTable

@@ -1,0 +1,159 @@
+"""Dataclasses that are quick to import.
+
+`dataclasses.dataclass` compiles up to six functions for a class, 0.3 to 0.8 ms, and an import of the compiler makes
+well over a hundred classes. Here all classes share their methods, and ``__init__`` is compiled for the first instance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["dataclass"]
+
+Methods = dict[str, Any]
+
+
+def _dataclass(
+    cls: type | None = None,
+    /,
+    *,
+    eq: bool = True,
+    frozen: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    """A dataclass, as of `dataclasses.dataclass` with the same arguments.
+
+    What the class defines itself stays. Two things differ: `inspect.signature` shows the arguments only after the first
+    instance, without their types, and all classes of a family must be made here, or none.
+    """
+
+    def decorate(cls: type) -> type:
+        # a class that defines __eq__ has None for __hash__ from Python
+        own = {name for name, value in vars(cls).items() if (name, value) != ("__hash__", None)}
+        cls = dataclasses.dataclass(
+            init=False, repr=False, eq=False, slots=slots, weakref_slot=weakref_slot
+        )(cls)
+        members = fields(cls)
+        methods: Methods = {"__init__": _late_init(cls, frozen), "__repr__": _repr}
+        if eq:
+            methods |= _comparison(members, frozen)
+        if frozen:
+            methods |= _refusal(cls, {f.name for f in members})
+        if frozen and slots:
+            methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
+        for name, method in methods.items():
+            if name not in own:
+                setattr(cls, name, method)
+        return cls
+
+    return decorate if cls is None else decorate(cls)
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    dataclass = _dataclass
+
+
+def _late_init(cls: type, frozen: bool) -> Callable[..., None]:
+    """An ``__init__`` that puts the compiled one into its place."""
+
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        init = _compiled_init(cls, frozen)
+        cls.__init__ = init
+        init(self, *arguments, **named)
+
+    return __init__
+
+
+def _compiled_init(cls: Any, frozen: bool) -> Callable[..., None]:
+    """The ``__init__`` of a class, with the arguments, the order and the defaults that its fields give."""
+    scope: dict[str, Any] = {"dataclass_put": object.__setattr__, "dataclass_missing": MISSING}
+    positional: list[str] = []
+    named: list[str] = []
+    body: list[str] = []
+    for member in fields(cls):
+        name = member.name
+        argument, value = name, name
+        if member.default_factory is not MISSING:
+            scope[f"dataclass_make_{name}"] = member.default_factory
+            argument = f"{name}=dataclass_missing"
+            made = f"dataclass_make_{name}()"
+            value = f"{made} if {name} is dataclass_missing else {name}" if member.init else made
+        elif member.default is not MISSING:
+            scope[f"dataclass_default_{name}"] = member.default
+            argument = f"{name}=dataclass_default_{name}"
+            value = name if member.init else f"dataclass_default_{name}"
+        elif not member.init:
+            continue  # __post_init__ sets it
+        if member.init:
+            (named if member.kw_only else positional).append(argument)
+        body.append(
+            f"dataclass_put(self, {name!r}, {value})" if frozen else f"self.{name} = {value}"
+        )
+    if hasattr(cls, "__post_init__"):
+        body.append("self.__post_init__()")
+    arguments = ", ".join(["self", *positional, *(["*", *named] if named else [])])
+    exec(f"def __init__({arguments}):\n " + "\n ".join(body or ["pass"]), scope)
+    init = scope["__init__"]
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    return init
+
+
+@recursive_repr()
+def _repr(self: Any) -> str:
+    parts = ", ".join([f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr])
+    return f"{type(self).__qualname__}({parts})"
+
+
+def _values(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function from an instance to the tuple of some fields."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    if not names:
+        return lambda self: ()
+    return lambda self, get=attrgetter(*names): (get(self),)
+
+
+def _comparison(members: tuple[Field[Any], ...], frozen: bool) -> Methods:
+    compared = _values([f.name for f in members if f.compare])
+    hashed = _values([f.name for f in members if (f.compare if f.hash is None else f.hash)])
+
+    def __eq__(self: Any, other: Any) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return compared(self) == compared(other)
+
+    def __hash__(self: Any) -> int:
+        return hash(hashed(self))
+
+    return {"__eq__": __eq__, "__hash__": __hash__ if frozen else None}
+
+
+def _refusal(cls: type, names: set[str]) -> Methods:
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
+
+    def __delattr__(self: Any, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    return {"__setattr__": __setattr__, "__delattr__": __delattr__}
+
+
+def _getstate(self: Any) -> list[Any]:
+    return [getattr(self, f.name) for f in fields(self)]
+
+
+def _setstate(self: Any, state: list[Any]) -> None:
+    for member, value in zip(fields(self), state, strict=True):
+        object.__setattr__(self, member.name, value)
