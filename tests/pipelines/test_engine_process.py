@@ -32,7 +32,7 @@ from max.interfaces import (
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import InputError, ModelFilesError, TextAndVisionContext
-from max.pipelines.generation import protocol
+from max.pipelines.generation import protocol, service
 from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.generation import Generation
@@ -535,6 +535,38 @@ def test_running_requests_do_not_wait_for_a_grammar(served):
     event = channel.receive()
     assert isinstance(event, protocol.RequestFailed) and event.error.kind == "InputError"
     channel.send(protocol.Shutdown())
+
+
+class WarmingPipeline(CountingPipeline):
+    """Warms up until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warms, self.go = threading.Event(), threading.Event()
+
+    def warm_up(self) -> None:
+        self.warms.set()
+        assert self.go.wait(60)
+
+
+def test_an_engine_ends_after_its_warm_up(served, monkeypatch):
+    """Native code of the warm-up must not run while the interpreter ends: that crashed the process."""
+    monkeypatch.setattr(service, "WARM_UP_DELAY_S", 0.01)
+    pipeline = WarmingPipeline()
+    one = served(pipeline)
+    assert pipeline.warms.wait(60)
+    one.channel.send(protocol.Shutdown())
+    one.thread.join(0.1)
+    assert one.thread.is_alive()
+    pipeline.go.set()
+    assert messages_until_the_end(one.channel)[-1] == protocol.EngineStopped()
+    # an engine that ends before begins none
+    monkeypatch.setattr(service, "WARM_UP_DELAY_S", 30.0)
+    pipeline = WarmingPipeline()
+    one = served(pipeline)
+    one.channel.send(protocol.Shutdown())
+    assert messages_until_the_end(one.channel)[-1] == protocol.EngineStopped()
+    assert not pipeline.warms.is_set()
 
 
 def test_an_engine_ends_with_its_users(served):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import httpx
 import psutil
@@ -23,8 +24,8 @@ from tests.serve.conftest import TINY, RunningServer
 CLIENTS = 64
 SOAK_S = float(os.environ.get("SOAK_SECONDS", "600"))
 KILLS = int(os.environ.get("SOAK_KILLS", "20"))
-ANSWERED_S, WARM_LOAD_S = 5.0, 1.5
-"""The longest wait of a client after a kill, beyond the time of a warm load."""
+ANSWERED_S = 5.0
+"""The longest wait of a client after a kill, beyond the time of the warm load."""
 TOOL = {
     "type": "function",
     "function": {
@@ -174,12 +175,45 @@ def test_many_clients(start_server: Callable[..., RunningServer]) -> None:
 def wait_restarted(client: httpx.Client, kills: int) -> None:
     """Waits until a worker runs again after the last kill."""
     end = time.monotonic() + END_S
-    while not (
-        f"maxserve_worker_restarts {kills}.0" in client.get("/metrics").text
-        and client.get("/health").status_code == 200
-    ):
+    while not restarted(client, kills):
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def restarted(client: httpx.Client, kills: int) -> bool:
+    """Whether a worker runs again after the last kill."""
+    counted = f"maxserve_worker_restarts {kills}.0" in client.get("/metrics").text
+    return counted and client.get("/health").status_code == 200
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """The CPU time that a process has taken."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@dataclass(frozen=True)
+class AfterKill:
+    """What followed the kill of a worker.
+
+    Args:
+        load_s: Seconds until the next worker ran.
+        load_cpu_s: The CPU time that it had taken by then.
+        wait_s: Seconds until the last of the requests that were open at the kill had ended.
+    """
+
+    load_s: float
+    load_cpu_s: float
+    wait_s: float
+
+    @property
+    def limit_s(self) -> float:
+        """The longest wait: the warm load, and some seconds of a machine that other programs leave alone.
+
+        A worker that loads does nothing but compute: by how much its load takes longer than its CPU time, all else
+        takes longer.
+        """
+        return self.load_s + ANSWERED_S * max(1.0, self.load_s / self.load_cpu_s)
 
 
 @pytest.mark.long
@@ -190,12 +224,9 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
     request = {**body("import os", {"ignore_eos": True}, 60)}
     with httpx.Client(base_url=server.url, timeout=END_S) as client:
         alone = answer(client, request)[0]
-        begin = time.monotonic()
         server.worker.kill()
         wait_restarted(client, 1)
-        warm_load = time.monotonic() - begin
-        before, memory_before = handles(server), memory(server)
-    limit = warm_load + ANSWERED_S * max(1.0, warm_load / WARM_LOAD_S)
+        handles_before, memory_before = handles(server), memory(server)
     open_requests: list[object | None] = [None] * CLIENTS
 
     def work(number: int) -> tuple[int, int]:
@@ -214,7 +245,22 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
                     lost += 1
         return whole, lost
 
-    waits: list[float] = []
+    def kill(client: httpx.Client, kills: int) -> AfterKill:
+        server.worker.kill()
+        begin = time.monotonic()
+        held = {id(each): each for each in open_requests if each is not None}
+        load_s = load_cpu_s = wait_s = 0.0
+        while not (load_s and wait_s):
+            now = time.monotonic() - begin
+            assert now < END_S
+            if not load_s and restarted(client, kills):
+                load_s, load_cpu_s = now, cpu_seconds(server.worker)
+            if not wait_s and not any(id(each) in held for each in list(open_requests)):
+                wait_s = now
+            time.sleep(0.02)
+        return AfterKill(load_s, load_cpu_s, wait_s)
+
+    after_kills: list[AfterKill] = []
     with (
         ThreadPoolExecutor(CLIENTS) as pool,
         httpx.Client(base_url=server.url, timeout=END_S) as client,
@@ -223,26 +269,15 @@ def test_workers_that_are_killed(start_server: Callable[..., RunningServer]) -> 
         try:
             for number in range(KILLS):
                 time.sleep(1 + number % 3)
-                server.worker.kill()
-                killed = time.monotonic()
-                before = {id(each): each for each in open_requests if each is not None}
-                while any(id(each) in before for each in list(open_requests)):
-                    assert time.monotonic() - killed < END_S
-                    time.sleep(0.01)
-                waits.append(time.monotonic() - killed)
-                wait_restarted(client, number + 2)
+                after_kills.append(kill(client, number + 2))
+                print(f"{after_kills[-1]}, limit {after_kills[-1].limit_s:.1f} s")
         finally:
             stop.set()
         results = [each.result(END_S) for each in working]
         assert sum(whole for whole, _ in results) > 0
         check_idle(client)
         assert f"maxserve_worker_restarts {KILLS + 1}.0" in client.get("/metrics").text
-    check_handles(server, before)
-    held = memory(server)
-    print(f"{memory_before} bytes before, {held} after")
-    print(
-        f"warm load {warm_load:.2f} s, limit {limit:.2f} s; "
-        f"after a kill all ended within {max(waits):.2f} s; (whole, lost): "
-        f"{sum(w for w, _ in results)}, {sum(lost for _, lost in results)}"
-    )
-    assert max(waits) <= limit, (waits, warm_load)
+    check_handles(server, handles_before)
+    whole, lost = (sum(counts) for counts in zip(*results, strict=True))
+    print(f"{whole} answers, {lost} errors; {memory_before} bytes before, {memory(server)} after")
+    assert not [each for each in after_kills if each.wait_s > each.limit_s]

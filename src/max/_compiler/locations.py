@@ -68,6 +68,8 @@ class SourceLocations:
     def describe(self, number: int) -> str:
         """``file:line`` of an op; empty if the op has no location (a saved graph) or the number is unknown."""
         location = self._locations[number] if 0 <= number < len(self._locations) else None
+        if location is None:  # without the import of the dialect, which a warm start does not need
+            return ""
         if isinstance(location, str):
             return location
         if not isinstance(location, mlir.FileLineColLoc):

@@ -127,6 +127,8 @@ class _Service:
         self._stats_interval, self._next_stats = stats_interval, 0.0
         self._keeper = PrefixKeeper()
         self._has_new_prefixes = False  # since the last write, maybe
+        self._warming: threading.Thread | None = None
+        self._ends = threading.Event()
 
     def run(self) -> None:
         """Sends ``EngineReady``, steps the engine, sends ``EngineStopped``."""
@@ -140,10 +142,13 @@ class _Service:
                 EngineReady(self._limits.max_batch_size, cache.page_size, cache.total_num_pages)
             )
             if isinstance(self._pipeline, WarmingPipeline):
-                warm_up, name = self._pipeline.warm_up, "engine warm-up"
-                threading.Thread(
-                    target=self._warm_up, args=(warm_up,), name=name, daemon=True
-                ).start()
+                self._warming = threading.Thread(
+                    target=self._warm_up,
+                    args=(self._pipeline.warm_up,),
+                    name="engine warm-up",
+                    daemon=True,
+                )
+                self._warming.start()
             while not self._stopped():
                 self._obey(wait=self._engine.idle)
                 events = [self._event(outcome) for outcome in self._engine.step()]
@@ -183,9 +188,11 @@ class _Service:
 
     def _warm_up(self, warm_up: Callable[[], None]) -> None:
         """Warms the pipeline up once the engine idles: that may hold the interpreter for long."""
-        time.sleep(WARM_UP_DELAY_S)
-        while not self._engine.idle:
-            time.sleep(WARM_UP_DELAY_S)
+        while not self._ends.wait(WARM_UP_DELAY_S):
+            if self._engine.idle:
+                break
+        else:
+            return
         try:
             warm_up()
         except Exception as error:  # the requests that need it fail for the same reason, and say so
@@ -302,6 +309,9 @@ class _Service:
     def _stop(self, error: BaseException | None) -> None:
         """Frees the pages of what is open. It is cancelled by a shutdown; an error ends it, or another engine runs it."""
         self._reader.close()
+        self._ends.set()
+        if self._warming is not None:
+            self._warming.join()  # native code that runs while the interpreter ends may crash
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
