@@ -11,6 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import Tokenizer
 
 from benchmarks import blocks, generation, matmul, runner
 from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, pages, ratios_of, with_seed
@@ -18,6 +20,7 @@ from benchmarks.models import fits
 from benchmarks.random_gguf import SCALES, random_vocabulary, write_random_gguf
 from benchmarks.random_models import weight_shapes
 from benchmarks.runner import Samples, ratio
+from benchmarks.serving import Prompts
 from benchmarks.summary import Highlight, figure, replaced, row_of
 from max.dtype.blocks import BLOCK_FORMATS
 
@@ -208,3 +211,12 @@ def test_random_vocabularies() -> None:
     assert {left + right for left, right in joined} == {*tokens[256:]}
     assert {part for pair in joined for part in pair} <= {*tokens}
     assert len({*merges}) == len(merges) >= 2000 - 256
+
+
+def test_prompts_have_their_length_with_a_tokenizer_that_pads(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.enable_padding(length=128)
+    tokenizer.enable_truncation(10)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(Prompts(tmp_path).text(64).split()) == 64
