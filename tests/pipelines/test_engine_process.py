@@ -118,6 +118,18 @@ def test_defaults_are_those_of_a_context():
     limited = request.with_grammar("root ::= [0-9]")
     assert limited == replace(request, grammar="root ::= [0-9]") != request
     assert limited.with_grammar(None) == request
+    assert request.ending_with([8, 1]).ending_with([3]).eos_token_ids == (1, 3, 8)
+    assert not protocol.Shutdown().finish, "open requests are cancelled"
+
+
+def test_the_load_of_an_engine_that_has_done_nothing():
+    bounds = protocol.STEP_BOUNDS_MS
+    assert bounds == tuple(n * 10**e for e in range(-1, 4) for n in (1, 2, 5))[2:], "0.5 ms to 5 s"
+    nothing = protocol.StepTimes((0,) * (len(bounds) + 1), 0.0)
+    assert protocol.EngineStats() == protocol.EngineStats(0, 0, 0, 0, 0, 0, nothing, nothing)
+    one = protocol.StepTimes((*range(len(bounds)), 5), 2.5)
+    assert one + nothing == nothing + one == one
+    assert one + one == protocol.StepTimes(tuple(2 * n for n in one.counts), 5.0)
 
 
 def test_contexts_that_cannot_be_sent():
