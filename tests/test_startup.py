@@ -120,6 +120,22 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     assert len(own(modules)) <= 70 and len(modules) <= 310
 
 
+def test_a_graph_is_staged_and_compiled_without_the_builtin_dialect(tmp_path: Path) -> None:
+    """xDSL's `builtin` dialect and its printer take longer to import than a small graph to compile."""
+    modules = imported(
+        "import os\n"
+        f"os.environ['MAX_CACHE_DIR'] = {str(tmp_path)!r}\n"
+        "from max import engine\n"
+        "from max.dtype import DType\n"
+        "from max.graph import DeviceRef, Graph, TensorType, ops\n"
+        "x = TensorType(DType.float32, ['n', 8], DeviceRef.CPU())\n"
+        "graph = Graph('g', lambda x: ops.gelu(x) + ops.sum(x), [x])\n"
+        "engine.InferenceSession().load(graph)"
+    )
+    assert "max._compiler.pipeline" in modules and "max.kernel.frontend" in modules
+    assert not {"xdsl.dialects.builtin", "xdsl.irdl", "xdsl.printer", "xdsl.parser"} & modules
+
+
 def test_names_of_the_engine_are_there_for_tools_that_run_no_code() -> None:
     """Editors and documentation tools look names up without calling the ``__getattr__`` of a module."""
     lines = python(

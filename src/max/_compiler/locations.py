@@ -7,7 +7,6 @@ keeps the op's number in the staged module; the session that loads the program l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 from max import mlir
 
@@ -17,17 +16,14 @@ _RAISING = frozenset({"mo.gather", "mo.gather_nd", "mo.div", "mo.mod"})
 """Ops in regions whose kernels raise for some values of their operands."""
 
 
-@cache
-def _numbered() -> mlir.StringAttr:
-    """The file name of locations that hold a number; compared by identity."""
-    return mlir.StringAttr("")
+_NUMBERED = "<staged op>"
+"""The file name of locations that hold a number; compared by identity."""
 
 
 def number_ops(module: mlir.ModuleOp) -> None:
     """Replaces the location of each op by its number in the module. Passes copy locations to the ops they create."""
-    column, name = mlir.IntAttr(0), _numbered()
     for number, op in enumerate(mlir.walk(module)):
-        op.location = mlir.FileLineColLoc(name, mlir.IntAttr(number), column)
+        op.location = mlir.line_location(_NUMBERED, number)
 
 
 def staged_op_of(op: mlir.Operation) -> int:
@@ -36,8 +32,8 @@ def staged_op_of(op: mlir.Operation) -> int:
     A region takes the number of its first op that can raise, else that of its last op.
     """
     location = op.location
-    if isinstance(location, mlir.FileLineColLoc) and location.filename is _numbered():
-        return location.line.data
+    if isinstance(location, mlir.FileLineColLoc) and location.filename is _NUMBERED:
+        return location.data[1]
     numbers = [
         (staged_op_of(inner), inner.name in _RAISING) for inner in op.walk() if inner is not op
     ]
@@ -74,4 +70,4 @@ class SourceLocations:
             return location
         if not isinstance(location, mlir.FileLineColLoc):
             return ""
-        return f"{location.filename.data}:{location.line.data}"
+        return f"{location.filename}:{location.line}"

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 import numpy.typing as npt
-from xdsl.dialects.builtin import Builtin, LocationAttr, ModuleOp
 from xdsl.ir import Attribute, Dialect, OpTraits, SSAValue
 from xdsl.traits import IsTerminator, Pure
 
@@ -33,6 +32,7 @@ from max._kernel_library.tiles.strips import COLUMNS, strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
+from max.mlir.builtin import LocationAttr, ModuleOp
 from max.mlir.conditions import Condition
 from max.mlir.operation import OPS
 from max.mlir.types import short_types
@@ -537,6 +537,7 @@ def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) ->
         resources: The large constants by name.
     """
     from xdsl.context import Context
+    from xdsl.dialects.builtin import Builtin
     from xdsl.parser import Parser
 
     context = Context()
@@ -544,4 +545,4 @@ def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) ->
     setattr(context, "resources", resources or {})  # noqa: B010
     for dialect in (Builtin, MO, MOK):
         context.load_dialect(dialect)
-    return Parser(context, text).parse_module()
+    return ModuleOp.adopt(Parser(context, text).parse_module())

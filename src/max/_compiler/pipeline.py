@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from xdsl.dialects.builtin import ModuleOp
-
 from max import kernel as k
 from max._backends.backend import HOST, Backends
 from max._compiler import mok
@@ -47,6 +45,7 @@ from max.mlir import (
     subgraphs,
     verify_module,
 )
+from max.mlir.builtin import ModuleOp
 
 __all__ = ["PASSES", "compile_module", "optimise"]
 

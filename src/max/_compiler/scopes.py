@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ModuleOp
-
 from max.mlir import GraphOp, IfOp, ShapedType, WhileOp
+from max.mlir.builtin import ModuleOp
 
 
 def scopes(module: ModuleOp) -> dict[str, set[str]]:

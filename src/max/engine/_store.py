@@ -190,9 +190,9 @@ class ProgramStore:
         return compiled, entries
 
     def _key(self, module: mlir.ModuleOp, names: Sequence[str]) -> str | None:
-        """The key of a module: its text, without the contents of big constants, and all that makes code of it.
+        """The key of a module: its ops without the contents of big constants, and all that makes code of it.
 
-        None where kernels of the user are part of it, whose source is not in the text.
+        None where kernels of the user are part of it, whose source is not in `max.mlir.key_text`.
         """
         devices = self._kept_devices()
         if devices is None:
@@ -208,7 +208,7 @@ class ProgramStore:
             # a program that was compiled at this level was verified at this level
             checked += f" verified {flags.MAX_CHECK}"
         return content_key(
-            mlir.print_module(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__,
+            mlir.key_text(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__,
             *makers,
         )  # fmt: skip
 

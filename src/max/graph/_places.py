@@ -20,7 +20,7 @@ _STAGING = tuple(
 @lru_cache(maxsize=65536)
 def location_at(filename: str, line: int) -> mlir.LocationAttr:
     """The location attribute of a file and a line."""
-    return mlir.FileLineColLoc(mlir.StringAttr(filename), mlir.IntAttr(line), mlir.IntAttr(0))
+    return mlir.line_location(filename, line)
 
 
 def user_place() -> tuple[str, int]:

@@ -26,14 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xdsl.dialects.builtin import (
-        FileLineColLoc,
-        IntAttr,
-        LocationAttr,
-        StringAttr,
-        SymbolRefAttr,
-    )
-    from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
+    from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, Region, SSAValue
 
     from max.mlir import ops
     from max.mlir.attributes import (
@@ -44,11 +37,20 @@ if TYPE_CHECKING:
         from_attr,
         to_attr,
     )
+    from max.mlir.builtin import (
+        Block,
+        FileLineColLoc,
+        LocationAttr,
+        ModuleOp,
+        StringAttr,
+        SymbolRefAttr,
+        line_location,
+    )
     from max.mlir.dim_parser import DimParseError, parse_dim
     from max.mlir.dims import DimExpr, FloorDiv
+    from max.mlir.key import key_text
     from max.mlir.module import (
         MO,
-        ModuleOp,
         ParseError,
         VerifyError,
         clone_module,
@@ -90,12 +92,13 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "xdsl.dialects.builtin": "FileLineColLoc IntAttr LocationAttr StringAttr SymbolRefAttr",
-    "xdsl.ir": "Attribute Block BlockArgument OpResult Operation Region SSAValue",
+    "max.mlir.builtin": "Block FileLineColLoc LocationAttr ModuleOp StringAttr SymbolRefAttr line_location",
+    "xdsl.ir": "Attribute BlockArgument OpResult Operation Region SSAValue",
     "max.mlir.attributes": "DenseAttr INLINE_LIMIT ResourceAttr constant_attr from_attr to_attr",
     "max.mlir.dim_parser": "DimParseError parse_dim",
     "max.mlir.dims": "DimExpr FloorDiv",
-    "max.mlir.module": "MO ModuleOp ParseError VerifyError clone_module entry graphs new_module parse_module print_module resources subgraphs verify_module walk",
+    "max.mlir.key": "key_text",
+    "max.mlir.module": "MO ParseError VerifyError clone_module entry graphs new_module parse_module print_module resources subgraphs verify_module walk",
     "max.mlir.operation": "MoOp OPS OpSpec build infer_types",
     "max.mlir.ops.control": "CallOp GraphOp IfOp SubgraphOp WhileOp bind_call control_callees substitute_type",
     "max.mlir.types": "BufferType ChainType DTypeAttr DeviceRefAttr DimAttr OpaqueType ShapeAttr ShapedType TensorType dims_text short_types",
@@ -142,7 +145,6 @@ __all__ = [
     "FloorDiv",
     "GraphOp",
     "IfOp",
-    "IntAttr",
     "LocationAttr",
     "MO",
     "MoOp",
@@ -173,6 +175,8 @@ __all__ = [
     "from_attr",
     "graphs",
     "infer_types",
+    "key_text",
+    "line_location",
     "new_module",
     "ops",
     "parse_dim",

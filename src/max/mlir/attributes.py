@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import (
-    ArrayAttr,
-    DenseArrayBase,
-    DictionaryAttr,
-    FloatAttr,
-    IntegerAttr,
-    IntegerType,
-    StringAttr,
-    SymbolRefAttr,
-    UnitAttr,
-    f64,
-    i64,
-)
 from xdsl.ir import Attribute, Data
 
 from max.dtype import DType
+from max.mlir.builtin import (
+    ArrayAttr,
+    BoolAttr,
+    DictionaryAttr,
+    FloatAttr,
+    IntAttr,
+    IntsAttr,
+    StringAttr,
+    SymbolRefAttr,
+    UnitAttr,
+)
 from max.mlir.dims import DimExpr
 from max.mlir.types import (
     DeviceRefAttr,
@@ -217,14 +215,12 @@ def _parse_element(parser: AttrParser, dtype: DType) -> Any:
 
 @lru_cache(maxsize=4096)
 def _int_attr(value: int) -> Attribute:
-    if -(1 << 63) <= value < 1 << 63:
-        return IntegerAttr(value, i64)
-    return IntegerAttr(value, IntegerType(128))
+    return IntAttr(value)
 
 
 @lru_cache(maxsize=1024)
 def _float_attr(value: float) -> Attribute:
-    return FloatAttr(value, f64)
+    return FloatAttr(value)
 
 
 @lru_cache(maxsize=4096)
@@ -234,11 +230,12 @@ def _string_attr(value: str) -> StringAttr:
 
 @lru_cache(maxsize=1024)
 def _ints_attr(value: tuple[int, ...]) -> Attribute:
-    return DenseArrayBase.from_list(i64, value)
+    return IntsAttr(value)
 
 
-_TRUE = IntegerAttr(1, IntegerType(1))
-_FALSE = IntegerAttr(0, IntegerType(1))
+_TRUE = BoolAttr(True)
+_FALSE = BoolAttr(False)
+_UNIT = UnitAttr()
 
 
 def to_attr(value: Any) -> Attribute:
@@ -258,7 +255,7 @@ def to_attr(value: Any) -> Attribute:
     if kind is float:
         # the cache compares by ==, which confuses -0.0 with 0.0 and never finds NaN
         uncacheable = value != value or (value == 0 and math.copysign(1, value) < 0)
-        return FloatAttr(value, f64) if uncacheable else _float_attr(value)
+        return FloatAttr(value) if uncacheable else _float_attr(value)
     if kind is str:
         return _string_attr(value)
     if kind is DimExpr:
@@ -266,7 +263,7 @@ def to_attr(value: Any) -> Attribute:
     if isinstance(value, Attribute):
         return value
     if value is None:
-        return UnitAttr()
+        return _UNIT
     if isinstance(value, DType):
         return DTypeAttr(value)
     if isinstance(value, tuple | list):
@@ -275,38 +272,33 @@ def to_attr(value: Any) -> Attribute:
             return _ints_attr(tuple(items))
         if any(isinstance(v, DimExpr) for v in items):
             return ShapeAttr.of(items)
-        return ArrayAttr([to_attr(v) for v in items])
+        return ArrayAttr(tuple([to_attr(v) for v in items]))
     if isinstance(value, Mapping):
         pairs = cast("Mapping[str, Any]", value).items()
-        return DictionaryAttr({str(k): to_attr(v) for k, v in pairs})
+        return DictionaryAttr(tuple([(str(k), to_attr(v)) for k, v in pairs]))
     if isinstance(value, np.generic):
         return to_attr(cast(Any, value).item())
     raise TypeError(f"{kind.__name__} {value!r} cannot be an attribute of an op")
 
 
+_HOLDERS: frozenset[type[Attribute]] = frozenset(
+    {
+        BoolAttr, DTypeAttr, DimAttr, FloatAttr, IntAttr, IntsAttr, ShapeAttr, StringAttr, SymbolRefAttr, UnitAttr,
+    }
+)  # fmt: skip
+"""Attributes whose data is the Python value."""
+
+
 def from_attr(attr: Attribute) -> Any:
     """Converts an attribute to a Python value, the inverse of `to_attr`; constants become arrays."""
-    if isinstance(attr, IntegerAttr):
-        number = attr.value.data
-        kind = cast(Attribute, attr.type)
-        is_bool = isinstance(kind, IntegerType) and cast(Any, kind).width.data == 1
-        return bool(number) if is_bool else number
-    if isinstance(attr, StringAttr | ShapeAttr | DimAttr | DTypeAttr):
-        return attr.data
-    if isinstance(attr, FloatAttr):
-        return attr.value.data
-    if isinstance(attr, DenseArrayBase):
-        return tuple(attr.get_values())
+    if type(attr) in _HOLDERS:
+        return cast("Data[Any]", attr).data
     if isinstance(attr, DenseAttr | ResourceAttr):
         return attr.array
     if isinstance(attr, ArrayAttr):
-        return tuple(from_attr(a) for a in cast("ArrayAttr[Attribute]", attr).data)
+        return tuple([from_attr(a) for a in attr.data])
     if isinstance(attr, DictionaryAttr):
-        return {k: from_attr(a) for k, a in attr.data.items()}
-    if isinstance(attr, SymbolRefAttr):
-        return attr.root_reference.data
-    if isinstance(attr, UnitAttr):
-        return None
+        return {k: from_attr(a) for k, a in attr.data}
     if isinstance(attr, DeviceRefAttr):
         return attr
     raise TypeError(f"attribute {attr} has no Python value")

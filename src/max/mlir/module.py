@@ -7,10 +7,10 @@ from io import StringIO
 from typing import Any, cast
 
 import numpy.typing as npt
-from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.ir import Dialect, Operation
 
 from max.mlir.attributes import DenseAttr, ResourceAttr
+from max.mlir.builtin import ModuleOp
 from max.mlir.operation import OPS, MoOp
 from max.mlir.ops.control import GraphOp, SubgraphOp
 from max.mlir.types import (
@@ -26,7 +26,6 @@ from max.mlir.types import (
 
 __all__ = [
     "MO",
-    "ModuleOp",
     "ParseError",
     "VerifyError",
     "clone_module",
@@ -70,7 +69,7 @@ class VerifyError(ValueError):
 
 def new_module() -> ModuleOp:
     """An empty module."""
-    return ModuleOp([])
+    return ModuleOp()
 
 
 def graphs(module: ModuleOp) -> Iterator[GraphOp]:
@@ -149,6 +148,7 @@ def parse_module(
         ParseError: The text is not a valid module, or a resource is missing.
     """
     from xdsl.context import Context
+    from xdsl.dialects.builtin import Builtin
     from xdsl.parser import Parser
     from xdsl.utils import exceptions
 
@@ -160,7 +160,7 @@ def parse_module(
     context.load_dialect(Builtin)
     context.load_dialect(MO)
     try:
-        return Parser(context, text, name).parse_module()
+        return ModuleOp.adopt(Parser(context, text, name).parse_module())
     except (exceptions.ParseError, exceptions.MultipleSpansParseError) as error:
         raise ParseError(str(error)) from error
     except exceptions.VerifyException as error:

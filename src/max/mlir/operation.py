@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from xdsl.dialects.builtin import UNKNOWN_LOC, LocationAttr
-from xdsl.ir import Attribute, Operation, OpTraits, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, OpTraits, Region, SSAValue
 from xdsl.traits import IsTerminator, OpTrait, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from max._dataclass import dataclass
 from max.mlir.attributes import from_attr, to_attr
+from max.mlir.builtin import UNKNOWN_LOC, LocationAttr
 from max.mlir.conditions import Condition, size_conditions
 from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types
 
@@ -77,6 +77,29 @@ class MoOp(Operation):
 
     spec: ClassVar[OpSpec]
     traits: ClassVar[OpTraits]
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        operands: Sequence[SSAValue] = (),
+        result_types: Sequence[Attribute] = (),
+        properties: Mapping[str, Attribute] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
+        location: LocationAttr | None = None,
+        successors: Sequence[Block] = (),
+        regions: Sequence[Region] = (),
+    ) -> Self:
+        """Creates an op, not yet in a block; xDSL imports its `builtin` dialect for an op without a location."""
+        return super().create(
+            operands=operands,
+            result_types=result_types,
+            properties=properties or {},
+            attributes=attributes or {},
+            location=UNKNOWN_LOC if location is None else location,
+            successors=successors,
+            regions=regions,
+        )
 
     def attr(self, name: str) -> Any:
         """The Python value of an attribute.
@@ -262,7 +285,7 @@ def build(
         operands=operands,
         result_types=result_types,
         attributes={key: to_attr(value) for key, value in values.items()},
-        location=UNKNOWN_LOC if location is None else location,
+        location=location,
         regions=regions,
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xdsl.ir import Attribute, Data, TypeAttribute
 
 from max.dtype import DType
+from max.mlir.builtin import from_xdsl
 from max.mlir.dim_parser import parse_expression
 from max.mlir.dims import DimExpr
 
@@ -383,7 +384,7 @@ class OpaqueType(Data[tuple[str, tuple[tuple[str, Attribute], ...]]], TypeAttrib
             parameters: dict[str, Attribute] = {}
             if parser.parse_optional_punctuation(",") is not None:
                 parameters = parser.parse_optional_dictionary_attr_dict()
-        return name, tuple(sorted(parameters.items()))
+        return name, tuple([(key, from_xdsl(attr)) for key, attr in sorted(parameters.items())])
 
     def print_parameter(self, printer: Printer) -> None:
         with printer.in_angle_brackets():

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy.typing as npt
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 
 from max._backends.backend import Backends
 from max._compiler.mok import OnceOp
 from max._dataclass import dataclass
 from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs
+from max.mlir.builtin import ModuleOp
 
 __all__ = ["DevicePass", "GraphPass", "ModulePass", "Pass", "blocks", "constant_of", "ops_of"]
 

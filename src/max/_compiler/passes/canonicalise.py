@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from xdsl.dialects.builtin import UNKNOWN_LOC
 from xdsl.ir import Block, Operation, SSAValue
 
 from max._compiler.mok import MatmulOp
 from max._compiler.passes.base import constant_of, ops_of
 from max.mlir import DenseAttr, MoOp, ShapedType, TensorType, build, to_attr
+from max.mlir.builtin import UNKNOWN_LOC
 
 __all__ = ["canonicalise", "insert_before"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import SSAValue
 
 from max._compiler.attention import readable
 from max._compiler.layout import Layout
@@ -10,6 +10,7 @@ from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import ops_of
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import OPS, BufferType, MoOp, ShapedType
+from max.mlir.builtin import Block
 
 __all__ = ["READS_STRIDED", "base_of", "copy_region", "materialise", "needs_contiguous"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from max._compiler.layout import Layout
 from max._compiler.mok import OnceOp, YieldOp
@@ -10,6 +10,7 @@ from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import needs_contiguous
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType
+from max.mlir.builtin import Block
 
 __all__ = ["compute_once", "weights_only"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from xdsl.ir import Block, SSAValue
 
+from max import mlir
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
@@ -38,7 +39,7 @@ def _outline(unit: Unit) -> BodyOp:
     """The region of a unit, not yet inserted; its results replace the uses outside of the unit."""
     members = set[object](unit.ops)
     inputs: dict[SSAValue, int] = {}
-    body = Block()
+    body = mlir.Block()
     mapper: dict[SSAValue, SSAValue] = {}
 
     def inside(value: SSAValue) -> None:

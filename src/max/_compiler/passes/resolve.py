@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
 from xdsl.rewriter import Rewriter
 
@@ -32,6 +31,7 @@ from max.mlir import (
     subgraphs,
     substitute_type,
 )
+from max.mlir.builtin import ModuleOp
 from max.mlir.ops.shape import SLICE_ATTRIBUTES, slice_shape
 
 __all__ = ["resolve_sizes"]

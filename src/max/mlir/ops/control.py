@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from xdsl.dialects.builtin import StringAttr, SymbolRefAttr
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpTraits
-from xdsl.traits import IsolatedFromAbove, SymbolOpInterface
+from xdsl.traits import IsolatedFromAbove
 from xdsl.utils.exceptions import VerifyException
 
 from max.dtype import DType
+from max.mlir.builtin import StringAttr, SymbolRefAttr
 from max.mlir.dims import DimExpr
 from max.mlir.operation import OPS, Attrs, MoOp, OpSpec, Types, define
 from max.mlir.types import (
@@ -149,7 +149,7 @@ class CallOp(MoOp):
     @property
     def callee(self) -> str:
         """The name of the subgraph."""
-        return cast(SymbolRefAttr, self.attributes["callee"]).root_reference.data
+        return cast(SymbolRefAttr, self.attributes["callee"]).data
 
     @property
     def prefix(self) -> str:
@@ -412,4 +412,4 @@ define(
 )
 
 for _name in ("mo.graph", "mo.subgraph"):
-    OPS[_name].traits = OpTraits(lambda: (IsolatedFromAbove(), SymbolOpInterface()))
+    OPS[_name].traits = OpTraits(lambda: (IsolatedFromAbove(),))
