@@ -16,6 +16,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from max._config import cache_dir, flags
@@ -51,13 +52,24 @@ def source_fingerprint(package: str) -> str:
     Args:
         package: A folder below ``max``, such as ``"kernel"``.
     """
-    root = Path(__file__).parents[1]
-    digest = hashlib.blake2b(digest_size=16)
+    root = str(Path(__file__).parents[1])
     # generated code depends on the layouts in _abi.py
-    for path in (root / "_abi.py", *sorted((root / package).rglob("*.py"))):
-        stat = path.stat()
-        digest.update(f"{path.relative_to(root)}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+    files = [os.path.join(root, "_abi.py"), *sorted(_sources(os.path.join(root, package)))]
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        stat = os.stat(path)
+        digest.update(f"{path[len(root) :]}:{stat.st_size}:{stat.st_mtime_ns};".encode())
     return digest.hexdigest()
+
+
+def _sources(folder: str) -> Iterator[str]:
+    """The Python files below a folder; a third of the time of `Path.rglob`."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield entry.path
+            elif entry.name != "__pycache__" and entry.is_dir(follow_symlinks=False):
+                yield from _sources(entry.path)
 
 
 def _checksum(key: bytes, payload: bytes) -> bytes:
