@@ -5,7 +5,7 @@ statement computes a tensor (``t3``) and the same with NumPy (``a3``). Between r
 arrays, the tensors that are read or held, written memory and the order of statements change; memory is exported and
 written later, values are deleted, kept and asked for in another order, statements raise, and two threads run one
 program. Integers and bools are values of their own, whose dtypes promote; they decide which statements run. Weights are
-packed after two runs.
+packed after two runs. Random tensors are compared with NumPy's of the same generator, seed and place in the sequence.
 
 ``python -m tests.experimental.eager_programs --first SEED --count N`` runs programs; ``--show SEED`` prints one.
 """
@@ -26,8 +26,9 @@ import numpy as np
 import pytest
 import torch
 
+from max._interpreter.random import philox
 from max.dtype import DType
-from max.experimental import Tensor, _packing, _programs, _recorder, _signatures
+from max.experimental import Tensor, _packing, _programs, _recorder, _signatures, random
 from max.experimental import functional as F
 
 REPETITIONS = 12
@@ -136,6 +137,8 @@ class World:
         self.exports: list[tuple[Any, Array]] = []
         self.kept: list[tuple[Tensor, Array]] = []
         self.previous: tuple[Tensor, Array] | None = None
+        # the seed of random tensors, and how many were made
+        self.seed = self.draws = 0
 
     def write(self, how: int, value: float) -> None:
         """Writes a weight, by one path."""
@@ -240,7 +243,7 @@ class Writer:
     def statement(self) -> None:
         """Appends a random statement."""
         x, k = self.pick(), self.below(NUMBERS)
-        kind = self.below(40)
+        kind = self.below(42)
         if kind in self.without:
             kind = self.below(18)
         match kind:
@@ -339,6 +342,10 @@ class Writer:
             case 38:
                 b = self.one_of(self.bools)
                 self.value(f"F.where(t{b}, t{x}, 0.25)", f"np.where(a{b}, a{x}, 0.25).astype(a{x}.dtype)")  # fmt: skip
+            case 39 | 40:
+                kind = self.one_of(("uniform", "gaussian"))
+                first, second = self.one_of((("-0.5", "1.5"), (f"p.numbers[{k}]", "4.0")))
+                self.value(f"drawn(w, '{kind}', t{x}, {first}, {second})", f"samples(w, '{kind}', a{x}, {first}, {second})")  # fmt: skip
             case _:
                 q = self.one_of(self.integers)
                 y = self.both("$0 + 0.25", x)
@@ -497,6 +504,32 @@ def few(tensor: Tensor, array: Array) -> int:
     return expected
 
 
+def drawn(world: World, kind: str, like: Tensor, first: Any, second: Any) -> Tensor:
+    """A random tensor of the shape and dtype of another one."""
+    world.draws += 1
+    if kind == "uniform":
+        return random.uniform_like(like, (first, second))
+    return random.gaussian_like(like, first, second)
+
+
+def samples(world: World, kind: str, like: Array, first: Any, second: Any) -> Array:
+    """What the last `drawn` of a world has to have."""
+    blocks = np.arange(-(-like.size // 4))
+    counters = np.zeros((blocks.size, 4), np.uint32)
+    counters[:, 0] = blocks
+    words = philox(counters, np.array([world.draws - 1, world.seed], np.uint32))
+    unit = (words >> 8) * 2.0**-24
+    if kind == "uniform":
+        result = unit * (float(second) - float(first)) + float(first)
+    else:
+        # Box-Muller on pairs of neighbours
+        radius = np.sqrt(-2 * np.log(unit[:, ::2] + 2.0**-25))
+        angle = 2 * np.pi * unit[:, 1::2]
+        normal = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2)
+        result = normal * float(second) + float(first)
+    return result.reshape(-1)[: like.size].reshape(like.shape).astype(like.dtype)
+
+
 def export(tensor: Tensor, how: int) -> Any:
     """An array on the memory of a tensor."""
     match how:
@@ -534,8 +567,8 @@ def check(tensor: Tensor, array: Array, what: str = "") -> None:
 
 
 SCOPE = {
-    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "export": export, "few": few, "joined": joined, "odd": odd,
-    "gc": gc, "REFUSED": REFUSED, "refused": refused, "np": np, "own": own, "realize": realize, "store": store, "write_exports": write_exports,
+    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "drawn": drawn, "export": export, "few": few, "joined": joined, "odd": odd,
+    "gc": gc, "REFUSED": REFUSED, "refused": refused, "samples": samples, "np": np, "own": own, "realize": realize, "store": store, "write_exports": write_exports,
 }  # fmt: skip
 
 
@@ -640,7 +673,11 @@ def _repeat(
             errors.append(error)
 
     threads: list[threading.Thread] = []
-    if parameters.threads:
+    # threads share the sequence of random tensors, in no certain order
+    draws = "drawn" in program.__code__.co_names
+    world.seed, world.draws = int(rng.integers(2)), 0
+    random.set_seed(world.seed)
+    if parameters.threads and not draws:
         world.previous, parameters.previous = None, -1
         mine = [inputs(np.random.default_rng(turn)) for turn in range(2)]
         threads = [threading.Thread(target=other, args=(g, world.constant.copy())) for g in mine]

@@ -25,7 +25,7 @@ maximum minimum multiply negative nextafter not_equal positive pow real reciproc
 sinh square sqrt subtract tan tanh trunc take take_along_axis matmul tensordot matrix_transpose vecdot concat
 expand_dims flip moveaxis permute_dims repeat reshape roll squeeze stack tile unstack argmax argmin nonzero
 count_nonzero searchsorted where unique_all unique_counts unique_inverse unique_values isin argsort sort
-cumulative_sum cumulative_prod max mean min prod std sum var all any diff
+cumulative_sum cumulative_prod max mean min prod std sum var all any diff __array_namespace_info__
 """.split()
 
 rng = np.random.default_rng(0)
@@ -217,6 +217,7 @@ def test_the_page_says_how_many_there_are() -> None:
         "result_type",
     }
     tested |= {"empty", "empty_like", "e", "inf", "nan", "pi", "newaxis"}
+    tested |= {"__array_namespace_info__"}
     assert [n for n in have if n not in tested and not isinstance(getattr(xp, n), DType)] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import math
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from max._config import flags
 from max.dtype import DType
-from max.experimental import Tensor, _dispatch, _replays, _traces
+from max.experimental import Tensor, _dispatch, _replays, _traces, array_api
 from max.experimental import functional as F
 from max.experimental._patterns import Pattern, Symbol
 from max.experimental._programs import compiled_programs
@@ -511,6 +512,25 @@ def test_threads_that_follow_the_same_trace_and_share_values() -> None:
     assert not failures, failures[0]
     for tensor, want in shared:
         same(tensor, want)
+
+
+def test_a_call_with_fewer_frames_than_that_of_the_trace() -> None:
+    done, failures = threading.Event(), list[BaseException]()
+
+    # its frame is the last of its stack
+    def work() -> None:
+        try:
+            x = Tensor.constant([1.0, 2.0])
+            for turn in range(12):
+                z = x + 1
+                y = array_api.square(z) if turn < 8 else z * z
+                same(y, np.float32([4, 9]))
+        except BaseException as error:
+            failures.append(error)
+        done.set()
+
+    _thread.start_new_thread(work, ())
+    assert done.wait(60) and not failures, failures
 
 
 def test_nans_are_looked_for_in_the_middle_of_a_trace() -> None:

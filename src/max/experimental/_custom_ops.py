@@ -297,7 +297,7 @@ class _Program(NamedTuple):
         values = self.pattern.match(details)
         if values is None:
             return False
-        sizes = {f"s{number}": int(value) for number, value in enumerate(values)}
+        sizes = {f"s{i}": value for i, value in enumerate(values) if isinstance(value, int)}
         return first_unmet(self.conditions, sizes) is None
 
 

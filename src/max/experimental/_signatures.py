@@ -94,7 +94,8 @@ class Family:
             values = symbolic.pattern.match(details)
             if values is None:
                 continue
-            sizes = {f"s{index}": int(value) for index, value in enumerate(values)}
+            # floats, of which some are infinite, are no sizes
+            sizes = {f"s{i}": value for i, value in enumerate(values) if isinstance(value, int)}
             if first_unmet(symbolic.conditions, sizes) is None:
                 return [
                     cell_type(dtype, tuple([dim.evaluate(sizes) for dim in shape]), device)

@@ -103,13 +103,14 @@ if TYPE_CHECKING:
     reduce_mul = lang.reduce_mul
     dot_bf16, dot_i8, dot_i16 = lang.dot_bf16, lang.dot_i8, lang.dot_i16
     matrix_tiles, target, tile, vectors = lang.matrix_tiles, lang.target, lang.tile, lang.vectors
-    acos, atanh, cos, erf, exp, exp2 = (
+    acos, atanh, cos, erf, exp, exp2, fmod = (
         mathlib.acos,
         mathlib.atanh,
         mathlib.cos,
         mathlib.erf,
         mathlib.exp,
         mathlib.exp2,
+        mathlib.fmod,
     )
     log, log1p, log2, polynomial = mathlib.log, mathlib.log1p, mathlib.log2, mathlib.polynomial
     rsqrt, sigmoid, silu, sin, tanh = (
@@ -144,7 +145,7 @@ _NAMES = {
         "iota select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add reduce_max "
         "reduce_min reduce_mul dot_bf16 dot_i8 dot_i16 matrix_tiles target tile vectors"
     ),
-    "max.kernel.language.mathlib": "pow acos atanh cos erf exp exp2 log log1p log2 polynomial rsqrt sigmoid silu sin tanh",
+    "max.kernel.language.mathlib": "pow acos atanh cos erf exp exp2 fmod log log1p log2 polynomial rsqrt sigmoid silu sin tanh",
 }
 """The names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -59,9 +59,15 @@ def gelu_quick(x: Any) -> Any:
 @k.inline
 def floor_mod(x: Any, y: Any) -> Any:
     """The remainder of floats with the sign of `y`, computed without the rounding of ``x - floor(x / y) * y``."""
-    r = k.fma(-k.trunc(x / y), y, x)
+    q = k.trunc(x / y)
+    r = k.fma(-q, y, x)
     # the quotient may have rounded up across an integer
     r = k.select((r != 0) & ((r < 0) != (x < 0)), r + k.select(x < 0, -k.abs(y), k.abs(y)), r)
+    # beyond, the quotient's integer is not exact; infinity times 0 is NaN
+    far = k.abs(q) > (4503599627370496.0 if x.dtype is k.f64 else 4194304.0)
+    far = far | (k.abs(y) == float("inf"))
+    if k.any(far):  # as good as never
+        r = k.select(far, k.fmod(x, y), r)
     return k.select((r != 0) & ((r < 0) != (y < 0)), r + y, r)
 
 

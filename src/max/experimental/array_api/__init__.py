@@ -96,6 +96,7 @@ from max.experimental.array_api.elementwise import (
     trunc,
     where,
 )
+from max.experimental.array_api.inspection import NamespaceInfo as __array_namespace_info__
 from max.experimental.array_api.inverse import (
     acosh,
     asin,
@@ -158,7 +159,7 @@ from max.experimental.array_api.sets import (
 )
 
 __all__ = [
-    "abs", "acos", "acosh", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "asarray",
+    "__array_namespace_info__", "abs", "acos", "acosh", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "asarray",
     "asin", "asinh", "astype", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
     "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool",
     "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil", "clip", "concat",

@@ -7,8 +7,7 @@ from typing import Any
 from max import kernel as k
 from max.dtype import DType
 from max.experimental import functional as F
-from max.experimental.array_api.data_types import astype, result_type
-from max.experimental.array_api.manipulation import broadcast_arrays
+from max.experimental.array_api.operands import pair_of
 from max.experimental.tensor import Tensor
 from max.graph import TensorType, TensorValue, ops
 
@@ -65,21 +64,8 @@ def _stage_float(x: TensorValue, dtype: DType) -> TensorValue:
     return ops.custom(_KERNEL + ".float", x.device, [flat], [result])[0].tensor
 
 
-def _pair(name: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
-    """Two operands of one dtype and shape; one of them may be a number of Python."""
-    tensor = x1 if isinstance(x1, Tensor) else x2
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: neither {x1!r} nor {x2!r} is a Tensor")
-    x1, x2 = (
-        x if isinstance(x, Tensor) else Tensor.constant(x, dtype=tensor.dtype) for x in (x1, x2)
-    )
-    dtype = result_type(x1, x2)
-    first, second = broadcast_arrays(astype(x1, dtype), astype(x2, dtype))
-    return first, second
-
-
 def _of_integers(name: str, kind: str, x1: Any, x2: Any) -> Tensor:
-    x1, x2 = _pair(name, x1, x2)
+    x1, x2 = pair_of(name, x1, x2)
     if not x1.dtype.is_integral():
         raise TypeError(f"{name}: the operands are {x1.dtype.name}, expected integers")
     return _stage(x1, x2, kind, x1.dtype).reshape(list(x1.shape))
@@ -135,7 +121,7 @@ def signbit(x: Tensor, /) -> Tensor:
 
 def copysign(x1: Any, x2: Any, /) -> Tensor:
     """The magnitude of `x1` with the sign of `x2`."""
-    x1, x2 = _pair("copysign", x1, x2)
+    x1, x2 = pair_of("copysign", x1, x2)
     low = (1 << (x1.dtype.size_in_bits - 1)) - 1
     first, second = _word("copysign", x1), _word("copysign", x2)
     return _float(bitwise_or(bitwise_and(first, low), bitwise_and(second, ~low)), x1.dtype)
@@ -143,7 +129,7 @@ def copysign(x1: Any, x2: Any, /) -> Tensor:
 
 def nextafter(x1: Any, x2: Any, /) -> Tensor:
     """The next float from `x1` in the direction of `x2`."""
-    x1, x2 = _pair("nextafter", x1, x2)
+    x1, x2 = pair_of("nextafter", x1, x2)
     word = _word("nextafter", x1)
     # floats of one sign are ordered as their bits
     away = F.equal(x1 > 0, x2 > x1)

@@ -10,6 +10,7 @@ from max.dtype import DType
 from max.experimental import functional as F
 from max.experimental.array_api.creation import full_like, zeros_like
 from max.experimental.array_api.data_types import UNSIGNED, astype
+from max.experimental.array_api.operands import pair_of
 from max.experimental.tensor import Tensor
 
 __all__ = [
@@ -76,11 +77,10 @@ def _same_kind(name: str, op: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 abs, exp, log, log1p, sqrt = F.abs, F.exp, F.log, F.log1p, F.sqrt
-acos, cos, sin, tanh, atanh = F.acos, F.cos, F.sin, F.tanh, F.atanh
+cos, sin, tanh, atanh = F.cos, F.sin, F.tanh, F.atanh
 negative = F.negate
 floor, round, trunc = (_same_kind(n, getattr(F, n)) for n in ("floor", "round", "trunc"))
 add, subtract, multiply, divide, pow = F.add, F.sub, F.mul, F.div, F.pow
-floor_divide, remainder = F.floor_div, F.mod
 equal, not_equal, greater, greater_equal = F.equal, F.not_equal, F.greater, F.greater_equal
 logical_and, logical_or, logical_xor, logical_not = (
     F.logical_and,
@@ -88,6 +88,37 @@ logical_and, logical_or, logical_xor, logical_not = (
     F.logical_xor,
     F.logical_not,
 )
+
+
+def acos(x: Tensor, /) -> Tensor:
+    """The arc cosine; NaN outside of -1 to 1."""
+    # the op clamps
+    return F.where(F.abs(x) > 1, full_like(x, math.nan), F.acos(x))
+
+
+def remainder(x1: Any, x2: Any, /) -> Tensor:
+    """The remainder of a division, with the sign of `x2`, which a zero has too."""
+    x1, x2 = pair_of("remainder", x1, x2)
+    rest = F.mod(x1, x2)
+    if not rest.dtype.is_float():
+        return rest
+    zero = zeros_like(rest)
+    return F.where(F.equal(rest, 0), F.where(x2 < 0, -zero, zero), rest)
+
+
+def floor_divide(x1: Any, x2: Any, /) -> Tensor:
+    """The greatest integer that is not above ``x1 / x2``, which is not rounded first; NaN of an infinite `x1`."""
+    x1, x2 = pair_of("floor_divide", x1, x2)
+    if not x1.dtype.is_float():
+        return F.floor_div(x1, x2)
+    quotient = x1 / x2
+    result = F.round((x1 - F.mod(x1, x2)) / x2)
+    # all finite numbers but 0 are above or below 0 by less than an infinite divisor
+    apart = F.not_equal(x1, 0) & F.not_equal(x1 < 0, x2 < 0) & ~F.is_nan(x1)
+    near = F.where(apart, full_like(quotient, -1.0), quotient)
+    result = F.where(F.is_inf(x2) & ~F.is_inf(x1), near, result)
+    result = F.where(F.equal(x2, 0), quotient, result)
+    return F.where(F.equal(result, 0), quotient * 0, result)
 
 
 def less(x1: Any, x2: Any, /) -> Tensor:
@@ -171,8 +202,9 @@ def log10(x: Tensor, /) -> Tensor:
     return F.log(x) * (1 / math.log(10))
 
 
-def logaddexp(x1: Tensor, x2: Tensor, /) -> Tensor:
+def logaddexp(x1: Any, x2: Any, /) -> Tensor:
     """``log(exp(x1) + exp(x2))``, without overflow."""
+    x1, x2 = pair_of("logaddexp", x1, x2)
     top, apart = F.max(x1, x2), F.abs(x1 - x2)
     # infinities of one sign have no difference
     same = F.equal(x1, x2)

@@ -9,7 +9,7 @@ from typing import Any
 from max.experimental import functional as F
 from max.experimental.array_api.bits import copysign, signbit
 from max.experimental.array_api.creation import full_like, zeros_like
-from max.experimental.array_api.manipulation import broadcast_arrays
+from max.experimental.array_api.operands import pair_of
 from max.experimental.tensor import Tensor
 
 __all__ = ["acosh", "asin", "asinh", "atan", "atan2", "expm1", "hypot", "sinh"]
@@ -67,11 +67,13 @@ def acosh(x: Tensor, /) -> Tensor:
     above = F.min(x, _LARGE) - 1.0
     result = F.log1p(above + F.sqrt(2.0 * above + above * above))
     result = F.where(x > _LARGE, F.log(x) + math.log(2), result)
+    result = F.where(x < 1, full_like(x, math.nan), result)
     return F.where(F.is_nan(x), x, result)
 
 
 def hypot(x1: Any, x2: Any, /) -> Tensor:
     """``sqrt(x1 * x1 + x2 * x2)`` without overflow."""
+    x1, x2 = pair_of("hypot", x1, x2)
     first, second = F.abs(x1), F.abs(x2)
     high, low = F.max(first, second), F.min(first, second)
     zero = F.equal(high, 0.0)
@@ -99,9 +101,9 @@ def asin(x: Tensor, /) -> Tensor:
     return atan(x / F.sqrt((1.0 - x) * (1.0 + x)))
 
 
-def atan2(x1: Tensor, x2: Tensor, /) -> Tensor:
+def atan2(x1: Any, x2: Any, /) -> Tensor:
     """The angle of the point ``(x2, x1)``, between -pi and pi; signs of zeros and infinities count."""
-    x1, x2 = broadcast_arrays(x1, x2)
+    x1, x2 = pair_of("atan2", x1, x2)
     height, width = F.abs(x1), F.abs(x2)
     both_zero = F.logical_and(F.equal(height, 0.0), F.equal(width, 0.0))
     both_infinite = F.logical_and(F.is_inf(height), F.is_inf(width))

@@ -27,8 +27,9 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """The sums of products along an axis."""
-    return sum(x1 * x2, axis=axis)
+    """The sums of products along an axis, in the dtype of the products; the other axes broadcast."""
+    products = x1 * x2
+    return sum(products, axis=axis, dtype=products.dtype)
 
 
 def tensordot(

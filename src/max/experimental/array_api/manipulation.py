@@ -54,7 +54,7 @@ def moveaxis(
     return permute_dims(x, tuple(order))
 
 
-def expand_dims(x: Tensor, /, *, axis: int = 0) -> Tensor:
+def expand_dims(x: Tensor, /, axis: int = 0) -> Tensor:
     """With a new axis of size 1."""
     return x.unsqueeze(axis)
 
@@ -106,9 +106,22 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Te
     return x
 
 
-def repeat(x: Tensor, repeats: int, /, *, axis: int | None = None) -> Tensor:
-    """Each element a number of times."""
-    return F.repeat_interleave(x, repeats, axis)
+def repeat(x: Tensor, repeats: int | Tensor, /, *, axis: int | None = None) -> Tensor:
+    """Each element a number of times.
+
+    Args:
+        x: The elements.
+        repeats: The number, or one for each place of the axis, which is computed at once.
+        axis: The axis; None for the elements of all.
+    """
+    numbers = repeats.to_numpy().reshape(-1) if isinstance(repeats, Tensor) else [repeats]
+    if len(numbers) != 1:
+        return F.repeat_interleave(x, repeats, axis, out_dim=int(numbers.sum()))
+    if numbers[0] > 0:
+        return F.repeat_interleave(x, int(numbers[0]), axis)
+    if axis is None:
+        return x.reshape((-1,))[:0]
+    return x[tuple(slice(0, 0) if a == axis % x.rank else slice(None) for a in range(x.rank))]
 
 
 def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 from max.dtype import DType
 from max.experimental import functional as F
 from max.experimental.array_api.arguments import Axis, axes_of, shape_of
-from max.experimental.array_api.creation import zeros_like
 from max.experimental.array_api.data_types import UNSIGNED, astype
 from max.experimental.array_api.manipulation import permute_dims
 from max.experimental.tensor import Tensor
@@ -131,8 +130,7 @@ def cumulative_prod(
         step *= 2
     if not include_initial:
         return x
-    sizes = [1 if a == axis else n for a, n in enumerate(shape_of(x))]
-    return F.concat([Tensor.ones(sizes, dtype=x.dtype), x], axis=axis)
+    return F.concat([_initial(x, axis, 1), x], axis=axis)
 
 
 def _truth(x: Tensor) -> Tensor:
@@ -163,16 +161,45 @@ def cumulative_sum(
     sums = F.cumsum(x, axis)
     if not include_initial:
         return sums
-    first = zeros_like(
-        sums[tuple(slice(0, 1) if a == axis % x.rank else slice(None) for a in range(x.rank))]
-    )
-    return F.concat([first, sums], axis=axis)
+    return F.concat([_initial(sums, axis, 0), sums], axis=axis)
 
 
-def diff(x: Tensor, /, *, axis: int = -1, n: int = 1) -> Tensor:
-    """The differences of neighbours along an axis, `n` times."""
+def _initial(x: Tensor, axis: int, value: int) -> Tensor:
+    """What `include_initial` puts in front."""
+    sizes = list(shape_of(x))
+    sizes[axis] = 1
+    return Tensor.full(sizes, value, dtype=x.dtype)
+
+
+def diff(
+    x: Tensor,
+    /,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    """The differences of neighbours along an axis, `n` times.
+
+    Args:
+        x: The elements.
+        axis: The axis.
+        n: How often differences are taken; 0 leaves the elements as they are.
+        prepend: What comes before the elements along the axis.
+        append: What comes behind them.
+
+    Raises:
+        ValueError: `n` is negative.
+    """
+    if n < 0:
+        raise ValueError(f"diff: n is {n}, expected 0 or more")
+    if n and (prepend is not None or append is not None):
+        x = F.concat([part for part in (prepend, x, append) if part is not None], axis=axis)
     for _ in range(n):
         size = shape_of(x)[axis]
+        if not size:
+            break
         ends = [
             x[tuple(part if a == axis % x.rank else slice(None) for a in range(x.rank))]
             for part in (slice(1, size), slice(0, size - 1))

@@ -43,7 +43,7 @@ def unique_all(x: Tensor, /) -> _All:
     if not size:
         empty = Tensor.from_dlpack(np.zeros(0, np.int64))
         return _All(flat, empty, empty.reshape(list(x.shape)), empty)
-    order = argsort(flat)
+    order = argsort(flat.cast(DType.uint8) if flat.dtype is DType.bool else flat)
     ordered = take(flat, order)
     start = Tensor.constant([True], dtype=DType.bool)
     starts = F.concat([start, F.not_equal(ordered[1:], ordered[:-1])]) if size > 1 else start

@@ -253,6 +253,8 @@ def _sine(x: Any, shift: float, name: str) -> Any:
     odd = (n == 1.0) | (n == 3.0)
     result = k.select(odd, cosine, sine)
     result = k.select(n >= 2.0, -result, result)
+    if shift == 0.0:  # the products above lose the sign of -0.0
+        result = k.select(x == 0.0, x, result)
     far = ~(k.abs(x) <= (1099511627776.0 if k.target().has_fma else 1048576.0))
     if k.any(far):  # as good as never
         result = k.select(far, k.cast(k.libm(name, k.cast(x, f64)), f32), result)
@@ -353,6 +355,16 @@ def _exp2_wide(x: Any) -> Any:
     )
     power = k.bitcast((i64(k.cast_unchecked(n, i32)) + 1023) << 52, f64)
     return p * power
+
+
+@inline
+def fmod(x: Any, y: Any) -> Any:
+    """The exact remainder of ``x / y`` with the sign of `x`, by the C library; NaN where `y` is 0 or `x` infinite."""
+    x = k.floating(x)
+    y = k.floating(y)
+    if x.dtype is f64 or y.dtype is f64:
+        return k.libm("fmod", f64(x), f64(y))
+    return k.cast(k.libm("fmod", k.cast(x, f64), k.cast(y, f64)), f32)
 
 
 @inline

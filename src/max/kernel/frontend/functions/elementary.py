@@ -21,6 +21,7 @@ _LIBM = frozenset(
     {
         "exp",
         "exp2",
+        "fmod",
         "log",
         "log2",
         "log1p",
