@@ -74,7 +74,7 @@ def test_vectors_of_texts_and_of_tokens(api, folder, vectors, kind) -> None:
 def test_scores(plain: httpx.Client, vectors) -> None:
     expected = vectors[1:] @ vectors[0]
     body = {"query": TEXTS[0], "documents": [TEXTS[1], {"text": TEXTS[2]}, TEXTS[3]]}
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"):
         results = plain.post(path, json={**body, "return_documents": True}).json()["results"]
         assert [r["index"] for r in results] == np.argsort(-expected).tolist()
         for result in results:

@@ -28,12 +28,12 @@ JSON = st.recursive(
 FIELDS = (
     "messages", "prompt", "model", "n", "stop", "temperature", "tools", "tool_choice", "response_format", "stream",
     "logprobs", "top_logprobs", "logit_bias", "seed", "stream_options", "input", "system", "options", "format",
-    "guided_json", "tokens", "text", "max_tokens",
+    "guided_json", "tokens", "text", "max_tokens", "input_prefix", "input_suffix", "input_extra",
 )  # fmt: skip
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
     "/api/chat", "/api/generate", "/api/show", "/tokenize", "/detokenize", "/apply-template",
-    "/invocations",
+    "/invocations", "/infill", "/v1/responses/input_tokens",
 )  # fmt: skip
 
 

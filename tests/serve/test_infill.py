@@ -9,10 +9,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import schemathesis
 from tokenizers import Tokenizer
 
 from max.serve.infill import FAMILIES, ExtraFile, Infill
 from tests.serve.conftest import TINY, RunningServer
+from tests.serve.test_fuzz import send_random
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
@@ -218,3 +220,9 @@ def test_a_suffix_has_no_space_of_its_own() -> None:
 def test_the_model_of_these_tests(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(model_with_marks(tmp_path) / "tokenizer.json"))
     assert [tokenizer.encode(mark).ids for mark in QWEN] == [[4095], [4094], [4093]]
+
+
+def test_random_requests(filling: RunningServer, api: httpx.Client) -> None:
+    schema = schemathesis.openapi.from_url(f"{filling.url}/openapi.json")
+    (operation,) = [o for each in schema.get_all_operations() if (o := each.ok()).path == "/infill"]
+    send_random(api, operation)

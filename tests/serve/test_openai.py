@@ -198,7 +198,7 @@ def test_models(client) -> None:
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "owner", "content": "x"}]}, "messages.0.role", "must be one of"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "string"),
-        ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "context holds 512"),
+        ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "context length is 512 tokens. Give"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages",
@@ -216,6 +216,7 @@ def test_a_parameter_that_does_not_fit_is_named(http: httpx.Client, change, para
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error" and error["param"] == param
     assert says in error["message"]
+    assert (error["code"] == "context_length_exceeded") == ("context" in says)
 
 
 def test_invalid_bodies(http: httpx.Client) -> None:

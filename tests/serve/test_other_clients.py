@@ -91,6 +91,10 @@ def test_errors_of_anthropic(claude: anthropic.Anthropic) -> None:
             model="tiny", max_tokens=3, messages=[{"role": "user", "content": image}]
         )
     assert error.value.body["error"]["type"] == "invalid_request_error"
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: .* 604 tokens"):
+        claude.messages.create(
+            model="tiny", max_tokens=3, messages=[{"role": "user", "content": "word " * 595}]
+        )
 
 
 def test_a_response(client: openai.OpenAI) -> None:
@@ -108,6 +112,10 @@ def test_a_response(client: openai.OpenAI) -> None:
     assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
     with pytest.raises(openai.BadRequestError, match="nothing is stored"):
         client.responses.create(**options, previous_response_id="resp-1")
+    with pytest.raises(openai.NotFoundError, match="nothing is stored"):
+        client.responses.retrieve(response.id)
+    counted = client.responses.input_tokens.count(model="tiny", input=QUESTION)
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 def test_a_response_with_a_tool_and_with_a_schema(client: openai.OpenAI) -> None:
@@ -117,6 +125,14 @@ def test_a_response_with_a_tool_and_with_a_schema(client: openai.OpenAI) -> None
         "tool_choice": {"type": "function", "name": "get_weather"},
     }  # fmt: skip
     response = client.responses.create(**options)
+    counted = {name: options[name] for name in ("model", "input", "tools")}
+    assert (
+        client.responses.input_tokens.count(**counted).input_tokens == response.usage.input_tokens
+    )
+    none = client.responses.input_tokens.count(
+        **counted, tool_choice="none", instructions="Be brief."
+    )
+    assert 0 < none.input_tokens < response.usage.input_tokens
     (call,) = response.output
     assert call.type == "function_call" and set(json.loads(call.arguments)) == {"city", "days"}
     with client.responses.stream(**options) as stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -84,6 +85,19 @@ def test_benchmark(server: RunningServer, tmp_path) -> None:
     ElementTree.fromstring(picture.read_text())
     long = max_("benchmark", "--url", server.url, "--num-prompts", "1", "--input-len", "5000")
     assert long.returncode == 2 and "failed 1 times: 400" in long.stdout
+
+
+def test_a_benchmark_as_it_is_written_for_max(server: RunningServer, tmp_path) -> None:
+    file = tmp_path / "benchmark.yaml"
+    file.write_text("num-prompts: 2\noutput_lengths: 3\nrequest-rate: 50\n")
+    done = max_(
+        "benchmark", "--backend", "modular", "--base-url", server.url, "--endpoint", "/v1/completions", "--model", "tiny",
+        "--dataset-name", "sonnet", "--sonnet-input-len", "30", "--sonnet-prefix-len", "10", "--config-file", str(file),
+    )  # fmt: skip
+    assert done.returncode == 0 and "not of sonnets" in done.stderr, done.stdout + done.stderr
+    assert re.search(r"prompts and generated +[2-9][0-9], 6\n", done.stdout)
+    absent = max_("benchmark", "--dataset-path", "x.json")
+    assert absent.returncode == 2 and "of random words" in absent.stderr
 
 
 def test_numbers_of_a_run() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from max.pipelines.core.exceptions import UserError
+from max.pipelines.core.exceptions import PromptTooLongError, UserError
 from max.pipelines.store.local import near_names
+
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""The code of a prompt that the context cannot hold."""
 
 
 class ApiError(Exception):
@@ -64,6 +67,13 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
         error: The error of a pipeline.
         param: The parameter that does not fit.
     """
+    if isinstance(error, PromptTooLongError):
+        # clients know the error by its code, or by these words of OpenAI's message
+        message = (
+            f"the prompt has {error.size} tokens, and this model's maximum context length is "
+            f"{error.limit} tokens{error.note}. {error.remedy}"
+        )
+        return ApiError(message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
     if isinstance(error, UserError):
         return ApiError(". ".join(filter(None, (error.problem, error.remedy))), param=param)
     return ApiError(str(error), param=param)

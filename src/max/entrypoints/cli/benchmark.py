@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.config_file import read_config
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Workload, measure, summary
@@ -43,6 +44,24 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
 
 @click.command("benchmark", short_help="Measure a server under load.")
 @click.option(
+    "--config-file",
+    type=click.Path(exists=True, dir_okay=False),
+    is_eager=True,
+    expose_value=False,
+    callback=read_config,
+    help="A YAML or JSON file with values of options; the command line comes before it.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["modular", "vllm", "openai"]),
+    help="What the server is, as MAX names it: all are asked by OpenAI's API.",
+)
+@click.option(
+    "--dataset-name",
+    type=click.Choice(["random", "sonnet"]),
+    help="The prompts, as MAX names them: both are of random words here.",
+)
+@click.option(
     "--url", "--base-url", metavar="URL", help="The server. [default: from --host and --port]"
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The server's host.")
@@ -63,6 +82,9 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
 )
 @click.option(
     "--input-len",
+    "--random-input-len",
+    "--sonnet-input-len",
+    "input_len",
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
@@ -70,6 +92,9 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
 )
 @click.option(
     "--prefix-len",
+    "--random-prefix-len",
+    "--sonnet-prefix-len",
+    "prefix_len",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
@@ -77,6 +102,10 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
 )
 @click.option(
     "--output-len",
+    "--output-lengths",
+    "--random-output-len",
+    "--sonnet-output-len",
+    "output_len",
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
@@ -155,6 +184,8 @@ def benchmark(**options: Any) -> None:
     if options["simulate"]:
         _write(_simulate(options), options)
         return
+    if options["dataset_name"] == "sonnet":
+        click.echo("The prompts are of random words, not of sonnets.", err=True)
     url = options["url"] or f"http://{options['host']}:{options['port']}"
     target = Target(url.rstrip("/").removesuffix("/v1"), options["api_key"])
     runs = asyncio.run(_run(target, options))

@@ -1,4 +1,4 @@
-"""Options from a file: ``--config-file`` of `max serve`."""
+"""Options from a file: ``--config-file`` of `max serve` and `max benchmark`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
-import yaml
 
 from max.entrypoints.cli.errors import CommandError
+
+
+def read_config(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """Reads the file of ``--config-file``, as the callback of the option.
+
+    Args:
+        context: The call.
+        parameter: The option.
+        value: The file; None: none.
+
+    Raises:
+        CommandError: The file cannot be read, or a key is no option of the command.
+    """
+    if value is not None:
+        read_config_file(context, Path(value))
+    return value
 
 
 def read_config_file(context: click.Context, path: Path) -> None:
@@ -25,6 +42,12 @@ def read_config_file(context: click.Context, path: Path) -> None:
     Raises:
         CommandError: The file cannot be read, or a key is no option of the command.
     """
+    try:
+        import yaml
+    except ImportError as error:
+        raise CommandError(
+            f"{path} cannot be read: PyYAML is not installed", 'pip install "supremum[serve]"'
+        ) from error
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -46,7 +69,11 @@ def read_config_file(context: click.Context, path: Path) -> None:
         option = options.get(_plain(str(key)))
         if option is None or option.name is None or option.name == "config_file":
             near = difflib.get_close_matches(_plain(str(key)), options, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "`max serve --help` lists the options."
+            hint = (
+                f"Did you mean {near[0]}?"
+                if near
+                else f"`{context.command_path} --help` lists the options."
+            )
             raise CommandError(f"{path} sets {key}, which is no option", hint)
         if isinstance(value, dict) or (isinstance(value, list) and not option.multiple):
             kind = "mapping" if isinstance(value, dict) else "list"

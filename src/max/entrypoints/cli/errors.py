@@ -41,6 +41,8 @@ ABSENT_OPTIONS = {
     "--profile-serve": "`--log-level debug` and /metrics say what a server does",
     "--sim-failure": "faults are tested by killing the worker",
     "--log-prefix": "only the log of `max serve` has one",
+    "--dataset-path": "prompts are of random words, of the length of --input-len",
+    "--collect-gpu-stats": "models run on CPUs; /metrics of the server has its load",
     "--config-file": "options are given one by one",
 }
 """Prefixes of options of MAX, and why they are absent."""

@@ -18,6 +18,7 @@ import click
 
 from max._config import flags
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.config_file import read_config
 from max.entrypoints.cli.env_file import read_env_file
 from max.entrypoints.cli.errors import CommandError, StoppedError
 from max.entrypoints.cli.options import GroupedCommand, GroupedOption, config_options, given
@@ -99,17 +100,6 @@ def _json_names(
     return given_names
 
 
-def _read_config(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> str | None:
-    """Reads the file of ``--config-file``; its parser is imported only then."""
-    if value is not None:
-        from max.entrypoints.cli.config_file import read_config_file
-
-        read_config_file(context, Path(value))
-    return value
-
-
 @click.command("serve", cls=ServeCommand, short_help="Serve a model over HTTP.")
 @_option(
     "--config-file",
@@ -117,7 +107,7 @@ def _read_config(
     type=click.Path(exists=True, dir_okay=False),
     is_eager=True,
     expose_value=False,
-    callback=_read_config,
+    callback=read_config,
     help="A YAML or JSON file with values of options; the command line and variables come before it.",
 )
 @_option("--host", env="HOST", default="127.0.0.1", help="The address to listen on.")

@@ -17,7 +17,7 @@ from max.interfaces import (
     SamplingParams,
     TextGenerationOutput,
 )
-from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.exceptions import InputError, PromptTooLongError
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 
 CHUNK_SIZE = 128
@@ -106,10 +106,8 @@ class TextContext:
         if self._completion_end_idx < 0:
             self._completion_end_idx = self._prompt_len
         if self._prompt_len >= self.max_length:
-            raise InputError(
-                f"the prompt has {self._prompt_len} tokens, and the context holds "
-                f"{self.max_length}, at least one of them new",
-                "Give a shorter prompt, or a greater --max-length where the model allows it.",
+            raise PromptTooLongError(
+                self._prompt_len, self.max_length, note=", at least one of them new"
             )
         self._grow(self._end_idx)
         self._check()

@@ -23,6 +23,25 @@ class InputError(UserError):
     """A request does not fit the model: too long, an image missing, a wrong shape."""
 
 
+class PromptTooLongError(InputError):
+    """A prompt has more tokens than the context holds.
+
+    Args:
+        tokens: The tokens of the prompt.
+        limit: The most that fit.
+        at_least: Whether the prompt may have more tokens than that.
+        note: What else the context has to hold, for the message.
+    """
+
+    def __init__(self, tokens: int, limit: int, at_least: bool = False, note: str = "") -> None:
+        self.size = f"at least {tokens}" if at_least else str(tokens)
+        self.limit, self.note = limit, note
+        super().__init__(
+            f"the prompt has {self.size} tokens, and the context holds {limit}{note}",
+            "Give a shorter prompt, or a greater --max-length where the model allows it.",
+        )
+
+
 class ConfigError(UserError):
     """A configuration has an unknown field, or a value that does not fit."""
 

@@ -23,7 +23,7 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
-from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.exceptions import InputError, PromptTooLongError
 from max.pipelines.core.text import utf8
 from max.pipelines.structured.grammar import of_json_schema
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer, active_tokenizer
@@ -320,19 +320,16 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         if isinstance(prompt, str):
             if isinstance(self.delegate, HFTokenizer):
                 # a text that cannot fit is refused before it is encoded, which may take a minute
-                self._check_length(self.delegate.fewest_tokens(prompt), "at least ")
+                self._check_length(self.delegate.fewest_tokens(prompt), at_least=True)
             tokens = np.array(self._ids(prompt, add_special_tokens), np.int64)
         else:
             tokens = np.array(prompt, np.int64)
         self._check_length(len(tokens))
         return tokens
 
-    def _check_length(self, count: int, bound: str = "") -> None:
+    def _check_length(self, count: int, at_least: bool = False) -> None:
         if self.max_length is not None and count > self.max_length:
-            raise InputError(
-                f"the prompt has {bound}{count} tokens, and the context holds {self.max_length}",
-                "Give a shorter prompt, or a greater --max-length where the model allows it.",
-            )
+            raise PromptTooLongError(count, self.max_length, at_least)
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.delegate.encode(utf8(text), add_special_tokens=add_special_tokens)

@@ -18,10 +18,10 @@ from max.serve.anthropic.schemas import (
     tools_of,
 )
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
-from max.serve.chat.prompt import Conversation, conversation_text, prepare
+from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
 from max.serve.chat.run import Answer, ChatJob, collect_answers, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind
-from max.serve.errors import ApiError
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.generation import RunOptions
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
@@ -49,7 +49,10 @@ def error_body(error: ApiError) -> dict[str, Any]:
         error: The error.
     """
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    message = error.message
+    if error.code == CONTEXT_LENGTH_EXCEEDED:  # clients shorten the conversation at these words
+        message = f"prompt is too long: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _event(name: str, **data: Any) -> bytes:
@@ -98,8 +101,7 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
     model = await state_of(request, body).model(body.model)
     none = choice_of(body).kind is ChoiceKind.NONE
     tools = () if none else tools_of(body)
-    text = await conversation_text(model, messages_of(body), tools, {})
-    return json_response({"input_tokens": len(await model.encode_any(text, special=False))})
+    return json_response({"input_tokens": await prompt_tokens(model, messages_of(body), tools)})
 
 
 async def _job(body: MessagesBody, state: ServerState) -> ChatJob:

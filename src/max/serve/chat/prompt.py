@@ -21,7 +21,7 @@ from max.serve.chat.tools.formats import ToolFormat, description
 from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
-from max.serve.errors import ApiError, of_user_error
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
 from max.serve.generation import TextSequence, choices_of
 from max.serve.model import ServedModel
 
@@ -104,6 +104,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             f"messages has {len(conversation.messages)} entries, and the context holds "
             f"{model.max_length} tokens; give fewer",
             param="messages",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     text = await conversation_text(
         model, conversation.messages, tools, conversation.template_options
@@ -220,6 +221,23 @@ async def conversation_text(
     if len(messages) + len(tools) <= _MANY:
         return prompt_text(model, messages, tools, options)
     return await asyncio.to_thread(prompt_text, model, messages, tools, options)
+
+
+async def prompt_tokens(
+    model: ServedModel, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]
+) -> int:
+    """The number of a conversation's tokens, also where the context cannot hold them.
+
+    Args:
+        model: The model.
+        messages: The messages, with OpenAI's fields.
+        tools: The tools that may be called.
+
+    Raises:
+        ApiError: A role is unknown, or the template refuses the conversation.
+    """
+    text = await conversation_text(model, messages, tools, {})
+    return len(await model.encode_any(text, special=False))
 
 
 def prompt_text(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 
 router = APIRouter(include_in_schema=False)
 
@@ -20,6 +20,7 @@ _REASONS = {
     "/v1/images/generations": _IMAGES,
     "/v1/batches": "answers are not stored; `max run-batch` answers a file of requests",
 }
+_STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")
 
 
 async def refuse(request: Request) -> None:
@@ -35,5 +36,20 @@ async def refuse(request: Request) -> None:
     raise ApiError(f"{path}: {_REASONS[path]}", status=501, code="not_supported")
 
 
+async def not_stored(response_id: str) -> None:
+    """Says that there is no response of this identifier, as there is none of any.
+
+    Args:
+        response_id: The identifier.
+
+    Raises:
+        ApiError: Status 404.
+    """
+    raise ApiError(f"there is no response {shown(response_id)}: nothing is stored", status=404)
+
+
 for _path in _REASONS:
     router.add_api_route(_path, refuse, methods=["POST"])
+for _path in _STORED:
+    router.add_api_route(_path, not_stored, methods=["GET", "DELETE"])
+router.add_api_route("/v1/responses/{response_id}/cancel", not_stored, methods=["POST"])

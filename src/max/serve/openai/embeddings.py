@@ -44,7 +44,7 @@ class DocumentField(StrictBody):
 
 
 class RerankBody(StrictBody):
-    """The body of ``/rerank``, ``/v1/rerank`` and ``/v2/rerank``."""
+    """The body of ``/rerank`` and its other paths."""
 
     query: str
     documents: Annotated[list[str | DocumentField], Field(min_length=1, max_length=2048)]
@@ -129,6 +129,8 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
 @router.post("/rerank")
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
+@router.post("/reranking")
+@router.post("/v1/reranking")
 async def rerank(body: RerankBody, request: Request) -> Response:
     """Orders documents by their scores for a query.
 

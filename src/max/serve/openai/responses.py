@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from max.interfaces import SamplingParamsInput
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
-from max.serve.chat.prompt import Conversation, prepare
+from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
 from max.serve.chat.run import Answer, ChatJob, collect_answers, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError
@@ -103,6 +103,21 @@ class ResponsesBody(StrictBody):
     background: Literal[True] | None = None
 
 
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(body: ResponsesBody, request: Request) -> Response:
+    """Counts the tokens of an input.
+
+    Args:
+        body: The request whose prompt is counted.
+        request: The connection.
+    """
+    model = await state_of(request, body).model(body.model)
+    refuse(body, _REFUSED)
+    tools = () if body.tool_choice == "none" else _tools(body)
+    count = await prompt_tokens(model, _messages(body), tools)
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Answers an input.
@@ -127,9 +142,6 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
     given = SamplingParamsInput(
         temperature=body.temperature, top_p=body.top_p, max_new_tokens=body.max_output_tokens
     )
-    messages = messages_of(body.input)
-    if body.instructions:
-        messages.insert(0, {"role": "system", "content": body.instructions})
     tools = _tools(body)
     several = body.parallel_tool_calls is not False
     if isinstance(body.tool_choice, NamedTool):
@@ -141,13 +153,20 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
         model,
         Conversation(
             request_id=new_id("resp"),
-            messages=messages,
+            messages=_messages(body),
             sampling=model.sampling_params(given),
             tools=tools,
             tool_choice=choice,
             grammar=await asyncio.to_thread(_grammar, body),
         ),
     )
+
+
+def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
+    messages = messages_of(body.input)
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    return messages
 
 
 def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
