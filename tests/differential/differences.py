@@ -8,9 +8,20 @@ each of them, so that a rule without use fails. `docs/compatibility.md` lists th
 from __future__ import annotations
 
 from tests.differential.differences_api import API
+from tests.differential.differences_eager import EAGER
 from tests.differential.differences_graph import GRAPHS, IMAGES, INDEX
 from tests.differential.differences_later import LATER
 from tests.differential.differences_ops import GRAPH, MOVES, OPS
 from tests.differential.rule import Difference
 
-DIFFERENCES: tuple[Difference, ...] = (*GRAPH, *OPS, *MOVES, *GRAPHS, *IMAGES, *INDEX, *LATER, *API)
+DIFFERENCES: tuple[Difference, ...] = (
+    *GRAPH,
+    *OPS,
+    *MOVES,
+    *GRAPHS,
+    *IMAGES,
+    *INDEX,
+    *LATER,
+    *EAGER,
+    *API,
+)

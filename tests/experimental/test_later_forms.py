@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.experimental import Tensor, random
 from max.experimental import functional as F
+from max.experimental import tensor as tensor_module
 from max.graph import DeviceRef, TensorType
 from max.nn.module_v3 import Module
 
@@ -226,3 +227,62 @@ def test_reductions_of_all_elements(name: str, rng: np.random.Generator) -> None
         np.testing.assert_allclose(
             last, np.expand_dims(getattr(np, name)(a, -1), -1), rtol=1e-5, atol=1e-6
         )
+
+
+def test_extrema_of_all_elements(rng: np.random.Generator) -> None:
+    x = floats(rng, 3, 5)
+    tensor = Tensor.from_dlpack(x)
+    for function, method, reduced in ((F.max, np.maximum, x.max), (F.min, np.minimum, x.min)):
+        np.testing.assert_array_equal(function(tensor, axis=None).to_numpy(), [reduced()])
+        np.testing.assert_array_equal(
+            function(tensor, axis=0).to_numpy(), reduced(0, keepdims=True)
+        )
+        np.testing.assert_array_equal(function(tensor).to_numpy(), reduced(axis=-1, keepdims=True))
+        np.testing.assert_array_equal(function(tensor, 0.25).to_numpy(), method(x, 0.25))
+
+
+def test_seed_is_an_integer() -> None:
+    random.set_seed(np.int64(12))
+    assert random.seed().dtype is DType.uint64 and random.seed().to_numpy().tolist() == [12]
+    random.set_seed(-1)
+    assert random.seed().item() == 2**64 - 1
+    for wrong in (1.5, "4", None):
+        with pytest.raises(TypeError, match="set_seed: the seed is .*, expected an integer"):
+            random.set_seed(wrong)
+    assert random.seed().item() == 2**64 - 1
+
+
+def test_defaults_like_a_tensor() -> None:
+    with tensor_module.defaults_like(Tensor.ones((2,), dtype=DType.int16)):
+        assert Tensor.zeros((3,)).dtype is DType.int16
+        assert Tensor.zeros((3,), dtype=DType.float64).dtype is DType.float64
+    assert Tensor.zeros((3,)).dtype is DType.float32
+
+
+def test_wrong_dtype_and_device() -> None:
+    with pytest.raises(TypeError, match="the dtype is 'float32', expected a DType"):
+        Tensor([1.0], dtype="float32")
+    with pytest.raises(TypeError, match="the device is 'cpu', expected"):
+        Tensor([1.0], device="cpu")
+
+
+def test_names_of_dims_are_no_indices() -> None:
+    x = Tensor.ones((2, 3))
+    for index in ("a", slice("a", None), slice(None, "a")):
+        with pytest.raises(ValueError, match="the dimension 'a' is unknown"):
+            x[index]
+    with pytest.raises(ValueError, match="the dimension 'a' is unknown"):
+        x["a"] = 1.0
+
+
+def test_functions_return_named_tuples() -> None:
+    class Parts(NamedTuple):
+        low: Any
+        high: Any
+
+    parts = F.functional(lambda x: Parts(x - 1, x + 1))
+    for _ in range(3):
+        found = parts(Tensor.ones((2,)))
+        assert isinstance(found, Parts) and found.high.to_numpy().tolist() == [2.0, 2.0]
+    with pytest.raises(TypeError, match="expected a tensor, or a list or tuple of tensors"):
+        F.functional(lambda x: [[x]])(Tensor.ones((2,)))

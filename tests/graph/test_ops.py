@@ -437,10 +437,10 @@ MISTAKES: list[tuple[Callable[..., Any], list[TensorType], type[Exception], str]
         "the padding -1 of axis 0 is negative",
     ),
     (
-        lambda x: ops.pad(x, [1, 1], "edge"),
+        lambda x: ops.pad(x, [1, 1], "wrap"),
         [tensor(F, 3)],
         ValueError,
-        "mode is 'edge', expected constant",
+        "mode is 'wrap', expected constant, reflect, edge",
     ),
     (
         lambda x: ops.pad(x, [1, 1], value=1.5),

@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.dtype import DType
 from max.graph import DeviceRef
 
-__all__ = ["contextvar_context", "default_device", "default_dtype", "defaults"]
+__all__ = ["contextvar_context", "default_device", "default_dtype", "defaults", "defaults_like"]
 
 T = TypeVar("T")
+
+
+class TypedTensor(Protocol):
+    """What has a dtype and a device."""
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def device(self) -> Device: ...
+
 
 _DEFAULT_DEVICE: ContextVar[Device | None] = ContextVar("default_device", default=None)
 _DEFAULT_DTYPE: ContextVar[DType | None] = ContextVar("default_dtype", default=None)
@@ -52,12 +63,26 @@ def default_dtype(dtype: DType) -> contextlib.AbstractContextManager[Any]:
     return contextvar_context(_DEFAULT_DTYPE, dtype)
 
 
+@contextlib.contextmanager
+def defaults_like(like: TypedTensor) -> Generator[None]:
+    """Makes the dtype and the device of a tensor the defaults in a ``with`` block.
+
+    Args:
+        like: The tensor.
+    """
+    with default_dtype(like.dtype), default_device(like.device):
+        yield
+
+
 def defaults(dtype: DType | None = None, device: Device | None = None) -> tuple[DType, Device]:
     """The dtype and device of a new tensor.
 
     Args:
         dtype: The dtype, if given; else float32 on a CPU, bfloat16 on an accelerator.
         device: The device, if given; else an accelerator where there is one, or the CPU.
+
+    Raises:
+        TypeError: What is given is no dtype or device.
     """
     if device is None:
         device = _DEFAULT_DEVICE.get()
@@ -67,6 +92,10 @@ def defaults(dtype: DType | None = None, device: Device | None = None) -> tuple[
         device = device.to_device()
     if dtype is None:
         dtype = _DEFAULT_DTYPE.get()
+    if not isinstance(device, Device):
+        raise TypeError(f"the device is {device!r}, expected a max.driver.Device or a DeviceRef")
     if dtype is None:
         dtype = DType.float32 if device.is_host else DType.bfloat16
+    if not isinstance(dtype, DType):
+        raise TypeError(f"the dtype is {dtype!r}, expected a DType")
     return dtype, device

@@ -36,7 +36,9 @@ def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         if isinstance(result, Value):
             return _wrap_value(result)
         if isinstance(result, list | tuple):
-            return type(result)([_wrap_value(item) for item in result])
+            return getattr(type(result), "_make", type(result))(
+                [_wrap_value(item) for item in result]
+            )
         return result
     replay = THREAD.replay
     if replay is None and THREAD.begins:

@@ -18,6 +18,7 @@ from max.experimental._nans import check_nans
 from max.experimental._programs import Recording, execute, program_of, staged
 from max.experimental._replays import Replay, settle_all
 from max.experimental._signatures import signature_of
+from max.experimental._staging import Structure
 from max.experimental._templates import describe
 from max.experimental._traces import Capture, Trace, UserLine
 from max.experimental._types import type_of
@@ -157,7 +158,7 @@ def pending() -> list[Any]:
 
 def record(
     op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[type | None, list[Cell]]:
+) -> tuple[Structure | None, list[Cell]]:
     """Records a call.
 
     Args:
@@ -214,7 +215,7 @@ def _flush(results: Sequence[Cell]) -> None:
 class _FlushingStructure:
     """The structure of the results of a call after which everything is computed."""
 
-    def __init__(self, structure: type | None) -> None:
+    def __init__(self, structure: Structure | None) -> None:
         self._structure = structure
 
     def __call__(self, tensors: list[Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from max.dtype import DType
 from max.experimental._patterns import Details, Pattern
-from max.experimental._staging import Staged, Step, stage
+from max.experimental._staging import Staged, Step, Structure, stage
 from max.experimental._templates import Template
 from max.experimental._types import CellType, Kind, cell_type
 from max.graph import DeviceRef, TensorValue
@@ -60,7 +60,7 @@ class Family:
 
     def __init__(self, template: Template, kinds: tuple[Kind, ...], numbers: int) -> None:
         self.template, self.kinds = template, kinds
-        self.structure: type | None = None
+        self.structure: Structure | None = None
         self._step = Step(template, tuple([(-1, i) for i in range(len(kinds))]), numbers, ("", 0))
         self._outputs: list[tuple[DType, DeviceRef]] = []
         self._examples: list[Details] = []

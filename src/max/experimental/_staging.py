@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from max.dtype import DType
 from max.experimental._patterns import Pattern, Symbol
 from max.experimental._templates import Template
-from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
 from max.mlir import walk
 from max.mlir.conditions import Condition
 
-__all__ = ["Staged", "Step", "VaryingNumberError", "stage", "values_of", "weight_name"]
+__all__ = ["Staged", "Step", "Structure", "VaryingNumberError", "stage", "values_of", "weight_name"]
 
 SCALAR_OPS = frozenset(
     {
@@ -46,6 +46,8 @@ SIZE_OPS = frozenset(
 """Ops whose integers are sizes or bounds: one that varies is a symbol."""
 
 _CPU = DeviceRef.CPU()
+Structure = Callable[[list[Any]], Any]
+"""Makes what an op returns of its tensors."""
 
 
 class VaryingNumberError(ValueError):
@@ -72,8 +74,8 @@ class Staged(NamedTuple):
     """Symbols that uint8 tensors of their size introduce, after the tensors."""
     scalars: list[int]
     """Symbols whose values are rank-0 inputs, after these."""
-    structure: type | None
-    """What the last step returns: None for one tensor, or `list` or `tuple`."""
+    structure: Structure | None
+    """Makes what the last step returns of a list of tensors: None for one tensor, else `list`, `tuple`, …."""
     values: list[list[TensorValue]]
     """The results of each step."""
 
@@ -82,13 +84,16 @@ class Staged(NamedTuple):
         return [c for op in walk(self.graph.mlir_op) for c in op.conditions()]
 
 
-def values_of(results: Any) -> tuple[type | None, list[TensorValue]]:
-    """The structure of what an op returns (None for one tensor), and its tensors."""
+def values_of(results: Any) -> tuple[Structure | None, list[TensorValue]]:
+    """What makes the structure of what an op returns of a list (None for one tensor), and its tensors."""
     if isinstance(results, TensorValue):
         return None, [results]
-    if isinstance(results, list | tuple):
-        return type(results), [item.tensor for item in results]
-    raise TypeError(f"an op on eager tensors returned {results!r}, expected tensors")
+    if isinstance(results, list | tuple) and all(isinstance(item, Value) for item in results):
+        kind = type(results)
+        return getattr(kind, "_make", kind), [item.tensor for item in results]
+    raise TypeError(
+        f"an op on eager tensors returned {results!r}, expected a tensor, or a list or tuple of tensors"
+    )
 
 
 def weight_name(index: int) -> str:
@@ -132,7 +137,7 @@ def stage(
     graph = Graph("eager", input_types=[*bound, *carriers, *scalars])
     given = [value.tensor for value in graph.inputs]
     values_by_symbol = dict(zip(scalar_symbols, given[len(given) - len(scalars) :], strict=True))
-    structure: type | None = None
+    structure: Structure | None = None
     values: list[list[TensorValue]] = []
     with graph:
         rest = iter(given)

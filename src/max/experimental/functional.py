@@ -110,6 +110,19 @@ def _reduction(op: Callable[..., Any]) -> Callable[..., Any]:
     return on_tensors
 
 
+def _extremum(op: Callable[..., Any]) -> Callable[..., Any]:
+    """`functional` for `max` and `min`: of two tensors, or along an axis, which may be None for all elements."""
+
+    @functools.wraps(op)
+    def on_tensors(x: Any, y: Any = None, /, axis: int | None = -1) -> Any:
+        if y is not None:
+            return apply(op, (x, y), {})
+        x, axis = _operations.along(x, axis)
+        return apply(op, (x,), {"axis": axis})
+
+    return on_tensors
+
+
 add = _on_operands(ops.add)
 div = _on_operands(ops.div)
 equal = _on_operands(ops.equal)
@@ -168,10 +181,10 @@ log1p = functional(ops.log1p)
 logical_not = functional(ops.logical_not)
 logsoftmax = functional(ops.logsoftmax)
 masked_scatter = functional(ops.masked_scatter)
-max = functional(ops.max)
+max = _extremum(ops.max)
 max_pool2d = functional(ops.max_pool2d)
 mean = _reduction(ops.mean)
-min = functional(ops.min)
+min = _extremum(ops.min)
 negate = functional(ops.negate)
 non_maximum_suppression = functional(ops.non_maximum_suppression)
 nonzero = functional(ops.nonzero)

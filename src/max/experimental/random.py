@@ -7,6 +7,7 @@ threads; see `max.graph.ops.random`.
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ __all__ = [
     "gaussian_like",
     "normal",
     "normal_like",
+    "seed",
     "set_seed",
     "uniform",
     "uniform_like",
 ]
 
+_first_seed = 0
 _seeds = itertools.count()
 
 
@@ -36,10 +39,22 @@ def set_seed(seed: int) -> None:
     """Starts the sequence of eager random tensors anew.
 
     Args:
-        seed: The seed; the sequences of two seeds differ.
+        seed: The seed, of which the low 31 bits count; the sequences of two seeds differ.
+
+    Raises:
+        TypeError: It is not an integer.
     """
-    global _seeds
-    _seeds = itertools.count((int(seed) & 0x7FFFFFFF) << 32)
+    global _first_seed, _seeds
+    try:
+        _first_seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"set_seed: the seed is {seed!r}, expected an integer") from None
+    _seeds = itertools.count((_first_seed & 0x7FFFFFFF) << 32)
+
+
+def seed() -> Tensor:
+    """The seed of `set_seed`, 0 before its first call: a tensor ``[1]`` of uint64 on the CPU, modulo 2**64."""
+    return Tensor.from_dlpack(np.array([_first_seed % (1 << 64)], np.uint64))
 
 
 def uniform(

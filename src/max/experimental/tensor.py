@@ -33,7 +33,13 @@ from max.experimental import _creation, _mutation, _replays
 from max.experimental._cells import Cell
 from max.experimental._compute_graph import GRAPH, ComputeGraph
 from max.experimental._conversions import Conversions, handed_out
-from max.experimental._defaults import contextvar_context, default_device, default_dtype, defaults
+from max.experimental._defaults import (
+    contextvar_context,
+    default_device,
+    default_dtype,
+    defaults,
+    defaults_like,
+)
 from max.experimental._dispatch import apply, bind_tensor, in_graph
 from max.experimental._holders import hold
 from max.experimental._operations import Operations
@@ -62,6 +68,7 @@ __all__ = [
     "default_device",
     "default_dtype",
     "defaults",
+    "defaults_like",
     "driver_tensor_type",
 ]
 

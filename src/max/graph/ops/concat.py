@@ -9,6 +9,7 @@ import numpy as np
 
 from max import mlir
 from max.graph.dim import Dim, DimLike
+from max.graph.ops._borders import BORDERS, pad_by_elements
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.promotion import cast_to, is_weak, promote_types, promote_weak
 from max.graph.ops.shape import unsqueeze
@@ -157,7 +158,7 @@ def chunk(x: TensorValueLike, chunks: int, axis: int = 0) -> list[TensorValue]:
 def pad(
     input: TensorValueLike,
     paddings: Iterable[int],
-    mode: Literal["constant"] = "constant",
+    mode: Literal["constant", "reflect", "edge"] = "constant",
     value: TensorValueLike = 0,
 ) -> TensorValue:
     """Adds elements around a tensor.
@@ -165,15 +166,16 @@ def pad(
     Args:
         input: The tensor.
         paddings: The number of elements before and after each axis: ``[before_0, after_0, …]``.
-        mode: ``constant``, the only mode.
-        value: The value of the new elements: a number that the dtype can hold.
+        mode: What the new elements are: ``constant`` (`value`), ``reflect`` (the tensor mirrored at its first and last
+            element, which are not repeated) or ``edge`` (the nearest element), as in ``numpy.pad``.
+        value: The value of the new elements in mode ``constant``: a number that the dtype can hold.
 
     Returns:
         A tensor of the same dtype, each axis enlarged by its two paddings.
 
     Raises:
         ValueError: The number of paddings differs from twice the rank, a padding is negative, the mode is unknown,
-            or the dtype cannot hold the value.
+            the dtype cannot hold the value, or an axis without elements has none to repeat.
         TypeError: The value is not a number.
     """
     tensor = as_tensor(input)
@@ -183,8 +185,12 @@ def pad(
             f"pad: {len(amounts)} paddings for a tensor of rank {tensor.rank}, expected "
             f"{2 * tensor.rank}"
         )
+    if mode in BORDERS:
+        return pad_by_elements(tensor, amounts, mode)
     if mode not in mlir.PAD_MODES:
-        raise ValueError(f"pad: mode is {mode!r}, expected {', '.join(mlir.PAD_MODES)}")
+        raise ValueError(
+            f"pad: mode is {mode!r}, expected {', '.join((*mlir.PAD_MODES, *BORDERS))}"
+        )
     if isinstance(value, TensorValue) or not np.isscalar(value):
         raise TypeError(f"pad: the value is {value!r}, expected a number")
     number = cast("int | float", value.item() if isinstance(value, np.generic) else value)

@@ -12,6 +12,7 @@ import numpy as np
 from max import mlir
 from max._errors import AxisError
 from max.dtype import DType
+from max.graph import graph as _graph
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
@@ -177,7 +178,10 @@ def _dynamic_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr)
             return default
         if isinstance(value, TensorValue):
             return _scalar(op, axis, value)
-        return Dim(value).expr
+        size = Dim(value).expr
+        if not size.is_static:
+            _graph.Graph.current.check_symbols(op, (size,))
+        return size
 
     step = bound(item.step, _ONE)
     if isinstance(step, TensorValue) and (item.start is None or item.stop is None):
@@ -210,6 +214,8 @@ def _bound(op: str, axis: int, dim: DimExpr, value: Any, excess: int) -> DimExpr
             "a Dim, a slice, a scalar tensor, None or ..."
             + ("; for many indices use ops.gather" if isinstance(value, np.ndarray | list) else "")
         ) from error
+    if not index.is_static:
+        _graph.Graph.current.check_symbols(op, (index,))
     from_end = index.is_static and index.value < 0
     if dim.is_static and index.is_static:
         size, at = dim.value, index.value

@@ -1,0 +1,173 @@
+"""The intended differences of eager tensors."""
+
+from __future__ import annotations
+
+from tests.differential.rule import Difference
+
+_FAMILY = ("eager",)
+_ERROR, _VALUE = "^!", "^[^!]"
+
+EAGER: tuple[Difference, ...] = (
+    Difference(
+        "slices of eager tensors go backwards and may be empty; NumPy integers and dims are indices",
+        "an extension: errors in MAX",
+        _FAMILY,
+        program=r"^x\[",
+        there="^!(ValueError|TypeError)",
+        here="^tensor",
+    ),
+    Difference(
+        "lists and arrays are no indices of eager tensors",
+        "a guard: in MAX a list is a tuple of indices, an array an AttributeError",
+        _FAMILY,
+        program=r"^x\[(\[0|np\.array)",
+        here=_ERROR,
+    ),
+    Difference(
+        "numbers, lists and arrays are assigned to elements of eager tensors, and broadcast",
+        "an extension: in MAX tensors of the exact shape only",
+        _FAMILY,
+        program=r"^x\[.*\] = ",
+        there=_ERROR,
+        here="^tensor",
+    ),
+    Difference(
+        "eager tensors have sizes, not names of dims",
+        "a guard: nothing gives a name its value outside of a graph",
+        _FAMILY,
+        program="'a'",
+        there="^tensor",
+        here="^!ValueError|^!TypeError ValueError",
+    ),
+    Difference(
+        "attributes cannot be added to eager tensors, nor elements deleted",
+        "a guard: a misspelt attribute is an error",
+        _FAMILY,
+        program=r"x\.foo = 1|del x",
+        here="^!AttributeError",
+    ),
+    Difference(
+        "eager tensors of two dtypes are promoted",
+        "an extension: mixed integers and floats, bfloat16 and float16, signed and unsigned are errors in MAX",
+        _FAMILY,
+        program=r"t\('\w+', .*t\('\w+'|t\('(i32|f64)', ",
+        there="^!ValueError",
+        here="^tensor",
+    ),
+    Difference(
+        "numbers, lists and arrays are operands of eager tensors and of `max.experimental.functional`",
+        "an extension: TypeErrors in MAX",
+        _FAMILY,
+        program=r"\[1\.0, 2\.0|\(1\.0, 2\.0|np\.ones|F\.exp\(2\.0|F\.where\(|F\.gather\(x, (0|\[0)|F\.concat\(x",
+        there=_ERROR,
+        here="^tensor",
+    ),
+    Difference(
+        "`F.where` of two numbers has the default dtype",
+        "a guard: in 26.7 the numbers become bools",
+        _FAMILY,
+        program=r"F\.where\(x > 0, 1\.0, 0\.0\)",
+        there="^tensor bool",
+    ),
+    Difference(
+        "ops of floats refuse integers and bools, arithmetic and ordering refuse bools, at the line of the call",
+        "in MAX some are errors when a value is needed",
+        _FAMILY,
+        program=r"\bb\b|t\('(b|i32|u8)'",
+        there="^tensor",
+        here=_ERROR,
+    ),
+    Difference(
+        "eager numbers that their dtype does not hold are errors, and of the same classes for tensors and lists",
+        "the reference says so; in MAX 1e300 becomes infinity, and some are RuntimeErrors",
+        _FAMILY,
+        program=r"1e300|10\*\*400|T\(\[1\.5|T\.full",
+        here="^!",
+    ),
+    Difference(
+        "`+x`, `len(x)`, `x.ndim`, `x.size`, `x.mT` and equality of a shape with a tuple work",
+        "an extension: errors or False in MAX; names of the array API standard",
+        _FAMILY,
+        program=r"^\+x|len\(|x\.(ndim|size|mT)|x\.shape ==",
+        here=_VALUE,
+    ),
+    Difference(
+        "constants are computed under `F.lazy` too",
+        "an extension: they wait for a value in MAX",
+        _FAMILY,
+        program=r"x\.(real|driver_tensor|storage)|nonzero",
+    ),
+    Difference(
+        "an argument of an eager tensor that has no meaning is a TypeError or ValueError",
+        "an AttributeError, AssertionError, RuntimeError or ZeroDivisionError from inside in MAX",
+        _FAMILY,
+        program=r"split\(0\)|from_dlpack|set_seed|F\.pad|T\.ones\(\(-1|dtype='float32'",
+        there=_ERROR,
+        here="^!.*(TypeError|ValueError)",
+    ),
+    Difference(
+        "eager tensors are made of tensors, of lists of them, and of arrays of other dtypes",
+        "an extension: errors in MAX",
+        _FAMILY,
+        program=r"^T\((x|\[x|\[t|np\.ones)",
+        there=_ERROR,
+        here="^tensor",
+    ),
+    Difference(
+        "an array of rank 0 is an eager tensor of rank 0",
+        "the reference says so; rank 1 in MAX",
+        _FAMILY,
+        program=r"^T\(np\.array\(3\.0\)\)",
+    ),
+    Difference(
+        "`arange` and `range` have an element for each step begun, none where stop is passed; a step of 0 is an error",
+        "as their reference says; in MAX the size is rounded down, and may be negative",
+        _FAMILY,
+        program=r"^[TF]\.a?range\(",
+    ),
+    Difference(
+        "`from_dlpack` of eager tensors takes arrays with strides",
+        "an extension: a ValueError in MAX",
+        _FAMILY,
+        program=r"from_dlpack\(np\.ones\(.*(\.T|::2)",
+        here="^tensor",
+    ),
+    Difference(
+        "eager random numbers are floats, of a range that has a length and a deviation above 0",
+        "the reference says so; in MAX they are made",
+        _FAMILY,
+        program=r"random\.(uniform|gaussian)\(",
+        there="^tensor",
+        here=_ERROR,
+    ),
+    Difference(
+        "a seed may be negative; `random.uniform_like` takes a tensor",
+        "an extension: errors in MAX",
+        _FAMILY,
+        program=r"set_seed\(-1\)|uniform_like",
+        there=_ERROR,
+        here=_VALUE,
+    ),
+    Difference(
+        "`F.argsort` sorts tensors of any rank, `F.irfft` runs on the CPU",
+        "an extension: ValueErrors in MAX",
+        _FAMILY,
+        program=r"F\.(argsort|irfft)\(",
+        there="^!ValueError",
+        here="^tensor",
+    ),
+    Difference(
+        "`F.top_k` takes at least one element, `F.softmax` an axis in range, `F.band_part` bounds of 0 or more",
+        "a guard: in MAX they are staged",
+        _FAMILY,
+        program=r"F\.(top_k\(x, 0|softmax\(x, axis=7|band_part\(x, -1, 0, exclude)",
+        here=_ERROR,
+    ),
+    Difference(
+        "functions under `F.functional` return tensors, or lists and tuples of them",
+        "calls are recorded by the types of their results; 26.7 passes on whatever comes",
+        _FAMILY,
+        program=r"F\.functional\(lambda a: None",
+        here="^!TypeError",
+    ),
+)
