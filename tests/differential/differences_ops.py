@@ -296,7 +296,7 @@ MOVES: tuple[Difference, ...] = (
         "`permute`, `pad` and `tile` take tensors of rank 0 and factors of 0",
         "an extension",
         _MOVES,
-        program=r"permute\(x, \[\]\)|pad\(x, \[\]\)|tile\(x, \[0\]\)",
+        program=r"permute\(x, \[\]\)|pad\(x, \[\]|tile\(x, \[0\]\)",
         there="!ValueError",
         here="^[^!]",
     ),
