@@ -55,7 +55,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.context": ("max.pipelines.core", "max.interfaces"),
     "max.pipelines.interfaces": ("max.interfaces", LIB + "interfaces"),
     "max.pipelines.lib.config.config_enums": _ENUMS,
-    "max.pipelines.lib.config.kv_cache_config": (CONFIG + "model_config",),
+    "max.pipelines.lib.config.kv_cache_config": (CONFIG + "kv_cache_config",),
     "max.pipelines.lib.config.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.config_enums": _ENUMS,
     "max.pipelines.lib.interfaces.kv_cache": (LIB + "interfaces",),

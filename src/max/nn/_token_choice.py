@@ -169,3 +169,30 @@ def apply_penalties_to_logits(
         out_types=[TensorType(DType.float32, logits.shape, logits.device)],
     )[0].tensor
     ops.buffer_store(logits_buffer, ops.cast(lowered, logits.dtype))
+
+
+def update_frequency_data(
+    frequency_data: BufferValue, frequency_offsets: TensorValue, tokens: TensorValue
+) -> None:
+    """Counts a token of each sequence, for `apply_penalties_to_logits`.
+
+    A token without a pair takes the first whose token is negative or whose count is 0.
+
+    Args:
+        frequency_data: int32 ``[n, 2]``: token and count, changed in place.
+        frequency_offsets: uint32 ``[batch + 1]``: where each sequence's pairs begin.
+        tokens: Integers ``[batch]``.
+
+    Raises:
+        ValueError: A shape does not fit. A sequence without a free pair is an error when the graph runs.
+    """
+    op = "update_frequency_data"
+    if frequency_data.rank != 2 or frequency_data.shape[1] != 2 or tokens.rank != 1:
+        raise ValueError(
+            f"{op}: data {frequency_data!r} and tokens {tokens!r}; expected [n, 2] and [batch]"
+        )
+    ops.inplace_custom(
+        "mo.frequencies.update",
+        device=tokens.device,
+        values=[frequency_data, frequency_offsets, ops.cast(tokens, frequency_data.dtype)],
+    )

@@ -11,16 +11,11 @@ from __future__ import annotations
 from max._earlier import earlier_names
 from max.nn._adapters import sgmv_kernel, sgmv_lora_kernel, sgmv_qkv_lora_kernel
 from max.nn._cache_rows import (
-    flare_mla_decode_ragged,
-    flare_mla_decompress_k_cache,
-    flare_mla_prefill_plan,
-    flare_mla_prefill_ragged,
     k_cache_to_buffer,
     kv_cache_get_max_seq_len,
     kv_cache_ragged_radd,
     matmul_k_cache_ragged,
     rms_norm_key_cache,
-    update_frequency_data,
 )
 from max.nn._experts import (
     grouped_dynamic_scaled_fp8_matmul,
@@ -34,6 +29,12 @@ from max.nn._formats import (
     needs_fp8_fnuz_conversion,
     normalize_e4m3fn_to_e4m3fnuz,
     unfused_qkv_ragged_matmul_gguf_quantized,
+)
+from max.nn._latent_attention import (
+    flare_mla_decode_ragged,
+    flare_mla_decompress_k_cache,
+    flare_mla_prefill_plan,
+    flare_mla_prefill_ragged,
 )
 from max.nn._padded_attention import (
     flash_attention_gpu,
@@ -65,6 +66,7 @@ from max.nn._scaled import (
 from max.nn._token_choice import (
     apply_penalties_to_logits,
     topk_fused_sampling,
+    update_frequency_data,
 )
 
 __all__ = [

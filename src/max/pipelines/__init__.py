@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from max.pipelines.checkpoints.encodings import SupportedEncoding
     from max.pipelines.checkpoints.hub import HuggingFaceRepo, download_weight_files
     from max.pipelines.config.enums import PipelineRole, RopeType
+    from max.pipelines.config.kv_cache_config import KVCacheConfig
     from max.pipelines.config.model_config import (
-        KVCacheConfig,
         MAXModelConfig,
         ProfilingConfig,
         SamplingConfig,
@@ -58,7 +58,7 @@ _WHERE = {
     "ModelOutputs": _HERE + "models.inputs",
     "PipelineModel": _HERE + "models.pipeline_model",
     "upper_bounded_default": _HERE + "models.pipeline_model",
-    "KVCacheConfig": _HERE + "config.model_config",
+    "KVCacheConfig": _HERE + "config.kv_cache_config",
     "MAXModelConfig": _HERE + "config.model_config",
     "ProfilingConfig": _HERE + "config.model_config",
     "SamplingConfig": _HERE + "config.model_config",

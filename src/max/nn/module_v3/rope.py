@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from max.experimental import functional as F
 from max.experimental.tensor import Tensor
 from max.graph import Dim, DimLike, StaticDim
+from max.nn._rotary import rotate_positions
 from max.nn.module_v3.module import Module
-from max.nn.rotary_embedding import rotate_positions
 
 __all__ = ["RotaryEmbedding", "TransposedRotaryEmbedding"]
 

@@ -184,9 +184,9 @@ class StrictConfig:
         Raises:
             ConfigError: A field is unknown, or a value does not fit.
         """
-        known = options_of(cls)
-        if unknown := [name for name in values if name not in known]:
-            raise unknown_fields(unknown, known, cls.__name__)
+        options = options_of(cls)
+        if unknown := [name for name in values if name not in options]:
+            raise unknown_fields(unknown, options, cls.__name__)
         return cls(**values)
 
     def check_supported(self) -> None:

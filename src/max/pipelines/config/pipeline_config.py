@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines.config.enums import PipelineRole
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.model_config import (
-    KVCacheConfig,
     MAXModelConfig,
     ProfilingConfig,
     SamplingConfig,

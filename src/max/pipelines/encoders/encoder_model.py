@@ -17,7 +17,7 @@ from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.layer import Module
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, WeightsError
 from max.pipelines.encoders.encoder import Encoder

@@ -30,12 +30,12 @@ from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.scheduler import PageSource, SchedulerLimits, TextScheduler
 
 MAX_SECONDS = 0.04
-"""The longest execution of several steps where the configuration does not set their number: a reader
-sees tokens arrive one by one."""
+"""The time limit in seconds of an execution of several steps, if the configuration leaves their number open: streamed
+tokens then arrive one by one."""
 
 MIXED_STEP_RATIO = 1.8
-"""How much longer a step may take for prompts that it reads beside running requests, which then wait at most
-twice as long for a token; the margin is for the estimate."""
+"""The time limit of a step that decodes and reads prompts, as a multiple of a decoding step. Running requests then wait
+at most twice as long for a token: the difference to 2 allows for errors of the estimate."""
 
 
 class BatchPipeline(Protocol):
@@ -79,10 +79,10 @@ class ConfiguredPipeline(BatchPipeline, Protocol):
 
 @runtime_checkable
 class PreparingPipeline(BatchPipeline, Protocol):
-    """A pipeline that can do a part of a request's work before its first batch."""
+    """A pipeline that can prepare a request before its first batch."""
 
     def prepare(self, context: Any) -> None:
-        """Does that part, such as compiling a grammar; from any thread, also while a batch runs.
+        """Prepares a request, for example compiles its grammar; from any thread, also while a batch runs.
 
         Args:
             context: The request; no batch has had it.
@@ -95,10 +95,10 @@ class PreparingPipeline(BatchPipeline, Protocol):
 
 @runtime_checkable
 class WarmingPipeline(BatchPipeline, Protocol):
-    """A pipeline that can do some requests' common work before the first of them arrives."""
+    """A pipeline that can build state that requests share before the first request arrives."""
 
     def warm_up(self) -> None:
-        """Does that work; from any thread, also while a batch runs."""
+        """Builds the shared state; from any thread, also while a batch runs."""
         ...
 
 
@@ -107,32 +107,32 @@ class ReadablePipeline(BatchPipeline, Protocol):
     """A pipeline whose tokens can be read while an execution of several steps runs."""
 
     def read_steps(self, reader: StepReader | None) -> None:
-        """Has them read.
+        """Sets the reader of the tokens.
 
         Args:
-            reader: Delivers them; None: nothing reads them any more.
+            reader: Delivers the tokens; None: there is no reader.
         """
         ...
 
 
 @runtime_checkable
 class KeepingPipeline(BatchPipeline, Protocol):
-    """A pipeline that can keep its cached prefixes for a later engine."""
+    """A pipeline that can store its cached prefixes for a later engine."""
 
     def load_prefixes(self) -> None:
-        """Fills the cache with those of an earlier one; before the first batch."""
+        """Fills the cache with the stored prefixes of an earlier engine; before the first batch."""
         ...
 
     def save_prefixes(self) -> None:
-        """Keeps them; after the last batch."""
+        """Stores the cached prefixes; after the last batch."""
         ...
 
     def new_prefixes(self) -> PrefixWrite | None:
-        """Those that are not kept yet, to be written by another thread; between two batches."""
+        """The cached prefixes that are not stored yet, for another thread to write; between two batches."""
         ...
 
     def forget_prefixes(self) -> None:
-        """Empties the cache, and removes what was kept; between two batches, and while nothing writes."""
+        """Empties the cache and deletes the stored prefixes; between two batches, while no write runs."""
         ...
 
 
@@ -162,7 +162,7 @@ def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a request that an error has ended.
+    """An error that ended a request.
 
     Args:
         request_id: The request.
@@ -183,11 +183,11 @@ class _Submission:
 
 
 Outcome: TypeAlias = TextGenerationOutput | Failure
-"""What a step brings for a request."""
+"""The result of a step for one request."""
 
 
 class StepRecorder:
-    """Counts the times of steps in place: a step allocates nothing for it."""
+    """A histogram of step times, updated in place without allocation."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(STEP_BOUNDS_MS) + 1)
@@ -234,12 +234,12 @@ class Engine:
         self._pipeline = weakref.ref(pipeline)
         self.scheduler = TextScheduler(cache, limits)
         self._stepping = False
-        self._lock = threading.Lock()  # guards the changes
+        self._lock = threading.Lock()  # guards _changes
         self._changes: list[_Submission | RequestID] = []
-        # outcomes that no step has returned yet: an interrupt leaves them for the next one
+        # outcomes for the next return of step(): an interrupted step leaves its own here
         self._outcomes: list[Outcome] = []
         self.prompt_steps, self.decode_steps = StepRecorder(), StepRecorder()
-        # requests that no batch has had, and those that one has had since they were taken
+        # requests that no batch has contained; requests whose first batch began since take_started()
         self._new: set[RequestID] = set()
         self._started: list[tuple[RequestID, float]] = []
         self._reader = reader if isinstance(pipeline, ReadablePipeline) else None
@@ -275,7 +275,7 @@ class Engine:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Lets :meth:`step`, where it runs, return after the current step of several."""
+        """Makes a running :meth:`step` return after its current decoding step."""
         pipeline = self._pipeline() if self._stepping else None
         if pipeline is not None:
             pipeline.interrupt()
@@ -305,8 +305,9 @@ class Engine:
             New tokens and ends of requests.
 
         Raises:
-            BaseException: What is no ``Exception``, such as ``KeyboardInterrupt``, passes through; the
-                requests of the batch are read again, and go on after the tokens that were delivered.
+            BaseException: The pipeline raised one that is not an ``Exception``, such as
+                ``KeyboardInterrupt``. The requests of the batch are preempted, and continue after the tokens that
+                were delivered.
         """
         self._stepping = True
         try:
@@ -320,7 +321,7 @@ class Engine:
         return outcomes
 
     def take_started(self) -> list[tuple[RequestID, float]]:
-        """Requests whose first batch has begun since the last call, with the seconds since the epoch."""
+        """Requests whose first batch began since the last call, with its time in seconds since the epoch."""
         started, self._started = self._started, []
         return started
 
@@ -374,10 +375,10 @@ class Engine:
                 self._outcomes.append(output)
 
     def _keep_delivered(self, batch: Sequence[TextGenerationContext]) -> None:
-        """Makes the tokens that were delivered in an interrupted execution part of their sequences.
+        """Appends the tokens that an interrupted execution delivered to their sequences.
 
-        The next step goes on after them. It chooses as it would have without the interrupt, since the seed of a token
-        follows from its position.
+        The next step continues after them, and samples the same tokens as without the interrupt: the seed of a token
+        is a function of its position.
         """
         if self._reader is None:
             return
@@ -391,5 +392,5 @@ class Engine:
                 self._outcomes.append(replace(output, tokens=later))
 
     def _end_reading(self, steps: int) -> list[int]:
-        """The tokens of each request of the batch that were delivered while it ran; none where nothing read."""
+        """The number of tokens per request that were delivered while the batch ran; empty without a reader."""
         return [] if self._reader is None else self._reader.end(steps)

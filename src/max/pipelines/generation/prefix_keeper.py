@@ -10,7 +10,7 @@ from max.pipelines.generation.prefix_store import PrefixWrite
 logger = logging.getLogger("max.pipelines")
 
 KEEP_DELAY_S = 1.0
-"""An engine that idles that long keeps its new prefixes."""
+"""The idle time after which an engine stores its new prefixes."""
 
 
 class PrefixKeeper:
@@ -22,7 +22,7 @@ class PrefixKeeper:
 
     @property
     def writes(self) -> bool:
-        """Whether a write has not ended."""
+        """Whether a write is open."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: PrefixWrite) -> None:
@@ -38,11 +38,11 @@ class PrefixKeeper:
         self._thread.start()
 
     def resume(self) -> None:
-        """Lets the write go on: the engine idles."""
+        """Continues the write; the engine is idle."""
         self._idle.set()
 
     def pause(self) -> None:
-        """Stops the write before its next page: requests run."""
+        """Suspends the write before its next page; requests run."""
         self._idle.clear()
 
     def stop(self) -> None:

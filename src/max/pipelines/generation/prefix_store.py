@@ -1,4 +1,4 @@
-"""Where an engine keeps its cached prefixes for the next one with the same model."""
+"""Stores the cached prefixes of an engine for the next engine with the same model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger("max.pipelines")
 SUFFIX = ".prefixes"
 """Of the files in the folder."""
 MOST_ADDITIONS = 16
-"""Files that are written while an engine idles before one file takes the place of all."""
+"""The number of additions, written while an engine is idle, before one file replaces them all."""
 JOINED_SHARE = 0.75
-"""The share of the folder's size that this file takes at most."""
+"""The most that this file takes of the folder's size, as a fraction."""
 BYTES_PER_S = 64 << 20
-"""How fast an engine that idles writes."""
+"""The rate at which an idle engine writes."""
 
 
 class PrefixStore:
@@ -95,14 +95,14 @@ class PrefixStore:
         return PrefixWrite(groups, lambda paced: self._write(self._path, paced))
 
     def forget(self) -> None:
-        """Removes the files: what the cache was told to forget does not come back with the next engine."""
+        """Deletes the files, so that the next engine does not load what the cache was told to forget."""
         for path in (self._path, *self._additions):
             path.unlink(missing_ok=True)
         self._additions = []
         self._kept = [set() for _ in self._kept]
 
     def _write(self, path: Path, groups: Sequence[PageGroup]) -> None:
-        """Writes an addition, or the file that takes the place of all."""
+        """Writes an addition, or the file that replaces them all."""
         try:
             count = write_pages(path, self._key, groups)
             hashes = [set(group.hashes) for group in groups]

@@ -127,7 +127,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
         try:
             self._channel.send(command)
         except OSError:
-            pass  # the reader finds out why, and tells every open request
+            pass  # the reader gets the reason, and ends every open request
 
     def _receive(self) -> Event:
         try:

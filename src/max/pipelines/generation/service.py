@@ -46,7 +46,7 @@ from max.pipelines.scheduler import SchedulerLimits
 
 logger = logging.getLogger("max.pipelines")
 WARM_UP_DELAY_S = 0.3
-"""An engine that idles that long after its start warms its pipeline up."""
+"""The idle time after the start before an engine warms up its pipeline."""
 
 
 def serve_pipeline(
@@ -126,7 +126,7 @@ class _Service:
         self._shutdown: Shutdown | None = None
         self._stats_interval, self._next_stats = stats_interval, 0.0
         self._keeper = PrefixKeeper()
-        self._has_new_prefixes = False  # since the last write, maybe
+        self._has_new_prefixes = False  # there may be some since the last write
         self._warming: threading.Thread | None = None
         self._ends = threading.Event()
 
@@ -154,7 +154,7 @@ class _Service:
                 events = [self._event(outcome) for outcome in self._engine.step()]
                 self._channel.send_all([*self._started(), *events, *self._due_stats()])
         except OSError:
-            pass  # nobody receives any more
+            pass  # the channel is closed
         except BaseException as caught:
             error = caught
             raise
@@ -167,9 +167,9 @@ class _Service:
         return self._engine.idle if self._shutdown.finish else True
 
     def _read(self) -> None:
-        """Queues the commands, and lets an execution of several steps end for them.
+        """Queues the commands, and interrupts an execution of several steps.
 
-        What a new request needs before its first batch is done here: running requests do not wait for it.
+        New requests are prepared in this thread, so that running requests do not wait.
         """
         while True:
             try:
@@ -187,7 +187,7 @@ class _Service:
                 return
 
     def _warm_up(self, warm_up: Callable[[], None]) -> None:
-        """Warms the pipeline up once the engine idles: that may hold the interpreter for long."""
+        """Warms up the pipeline when the engine is idle, as that may hold the interpreter lock for long."""
         while not self._ends.wait(WARM_UP_DELAY_S):
             if self._engine.idle:
                 break
@@ -226,7 +226,7 @@ class _Service:
                         return
 
     def _wait(self) -> _Command:
-        """Waits for a command; an engine that idles for some time keeps its new prefixes meanwhile."""
+        """Waits for a command; new prefixes are stored in longer idle times."""
         self._keeper.resume()
         try:
             if self._has_new_prefixes and isinstance(self._pipeline, KeepingPipeline):
@@ -303,11 +303,13 @@ class _Service:
         return TokensGenerated.of(outcome)
 
     def _send_early(self, outputs: list[TextGenerationOutput]) -> None:
-        """Sends tokens of a call that runs on; what it returns is sent after them."""
+        """Sends tokens of an execution that still runs; its result is sent after them."""
         self._channel.send_all([TokensGenerated.of(output) for output in outputs])
 
     def _stop(self, error: BaseException | None) -> None:
-        """Frees the pages of what is open. It is cancelled by a shutdown; an error ends it, or another engine runs it."""
+        """Frees the pages of open requests. A shutdown cancels them; after an error the other side ends them, or another
+        engine runs them.
+        """
         self._reader.close()
         self._ends.set()
         if self._warming is not None:
@@ -326,4 +328,4 @@ class _Service:
             cancelled = [TokensGenerated(request.value, (), status) for request in self._open]
             self._channel.send_all([*cancelled, EngineStopped()])
         except OSError:
-            pass  # nobody receives any more
+            pass  # the channel is closed

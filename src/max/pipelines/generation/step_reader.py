@@ -22,12 +22,12 @@ from max.pipelines.core.context import TextContext
 logger = logging.getLogger("max.pipelines")
 
 NO_TOKEN = -1
-"""What a history holds where no step has written yet."""
+"""Marks the entries of a history that no step has written yet."""
 SHORTEST_INTERVAL_S = 2e-3
 """The shortest time between two deliveries: tokens of faster steps are delivered together."""
-_FIRST_WAIT_S = 4e-3  # while no step was measured
-# parts of a step: the next row is looked for before it is due, then again and again
-_DUE, _AGAIN = 0.9, 0.25
+_FIRST_WAIT_S = 4e-3  # before a step was measured
+# in steps: the wait after a delivery before the next row is polled, and between two polls
+_FIRST_POLL, _POLL_INTERVAL = 0.9, 0.25
 
 
 @dataclass
@@ -145,12 +145,12 @@ class StepReader:
                     wait = self._wait_s(self._read(run))
 
     def _wait_s(self, delivered: bool) -> float:
-        """The time to the next look: most of a step after a delivery, else a part of a step."""
+        """Seconds until the next poll: most of a step after a delivery, otherwise a fraction of a step."""
         if self._step_s is None:
             return _FIRST_WAIT_S
         if delivered:
-            return max(SHORTEST_INTERVAL_S, self._step_s * _DUE)
-        return max(SHORTEST_INTERVAL_S / 4, self._step_s * _AGAIN)
+            return max(SHORTEST_INTERVAL_S, self._step_s * _FIRST_POLL)
+        return max(SHORTEST_INTERVAL_S / 4, self._step_s * _POLL_INTERVAL)
 
     def _read(self, run: _Run) -> bool:
         """Delivers the rows that are complete; returns whether there was one."""
@@ -159,7 +159,7 @@ class StepReader:
             tokens = run.history[run.read].tolist()
             if min(tokens) < 0:
                 break
-            # an end is not told apart from what follows it before the execution returns
+            # only the returned execution shows which tokens follow the end of a sequence
             run.last = any(
                 ends is not None and token in ends
                 for token, ends in zip(tokens, run.ends, strict=True)
@@ -178,12 +178,12 @@ class StepReader:
                 ]
             )
         except OSError:
-            run.last = True  # nobody receives any more, which the engine's thread finds out too
+            run.last = True  # the channel is closed; the engine's thread gets the same error
         return True
 
 
 def _ends(context: TextGenerationContext) -> frozenset[int] | None:
-    """The tokens that end a request; None where its end cannot be told by single tokens."""
+    """The tokens that end a request; None if single tokens do not determine its end."""
     if not isinstance(context, TextContext) or context.eos_sequences:
         return None
     return frozenset() if context.ignore_eos else frozenset(context.eos_token_ids)

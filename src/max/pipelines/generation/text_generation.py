@@ -32,6 +32,7 @@ from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.decode_loop import DecodeLoop
+from max.pipelines.generation.last_step import LastStep
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.generation.step_reader import StepReader
@@ -63,36 +64,6 @@ class BatchInfo:
     past_seq_lens: list[int]
     seq_lens: list[int]
     num_steps: int
-
-
-@dataclass
-class _LastStep:
-    """The inputs and tokens of the last step; the next one updates them in place if the batch is the same.
-
-    Args:
-        batch: The requests.
-        ends: For each request its ``active_idx`` in the next step; -1 after a chunk of a prompt.
-        inputs: The inputs.
-        tokens: The tokens that were chosen.
-    """
-
-    batch: list[Any]
-    ends: list[int]
-    inputs: ModelInputs
-    tokens: Tensor
-
-    @classmethod
-    def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1) -> _LastStep:
-        """The last of some steps; its tokens are not in the contexts yet."""
-        ends = [c.active_idx + steps if c.active_idx == c.end_idx else -1 for c in batch]
-        return cls(batch, ends, inputs, tokens)
-
-    def precedes(self, batch: Sequence[Any]) -> bool:
-        """Whether a batch has the same requests, each one token further."""
-        return len(batch) == len(self.batch) and all(
-            context is previous and context.active_idx == end and context.start_idx == end - 1
-            for context, previous, end in zip(batch, self.batch, self.ends, strict=True)
-        )
 
 
 class TextGenerationPipeline(
@@ -140,8 +111,8 @@ class TextGenerationPipeline(
         )
         pipeline_config.configure_session(self._session)
         self._eos_token_id = {eos_token_id}
-        self._last_step: _LastStep | None = None
-        # what the weights take is subtracted, so they must not be loaded yet
+        self._last_step: LastStep | None = None
+        # free memory minus the size of the weights: they must not be loaded yet
         available = pipeline_config.available_cache_memory()
         self._pipeline_model = load_model(
             pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
@@ -262,8 +233,8 @@ class TextGenerationPipeline(
         self._constraints.begin(context)
 
     def warm_up(self) -> None:
-        """Makes the vocabulary of structured output, which the first request with a grammar would else
-        wait for; from any thread. Nothing happens where no request can have a grammar."""
+        """Builds the vocabulary of structured output, so that the first request with a grammar does not wait for it;
+        from any thread. Does nothing where requests cannot have grammars."""
         if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
             self._constraints.warm_up(self._tokenizer.eos_token_ids)
 
@@ -300,7 +271,7 @@ class TextGenerationPipeline(
             self._constraints.begin(context)
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
-                num_steps = 1  # a chunk has no next token; penalties count each token
+                num_steps = 1  # a chunk has no next token; penalties depend on each token
             limit = _reasoning_limit(context)
             if limit is not None:
                 num_steps = limit.bounded_steps(num_steps, len(context.generated_tokens))
@@ -334,10 +305,10 @@ class TextGenerationPipeline(
             self._loop.interrupt()
 
     def read_steps(self, reader: StepReader | None) -> None:
-        """Has the tokens of executions of several steps read while they run.
+        """Sets the reader that delivers the tokens of an execution of several steps while it runs.
 
         Args:
-            reader: Delivers them; None: nothing reads them any more.
+            reader: Delivers the tokens; None: there is no reader.
         """
         self._step_reader = reader
 
@@ -368,7 +339,7 @@ class TextGenerationPipeline(
             and all(context.active_length == 1 for context in batch)
         ):
             return self._execute_in_loop(loop, batch, num_steps)
-        masks = self._constraints.start_masks(batch)  # made while the model runs
+        masks = self._constraints.start_masks(batch)  # computed while the model runs
         model_inputs = self._inputs(batch, num_steps)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
@@ -390,7 +361,7 @@ class TextGenerationPipeline(
                 )
                 model_inputs = self._pipeline_model.prepare_next_token_inputs(tokens, model_inputs)
             elif step == 0 and steps[-1] is chosen:
-                self._last_step = _LastStep.of(batch, model_inputs, tokens)
+                self._last_step = LastStep.of(batch, model_inputs, tokens)
         generated = np.array(steps, np.int32).T
         responses = self.update_context_and_prepare_responses(
             generated, logs, batch, num_steps, enable_log_probs
@@ -409,7 +380,7 @@ class TextGenerationPipeline(
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
         model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self._step_reader)
-        self._last_step = _LastStep.of(batch, model_inputs, tokens, len(chosen))
+        self._last_step = LastStep.of(batch, model_inputs, tokens, len(chosen))
         responses = self.update_context_and_prepare_responses(
             chosen.astype(np.int32).T, [], batch, len(chosen), False
         )
@@ -513,21 +484,21 @@ class TextGenerationPipeline(
         return responses
 
     def load_prefixes(self) -> None:
-        """Fills the cache with the prefixes of an earlier engine, where the configuration has a folder for them."""
+        """Fills the cache with the stored prefixes of an earlier engine, where the configuration has a folder for them."""
         if self._prefixes is not None:
             self._prefixes.load()
 
     def save_prefixes(self) -> None:
-        """Keeps the cached prefixes for a later engine, where the configuration has a folder for them."""
+        """Stores the cached prefixes for a later engine, where the configuration has a folder for them."""
         if self._prefixes is not None:
             self._prefixes.save()
 
     def new_prefixes(self) -> PrefixWrite | None:
-        """The cached prefixes that are not kept yet; None where there are none, or no folder for them."""
+        """The cached prefixes that are not stored yet; None where there are none, or no folder for them."""
         return None if self._prefixes is None else self._prefixes.new_pages()
 
     def forget_prefixes(self) -> None:
-        """Empties the prefix cache, and removes what was kept of it."""
+        """Empties the prefix cache, and deletes the stored prefixes."""
         self._kv_manager.forget_prefixes()
         if self._prefixes is not None:
             self._prefixes.forget()

@@ -208,7 +208,7 @@ def pages_for_memory(
     batch = max_batch_size
     while True:
         pages = _equal_pools([batch * count for count in held], sizes, available_bytes)
-        if batch == 1 or all(have >= least for have, least in zip(pages, held, strict=True)):
+        if batch == 1 or all(count >= least for count, least in zip(pages, held, strict=True)):
             return pages
         batch -= 1
 

@@ -47,7 +47,7 @@ class _GroupTable:
 
     pages: list[int] = field(default_factory=list)
     returned: int = 0
-    """The first pages that are not held: they were given back, or never taken as the window has passed them."""
+    """The number of leading pages that the window has passed: released, or never taken."""
 
 
 @dataclass
@@ -219,7 +219,7 @@ class PageManager:
         return max(set.intersection(*ends))
 
     def _cached_ends(self, pool: PagePool, hashes: list[bytes], on_device: bool) -> set[int]:
-        """The numbers of pages of prefixes whose last window is cached in a pool; 0 is one."""
+        """The lengths in pages of the prefixes whose last window is cached in a pool; always contains 0."""
         ends, run = {0}, 0
         for index, page_hash in enumerate(hashes):
             if not pool.is_cached(page_hash, on_device):
@@ -249,7 +249,7 @@ class PageManager:
         return None
 
     def return_unseen(self, request_id: RequestID, length: int) -> int:
-        """Gives back the pages of a request that the windows have passed.
+        """Releases the pages of a request that the windows have passed.
 
         Args:
             request_id: The request.
@@ -313,7 +313,7 @@ class PageManager:
         return groups[0].pages[len(groups[0].pages) - missing :]
 
     def commit(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> None:
-        """Records tokens as cached; full pages can serve other requests from now on.
+        """Records tokens as cached; other requests can reuse full pages from now on.
 
         Args:
             request_id: The request.
@@ -389,7 +389,7 @@ class PageManager:
             raise KeyError(f"KV cache: request {request_id} has no page table") from None
 
     def _hash(self, parent: bytes, tokens: Tokens, index: int) -> bytes:
-        """The hash of a page's tokens and of all before them, which `parent` stands for."""
+        """The hash of a page's tokens and, by the hash `parent`, of all tokens before them."""
         block = tokens[index * self.page_size : (index + 1) * self.page_size]
         data = np.ascontiguousarray(block, dtype=np.int64).tobytes()
         return hashlib.blake2b(data, digest_size=16, key=parent).digest()

@@ -117,7 +117,7 @@ class PagePool:
             if page is not None:
                 self._free.pop(page, None)
                 self._users[page] += 1
-        # taking a page may save another one: first all slots are held
+        # taking a page may swap another one out, so all slots are held first
         if self.swap is not None:
             swapped = [h for h in hashes if h not in self._page_of_hash]
             for page_hash, slot in [(h, self.swap.hold(h)) for h in swapped]:
@@ -139,7 +139,7 @@ class PagePool:
         return page
 
     def takes(self, page: int) -> int:
-        """How often a page was taken: a cached page is written only after this has changed; from any thread.
+        """The number of times that a page was taken. It changes before a cached page is overwritten; from any thread.
 
         Args:
             page: The page.
@@ -159,7 +159,7 @@ class PagePool:
                 self._free.move_to_end(page, last=False)
 
     def share(self, page: int, page_hash: bytes) -> None:
-        """Lets a full page serve other requests; of two pages with equal content the first one does.
+        """Makes a full page available to other requests; of two pages with equal contents the first one.
 
         Args:
             page: The page, in use.

@@ -42,7 +42,7 @@ class PageGroup:
 
 
 def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
-    """Writes pages in the place of what the file had; a reader sees the old file or the whole new one.
+    """Replaces the contents of the file atomically: a reader sees the old file or the whole new one.
 
     Args:
         path: The file; its folder is made.
@@ -56,7 +56,7 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
         OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # a file of mode 600: it tells what was read
+    # mode 600: the contents depend on the prompts
     descriptor, part = tempfile.mkstemp(prefix=path.name, suffix=_PART_SUFFIX, dir=path.parent)
     count = 0
     try:
@@ -89,7 +89,7 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
 
 
 def remove_abandoned_parts(folder: Path) -> None:
-    """Removes what writers left unfinished that were killed: files that nobody has written to for ten minutes.
+    """Deletes unfinished files of killed writers: those that were not written to for ten minutes.
 
     Args:
         folder: The folder of the files.
@@ -100,7 +100,7 @@ def remove_abandoned_parts(folder: Path) -> None:
             if part.stat().st_mtime < oldest:
                 part.unlink()
         except OSError:
-            pass  # another process removes it too
+            pass  # another process has deleted it
 
 
 def read_pages(
@@ -127,7 +127,7 @@ def read_pages(
                 if _digest(content).hex() == digest:
                     yield number, bytes.fromhex(page_hash), content
     except (OSError, ValueError):
-        pass  # as if there were no more
+        pass  # the file ends here
 
 
 def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int, str, str]]:

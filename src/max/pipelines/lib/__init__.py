@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     )
     from max.pipelines.config.audio_config import AudioGenerationConfig
     from max.pipelines.config.enums import PipelineRole, RopeType
+    from max.pipelines.config.kv_cache_config import KVCacheConfig
     from max.pipelines.config.model_config import (
-        KVCacheConfig,
         MAXModelConfig,
         MAXModelConfigBase,
         ProfilingConfig,
@@ -70,7 +70,7 @@ _WHERE = {
     "WeightsAdapter": _HERE + "models.pipeline_model",
     "get_paged_manager": _HERE + "models.kv_cache",
     "upper_bounded_default": _HERE + "models.pipeline_model",
-    "KVCacheConfig": _HERE + "config.model_config",
+    "KVCacheConfig": _HERE + "config.kv_cache_config",
     "MAXModelConfig": _HERE + "config.model_config",
     "MAXModelConfigBase": _HERE + "config.model_config",
     "ProfilingConfig": _HERE + "config.model_config",

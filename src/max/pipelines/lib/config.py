@@ -8,8 +8,8 @@ from max.pipelines.config.audio_config import (
     PrependPromptSpeechTokens,
     PrometheusMetricsMode,
 )
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.model_config import (
-    KVCacheConfig,
     MAXModelConfig,
     MAXModelConfigBase,
     ProfilingConfig,

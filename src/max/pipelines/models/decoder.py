@@ -60,8 +60,7 @@ class Decoder(Transformer):
     """Embedding, blocks of attention and an MLP, a norm, and the output layer.
 
     Weights: ``embed_tokens.weight``, ``layers.N.…`` (see `DecoderBlock`), ``norm.weight``, ``lm_head.weight``; where
-        the
-    config has them ``embed_positions.weight``, ``embed_norm``, ``project_in.weight``, ``project_out.weight``,
+    the config has them ``embed_positions.weight``, ``embed_norm``, ``project_in.weight``, ``project_out.weight``,
     ``lm_head.bias``.
 
     Args:

@@ -20,7 +20,7 @@ from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.enums import RopeType
-from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError

@@ -100,8 +100,7 @@ class DeltaNet(Module):
     """A gated delta net: projections, a causal convolution, the gated delta rule, a gated norm.
 
     Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``),
-        ``conv1d``
-    (`CausalConv`), ``A``, the rates of decay, negative, and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
+    ``conv1d`` (`CausalConv`), ``A``, the rates of decay, negative, and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
 
     Args:
         form: The sizes.

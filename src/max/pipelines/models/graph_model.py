@@ -13,7 +13,7 @@ from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter

@@ -11,7 +11,7 @@ from max.engine import InferenceSession
 from max.interfaces import Pipeline
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
 

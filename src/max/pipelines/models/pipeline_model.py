@@ -31,7 +31,7 @@ from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs

@@ -12,7 +12,7 @@ from max.graph import DeviceRef, TensorValue, ops
 from max.nn._cache_rows import store_rows
 from max.nn._latent_plan import plan_latents
 from max.nn._token_selection import attend_selected, select_tokens
-from max.nn.attention.multi_latent_attention import LatentInputs, rotate_rows
+from max.nn.attention._latent_attention import LatentInputs, rotate_rows
 from max.nn.kv_cache import KVCacheParams
 from max.nn.layer import Module
 from max.nn.linear import Linear

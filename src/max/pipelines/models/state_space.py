@@ -127,8 +127,7 @@ class Mamba2Layer(Module):
     """A layer of Mamba 2: projection, convolution, scan, gate and norm, projection.
 
     Weights: ``in_proj``, ``out_proj`` (`Linear`), ``conv1d`` (`CausalConv`), ``norm`` (`GatedNorm`), ``A`` (the rates
-        of
-    decay, negative), ``D``, ``dt_bias``; the last three ``[heads]``, float32.
+    of decay, negative), ``D``, ``dt_bias``; the last three ``[heads]``, float32.
 
     Args:
         form: The form of the layer.
@@ -262,8 +261,7 @@ class MambaLayer(Module):
     """A layer of Mamba: projection, convolution, projections to steps, B and C, scan, gate, projection.
 
     Weights: ``in_proj``, ``x_proj``, ``dt_proj``, ``out_proj`` (`Linear`), ``conv1d`` (`CausalConv`), ``A`` (the rates
-        of
-    decay, negative) ``[states, channels]``, ``D``, ``dt_bias`` ``[channels]``, float32; with norms ``dt_layernorm``,
+    of decay, negative) ``[states, channels]``, ``D``, ``dt_bias`` ``[channels]``, float32; with norms ``dt_layernorm``,
     ``b_layernorm``, ``c_layernorm``.
 
     Args:

@@ -109,16 +109,16 @@ def token_sampler(
         *([mask] if sampling_config.enable_structured_output else ()),
     ]
     with Graph("token_sampler", input_types=types) as graph:
-        logits, *rest = (value.tensor for value in graph.inputs)
+        logits, *parameters = (value.tensor for value in graph.inputs)
         if logits.dtype != DType.float32:
             logits = ops.cast(logits, DType.float32)
         if sampling_config.enable_penalties:
-            logits = apply_penalties(logits, rest[5:11])
+            logits = apply_penalties(logits, parameters[5:11])
         if sampling_config.enable_structured_output:
             # finite: a kernel may subtract the maximum of a row
             forbidden = ops.constant(_FORBIDDEN, DType.float32, device)
-            logits = ops.where(rest[-1], logits, forbidden)
-        tokens = sample_tokens(logits, *rest[:5])
+            logits = ops.where(parameters[-1], logits, forbidden)
+        tokens = sample_tokens(logits, *parameters[:5])
         if return_logits:
             graph.output(tokens, ops.cast(logits, sampling_config.out_dtype))
         else:

@@ -9,7 +9,7 @@ from max.interfaces import RequestID, TextGenerationContext
 Rank: TypeAlias = tuple[int, float, int]
 """Priority, virtual time, arrival; the least comes first."""
 MOST_COUNTED = 512
-"""New tokens that a request is counted with at most: few requests use the limit that they give."""
+"""The most new tokens in the cost of a request: few requests generate as many as their limit allows."""
 
 
 class RequestOrder:
@@ -62,7 +62,7 @@ class RequestOrder:
         self._now = max(self._now, self._ranks[context.request_id][1])
 
     def remove(self, request_id: RequestID) -> bool:
-        """Removes a request; whether it was known.
+        """Removes a request, and returns whether it had a rank.
 
         Args:
             request_id: The request.

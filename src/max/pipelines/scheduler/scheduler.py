@@ -36,7 +36,7 @@ class TextScheduler:
         self._long: set[RequestID] = set()  # waiting requests whose prompts have several chunks
         self._order = RequestOrder()
         self._times = StepEstimate()
-        self._prompt_tokens, self._mixed = 0, False  # of the last step that reads prompts
+        self._prompt_tokens, self._mixed = 0, False  # of the last step that read prompts
         self.preemptions = 0
         """The number of times that a request has lost its pages."""
 
@@ -104,7 +104,7 @@ class TextScheduler:
             self._tables.close(request_id)
 
     def requeue(self, context: TextGenerationContext) -> None:
-        """Preempts a request: its cached tokens are unknown, as after an interrupted step.
+        """Preempts a request whose cache contents are unknown, for example after an interrupted step.
 
         Args:
             context: The request; nothing happens where it is unknown.
@@ -150,7 +150,7 @@ class TextScheduler:
         self._times.record_prompts(seconds, self._prompt_tokens, self._mixed)
 
     def update(self, batch: Iterable[TextGenerationContext]) -> list[RequestID]:
-        """Takes back a batch that was run.
+        """Updates the queues after a batch was run.
 
         Args:
             batch: Its contexts, updated.
@@ -184,7 +184,7 @@ class TextScheduler:
             if tokens_left < 1 or len(batch) >= slots:
                 break
             if context.request_id in self._long and long_left < 1:
-                continue  # one of a single chunk may come after it
+                continue  # a prompt of a single chunk may follow
             if not self._admit(context, (tokens_left, long_left), context_length, bool(batch)):
                 break
             batch.append(context)
@@ -196,11 +196,10 @@ class TextScheduler:
         return batch
 
     def _chunk(self) -> int:
-        """The most tokens that the next step reads of prompts that have several chunks.
+        """The number of tokens that the next step may read of prompts with several chunks.
 
-        Running requests wait for each chunk, so chunks are short and a step takes little more than one
-        without prompts. But where many requests wait and few run, each of the many would wait long to
-        spare the few.
+        Running requests wait while a chunk is read. Chunks are therefore so short that a step takes little longer
+        than a decoding step. The number grows if more requests wait than run.
         """
         limits, ratio = self._limits, self._limits.mixed_step_ratio
         if ratio is None or not limits.enable_in_flight_batching or not self._running:
@@ -236,7 +235,7 @@ class TextScheduler:
         try:
             opened = self._tables.open(context)
         except OutOfPagesError:
-            # a request that was preempted amid its prompt may hold the last slot
+            # a request that was preempted within its prompt may hold the last slot
             if not busy and self._preempt_last(after=context):
                 return self._admit(context, left, context_length, joins)
             return False
@@ -256,7 +255,7 @@ class TextScheduler:
         try:
             self._tables.extend(context)
         except OutOfPagesError:
-            # the first request takes pages from later ones that were preempted amid their prompts
+            # the first request takes pages from later ones that were preempted within their prompts
             if not busy and self._preempt_last(after=context):
                 return self._admit(context, left, context_length, joins)
             return self._put_off(context, opened)
@@ -273,7 +272,7 @@ class TextScheduler:
         return self._tables.missing(context, left) > 0
 
     def _put_off(self, context: TextGenerationContext, opened: bool) -> bool:
-        """Leaves a request waiting, as it was before :meth:`_admit`."""
+        """Restores a waiting request as it was before :meth:`_admit`; returns False."""
         if opened:
             self._tables.retract(context.request_id)
             context.reset()
@@ -339,7 +338,7 @@ class TextScheduler:
         return True
 
     def _preempt(self, context: TextGenerationContext) -> None:
-        """Makes a request wait without pages, to be read again."""
+        """Releases the pages of a request and moves it to the waiting requests: its tokens are read again."""
         key = context.request_id
         self._tables.close(key)
         context.reset()

@@ -67,11 +67,11 @@ class Arrival:
 
 @dataclass
 class Timeline:
-    """What became of a request; times in seconds of the simulation.
+    """The course of a request; times in seconds of the simulation.
 
     Args:
         arrival: The request.
-        tokens: When each of its tokens was there.
+        tokens: The time at which each token was generated.
     """
 
     arrival: Arrival
@@ -80,7 +80,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a simulation runs on.
+    """The simulated machine.
 
     Args:
         limits: The limits of batches.
@@ -101,7 +101,7 @@ def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeli
     """Runs requests through the scheduler, in the time of the cost model.
 
     Args:
-        machine: What they run on.
+        machine: The simulated machine.
         arrivals: The requests.
 
     Returns:

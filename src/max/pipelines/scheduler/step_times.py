@@ -1,22 +1,22 @@
-"""The times of recent steps, by which the scheduler chooses how long the next ones are."""
+"""Estimates of step times, from which the scheduler chooses the length of the next steps."""
 
 from __future__ import annotations
 
 ROWS = 8
-"""Chunks of prompts are multiples of this: matrix products compute that many rows together."""
-_FEWEST = 64  # tokens of a step of prompts alone whose time says what a token costs
+"""Lengths of chunks are multiples of this number, the rows that matrix products compute together."""
+_LEAST_MEASURED = 64  # a step of prompts only with fewer tokens does not show the time of a token
 
 
 class StepEstimate:
-    """Means of recent times, in which a single slow step changes little."""
+    """Running means of step times."""
 
     def __init__(self) -> None:
         self.plain: float | None = None
-        """Seconds of a step that reads no prompt; None before the first one."""
-        self._token: float | None = None  # seconds that a prompt's token adds to a step
+        """Seconds of a decoding step; None before the first one."""
+        self._token: float | None = None  # seconds that a token of a prompt adds to a step
 
     def record_plain(self, seconds: float, steps: int) -> None:
-        """Adds steps that read no prompt.
+        """Adds decoding steps.
 
         Args:
             seconds: The time of all of them.
@@ -36,20 +36,20 @@ class StepEstimate:
         """
         if mixed and self.plain is not None:
             token = max(seconds - self.plain, 0.0) / tokens
-            # one step that was fast by chance must not make the next chunk much longer
+            # a single fast step must not make the next chunk much longer
             last = token if self._token is None else self._token
             self._token = (last + max(token, last / 2)) / 2
-        elif self._token is None and tokens >= _FEWEST:
+        elif self._token is None and tokens >= _LEAST_MEASURED:
             self._token = seconds / tokens
 
     def chunk(self, share: float) -> int | None:
-        """The tokens of prompts that take a share of a plain step.
+        """The number of prompt tokens that add a given fraction to the time of a decoding step.
 
         Args:
-            share: The share.
+            share: The fraction; it may exceed 1.
 
         Returns:
-            A multiple of ``ROWS``, at least one of them; None where too little was measured.
+            A multiple of ``ROWS``, at least ``ROWS``; None before both times were measured.
         """
         if self.plain is None or not self._token:
             return None

@@ -164,5 +164,5 @@ def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
     if bits.shape[1] >= vocabulary:
         return np.ascontiguousarray(bits[:, :vocabulary])
     free = (masks == -1).all(axis=1, keepdims=True)
-    rest = np.broadcast_to(free, (len(masks), vocabulary - bits.shape[1]))
-    return np.concatenate([bits, rest], axis=1)
+    unmasked = np.broadcast_to(free, (len(masks), vocabulary - bits.shape[1]))
+    return np.concatenate([bits, unmasked], axis=1)

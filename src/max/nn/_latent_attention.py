@@ -1,0 +1,247 @@
+"""The library ops of latent attention over the paged cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.nn._cache_rows import k_cache_to_buffer
+from max.nn._projection import project
+from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+
+__all__ = [
+    "flare_mla_decode_ragged",
+    "flare_mla_decompress_k_cache",
+    "flare_mla_prefill_plan",
+    "flare_mla_prefill_ragged",
+]
+
+
+def flare_mla_decompress_k_cache(
+    kv_params: KVCacheParams,
+    buffer_row_offsets_1d: TensorValue,
+    cache_offsets_1d: TensorValue,
+    buffer_length: TensorValue,
+    weight: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    buffer_size: int,
+) -> TensorValue:
+    """Expands latent keys: ``latent @ weight.T`` of `k_cache_to_buffer`.
+
+    Args:
+        kv_params: The parameters of the cache.
+        buffer_row_offsets_1d: The first row of each sequence in the buffer.
+        cache_offsets_1d: The first token of each sequence.
+        buffer_length: The number of keys.
+        weight: ``[out_dim, latent size]``.
+        kv_collection: The cache.
+        layer_idx: The layer.
+        buffer_size: The rows of the buffer.
+
+    Returns:
+        ``[buffer_size, out_dim]``; rows past `buffer_length` have no meaning.
+    """
+    latent = k_cache_to_buffer(
+        kv_params, buffer_row_offsets_1d, cache_offsets_1d, kv_collection, layer_idx, buffer_length,
+        buffer_size, int(weight.shape[1]),
+    )  # fmt: skip
+    return project(ops.cast(latent, weight.dtype), weight)
+
+
+def flare_mla_prefill_plan(
+    kv_params: KVCacheParams,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    buffer_size: int,
+    max_chunks: int = 16,
+) -> tuple[TensorValue, TensorValue, TensorValue]:
+    """Cuts the tokens of all sequences, cached and new, one after the other, into chunks that fill a buffer.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache.
+        layer_idx: The layer.
+        buffer_size: The rows of the buffer.
+        max_chunks: The number of chunks that are planned; those past the last token are empty.
+
+    Returns:
+        For each chunk the first row of each sequence in the buffer, uint32 ``[max_chunks, batch + 1]``; the first token
+        of each sequence in the chunk, uint32 ``[max_chunks, batch]``; and the number of tokens, int32 ``[max_chunks]``.
+    """
+    device = input_row_offsets.device
+    bounds = ops.cast(input_row_offsets, DType.int64)
+    batch = kv_collection.cache_lengths.shape[0]
+    cached = ops.cast(kv_collection.cache_lengths, DType.int64)
+    lengths = cached + ops.rebind(bounds[1:] - bounds[:-1], [batch])
+    ends = ops.cumsum(lengths, axis=0)
+    zero = ops.constant(np.zeros(1, np.int64), DType.int64, device)
+    starts = ops.unsqueeze(ops.rebind(ops.concat([zero, ends]), [input_row_offsets.shape[0]]), 0)
+    chunks = ops.range(0, max_chunks, 1, out_dim=max_chunks, dtype=DType.int64, device=device)
+    first = ops.unsqueeze(chunks * buffer_size, 1)
+    rows = ops.max(ops.min(starts - first, buffer_size), 0)
+    tokens = ops.max(
+        ops.min(first - ops.unsqueeze(ends - lengths, 0), ops.unsqueeze(lengths, 0)), 0
+    )
+    counts = ops.reshape(rows[:, -1], [max_chunks])
+    return (
+        ops.cast(rows, DType.uint32),
+        ops.cast(tokens, DType.uint32),
+        ops.cast(counts, DType.int32),
+    )
+
+
+def _check_causal(op: str, mask: MHAMaskVariant) -> bool:
+    if mask not in (MHAMaskVariant.CAUSAL_MASK, MHAMaskVariant.NULL_MASK):
+        raise NotImplementedError(
+            f"{op}: the mask {mask.name}; CAUSAL_MASK and NULL_MASK have kernels"
+        )
+    return mask is MHAMaskVariant.CAUSAL_MASK
+
+
+def flare_mla_prefill_ragged(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    k: TensorValue,
+    v: TensorValue,
+    input_row_offsets: TensorValue,
+    buffer_row_offsets: TensorValue,
+    cache_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    mask_variant: MHAMaskVariant,
+    scale: float,
+    qk_rope_dim: int = 64,
+    prev_output: TensorValue | None = None,
+    prev_softmax_info: TensorValue | None = None,
+) -> tuple[TensorValue, TensorValue]:
+    """Latent attention over a chunk of expanded keys and values, and over the chunks before it.
+
+    A key has the elements of `k`, which its head expanded, then the last `qk_rope_dim` elements of the cached latent,
+    which all heads share.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: The queries ``[total_seq_len, n_heads, k's size + qk_rope_dim]``.
+        k: ``[buffer_size, n_heads, size]``.
+        v: ``[buffer_size, n_heads, value_size]``.
+        input_row_offsets: The first row of each sequence.
+        buffer_row_offsets: The first row of each sequence in the buffer, uint32 ``[batch + 1]``.
+        cache_offsets: The first token of each sequence in the buffer, uint32 ``[batch]``.
+        kv_collection: The cache.
+        layer_idx: The layer.
+        mask_variant: ``CAUSAL_MASK`` or ``NULL_MASK``.
+        scale: The factor of the scores.
+        qk_rope_dim: The size of the rotated part of a key.
+        prev_output: The output of the chunks before.
+        prev_softmax_info: Their maxima and totals.
+
+    Returns:
+        The output ``[total_seq_len, n_heads, value_size]``, of the queries' dtype, and maximum and total of each row's
+        softmax, float32 ``[total_seq_len, n_heads, 2]``.
+
+    Raises:
+        ValueError: A shape does not fit, or one of the previous results is missing.
+    """
+    op = "flare_mla_prefill_ragged"
+    causal = _check_causal(op, mask_variant)
+    if (
+        input.rank != 3
+        or k.rank != 3
+        or v.rank != 3
+        or input.shape[2] != int(k.shape[2]) + qk_rope_dim
+    ):
+        raise ValueError(
+            f"{op}: queries {input!r}, keys {k!r}, values {v!r} and {qk_rope_dim} rotated elements do not fit"
+        )
+    if (prev_output is None) != (prev_softmax_info is None):
+        raise ValueError(f"{op}: prev_output and prev_softmax_info go together")
+    kv = kv_collection
+    previous = (
+        [] if prev_output is None or prev_softmax_info is None else [prev_output, prev_softmax_info]
+    )
+    out, info = ops.inplace_custom(
+        "mo.mla.prefill.ragged.paged",
+        device=input.device,
+        values=[
+            input,
+            k,
+            v,
+            input_row_offsets,
+            buffer_row_offsets,
+            cache_offsets,
+            kv.kv_blocks,
+            kv.cache_lengths,
+            kv.lookup_table,
+            layer_idx,
+            ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
+            *previous,
+        ],
+        out_types=[
+            TensorType(input.dtype, [*input.shape[:2], v.shape[2]], input.device),
+            TensorType(DType.float32, [*input.shape[:2], 2], input.device),
+        ],
+        parameters={"causal": causal},
+    )
+    return out.tensor, info.tensor
+
+
+def flare_mla_decode_ragged(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    mask_variant: MHAMaskVariant,
+    scale: float,
+    qk_rope_dim: int = 64,
+) -> TensorValue:
+    """Attention over cached latents: each is a key, and without its rotated part a value, of all heads.
+
+    Args:
+        kv_params: The parameters of the cache: one head of the latent's size plus `qk_rope_dim`.
+        input: The queries ``[total_seq_len, n_heads, head_dim]``, in the space of the latents.
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache, with the new latents stored.
+        layer_idx: The layer.
+        mask_variant: ``CAUSAL_MASK`` or ``NULL_MASK``.
+        scale: The factor of the scores.
+        qk_rope_dim: The size of the rotated part of a latent.
+
+    Returns:
+        ``[total_seq_len, n_heads, head_dim - qk_rope_dim]``, of the queries' dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    op = "flare_mla_decode_ragged"
+    mask = "causal" if _check_causal(op, mask_variant) else "null"
+    size = kv_params.head_dim - qk_rope_dim
+    if (
+        input.rank != 3
+        or input.shape[2] != kv_params.head_dim
+        or size < 1
+        or kv_params.n_kv_heads_per_device != 1
+    ):
+        raise ValueError(
+            f"{op}: queries {input!r} over {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim} elements with "
+            f"{qk_rope_dim} rotated ones; expected [total_seq_len, n_heads, {kv_params.head_dim}] over one"
+        )
+    return ops.inplace_custom(
+        "mo.attention.ragged.paged",
+        device=input.device,
+        values=[
+            input,
+            input_row_offsets,
+            *kv_collection,
+            layer_idx,
+            ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
+        ],
+        out_types=[TensorType(input.dtype, [*input.shape[:2], size], input.device)],
+        parameters={"mask": mask, "local_window_size": -1, "value_size": size},
+    )[0].tensor

@@ -1,0 +1,387 @@
+"""Rotary embeddings whose frequencies are scaled for long contexts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import TensorValue, TensorValueLike, ops
+from max.nn._rope_scaling import (
+    DeepseekYarnRopeScalingParams,
+    LinearScalingParams,
+    Llama3RopeScalingParams,
+    LongRoPEScalingParams,
+    YarnScalingParams,
+)
+from max.nn._rotary import Floats, RotaryEmbedding
+
+__all__ = [
+    "DeepseekYarnRotaryEmbedding",
+    "DynamicRotaryEmbedding",
+    "LinearRotaryEmbedding",
+    "Llama3RotaryEmbedding",
+    "LongRoPERotaryEmbedding",
+    "YarnRotaryEmbedding",
+]
+
+
+ScalingParams = TypeVar("ScalingParams")
+
+
+class _ScaledRotaryEmbedding(RotaryEmbedding, Generic[ScalingParams]):
+    """Rotary embedding with parameters that scale its frequencies.
+
+    Args:
+        dim: As of `RotaryEmbedding`, and so are the next six.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
+        scaling_params: How frequencies are scaled; None: not at all.
+    """
+
+    scaling_params: ScalingParams | None = None
+    """How frequencies are scaled."""
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: ScalingParams | None = None,
+    ) -> None:
+        super().__init__(dim, n_heads, theta, max_seq_len, head_dim, _freqs_cis, interleaved)
+        self.scaling_params = scaling_params
+
+
+class Llama3RotaryEmbedding(_ScaledRotaryEmbedding[Llama3RopeScalingParams]):
+    """Rotary embedding with the frequencies of Llama 3.1.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
+        scaling_params: How frequencies are scaled; not at all by default.
+    """
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        if p is None:
+            return inv_freqs
+        wavelengths = np.float32(2 * math.pi) / inv_freqs
+        low = p.orig_max_position / p.low_freq_factor
+        high = p.orig_max_position / p.high_freq_factor
+        scaled = inv_freqs / np.float32(p.factor)
+        span = p.high_freq_factor - p.low_freq_factor
+        if span == 0:
+            return np.where(wavelengths > low, scaled, inv_freqs).astype(np.float32)
+        blend = (p.orig_max_position / wavelengths - p.low_freq_factor) / span
+        between = (1 - blend) * scaled + blend * inv_freqs
+        return np.where(
+            wavelengths > low, scaled, np.where(wavelengths < high, inv_freqs, between)
+        ).astype(np.float32)
+
+
+class LinearRotaryEmbedding(_ScaledRotaryEmbedding[LinearScalingParams]):
+    """Rotary embedding with positions divided by a factor.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
+        scaling_params: The factor; not scaled by default.
+    """
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        return inv_freqs if p is None else inv_freqs / np.float32(p.factor)
+
+
+def _yarn_inv_freqs(
+    inv_freqs: Floats,
+    theta: float,
+    factor: float,
+    bounds: tuple[float, float],
+    original: int,
+    truncate: bool,
+) -> Floats:
+    """Frequencies blended by their number of rotations over the original length; `bounds` is fast, slow."""
+    size = 2 * len(inv_freqs)
+
+    def dimension(turns: float) -> float:
+        """The pair with the given number of rotations over the original length."""
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = (dimension(turns) for turns in bounds)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    # no division by 0
+    high = high + 0.001 if low == high else high
+    ramp = (np.arange(size // 2, dtype=np.float32) - low) / (high - low)
+    kept = 1 - np.clip(ramp, 0, 1)
+    scaled = inv_freqs / np.float32(factor)
+    return (scaled * (1 - kept) + inv_freqs * kept).astype(np.float32)
+
+
+def _yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+class YarnRotaryEmbedding(_ScaledRotaryEmbedding[YarnScalingParams]):
+    """Rotary embedding with YaRN scaling.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
+        scaling_params: How frequencies are scaled.
+    """
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        if p is None:
+            return inv_freqs
+        bounds = (p.beta_fast, p.beta_slow)
+        original = p.original_max_position_embeddings
+        return _yarn_inv_freqs(inv_freqs, self.theta, p.factor, bounds, original, p.truncate)
+
+    def _magnitude(self) -> float:
+        p = self.scaling_params
+        return 1.0 if p is None else _yarn_magnitude(p.factor)
+
+
+class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScalingParams]):
+    """Rotary embedding with YaRN scaling in DeepSeek's variant.
+
+    The table has `max_seq_len` rows, and is for the rotated part of heads.
+
+    Args:
+        dim: The number of rotated elements of a head.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head, for the scale of the scores; `dim` by default.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
+        scaling_params: How frequencies are scaled; not at all by default.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: DeepseekYarnRopeScalingParams | None = None,
+    ) -> None:
+        size = dim if head_dim is None else head_dim
+        super().__init__(
+            dim, n_heads, theta, max_seq_len, size, _freqs_cis, interleaved, scaling_params
+        )
+
+    @property
+    def _rotated(self) -> int:
+        return self.dim
+
+    @property
+    def _rows(self) -> int:
+        return self.max_seq_len
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        if p is None:
+            return inv_freqs
+        bounds = (float(p.beta_fast), float(p.beta_slow))
+        original = p.original_max_position_embeddings
+        return _yarn_inv_freqs(inv_freqs, self.theta, p.scaling_factor, bounds, original, True)
+
+    def _magnitude(self) -> float:
+        p = self.scaling_params
+        if p is None:
+            return 1.0
+        both = (_yarn_magnitude(p.scaling_factor, w) for w in (p.mscale, p.mscale_all_dim))
+        own, all_dim = both
+        return own / all_dim
+
+    def compute_scale(self, user_scale: float | None = None) -> float:
+        """The factor of the attention scores: with the correction for the extended length.
+
+        Args:
+            user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.
+        """
+        scale = super().compute_scale(user_scale)
+        p = self.scaling_params
+        if p is None:
+            return scale
+        return scale * _yarn_magnitude(p.scaling_factor, p.mscale_all_dim) ** 2
+
+
+class DynamicRotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding whose base grows with the sequence, once it is longer than `max_seq_len` (dynamic NTK scaling).
+
+    `maybe_update_freqs` stages the frequencies of a call: those of `theta` while all positions are less than
+    `max_seq_len`, else those of ``theta * (length / max_seq_len) ** (head_dim / (head_dim - 2))``.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence with the original frequencies; the table has twice as many rows.
+        head_dim: The size of a head; ``dim // n_heads`` by default.
+        _freqs_cis: Not used: the table is computed.
+        interleaved: Whether the elements of a pair are adjacent.
+
+    Raises:
+        ValueError: The head's size is odd, or less than 4.
+    """
+
+    inv_freq: TensorValue | None
+    """The angle of each pair for one position, float32 ``[head_dim / 2]``; None before `maybe_update_freqs`."""
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+    ) -> None:
+        super().__init__(dim, n_heads, theta, max_seq_len, head_dim, None, interleaved)
+        if self.head_dim < 4:
+            raise ValueError(
+                f"DynamicRotaryEmbedding: heads of {self.head_dim} elements, expected 4 or more"
+            )
+        self.inv_freq = None
+
+    def maybe_update_freqs(self, position_ids: TensorValueLike) -> None:
+        """Stages the frequencies for some positions: original ones, or scaled ones where a position is beyond them.
+
+        Args:
+            position_ids: The positions of all tokens, integers of any rank.
+        """
+        positions = ops.reshape(TensorValue(position_ids), [-1])
+        length = ops.cast(ops.max(positions, axis=0) + 1, DType.float32)
+        size = self._rotated
+        longest = float(self.max_seq_len)
+        growth = ops.log(ops.max(length, longest) / longest) * (size / (size - 2))
+        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+        device = positions.device
+        original = ops.constant(self._inv_freqs(), DType.float32, device)
+        scaled = original * ops.exp(-growth * ops.constant(exponents, DType.float32, device))
+        self.inv_freq = ops.where(ops.greater(length, longest), scaled, original)
+
+    def freqs_cis_base(self) -> TensorValue:
+        """Cosines and sines by the current frequencies, float32 ``[max_seq_len * 2, head_dim / 2, 2]``."""
+        if self.inv_freq is None:
+            return super().freqs_cis_base()
+        positions = ops.range(
+            0, self._rows, 1, out_dim=self._rows, dtype=DType.int64, device=self.inv_freq.device
+        )
+        angles = ops.unsqueeze(ops.cast(positions, DType.float32), 1) * ops.unsqueeze(
+            self.inv_freq, 0
+        )
+        return ops.stack([ops.cos(angles), ops.sin(angles)], axis=-1)
+
+
+class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
+    """Rotary embedding with LongRoPE scaling, as Phi-3.5 has it.
+
+    The table has the short factors up to the original length, the long factors from there on.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
+        scaling_params: The factors.
+
+    Raises:
+        ValueError: The number of factors differs from the number of pairs.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: LongRoPEScalingParams | None = None,
+    ) -> None:
+        super().__init__(
+            dim, n_heads, theta, max_seq_len, head_dim, _freqs_cis, interleaved, scaling_params
+        )
+        if scaling_params is not None:
+            pairs = self._rotated // 2
+            for name in ("short_factor", "long_factor"):
+                factors: Sequence[float] = getattr(scaling_params, name)
+                if len(factors) != pairs:
+                    raise ValueError(
+                        f"LongRoPERotaryEmbedding: {len(factors)} factors in {name}, expected one "
+                        f"for each of {pairs} pairs"
+                    )
+
+    def _angles(self) -> Floats:
+        p = self.scaling_params
+        if p is None:
+            return super()._angles()
+        inv_freqs = self._inv_freqs()
+        positions = np.arange(self._rows, dtype=np.float32)[:, None]
+        short, long = (
+            inv_freqs / np.asarray(f, np.float32) for f in (p.short_factor, p.long_factor)
+        )
+        return np.where(positions < p.original_max_position, positions * short, positions * long)
+
+    def _stretch(self) -> float:
+        p = self.scaling_params
+        return 1.0 if p is None else p.max_position_embeddings / p.original_max_position
+
+    def compute_scale(self, user_scale: float | None = None) -> float:
+        """The factor of the attention scores: with the correction for the extended length.
+
+        Args:
+            user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.
+        """
+        scale = super().compute_scale(user_scale)
+        p = self.scaling_params
+        if p is None or self._stretch() <= 1:
+            return scale
+        # the correction is for queries and for keys
+        return scale * (1 + math.log(self._stretch()) / math.log(p.original_max_position))

@@ -1,0 +1,457 @@
+"""Multi-head latent attention (https://arxiv.org/abs/2405.04434): the cache has one latent a token, which all heads
+share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import (
+    DeviceRef,
+    Dim,
+    Graph,
+    ShardingStrategy,
+    TensorType,
+    TensorValue,
+    ops,
+)
+from max.nn._adapters import group_of_rows
+from max.nn._cache_rows import load_rows, store_rows
+from max.nn._latent_attention import flare_mla_decode_ragged, flare_mla_prefill_ragged
+from max.nn._latent_plan import Expansion, plan_latents
+from max.nn._sharding import check_strategy, part_of, shard_devices
+from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Module
+from max.nn.linear import Linear
+from max.nn.norm import RMSNorm
+from max.nn.rotary_embedding import RotaryEmbedding
+
+__all__ = [
+    "LatentAttentionWithRope",
+    "LatentInputs",
+    "rotate_rows",
+]
+
+GRAPH_MODES = (None, "prefill", "decode", "auto")
+
+
+def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> TensorValue:
+    """Heads rotated by the angles of their rows; computed in float32.
+
+    Args:
+        x: ``[rows, heads, size]``.
+        angles: Cosines and sines, interleaved, ``[rows, size]``.
+        interleaved: Whether the elements of a pair are adjacent.
+    """
+    rows, heads, size = x.shape[0], x.shape[1], int(x.shape[2])
+    pairs = ops.reshape(ops.cast(angles, DType.float32), [rows, 1, size // 2, 2])
+    cos, sin = pairs[:, :, :, 0], pairs[:, :, :, 1]
+    wide = ops.cast(x, DType.float32)
+    if interleaved:
+        split = ops.reshape(wide, [rows, heads, size // 2, 2])
+        first, second = split[:, :, :, 0], split[:, :, :, 1]
+    else:
+        first, second = wide[:, :, : size // 2], wide[:, :, size // 2 :]
+    turned = (first * cos - second * sin, first * sin + second * cos)
+    if interleaved:
+        joined = ops.reshape(ops.stack(turned, axis=-1), x.shape)
+    else:
+        joined = ops.concat(turned, axis=-1)
+    return ops.cast(joined, x.dtype)
+
+
+@dataclass(frozen=True)
+class LatentInputs:
+    """What attention over cached latents takes.
+
+    Args:
+        layer_idx: Which layer of the cache, uint32, rank 0.
+        x: The hidden states ``[total_seq_len, hidden_size]``.
+        query_latents: The latents of queries ``[total_seq_len, q_lora_rank]``; `x` where queries are projected at once.
+        plain: The part of each head's query without positions, ``[total_seq_len, n_heads, qk_nope_head_dim]``.
+        rotated: Its rotated part, ``[total_seq_len, n_heads, qk_rope_head_dim]``.
+        angles: Cosines and sines of the tokens' positions, ``[total_seq_len, qk_rope_head_dim]``.
+        kv_collection: The cache, with the latents of the new tokens.
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+    """
+
+    layer_idx: TensorValue
+    x: TensorValue
+    query_latents: TensorValue
+    plain: TensorValue
+    rotated: TensorValue
+    angles: TensorValue
+    kv_collection: PagedCacheValues
+    input_row_offsets: TensorValue
+
+
+class LatentAttentionWithRope(Module):
+    """Causal self-attention of a ragged batch over cached latents.
+
+    A token's latent has `kv_lora_rank` normalised elements, from which heads expand keys and values, and a rotated part
+    that all heads share. To decode, queries are brought into the space of the latents (absorbed): the cache is read
+    once for all heads. For prompts, keys and values of all tokens are expanded instead, where that takes fewer products
+    (`max.nn._latent_plan`).
+
+    Weights: ``q_proj`` (or ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj``), ``kv_a_proj_with_mqa``, ``kv_a_layernorm``,
+    ``kv_b_proj`` and ``o_proj``, each with ``.weight``.
+
+    Args:
+        rope: The rotation of `qk_rope_head_dim` elements.
+        num_attention_heads: The number of query heads.
+        num_key_value_heads: Not used: all heads share a latent.
+        hidden_size: The size of the input's last dimension.
+        kv_params: The parameters of the cache, with `is_mla`, and heads of ``kv_lora_rank + qk_rope_head_dim``.
+        dtype: The dtype of the weights.
+        devices: The devices; the layer runs on the first one. The CPU by default.
+        linear_cls: The class of the projections.
+        scale: The factor of the scores; by default that of a head of ``qk_nope_head_dim + qk_rope_head_dim``, with the
+            correction of `rope`.
+        q_lora_rank: The size of the latent of queries; None: queries are projected at once.
+        kv_lora_rank: The size of the latent.
+        qk_nope_head_dim: The size of a head's part without positions.
+        qk_rope_head_dim: The size of its rotated part.
+        v_head_dim: The size of a value.
+        buffer_size: For kernels that expand keys; not used.
+        graph_mode: Whether keys and values are expanded: always (prefill), never (decode), or as it pays (auto, None).
+            One graph serves prompts and decoding in each mode.
+        rms_norm_eps: For the norms.
+
+    Raises:
+        ValueError: The sizes do not fit the cache or the rotation, or the mode is unknown.
+    """
+
+    rope: RotaryEmbedding
+    """The rotation."""
+
+    def __init__(
+        self,
+        *,
+        rope: RotaryEmbedding,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        devices: Sequence[DeviceRef] | None = None,
+        linear_cls: Callable[..., Linear] = Linear,
+        scale: float | None = None,
+        q_lora_rank: int | None = None,
+        kv_lora_rank: int = 512,
+        qk_nope_head_dim: int = 128,
+        qk_rope_head_dim: int = 64,
+        v_head_dim: int = 128,
+        buffer_size: int = 16384,
+        graph_mode: str | None = None,
+        rms_norm_eps: float = 1e-6,
+    ) -> None:
+        name = type(self).__name__
+        if graph_mode not in GRAPH_MODES:
+            raise ValueError(
+                f"{name}: graph_mode is {graph_mode!r}, expected prefill, decode or auto"
+            )
+        if (
+            kv_params.head_dim != kv_lora_rank + qk_rope_head_dim
+            or kv_params.n_kv_heads_per_device != 1
+        ):
+            raise ValueError(
+                f"{name}: the cache has {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim}, expected one of "
+                f"{kv_lora_rank} + {qk_rope_head_dim}"
+            )
+        if rope.head_dim != qk_rope_head_dim:
+            raise ValueError(
+                f"{name}: the rotation is of {rope.head_dim} elements, expected {qk_rope_head_dim}"
+            )
+        # a reference: the table belongs to the model, not to each layer
+        vars(self)["rope"] = rope
+        self.n_heads, self.hidden_size, self.kv_params = num_attention_heads, hidden_size, kv_params
+        self.devices = list(devices) if devices else [DeviceRef.CPU()]
+        self.kv_lora_rank, self.qk_nope_head_dim = kv_lora_rank, qk_nope_head_dim
+        self.qk_rope_head_dim, self.v_head_dim = qk_rope_head_dim, v_head_dim
+        self.q_lora_rank, self.buffer_size, self.graph_mode = q_lora_rank, buffer_size, graph_mode
+        self.dtype = dtype
+        size = qk_nope_head_dim + qk_rope_head_dim
+        self.scale = rope.compute_scale(math.sqrt(1.0 / size) if scale is None else scale)
+        self._sharding: ShardingStrategy | None = None
+        device = self.devices[0]
+
+        def linear(in_dim: int, out_dim: int) -> Linear:
+            return linear_cls(in_dim=in_dim, out_dim=out_dim, dtype=dtype, device=device)
+
+        heads = num_attention_heads
+        if q_lora_rank is None:
+            self.q_proj = linear(hidden_size, heads * size)
+        else:
+            self.q_a_proj = linear(hidden_size, q_lora_rank)
+            self.q_a_layernorm = RMSNorm(q_lora_rank, dtype, rms_norm_eps)
+            self.q_b_proj = linear(q_lora_rank, heads * size)
+        self.kv_a_proj_with_mqa = linear(hidden_size, kv_lora_rank + qk_rope_head_dim)
+        self.kv_a_layernorm = RMSNorm(kv_lora_rank, dtype, rms_norm_eps)
+        self.kv_b_proj = linear(kv_lora_rank, heads * (qk_nope_head_dim + v_head_dim))
+        self.o_proj = linear(heads * v_head_dim, hidden_size)
+
+    @property
+    def w_uk_uv(self) -> list[TensorValue]:
+        """What expands latents to keys ``[n_heads, qk_nope_head_dim, kv_lora_rank]``, and to values ``[n_heads,
+        v_head_dim, kv_lora_rank]``.
+        """
+        both = ops.reshape(
+            TensorValue(self.kv_b_proj.weight),
+            [self.n_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank],
+        )
+        return [both[:, : self.qk_nope_head_dim], both[:, self.qk_nope_head_dim :]]
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the layer: ``tensor_parallel`` gives each device a part of the heads, whose results must
+        be summed, and the whole cache; ``replicate`` the whole layer.
+
+        Raises:
+            ValueError: It is set to another strategy, or the heads cannot be divided evenly.
+        """
+        return self._sharding
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        name = type(self).__name__
+        check_strategy(name, strategy, "tensor_parallel", "replicate")
+        rows = columns = whole = None
+        if strategy is not None:
+            count = strategy.num_devices
+            rows = columns = whole = ShardingStrategy.replicate(count)
+            if not strategy.is_replicate:
+                if self.n_heads % count:
+                    raise ValueError(
+                        f"{name}: {self.n_heads} heads cannot be divided evenly over {count} devices"
+                    )
+                rows = ShardingStrategy.rowwise(count)
+                columns = ShardingStrategy.head_aware_columnwise(
+                    count, self.n_heads, self.v_head_dim
+                )
+        for part, of_part in self._parts_of(rows, columns, whole):
+            getattr(self, part).sharding_strategy = of_part
+        self._sharding = strategy
+
+    def _parts_of(
+        self, rows: Any, columns: Any, whole: Any
+    ) -> list[tuple[str, ShardingStrategy | None]]:
+        """The strategy of each part of the layer."""
+        queries = (
+            [("q_proj", rows)]
+            if self.q_lora_rank is None
+            else [("q_a_proj", whole), ("q_a_layernorm", whole), ("q_b_proj", rows)]
+        )
+        latents = [("kv_a_proj_with_mqa", whole), ("kv_a_layernorm", whole)]
+        return [*queries, *latents, ("kv_b_proj", rows), ("o_proj", columns)]
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[LatentAttentionWithRope]:
+        """The shards of the layer, one per device; their weights are views of this layer's.
+
+        Args:
+            devices: The devices of the shards.
+
+        Raises:
+            ValueError: There is no sharding strategy, or it is for another number of devices.
+        """
+        strategy = self.sharding_strategy
+        where = shard_devices(type(self).__name__, strategy, devices)
+        assert strategy is not None
+        names = [name for name, _ in self._parts_of(None, None, None)]
+        parts = {name: getattr(self, name).shard(where) for name in names}
+        heads = self.n_heads if strategy.is_replicate else self.n_heads // len(where)
+        return [
+            part_of(
+                self,
+                LatentAttentionWithRope,
+                devices=[device],
+                n_heads=heads,
+                **{name: shards[i] for name, shards in parts.items()},
+            )
+            for i, device in enumerate(where)
+        ]
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        freqs_cis: TensorValue,
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The attention output.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache; latents of the new tokens are written to it.
+            freqs_cis: The rope's table ``[positions, qk_rope_head_dim]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+
+        Returns:
+            ``[total_seq_len, hidden_size]``, of x's dtype.
+
+        Raises:
+            ValueError: A shape does not fit.
+        """
+        rows, plain = x.shape[0], self.qk_nope_head_dim
+        angles = ops.gather(
+            freqs_cis, self._positions(rows, kv_collection, input_row_offsets), axis=0
+        )
+        latents = self.kv_a_proj_with_mqa(x)
+        normalised = self.kv_a_layernorm(latents[:, : self.kv_lora_rank])
+        shared = ops.reshape(latents[:, self.kv_lora_rank :], [rows, 1, self.qk_rope_head_dim])
+        shared = rotate_rows(shared, angles, self.rope.interleaved)
+        shared = ops.reshape(shared, [rows, self.qk_rope_head_dim])
+        entry = ops.concat([normalised, ops.cast(shared, normalised.dtype)], axis=1)
+        store_rows(self.kv_params, entry, input_row_offsets, kv_collection, layer_idx)
+
+        query_latents, q = self._queries(x)
+        q = ops.reshape(q, [rows, self.n_heads, plain + self.qk_rope_head_dim])
+        rotated = rotate_rows(q[:, :, plain:], angles, self.rope.interleaved)
+        values = self.attend(
+            LatentInputs(
+                layer_idx, x, query_latents, q[:, :, :plain], rotated, angles, kv_collection, input_row_offsets
+            )
+        )  # fmt: skip
+        out = ops.reshape(values, [rows, self.n_heads * self.v_head_dim])
+        return ops.cast(self.o_proj(out), x.dtype)
+
+    def attend(self, inputs: LatentInputs) -> TensorValue:
+        """The values of each head, ``[total_seq_len, n_heads, v_head_dim]``, of the queries' dtype.
+
+        Args:
+            inputs: The queries and the cache, with the latents of the new tokens.
+        """
+        expansion = Expansion(self.kv_lora_rank, self.qk_nope_head_dim, self.v_head_dim)
+        if self.graph_mode == "prefill":
+            return self.expanded(inputs)
+        if self.graph_mode == "decode" or expansion.saved <= 0:
+            return self._over_latents(inputs)
+        expands, _ = plan_latents(
+            inputs.input_row_offsets, inputs.kv_collection, expansion=expansion
+        )
+        return ops.cond(
+            expands,
+            [self.values_type(inputs)],
+            lambda: self.expanded(inputs),
+            lambda: self._over_latents(inputs),
+        )[0]
+
+    def values_type(self, inputs: LatentInputs) -> TensorType:
+        """The type of the values of each head.
+
+        Args:
+            inputs: The queries.
+        """
+        q = inputs.plain
+        return TensorType(q.dtype, [q.shape[0], self.n_heads, self.v_head_dim], q.device)
+
+    def expanded(self, inputs: LatentInputs) -> TensorValue:
+        """The values of each head, with keys and values of all cached tokens expanded from latents.
+
+        Args:
+            inputs: The queries and the cache, with the latents of the new tokens.
+        """
+        kv, offsets, layer_idx = inputs.kv_collection, inputs.input_row_offsets, inputs.layer_idx
+        device, q = offsets.device, ops.concat([inputs.plain, inputs.rotated], axis=2)
+        batch, bounds = kv.cache_lengths.shape[0], ops.cast(offsets, DType.int64)
+        lengths = ops.cast(kv.cache_lengths, DType.int64) + ops.rebind(
+            bounds[1:] - bounds[:-1], [batch]
+        )
+        zero = ops.constant(np.zeros(1, np.int64), DType.int64, device)
+        ends = ops.concat([zero, ops.cumsum(lengths, axis=0)])
+        ends = ops.rebind(ends, [offsets.shape[0]])
+        # the range binds the number of cached and new tokens, which is known when the graph runs, to a symbol
+        symbol, count = Graph.current.new_symbol("latent_rows"), ops.reshape(ends[-1], [])
+        numbers = ops.range(0, count, 1, out_dim=symbol, dtype=DType.int64, device=device)
+        total = numbers.shape[0]
+        key_offsets = ops.cast(ends, DType.uint32)
+        starts = ops.cast(ops.broadcast_to(zero, [batch]), DType.uint32)
+        rows = load_rows(
+            self.kv_params,
+            key_offsets,
+            starts,
+            kv,
+            layer_idx,
+            total,
+            count=ops.sum(numbers * 0 + 1),
+        )
+        weight = TensorValue(self.kv_b_proj.weight)
+        latents = ops.cast(rows[:, : self.kv_lora_rank], weight.dtype)
+        both = ops.reshape(
+            ops.cast(latents @ ops.transpose(weight, 0, 1), q.dtype),
+            [total, self.n_heads, self.qk_nope_head_dim + self.v_head_dim],
+        )
+        return flare_mla_prefill_ragged(
+            self.kv_params,
+            q,
+            both[:, :, : self.qk_nope_head_dim],
+            both[:, :, self.qk_nope_head_dim :],
+            offsets,
+            key_offsets,
+            starts,
+            kv,
+            layer_idx,
+            MHAMaskVariant.CAUSAL_MASK,
+            self.scale,
+            self.qk_rope_head_dim,
+        )[0]
+
+    def _over_latents(self, inputs: LatentInputs) -> TensorValue:
+        """The values of each head, over the latents of all tokens before."""
+        return self.absorbed(
+            inputs,
+            lambda queries: flare_mla_decode_ragged(
+                self.kv_params,
+                queries,
+                inputs.input_row_offsets,
+                inputs.kv_collection,
+                inputs.layer_idx,
+                MHAMaskVariant.CAUSAL_MASK,
+                self.scale,
+                self.qk_rope_head_dim,
+            ),
+        )
+
+    def absorbed(
+        self, inputs: LatentInputs, attend: Callable[[TensorValue], TensorValue]
+    ) -> TensorValue:
+        """The values of each head, with queries in the space of latents: keys and values are not expanded.
+
+        Args:
+            inputs: The queries.
+            attend: From queries ``[total_seq_len, n_heads, kv_lora_rank + qk_rope_head_dim]`` to sums of latents
+                ``[total_seq_len, n_heads, kv_lora_rank]``.
+        """
+        w_uk, w_uv = (ops.cast(w, inputs.plain.dtype) for w in self.w_uk_uv)
+        plain = ops.matmul(ops.permute(inputs.plain, [1, 0, 2]), w_uk)
+        queries = ops.concat([ops.permute(plain, [1, 0, 2]), inputs.rotated], axis=2)
+        attended = attend(queries)
+        values = ops.matmul(ops.permute(attended, [1, 0, 2]), ops.transpose(w_uv, 1, 2))
+        return ops.permute(values, [1, 0, 2])
+
+    def _queries(self, x: TensorValue) -> tuple[TensorValue, TensorValue]:
+        """The latents of queries, or `x` where there are none, and the queries."""
+        if self.q_lora_rank is None:
+            return x, self.q_proj(x)
+        latents = self.q_a_layernorm(self.q_a_proj(x))
+        return latents, self.q_b_proj(latents)
+
+    @staticmethod
+    def _positions(rows: Dim, kv: PagedCacheValues, offsets: TensorValue) -> TensorValue:
+        """The position of each new token, int64 ``[total_seq_len]``."""
+        bounds = ops.cast(offsets, DType.int64)
+        batch = kv.cache_lengths.shape[0]
+        shifts = ops.cast(kv.cache_lengths, DType.int64) - ops.rebind(bounds[:-1], [batch])
+        numbers = ops.range(
+            0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device
+        )
+        return numbers + ops.gather(shifts, group_of_rows(rows, offsets), axis=0)
