@@ -484,7 +484,7 @@ class TextGenerationPipeline(
         return responses
 
     def load_prefixes(self) -> None:
-        """Fills the cache with the stored prefixes of an earlier engine, where the configuration has a folder for them."""
+        """Fills the cache with the stored prefixes of an earlier engine, if the configuration has a folder for them."""
         if self._prefixes is not None:
             self._prefixes.load()
 

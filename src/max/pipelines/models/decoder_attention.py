@@ -32,8 +32,7 @@ class DecoderAttention(QKVProjections):
     """Causal self-attention of a ragged batch, as a decoder's config describes it.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with
-        sinks
-    ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only;
+    sinks ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only;
     one whose values are its keys has no ``v_proj``.
 
     Args:

@@ -84,7 +84,7 @@ class GatedBlock(DecoderBlock):
     """A block whose result is ``factor * (h + gate(h, vectors))``, h as of `DecoderBlock`.
 
     Weights: those of `DecoderBlock`; those of ``gate`` and of ``beside``, where there are some; ``layer_scalar``
-        ``[1]``.
+    ``[1]``.
 
     Args:
         attention: The attention.
