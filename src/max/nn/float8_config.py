@@ -59,25 +59,11 @@ def _check_block(what: str, granularity: Float8ScaleGranularity, size: object) -
         )
 
 
-@dataclass
-class Float8WeightScaleSpec:
-    """How weights are scaled.
-
-    Args:
-        granularity: The elements that share a scale.
-        dtype: The dtype of the scales.
-        block_size: Rows and columns of a block.
-
-    Raises:
-        ValueError: `block_size` does not fit the granularity.
-    """
+class _Granular:
+    """Which elements share a scale."""
 
     granularity: Float8ScaleGranularity
-    dtype: DType
-    block_size: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        _check_block("Float8WeightScaleSpec", self.granularity, self.block_size)
+    """The elements that share a scale."""
 
     @property
     def is_tensor(self) -> bool:
@@ -101,7 +87,28 @@ class Float8WeightScaleSpec:
 
 
 @dataclass
-class Float8InputScaleSpec:
+class Float8WeightScaleSpec(_Granular):
+    """How weights are scaled.
+
+    Args:
+        granularity: The elements that share a scale.
+        dtype: The dtype of the scales.
+        block_size: Rows and columns of a block.
+
+    Raises:
+        ValueError: `block_size` does not fit the granularity.
+    """
+
+    granularity: Float8ScaleGranularity
+    dtype: DType
+    block_size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        _check_block("Float8WeightScaleSpec", self.granularity, self.block_size)
+
+
+@dataclass
+class Float8InputScaleSpec(_Granular):
     """How a layer's input is scaled.
 
     Args:
@@ -123,26 +130,6 @@ class Float8InputScaleSpec:
 
     def __post_init__(self) -> None:
         _check_block("Float8InputScaleSpec", self.granularity, self.block_size)
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the whole tensor has one scale."""
-        return self.granularity is Float8ScaleGranularity.TENSOR
-
-    @property
-    def is_rowwise(self) -> bool:
-        """Whether each row has a scale."""
-        return self.granularity is Float8ScaleGranularity.ROWWISE
-
-    @property
-    def is_colwise(self) -> bool:
-        """Whether each column has a scale."""
-        return self.granularity is Float8ScaleGranularity.COLWISE
-
-    @property
-    def is_block(self) -> bool:
-        """Whether each block has a scale."""
-        return self.granularity is Float8ScaleGranularity.BLOCK
 
 
 @dataclass

@@ -29,7 +29,28 @@ def _scale(value: TensorValueLike, x: TensorValue) -> TensorValue:
     return ops.cast(TensorValue(value), x.dtype).to(x.device)
 
 
-class RMSNorm(Module):
+class _ReplicatedNorm(Module):
+    """A norm of rows with a weight, which is on each device of a sharded model."""
+
+    weight: Weight
+    """``[size of a row]``."""
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the layer: replicate; None: not split.
+
+        Raises:
+            ValueError: It is set to another strategy: a row cannot be normalised in parts.
+        """
+        return self.weight.sharding_strategy
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        check_strategy(type(self).__name__, strategy, "replicate")
+        self.weight.sharding_strategy = strategy
+
+
+class RMSNorm(_ReplicatedNorm):
     """``x / sqrt(mean(x²) + eps) * (weight + weight_offset)`` over the last dimension.
 
     Computed in float32, rounded to x's dtype (https://arxiv.org/abs/1910.07467).
@@ -55,20 +76,6 @@ class RMSNorm(Module):
         self.eps = eps
         self.weight_offset = weight_offset
         self.multiply_before_cast = multiply_before_cast
-
-    @property
-    def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: replicate; None: not split.
-
-        Raises:
-            ValueError: It is set to another strategy: a row cannot be normalised in parts.
-        """
-        return self.weight.sharding_strategy
-
-    @sharding_strategy.setter
-    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
-        check_strategy("RMSNorm", strategy, "replicate")
-        self.weight.sharding_strategy = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> Sequence[RMSNorm]:
         """The layer on each device; the weights are those of this one.
@@ -141,7 +148,7 @@ class RMSNormV1(Layer):
         )
 
 
-class LayerNorm(Module):
+class LayerNorm(_ReplicatedNorm):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension.
 
     Computed in float32, rounded to x's dtype (https://arxiv.org/abs/1607.06450).
@@ -172,20 +179,6 @@ class LayerNorm(Module):
         self.eps = eps
         self.weight = Weight("weight", dtype, [dims], devices[0])
         self.bias = Weight("bias", dtype, [dims], devices[0]) if use_bias else None
-
-    @property
-    def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: replicate; None: not split.
-
-        Raises:
-            ValueError: It is set to another strategy: a row cannot be normalised in parts.
-        """
-        return self.weight.sharding_strategy
-
-    @sharding_strategy.setter
-    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
-        check_strategy("LayerNorm", strategy, "replicate")
-        self.weight.sharding_strategy = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> Sequence[LayerNorm]:
         """The layer on each device; the weights are those of this one.
