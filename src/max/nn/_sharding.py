@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from max.graph import DeviceRef, ShardingStrategy, Weight
 from max.nn.layer import Module
 
-__all__ = ["check_strategy", "part_of", "parts_of_weight", "shard_devices"]
+__all__ = ["check_per_device", "check_strategy", "part_of", "parts_of_weight", "shard_devices"]
 
 M = TypeVar("M", bound=Module)
 
@@ -39,6 +39,24 @@ def part_of(module: Module, cls: type[M], **changed: object) -> M:
     for name, value in changed.items():
         setattr(shard, name, value)
     return shard
+
+
+def check_per_device(name: str, count: int, **arguments: Sequence[object]) -> None:
+    """Checks that arguments of a layer over several devices have a value for each device.
+
+    Args:
+        name: The layer, for the message.
+        count: The number of devices.
+        arguments: The values of each argument.
+
+    Raises:
+        ValueError: An argument has more or fewer values.
+    """
+    for argument, values in arguments.items():
+        if len(values) != count:
+            raise ValueError(
+                f"{name}: {argument} has {len(values)} values, expected one for each of {count} devices"
+            )
 
 
 def shard_devices(

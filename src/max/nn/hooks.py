@@ -93,6 +93,6 @@ class PrintHook:
             self.print_value(f"{name}.input_{i}", value)
         for key, value in kwargs.items():
             self.print_value(f"{name}.{key}", value)
-        given = outputs if isinstance(outputs, list | tuple) else [outputs]
-        for i, value in enumerate(given):
+        values = outputs if isinstance(outputs, list | tuple) else [outputs]
+        for i, value in enumerate(values):
             self.print_value(f"{name}.output_{i}", value)

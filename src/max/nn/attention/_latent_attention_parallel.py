@@ -10,6 +10,7 @@ from max.graph import (
     ShardingStrategy,
     TensorValue,
 )
+from max.nn._sharding import check_per_device
 from max.nn.attention._latent_attention import LatentAttentionWithRope
 from max.nn.comm import Allreduce
 from max.nn.kv_cache.cache_values import PagedCacheValues
@@ -35,11 +36,14 @@ class _LatentAttentionOverDevices(LatentAttentionWithRope):
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
         """The outputs of the parts."""
-        given = (xs, kv_collections, freqs_cis, input_row_offsets)
-        if any(len(values) != len(self._shards) for values in given):
-            raise ValueError(
-                f"{type(self).__name__}: {[len(values) for values in given]} values for {len(self._shards)} devices"
-            )
+        check_per_device(
+            type(self).__name__,
+            len(self._shards),
+            xs=xs,
+            kv_collections=kv_collections,
+            freqs_cis=freqs_cis,
+            input_row_offsets=input_row_offsets,
+        )
         return [
             part(layer_idx, xs[i], kv_collections[i], freqs_cis[i], input_row_offsets[i])
             for i, part in enumerate(self._shards)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue
+from max.nn._sharding import check_per_device
 from max.nn.attention._rope_attention import AttentionWithRope
 from max.nn.attention.interfaces import DistributedAttentionImpl
 from max.nn.comm import Allreduce
@@ -34,18 +35,14 @@ class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
         """The outputs of the parts."""
-        given = {
-            "x": x,
-            "kv_collections": kv_collections,
-            "freqs_cis": freqs_cis,
-            "input_row_offsets": input_row_offsets,
-        }
-        for name, values in given.items():
-            if len(values) != len(self._parts):
-                raise ValueError(
-                    f"{type(self).__name__}: {name} has {len(values)} values for "
-                    f"{len(self._parts)} devices"
-                )
+        check_per_device(
+            type(self).__name__,
+            len(self._parts),
+            x=x,
+            kv_collections=kv_collections,
+            freqs_cis=freqs_cis,
+            input_row_offsets=input_row_offsets,
+        )
         return [
             part(layer_idx, x[i], kv_collections[i], freqs_cis[i], input_row_offsets[i])
             for i, part in enumerate(self._parts)

@@ -19,6 +19,7 @@ from max.graph import (
     Value,
     ops,
 )
+from max.nn._sharding import check_per_device
 from max.nn.attention.attention_with_rope import distribute_value
 from max.nn.attention.interfaces import DistributedAttentionImpl
 from max.nn.comm import Allreduce
@@ -171,18 +172,14 @@ class DistributedTransformerBlock(Module):
             ValueError: The number of values differs from the number of devices, or a shape does not fit.
         """
         caches = _caches(kv_collections)
-        given = {
-            "xs": xs,
-            "kv_collections": caches,
-            "freqs_cis": freqs_cis,
-            "input_row_offsets": input_row_offsets,
-        }
-        for name, values in given.items():
-            if len(values) != len(self.devices):
-                raise ValueError(
-                    f"DistributedTransformerBlock: {name} is for {len(values)} devices, expected "
-                    f"{len(self.devices)}"
-                )
+        check_per_device(
+            "DistributedTransformerBlock",
+            len(self.devices),
+            xs=xs,
+            kv_collections=caches,
+            freqs_cis=freqs_cis,
+            input_row_offsets=input_row_offsets,
+        )
         normed = forward_sharded_layers(self._attention_norms, xs)
         if isinstance(self.self_attn, DistributedAttentionImpl):
             attended = self.self_attn(

@@ -24,9 +24,9 @@ def phimoe_fields(config: Any, keys: ConfigKeys) -> Fields:
         raise keys.error("rope_scaling", "the kind longrope, or none")
     if fields["rope"].kind == "longrope":
         # transformers takes the short factors whatever the length is, and both magnitudes
-        given = fields["rope"].parameters
-        given = {**given, "long_factor": given["short_factor"]}
-        fields["rope"] = replace(fields["rope"], parameters=given)
+        scaling = fields["rope"].parameters
+        scaling = {**scaling, "long_factor": scaling["short_factor"]}
+        fields["rope"] = replace(fields["rope"], parameters=scaling)
     count = keys.integer("num_local_experts", 2, LONGEST_SEQUENCE)
     chosen = keys.integer("num_experts_per_tok", 2, 2, 2)
     jitter = keys.number("router_jitter_noise", least=0, default=0.01)

@@ -87,9 +87,9 @@ class TextEncoder:
             InputError: There are no texts, or one is not UTF-8 or has no tokens.
             ConfigError: The model has no such prompt.
         """
-        given = [texts] if isinstance(texts, str) else list(texts)
+        inputs = [texts] if isinstance(texts, str) else list(texts)
         prompt = self._prompt(prompt_name)
-        rows = self._run([prompt + t if isinstance(t, str) else list(t) for t in given])
+        rows = self._run([prompt + t if isinstance(t, str) else list(t) for t in inputs])
         # rows of tokens have two axes
         return np.stack(rows) if rows[0].ndim == 1 else rows
 

@@ -222,10 +222,10 @@ def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 def _scaling(rope: RopeConfig, config: DecoderConfig, name: str) -> dict[str, Any]:
     """How the rotation is scaled; frequencies of Llama 3 and LongRoPE are tensors."""
-    given, prefix = rope.parameters, "rope.scaling."
-    original = int(given.get("original_max_position_embeddings") or 0)
+    parameters, prefix = rope.parameters, "rope.scaling."
+    original = int(parameters.get("original_max_position_embeddings") or 0)
     if rope.kind == "linear":
-        return {f"{prefix}type": "linear", f"{prefix}factor": float(given["factor"])}
+        return {f"{prefix}type": "linear", f"{prefix}factor": float(parameters["factor"])}
     if rope.kind == "longrope":
         return {
             f"{prefix}original_context_length": original,
@@ -233,19 +233,19 @@ def _scaling(rope: RopeConfig, config: DecoderConfig, name: str) -> dict[str, An
         }
     if rope.kind != "yarn":
         return {}
-    factor = float(given["factor"])
+    factor = float(parameters["factor"])
     values: dict[str, Any] = {
         f"{prefix}type": "yarn",
         f"{prefix}factor": factor,
         f"{prefix}original_context_length": original,
     }
     for key, stored in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-        if given.get(key):
-            values[f"{prefix}{stored}"] = float(given[key])
+        if parameters.get(key):
+            values[f"{prefix}{stored}"] = float(parameters[key])
     unit, own, all_dim = (
         yarn_magnitude(factor, 1.0),
-        given.get("mscale"),
-        given.get("mscale_all_dim"),
+        parameters.get("mscale"),
+        parameters.get("mscale_all_dim"),
     )
     magnitude = rope.stated_yarn_magnitude()
     magnitude, default = unit if magnitude is None else magnitude, unit

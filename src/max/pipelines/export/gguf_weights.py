@@ -372,11 +372,11 @@ def rope_factors(config: DecoderConfig) -> dict[str, Array]:
     rope = config.rope
     if rope is None:
         return {}
-    given = rope.parameters
+    parameters = rope.parameters
     if rope.kind == "llama3":
         return {"rope_freqs.weight": _llama3_factors(rope, rope.rotated_dim or config.head_dim)}
     if rope.kind == "factors":
-        return {"rope_freqs.weight": np.array(given["factors"], np.float32)}
+        return {"rope_freqs.weight": np.array(parameters["factors"], np.float32)}
     if rope.kind == "proportional":
         dim = (config.full_attention_heads or (0, config.head_dim))[1]
         # infinity has no place in files
@@ -384,16 +384,18 @@ def rope_factors(config: DecoderConfig) -> dict[str, Array]:
         return {"rope_freqs.weight": divisors.astype(np.float32)}
     if rope.kind == "longrope":
         return {
-            f"rope_factors_{part}.weight": np.array(given[f"{part}_factor"], np.float32)
+            f"rope_factors_{part}.weight": np.array(parameters[f"{part}_factor"], np.float32)
             for part in ("long", "short")
         }
     return {}
 
 
 def _llama3_factors(rope: RopeConfig, dim: int) -> Array:
-    given = rope.parameters
-    factor, low, high = (float(given[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = float(given["original_max_position_embeddings"])
+    parameters = rope.parameters
+    factor, low, high = (
+        float(parameters[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    original = float(parameters["original_max_position_embeddings"])
     lengths = 2 * math.pi * rope.theta ** (np.arange(0, dim, 2) / dim)
     smooth = np.clip((original / lengths - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

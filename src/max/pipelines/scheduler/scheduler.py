@@ -36,7 +36,7 @@ class TextScheduler:
         self._long: set[RequestID] = set()  # waiting requests whose prompts have several chunks
         self._order = RequestOrder()
         self._times = StepEstimate()
-        self._prompt_tokens, self._mixed = 0, False  # of the last step that read prompts
+        self._prompt_tokens, self._mixed = 0, False  # of the last step that reads prompts
         self.preemptions = 0
         """The number of times that a request has lost its pages."""
 
