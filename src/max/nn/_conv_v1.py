@@ -98,6 +98,8 @@ class Conv1DV1(_ConvV1):
         groups: The number of channel groups.
     """
 
+    __module__ = "max.nn.conv"
+
     def __init__(
         self,
         filter: TensorValueLike,
@@ -127,6 +129,8 @@ class Conv2dV1(_ConvV1):
         ValueError: An argument has a wrong number of numbers.
     """
 
+    __module__ = "max.nn.conv"
+
     def __init__(
         self,
         filter: TensorValueLike,
@@ -153,6 +157,8 @@ class Conv3DV1(_ConvV1):
     Raises:
         ValueError: An argument has a wrong number of numbers.
     """
+
+    __module__ = "max.nn.conv"
 
     def __init__(
         self,

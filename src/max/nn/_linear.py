@@ -55,6 +55,8 @@ class Linear(Module):
             set for an encoded weight, or the config does not match the weight.
     """
 
+    __module__ = "max.nn.linear"
+
     weight: Weight
     """``[out_dim, in_dim]``, or its rows in encoded blocks."""
 
@@ -281,6 +283,8 @@ class ColumnParallelLinear(Linear):
         ValueError: There is no device, or the outputs cannot be split over the devices.
     """
 
+    __module__ = "max.nn.linear"
+
     def __init__(
         self,
         in_dim: int,
@@ -327,6 +331,8 @@ class DistributedGemmConfig:
         enable_matmul_allreduce: Whether a product and the sum of its parts are fused. On CPU devices the compiler
             fuses the sum into the product's epilogue where possible.
     """
+
+    __module__ = "max.nn.linear"
 
     enable_matmul_allreduce: bool
     """Whether a product and the sum of its parts are fused."""

@@ -39,6 +39,8 @@ class GPTQLinear(Linear):
         NotImplementedError: `float8_config` is given.
     """
 
+    __module__ = "max.nn.linear"
+
     qweight: Weight
     """int32 ``[in_dim * bits / 32, out_dim]``."""
     qzeros: Weight

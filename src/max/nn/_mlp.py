@@ -53,6 +53,8 @@ class MLP(Module):
         ValueError: There is no device, or the activation is unknown.
     """
 
+    __module__ = "max.nn.linear"
+
     def __init__(
         self,
         dtype: DType,

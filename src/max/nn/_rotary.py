@@ -39,6 +39,8 @@ class RotaryEmbedding(Module):
         ValueError: The head's size is odd.
     """
 
+    __module__ = "max.nn.rotary_embedding"
+
     dim: int
     """The model's hidden size."""
 

@@ -78,6 +78,8 @@ class Llama3RotaryEmbedding(_ScaledRotaryEmbedding[Llama3RopeScalingParams]):
         scaling_params: How frequencies are scaled; not at all by default.
     """
 
+    __module__ = "max.nn.rotary_embedding"
+
     def _inv_freqs(self) -> Floats:
         inv_freqs = super()._inv_freqs()
         p = self.scaling_params
@@ -110,6 +112,8 @@ class LinearRotaryEmbedding(_ScaledRotaryEmbedding[LinearScalingParams]):
         interleaved: Whether the elements of a pair are adjacent.
         scaling_params: The factor; not scaled by default.
     """
+
+    __module__ = "max.nn.rotary_embedding"
 
     def _inv_freqs(self) -> Floats:
         inv_freqs = super()._inv_freqs()
@@ -162,6 +166,8 @@ class YarnRotaryEmbedding(_ScaledRotaryEmbedding[YarnScalingParams]):
         scaling_params: How frequencies are scaled.
     """
 
+    __module__ = "max.nn.rotary_embedding"
+
     def _inv_freqs(self) -> Floats:
         inv_freqs = super()._inv_freqs()
         p = self.scaling_params
@@ -191,6 +197,8 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
         interleaved: Whether the elements of a pair are adjacent.
         scaling_params: How frequencies are scaled; not at all by default.
     """
+
+    __module__ = "max.nn.rotary_embedding"
 
     def __init__(
         self,
@@ -265,6 +273,8 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
         ValueError: The head's size is odd, or less than 4.
     """
 
+    __module__ = "max.nn.rotary_embedding"
+
     inv_freq: TensorValue | None
     """The angle of each pair for one position, float32 ``[head_dim / 2]``; None before `maybe_update_freqs`."""
 
@@ -333,6 +343,8 @@ class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
     Raises:
         ValueError: The number of factors differs from the number of pairs.
     """
+
+    __module__ = "max.nn.rotary_embedding"
 
     def __init__(
         self,

@@ -129,6 +129,8 @@ class LatentAttentionWithRope(Module):
         ValueError: The sizes do not fit the cache or the rotation, or the mode is unknown.
     """
 
+    __module__ = "max.nn.attention.multi_latent_attention"
+
     rope: RotaryEmbedding
     """The rotation."""
 

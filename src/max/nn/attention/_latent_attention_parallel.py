@@ -59,6 +59,8 @@ class TensorParallelLatentAttentionWithRope(_LatentAttentionOverDevices):
         ValueError: There are fewer than 2 devices, or the heads cannot be divided evenly over them.
     """
 
+    __module__ = "max.nn.attention.multi_latent_attention"
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         count = len(self.devices)
@@ -92,6 +94,8 @@ class DataParallelLatentAttentionWithRope(_LatentAttentionOverDevices):
 
     The arguments are those of `LatentAttentionWithRope`.
     """
+
+    __module__ = "max.nn.attention.multi_latent_attention"
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
