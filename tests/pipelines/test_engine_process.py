@@ -538,10 +538,28 @@ def test_running_requests_do_not_wait_for_a_grammar(served):
         event = channel.receive()
         assert event.request_id == running.request_id
         tokens, ended = tokens + len(event.tokens), event.status.is_done
-    pipeline.go.set()
-    while not event.status.is_done or event.request_id != slow.request_id:
+    # nor do those that come after it
+    later = protocol.GenerationRequest.of(context([4], 3))
+    channel.send(later)
+    event = channel.receive()
+    assert event.request_id == later.request_id
+    while not event.status.is_done:
         event = channel.receive()
-        assert event.request_id == slow.request_id
+    # others of the kind wait; one that is cancelled meanwhile never runs
+    cancelled = protocol.GenerationRequest.of(context([5], 3)).with_grammar("bad")
+    channel.send(cancelled)
+    channel.send(protocol.CancelRequest(cancelled.request_id))
+    channel.send(protocol.GenerationRequest("mark", (1,), 2))
+    assert channel.receive().request_id == "mark"  # the engine has obeyed what came before it
+    pipeline.go.set()
+    ends = {}
+    while len(ends) < 2:
+        event = channel.receive()
+        if event.status.is_done:
+            ends[event.request_id] = event
+    assert ends[slow.request_id].status == FULL
+    expected_end = protocol.TokensGenerated(cancelled.request_id, (), CANCELLED)
+    assert ends[cancelled.request_id] == expected_end
     bad = protocol.GenerationRequest.of(context([3], 3)).with_grammar("bad")
     channel.send(bad)
     event = channel.receive()
@@ -579,6 +597,22 @@ def test_an_engine_ends_after_its_warm_up(served, monkeypatch):
     one.channel.send(protocol.Shutdown())
     assert messages_until_the_end(one.channel)[-1] == protocol.EngineStopped()
     assert not pipeline.warms.is_set()
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_a_shutdown_while_a_grammar_is_compiled(served, finish):
+    pipeline = PreparingPipeline()
+    channel = served(pipeline).channel
+    for name in ("a", "b"):
+        channel.send(protocol.GenerationRequest(name, (1,), 3).with_grammar("slow"))
+    assert pipeline.waiting.wait(60)
+    channel.send(protocol.Shutdown(finish))
+    time.sleep(0.05)
+    pipeline.go.set()
+    _, *events, last = messages_until_the_end(channel)
+    assert last == protocol.EngineStopped()
+    ends = {event.request_id: event.status for event in events if event.status.is_done}
+    assert ends == dict.fromkeys("ab", FULL if finish else CANCELLED)
 
 
 def test_an_engine_ends_with_its_users(served):

@@ -140,6 +140,15 @@ def test_the_documented_methods(tiny) -> None:
     assert texts == {"n", "no"} or texts == {"n"} or texts == {"no"}
 
 
+def properties(count: int, required: int = 0) -> dict:
+    names = [f"p{number}" for number in range(count)]
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(names, {"type": "string"}),
+        "required": names[:required],
+    }
+
+
 @pytest.mark.parametrize(
     ("make", "given", "says"),
     [
@@ -150,6 +159,28 @@ def test_the_documented_methods(tiny) -> None:
         (grammar.of_choices, [], "not empty"),
         (grammar.of_regex, "a" * 300_000, "too long: its grammar has 300"),
         (grammar.of_regex, "\udc00", "not UTF-8"),
+        (
+            grammar.of_json_schema,
+            properties(499),
+            "an object of 499 optional properties",
+        ),
+        (
+            grammar.of_json_schema,
+            {"type": "object", "properties": {"a": {"allOf": [properties(499)]}}},
+            "499 optional",
+        ),
+        (
+            grammar.of_json_schema,
+            {"items": [{"multipleOf": 100001}]},
+            "multipleOf .* more than 100000",
+        ),
+        (
+            grammar.of_json_schema,
+            {"anyOf": [{"multipleOf": 60000}, {"multipleOf": 0.40001}]},
+            "multipleOf",
+        ),
+        (grammar.of_json_schema, {"multipleOf": 1e30}, "multipleOf"),
+        (grammar.of_grammar, 'start: %json {"multiple\\u004ff": 999983}', "multipleOf"),
         (grammar.of_grammar, "start: nothing", "grammar is invalid"),
         (grammar.of_grammar, "root ::= (", "grammar is invalid"),
     ],
@@ -157,6 +188,33 @@ def test_the_documented_methods(tiny) -> None:
 def test_what_is_no_grammar(make, given, says) -> None:
     with pytest.raises(InputError, match=says):
         make(given)
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (grammar.of_json_schema, properties(498)),
+        (grammar.of_json_schema, properties(700, required=202)),
+        (grammar.of_json_schema, {"type": "number", "multipleOf": 0.01}),
+        (grammar.of_json_schema, {"type": "object", "properties": {"multipleOf": {"type": "string"}}}),
+        (grammar.of_grammar, 'start: "%json is a word" // %json {'),
+    ],
+)  # fmt: skip
+def test_what_is_just_within_the_limits_can_be_followed(tiny, make, given) -> None:
+    tokenizer, pipeline = tiny
+    one = new_context(tokenizer, "x", SamplingParams(), make(given))
+    pipeline.prepare(one)
+    assert one.matcher is not None and not one.matcher.is_error()
+    assert one.matcher.get_error() == ""
+
+
+def test_a_grammar_that_cannot_be_followed_is_refused_before_its_first_batch(tiny) -> None:
+    tokenizer, pipeline = tiny
+    rules = [f'r{number}: "a" r{(number * 7 + 1) % 800} | "b"' for number in range(800)]
+    starts = " | ".join(f"r{number}" for number in range(800))
+    text = grammar.of_lark("\n".join([f"start: {starts}", *rules]))
+    with pytest.raises(InputError, match=r"cannot be followed: .*2400 items; max is 2000"):
+        pipeline.prepare(new_context(tokenizer, "x", SamplingParams(), text))
 
 
 def test_a_bad_schema_is_an_error_of_the_request(tiny) -> None:

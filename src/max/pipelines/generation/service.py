@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -100,7 +102,7 @@ class _Arrival:
     """A request that the reader has prepared, or why it cannot run."""
 
     request: GenerationRequest
-    context: TextContext | None
+    context: TextContext | None = None
     error: Exception | None = None
 
 
@@ -127,6 +129,11 @@ class _Service:
         self._stats_interval, self._next_stats = stats_interval, 0.0
         self._keeper = PrefixKeeper()
         self._has_new_prefixes = False  # there may be some since the last write
+        # grammars may take seconds: a thread compiles them beside the one that reads the channel
+        self._compiler = ThreadPoolExecutor(1, "engine grammars")
+        # requests of that thread that have not arrived; those of them that were cancelled
+        self._compiled_later: set[RequestID] = set()
+        self._cancelled: set[RequestID] = set()
         self._warming: threading.Thread | None = None
         self._ends = threading.Event()
 
@@ -164,7 +171,9 @@ class _Service:
     def _stopped(self) -> bool:
         if self._shutdown is None:
             return False
-        return self._engine.idle if self._shutdown.finish else True
+        if not self._shutdown.finish:
+            return True
+        return self._engine.idle and not self._compiled_later
 
     def _read(self) -> None:
         """Queues the commands, and interrupts an execution of several steps.
@@ -178,13 +187,28 @@ class _Service:
                 if self._shutdown is None:
                     logger.warning("the other end of the engine's channel was closed; it stops")
                 command = Shutdown()
-            if isinstance(command, GenerationRequest):
-                self._commands.put(self._arrival(command))
+            if not isinstance(command, GenerationRequest):
+                self._put(command)
+            elif command.grammar is None and command.json_schema is None:
+                self._put(self._arrival(command))
             else:
-                self._commands.put(command)
-            self._engine.interrupt()
+                self._compiled_later.add(RequestID(command.request_id))
+                with contextlib.suppress(RuntimeError):  # the engine has ended
+                    self._compiler.submit(self._compile, command)
             if isinstance(command, Shutdown) and not command.finish:
                 return
+
+    def _put(self, command: _Command) -> None:
+        """Queues a command, and lets an execution of several steps end for it."""
+        self._commands.put(command)
+        self._engine.interrupt()
+
+    def _compile(self, request: GenerationRequest) -> None:
+        """Prepares a request with a grammar, unless it was cancelled while others were compiled."""
+        if RequestID(request.request_id) in self._cancelled:
+            self._put(_Arrival(request))
+        else:
+            self._put(self._arrival(request))
 
     def _warm_up(self, warm_up: Callable[[], None]) -> None:
         """Warms up the pipeline when the engine is idle, as that may hold the interpreter lock for long."""
@@ -216,7 +240,10 @@ class _Service:
                 case _Arrival() as arrival:
                     self._submit(arrival)
                 case CancelRequest(request_id):
-                    self._engine.cancel(RequestID(request_id))
+                    if RequestID(request_id) in self._compiled_later:
+                        self._cancelled.add(RequestID(request_id))
+                    else:
+                        self._engine.cancel(RequestID(request_id))
                 case ForgetPrefixes(number):
                     self._forget_prefixes()
                     self._channel.send(PrefixesForgotten(number))
@@ -278,8 +305,14 @@ class _Service:
     def _submit(self, arrival: _Arrival) -> None:
         request, context = arrival.request, arrival.context
         request_id = RequestID(request.request_id)
+        later = request_id in self._compiled_later
+        self._compiled_later.discard(request_id)
+        if request_id in self._cancelled:
+            self._cancelled.discard(request_id)
+            self._channel.send(TokensGenerated(request.request_id, (), GenerationStatus.CANCELLED))
+            return
         try:
-            if self._shutdown is not None:
+            if self._shutdown is not None and not later:
                 raise RuntimeError("the engine is shutting down")
             if request_id in self._open:
                 raise ValueError(f"request {request_id} is open already")
@@ -314,6 +347,7 @@ class _Service:
         self._ends.set()
         if self._warming is not None:
             self._warming.join()  # native code that runs while the interpreter ends may crash
+        self._compiler.shutdown(cancel_futures=True)
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
@@ -325,7 +359,8 @@ class _Service:
                 self._channel.send(EngineStopped(ErrorInfo.of(error)))
                 return
             status = GenerationStatus.CANCELLED
-            cancelled = [TokensGenerated(request.value, (), status) for request in self._open]
+            ended = self._open | self._compiled_later
+            cancelled = [TokensGenerated(request.value, (), status) for request in ended]
             self._channel.send_all([*cancelled, EngineStopped()])
         except OSError:
             pass  # the channel is closed

@@ -82,9 +82,27 @@ class Constraints:
         if context.matcher is not None or grammar is None:
             return
         matcher = matcher_of(self._vocabulary(context.eos_token_ids), grammar)
+        self._check_beginning(matcher)
         for token in context.generated_tokens.tolist():
             matcher.consume_token(token)
         context.set_matcher(matcher)
+
+    def _check_beginning(self, matcher: Any) -> None:
+        """Refuses a grammar that cannot be followed beyond its first token.
+
+        Raises:
+            InputError: It is such a grammar.
+        """
+        copy = matcher.deep_copy()
+        (mask,) = self._masks([(copy, 0)], 1)
+        (allowed,) = unpacked(mask[None], len(self._delegate)).nonzero()[1:]
+        if len(allowed):
+            copy.consume_token(int(allowed[0]))
+        if copy.is_error():
+            raise InputError(
+                f"the answer's grammar cannot be followed: {first_line(copy.get_error())}",
+                "Give one with fewer alternatives at the same place.",
+            )
 
     def start_masks(self, batch: Sequence[TextGenerationContext]) -> Future[Mask] | None:
         """Begins to make the masks of a batch's next tokens, while the model runs.

@@ -12,6 +12,7 @@ from typing import Any
 from max.pipelines.core.exceptions import ConfigError, InputError
 from max.pipelines.core.text import utf8
 from max.pipelines.structured.deep_stack import on_deep_stack
+from max.pipelines.structured.schema_limits import check_embedded_schemas, check_schema
 
 _SPACE = r"[ \t\r\n]{0,24}"
 """The space between the tokens of JSON: bounded, as small models go on with spaces for ever."""
@@ -44,15 +45,18 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         schema: The schema, or its text.
 
     Raises:
-        InputError: The schema is invalid, or uses what cannot be enforced.
+        InputError: The schema is invalid, uses what cannot be enforced, or asks for too much.
     """
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, Mapping):
             raise ValueError(f"it is {value!r}; expected an object")
+        check_schema(value)
         grammar = llguidance().LLMatcher.grammar_from_json_schema(
             json.dumps(value), {"whitespace_pattern": _SPACE}
         )
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"the JSON schema is invalid: {error}", "Give a JSON schema.") from error
     return _checked(grammar, "JSON schema")
@@ -103,6 +107,7 @@ def of_lark(text: str) -> str:
     Raises:
         InputError: It is invalid.
     """
+    check_embedded_schemas(text)
     return _checked(llguidance().LLMatcher.grammar_from_lark(utf8(text)), "grammar")
 
 
@@ -181,7 +186,7 @@ def first_line(problem: str) -> str:
     Args:
         problem: Its message.
     """
-    text = " ".join(re.split(r"<state>|<grammar>", problem)[0].split())
+    text = " ".join(re.split(r"<state>|<grammar>|<backtrace>", problem)[0].split())
     return text if len(text) <= 500 else f"{text[:500]} …"
 
 

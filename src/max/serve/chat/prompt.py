@@ -23,6 +23,7 @@ from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
 from max.serve.generation import TextSequence, choices_of
+from max.serve.grammar_threads import in_grammar_thread
 from max.serve.model import ServedModel
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -79,7 +80,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     tool_format = model.tool_format
     grammar = conversation.grammar
     if tools:
-        grammar = await asyncio.to_thread(
+        grammar = await in_grammar_thread(
             answer_grammar,
             tools,
             conversation.tool_choice,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator
@@ -26,6 +25,7 @@ from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.encoding import encode_texts, token_counts
 from max.serve.errors import ApiError, of_user_error
 from max.serve.generation import RunOptions, TextSequence
+from max.serve.grammar_threads import in_grammar_thread
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.http.validation import validation_error
@@ -244,7 +244,7 @@ async def chat(request: Request) -> Response:
         sampling=model.sampling_params(options.sampling_input()),
         tools=tools,
         tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
-        grammar=await asyncio.to_thread(_grammar, body.format),
+        grammar=await in_grammar_thread(_grammar, body.format),
         stops=options.stops,
         template_options={} if body.think is None else {"enable_thinking": bool(body.think)},
     )
@@ -274,7 +274,7 @@ async def generate(request: Request) -> Response:
         return json_response({**head, "created_at": _now(), **done})
     options = body.options or OllamaOptions()
     params = model.sampling_params(options.sampling_input())
-    grammar = await asyncio.to_thread(_grammar, body.format)
+    grammar = await in_grammar_thread(_grammar, body.format)
     if body.raw or infill is not None or not model.template:
         generation = await model.engine_request(
             TextGenerationRequest(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -19,6 +18,7 @@ from max.serve.chat.run import Answer, ChatJob, collect_answers, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions
+from max.serve.grammar_threads import in_grammar_thread
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.fields import StrictBody, refuse
@@ -157,7 +157,7 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
             sampling=model.sampling_params(given),
             tools=tools,
             tool_choice=choice,
-            grammar=await asyncio.to_thread(_grammar, body),
+            grammar=await in_grammar_thread(_grammar, body),
         ),
     )
 

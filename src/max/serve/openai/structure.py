@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import ConfigDict, Field
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.structured import grammar
 from max.serve.errors import ApiError, of_user_error
+from max.serve.grammar_threads import in_grammar_thread
 from max.serve.openai.fields import StrictBody
 
 
@@ -76,7 +76,7 @@ async def compiled_grammar(body: GrammarFields) -> str | None:
     )  # fmt: skip
     if all(each is None for each in given):
         return None
-    return await asyncio.to_thread(grammar_of, body)
+    return await in_grammar_thread(grammar_of, body)
 
 
 def grammar_of(body: GrammarFields) -> str | None:

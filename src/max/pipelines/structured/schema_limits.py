@@ -1,0 +1,101 @@
+"""What a JSON schema may ask of llguidance: beyond it, a grammar takes minutes, or fails at its first token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from max.pipelines.core.exceptions import InputError
+
+MAX_OPTIONAL_PROPERTIES = 498
+"""The most optional properties of an object. Each takes four of the 2,000 items that llguidance follows at once."""
+MAX_MULTIPLES = 100_000
+"""The most that the numbers of `multipleOf` in a schema add up to. Each remainder is a state: 10 µs, and no fuel ends
+it."""
+_EMBEDDED = re.compile(r"%json\b\s*")
+
+
+def check_schema(schema: Any) -> None:
+    """Refuses a schema that the grammar library cannot follow, or that it takes too long for.
+
+    Args:
+        schema: The schema, as JSON values.
+
+    Raises:
+        InputError: An object has too many optional properties, or the numbers of ``multipleOf`` are too great.
+    """
+    multiples = 0
+    for node in _objects(schema):
+        if (count := _optional(node)) > MAX_OPTIONAL_PROPERTIES:
+            raise InputError(
+                f"the JSON schema has an object of {count} optional properties",
+                f"Give at most {MAX_OPTIONAL_PROPERTIES}, or list properties in `required`.",
+            )
+        multiples += _remainders(node.get("multipleOf"))
+        if multiples > MAX_MULTIPLES:
+            raise InputError(
+                f"the numbers of multipleOf in the JSON schema add up to more than {MAX_MULTIPLES}",
+                "Give smaller ones; of 0.01 and the like the digits count.",
+            )
+
+
+def check_embedded_schemas(grammar: str) -> None:
+    """Checks the schemas that are part of a grammar in Lark's syntax.
+
+    Args:
+        grammar: The grammar.
+
+    Raises:
+        InputError: As of `check_schema`.
+    """
+    for match in _EMBEDDED.finditer(grammar):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(grammar, match.end())
+        except (ValueError, RecursionError):
+            continue  # in a text or a comment, else llguidance refuses it
+        check_schema(schema)
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """All objects within JSON values; without recursion, as they may be deep."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            yield each
+            left.extend(each.values())
+        elif isinstance(each, list):
+            left.extend(each)
+
+
+def _optional(node: Mapping[str, Any]) -> int:
+    """The optional properties of a schema; the members of ``allOf`` are one object with it."""
+    members: Any = node.get("allOf")
+    parts = [node, *(members if isinstance(members, list) else [])]
+    names: set[str] = set()
+    required: set[str] = set()
+    for part in parts:
+        if isinstance(part, Mapping):
+            properties, listed = part.get("properties"), part.get("required")
+            names |= set(properties) if isinstance(properties, Mapping) else set()
+            required |= (
+                {n for n in listed if isinstance(n, str)} if isinstance(listed, list) else set()
+            )
+    return len(names - required)
+
+
+def _remainders(divisor: Any) -> int:
+    """The remainders of a division; 0 where it is no number that can divide."""
+    if isinstance(divisor, bool) or not isinstance(divisor, int | float):
+        return 0
+    exact = Decimal(divisor) if isinstance(divisor, int) else Decimal(repr(divisor))
+    if not exact.is_finite():
+        return 0
+    digits, exponent = abs(exact).normalize().as_tuple()[1:]
+    assert isinstance(exponent, int)
+    if len(digits) + max(exponent, 0) > len(str(MAX_MULTIPLES)):
+        return MAX_MULTIPLES + 1  # a number of any length is not computed
+    return int("".join(map(str, digits))) * 10 ** max(exponent, 0)
