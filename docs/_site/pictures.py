@@ -221,7 +221,8 @@ def drawing(boxes: list[Box], theme: str) -> str:
         if box.kind == "bend":
             x = box.x + box.width / 2
             parts.append(
-                f'<path d="M{x:.1f} {box.y:.1f} V{box.y + box.height:.1f}" stroke="{colours["line"]}" stroke-width="1.2"/>'
+                f'<path d="M{x:.1f} {box.y:.1f} V{box.y + box.height:.1f}" stroke="{colours["line"]}" '
+                'stroke-width="1.2"/>'
             )
             continue
         parts.append(

@@ -40,7 +40,8 @@ ABSENT: dict[str, str] = {
     "max.engine.Torch*": _FOREIGN,
     "max.support": "It is of MAX's own tools.",
     "max.pipelines.lib.*lora*": _ADAPTERS,
-    "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3, and encoders; --custom-architectures adds your own (docs/add-a-model.md).",
+    "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3, and "
+    "encoders; --custom-architectures adds your own (docs/add-a-model.md).",
     "max.pipelines.*speculative_decoding": _DRAFTS,
     "max.pipelines.*SpeculativeDecoding*": _DRAFTS,
     "max.pipelines.*rejection_sampler*": _DRAFTS,

@@ -181,8 +181,8 @@ class Flags:
         16384,
         0,
         1 << 24,
-        "Size in MiB up to which packed weights are kept in the cache folder, where later starts map them (Linux). `0`: "
-        "none; weights are packed at each start.",
+        "Size in MiB up to which packed weights are kept in the cache folder, where later starts map them (Linux). "
+        "`0`: none; weights are packed at each start.",
         "when a model is loaded",
     )
     MAX_EAGER_PACKED_SIZE = _int_flag(
@@ -219,8 +219,8 @@ class Flags:
     )
     MAX_DUMP = _set_flag(
         ("passes", "kernels", "llvm", "asm", "program"),
-        "Shows what the compiler makes (on stderr where no logging is set up): the module after each pass, kernel IR, LLVM IR, assembly, "
-        "the final program.",
+        "Shows what the compiler makes (on stderr where no logging is set up): the module after each pass, kernel IR, "
+        "LLVM IR, assembly, the final program.",
         "at each compilation",
     )
     MAX_CHECK = _int_flag(
@@ -238,8 +238,8 @@ class Flags:
         0,
         0,
         2,
-        "Compiles kernels with checks, which raise with the line: `1` compares indices with the sizes of views, `2` also "
-        "every load and store with the memory of the tensor that it belongs to.",
+        "Compiles kernels with checks, which raise with the line: `1` compares indices with the sizes of views, `2` "
+        "also every load and store with the memory of the tensor that it belongs to.",
         "at each compilation",
     )
     MAX_GUARD = _bool_flag(
@@ -248,8 +248,8 @@ class Flags:
         "when a model is loaded",
     )
     MAX_DEBUG_NANS = _bool_flag(
-        "Runs each op on eager tensors by itself, and raises FloatingPointError at the line of the first one whose result has "
-        "a NaN that no operand has.",
+        "Runs each op on eager tensors by itself, and raises FloatingPointError at the line of the first one whose "
+        "result has a NaN that no operand has.",
         "at each op on eager tensors",
     )
     MAX_INTERPRET = _bool_flag(
@@ -260,14 +260,16 @@ class Flags:
         "when a model is loaded",
     )
     MAX_AUTOTUNE = _bool_flag(
-        "Measures on this machine for how many rows products take one way or another, once, while the process is idle; the disk cache remembers it.",
+        "Measures on this machine for how many rows products take one way or another, once, while the process is idle; "
+        "the disk cache remembers it.",
         "when a model is loaded",
         default=True,
     )
     MAX_TRACEBACK = _choice_flag(
         ("short", "full"),
         "short",
-        "Whether tracebacks of errors that nobody caught leave out the frames of `max`, so that the last line shown is the user's.",
+        "Whether tracebacks of errors that nobody caught leave out the frames of `max`, so that the last line shown is "
+        "the user's.",
         "when a traceback is shown",
     )
     MAX_LOG_LEVEL = _choice_flag(

@@ -105,7 +105,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def queue(self) -> object:
-        """What programs of the device wait in: the worker pool, or a stream. Programs of one queue run one at a time."""
+        """The worker pool or the stream that runs the device's programs, one at a time."""
 
     @property
     def workers(self) -> int:

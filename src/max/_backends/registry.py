@@ -61,9 +61,9 @@ def backends_for(devices: Iterable[Device], options: BackendOptions) -> Backends
             continue
         factory = _factories.get(device.api)
         if factory is None:
-            known = ", ".join(["cpu", *_factories])
+            names = ", ".join(["cpu", *_factories])
             raise ValueError(
-                f"{device.label}:{device.id}: no backend for the API {device.api!r}; there are {known}"
+                f"{device.label}:{device.id}: no backend for the API {device.api!r}; there are {names}"
             )
         others[device.label, device.id] = factory(device, options)
     return Backends(host, others)

@@ -24,9 +24,9 @@ __all__ = ["Argument", "KernelTable", "KernelTables"]
 _GLOBALS = {"k": k, "fn": functions, "transpose": transpose, "nan": math.nan, "inf": math.inf}
 
 _CHECK = """
-def guard(have: k.i64, want: k.i64, ctx: k.Context):
-    if have {relation} want:
-        raise ValueError("have {{}}, want {{}}", have, want)
+def guard(actual: k.i64, required: k.i64, ctx: k.Context):
+    if actual {relation} required:
+        raise ValueError("{{}} where {{}} is required", actual, required)
 """
 """Every worker evaluates the check and leaves the program before its next launch, so that no barrier is needed."""
 
@@ -123,7 +123,7 @@ class KernelTable:
         return ir.key, self.slots(ir, arguments)
 
     def check(self, exact: bool) -> str:
-        """The key of the kernel that raises if two numbers differ (`exact`), or if the first is less than the second."""
+        """The key of the kernel that raises if two numbers differ (`exact`), or if the first is less."""
         text = _CHECK.format(relation="!=" if exact else "<")
 
         def make() -> tuple[Any, dict[str, Any]]:

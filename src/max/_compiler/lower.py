@@ -227,7 +227,7 @@ class GraphLowering:
         self.placing.launches.append(IfStep(predicate, then, otherwise))
 
     def loop(self, op: WhileOp) -> None:
-        """Lowers a loop. The results' buffers hold the carried values; the body writes the next ones to other buffers."""
+        """Lowers a loop. The results' buffers hold the carried values; the body writes the next values elsewhere."""
         carried = [v for v in op.results if isinstance(v.type, ShapedType)]
         sources = [self.placing.place(v) for v in op.operands[: len(carried)]]
         states = [self.placing.allocate(v) for v in carried]

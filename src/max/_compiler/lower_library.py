@@ -303,8 +303,12 @@ def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
     if norm is None:
         return list(op.operands), op.attrs
     x, gamma = norm.operands
-    what = (norm.attr("epsilon"), norm.attr("weight_offset"), norm.attr("multiply_before_cast"))
-    return [x, *op.operands[1:], gamma], {**op.attrs, "norm": what}
+    norm_attrs = (
+        norm.attr("epsilon"),
+        norm.attr("weight_offset"),
+        norm.attr("multiply_before_cast"),
+    )
+    return [x, *op.operands[1:], gamma], {**op.attrs, "norm": norm_attrs}
 
 
 def plain(value: Any) -> Any:

@@ -175,7 +175,7 @@ class _Planner:
         self.pending.clear()
 
     def allocate(self, index: int, launch: Launch) -> bool:
-        """Assigns blocks to temporaries at their first launch; returns whether one of them reuses an operand in place."""
+        """Assigns blocks to temporaries at their first launch; returns whether one reuses an operand in place."""
         reused = False
         for buffer in launch.writes:
             if self.buffers[buffer].kind != "temp" or buffer in self.plan.block_of:

@@ -58,7 +58,7 @@ class _Builder:
         self.space, self.axis = self.find_space()
 
     def find_space(self) -> tuple[Sizes, int]:
-        """The iteration space with the reduction axis last, and the index of that axis before the move; -1 without one."""
+        """The iteration space with the reduction axis last, and that axis's index before the move; -1 without one."""
         for op in self.ops:
             if op.name in ROWWISE:
                 shape = shape_of(op.operands[0])

@@ -153,14 +153,14 @@ class Frame:
         self.bind(op.name, type_, array)
         return array
 
-    def bind(self, what: str, type_: ShapedType, array: Array) -> None:
+    def bind(self, label: str, type_: ShapedType, array: Array) -> None:
         """Checks an array's shape against a type and binds new symbols to its sizes.
 
         Raises:
             InterpreterError: A size differs.
         """
         if array.ndim != type_.rank:
-            raise InterpreterError(f"{what}: shape {list(array.shape)} for the type {type_.short}")
+            raise InterpreterError(f"{label}: shape {list(array.shape)} for the type {type_.short}")
         for dim, size in zip(type_.shape, array.shape, strict=True):
             if dim.symbol_name is not None:
                 self.sizes.setdefault(dim.symbol_name, size)
@@ -170,7 +170,7 @@ class Frame:
                 if expected != size:
                     sizes = ", ".join(f"{n} = {self.sizes[n]}" for n in dim.symbols)
                     raise InterpreterError(
-                        f"{what}: axis {axis} of {type_.short} has size {size}, expected {dim}"
+                        f"{label}: axis {axis} of {type_.short} has size {size}, expected {dim}"
                         + (f" = {expected} ({sizes})" if sizes else "")
                     )
 

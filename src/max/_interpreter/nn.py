@@ -17,11 +17,11 @@ from max._interpreter.core import Array, register
 __all__ = ["check_batch", "check_offsets", "new_tokens", "slot_of", "uniform"]
 
 
-def check_offsets(what: str, offsets: Array, batch: int, rows: int, exact: bool = True) -> None:
+def check_offsets(name: str, offsets: Array, batch: int, rows: int, exact: bool = True) -> None:
     """Checks the row offsets of a ragged batch.
 
     Args:
-        what: The name of the offsets.
+        name: The name of the offsets.
         offsets: ``[batch + 1]``: non-decreasing, at most `rows`.
         batch: The number of sequences.
         rows: The number of rows.
@@ -32,11 +32,11 @@ def check_offsets(what: str, offsets: Array, batch: int, rows: int, exact: bool 
     """
     bounds = [int(n) for n in offsets]
     if len(bounds) != batch + 1 or not bounds:
-        raise ValueError(f"{what} has size {len(bounds)}, expected {batch + 1}")
+        raise ValueError(f"{name} has size {len(bounds)}, expected {batch + 1}")
     if exact and (bounds[0] != 0 or bounds[-1] != rows):
-        raise ValueError(f"{what} are {bounds}, expected to begin at 0 and to end at {rows}")
+        raise ValueError(f"{name} are {bounds}, expected to begin at 0 and to end at {rows}")
     if bounds != sorted(bounds) or bounds[-1] > rows:
-        raise ValueError(f"{what} are {bounds}, expected to rise, up to {rows}")
+        raise ValueError(f"{name} are {bounds}, expected to rise, up to {rows}")
 
 
 def check_batch(

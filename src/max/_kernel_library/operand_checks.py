@@ -33,24 +33,24 @@ def unsigned(op: str, operands: Sequence[Operand]) -> None:
 
 
 @k.inline
-def check_size(what: str, size: Any, expected: Any) -> None:
+def check_size(name: str, size: Any, expected: Any) -> None:
     """Raises where a size is not that of the other operands.
 
     Args:
-        what: What it is the size of (compile time).
+        name: What it is the size of (compile time).
         size: The size.
         expected: The size that fits.
     """
     if size != expected:
-        raise ValueError("{} has size {}, expected {}", what, size, expected)
+        raise ValueError("{} has size {}, expected {}", name, size, expected)
 
 
 @k.inline
-def check_rising(what: str, offsets: Any, width: int) -> None:
+def check_rising(name: str, offsets: Any, width: int) -> None:
     """Raises where an offset is less than the one before it.
 
     Args:
-        what: Their name (compile time).
+        name: Their name (compile time).
         offsets: `[batch + 1]`.
         width: Offsets per vector.
     """
@@ -65,7 +65,7 @@ def check_rising(what: str, offsets: Any, width: int) -> None:
                 at += 1
             raise ValueError(
                 "{}[{}] is {}, expected {} or more, the one before",
-                what,
+                name,
                 at + 1,
                 offsets[at + 1],
                 offsets[at],
@@ -73,23 +73,23 @@ def check_rising(what: str, offsets: Any, width: int) -> None:
 
 
 @k.inline
-def check_offsets(what: str, offsets: Any, rows: Any, width: int) -> None:
+def check_offsets(name: str, offsets: Any, rows: Any, width: int) -> None:
     """Raises unless the offsets begin at 0, never fall, and end at the number of rows: each row then belongs to one
     sequence.
 
     Args:
-        what: Their name (compile time).
+        name: Their name (compile time).
         offsets: `[batch + 1]`.
         rows: The number of rows.
         width: Offsets per vector.
     """
     last = offsets.shape[0] - 1
     if last < 0:
-        raise ValueError("{} is empty, expected the first row of each sequence and {}", what, rows)
+        raise ValueError("{} is empty, expected the first row of each sequence and {}", name, rows)
     if k.i64(offsets[0]) != 0:
-        raise ValueError("{}[0] is {}, expected 0", what, offsets[0])
+        raise ValueError("{}[0] is {}, expected 0", name, offsets[0])
     if k.i64(offsets[last]) != rows:
         raise ValueError(
-            "{}[{}] is {}, expected {}, the number of rows", what, last, offsets[last], rows
+            "{}[{}] is {}, expected {}, the number of rows", name, last, offsets[last], rows
         )
-    check_rising(what, offsets, width)
+    check_rising(name, offsets, width)

@@ -55,7 +55,7 @@ awake = False
 """Whether the thread is awake; a run that starts wakes it otherwise."""
 _events: dict[int, list[threading.Event]] = {}
 _lock = threading.RLock()  # a signal handler may come while the main thread holds it
-_wanted = threading.Event()
+_wake = threading.Event()
 _thread: threading.Thread | None = None
 
 
@@ -121,7 +121,7 @@ def wake() -> None:
     """Wakes the thread; called when a run starts while :data:`awake` is false."""
     global awake, _thread
     with _lock:
-        _wanted.set()
+        _wake.set()
         if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_watch, name="max-interrupts", daemon=True)
             try:
@@ -145,10 +145,10 @@ def _watch() -> None:
         quiet += 1
         if quiet == _QUIET_TICKS:
             # runs wake the thread from now on; one that had looked before is seen in the next ticks
-            _wanted.clear()
+            _wake.clear()
             awake = False
         elif quiet > _QUIET_TICKS + 5:
-            _wanted.wait()
+            _wake.wait()
             quiet = 0
 
 
@@ -169,8 +169,8 @@ def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
 
 
 def _after_fork() -> None:
-    global awake, _thread, _lock, _wanted
-    awake, _thread, _lock, _wanted = False, None, threading.RLock(), threading.Event()
+    global awake, _thread, _lock, _wake
+    awake, _thread, _lock, _wake = False, None, threading.RLock(), threading.Event()
 
 
 if hasattr(os, "register_at_fork"):

@@ -299,7 +299,8 @@ test:
   %is.zero = icmp eq i8 %predicate, 0
   br i1 %is.zero, label %follow, label %next
 
-; A jump back to a loop's head zeroes the loop's counters after all workers are done with them; the head starts with a barrier.
+; A jump back to a loop's head zeroes the loop's counters after all workers are done with them; the head starts with
+; a barrier.
 jump:
   %jump.flags.p = getelementptr i64, ptr %ip, i64 {Instruction.FLAGS}
   %jump.flags = load i64, ptr %jump.flags.p, align 8

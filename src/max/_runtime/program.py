@@ -296,7 +296,7 @@ class Executor:
             raise self._error(record)
 
     def _run(self, values: int) -> npt.NDArray[np.int64] | None:
-        """Runs with the values at an address while the pool's lock is held; returns the error record of a failed run."""
+        """Runs with the values at an address, the pool's lock held; returns the error record of a failed run."""
         failed = self.pool.run(self._address, values)
         self.runs += 1
         if not failed:

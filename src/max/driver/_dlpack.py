@@ -234,8 +234,8 @@ def export_array(
     versioned = max_version is not None and max_version[0] >= 1
     padded = dtype.size_in_bits < 8
     if not versioned and (padded or not array.flags.writeable):
-        what = f"a {dtype.name} tensor" if padded else "a read-only tensor"
-        raise BufferError(f"DLPack: {what} needs a consumer of version 1.0; copy or view it first")
+        kind = f"a {dtype.name} tensor" if padded else "a read-only tensor"
+        raise BufferError(f"DLPack: {kind} needs a consumer of version 1.0; copy or view it first")
     if not array.dtype.isbuiltin == 1:
         array = array.view(f"u{array.dtype.itemsize}")
     capsule = array.__dlpack__(max_version=max_version) if versioned else array.__dlpack__()

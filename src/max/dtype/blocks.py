@@ -138,7 +138,8 @@ def _weights(values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> Floats:
         wide = np.broadcast_to(weights.astype(np.float32), values.shape)
     except ValueError:
         raise ValueError(
-            f"encode: weights {list(weights.shape)} of values {list(values.shape)}, expected a shape that broadcasts to it"
+            f"encode: weights {list(weights.shape)} of values {list(values.shape)}, expected a shape that broadcasts "
+            "to it"
         ) from None
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError("encode: a weight is negative or not finite")

@@ -14,7 +14,7 @@ Q2_K     256       84     16              16 of s (low half) and o; 64 of 2 bits
 Q3_K     256       110    16              32 of third bits; 64 of 2 bits; 12 of s, 6 bits; d
 Q8_K     256       292    256             d in float32; 256 q; 16 sums
 IQ1_S    256       50     32              d; 32 indices; 8 words: 4 times 3 bits of indices, s, the shift's sign
-IQ1_M    256       56     16              32 indices; 16 n: 3 bits of an index, the shift's sign; 4 words: s, and a part of d
+IQ1_M    256       56     16              32 indices; 16 n: 3 bits of an index, the shift's sign; 4 words: s, part of d
 IQ2_XXS  256       66     32              d; for each 32: 4 indices, a word of 4 signs and s
 IQ2_XS   256       74     16              d; 32 words of index and signs; 8 n of s
 IQ2_S    256       82     16              d; 32 indices; 32 of signs; 8 of 2 bits of indices; 8 n of s
@@ -168,7 +168,8 @@ def _chunks(blocks: Array, form: FileFormat) -> tuple[Array, int]:
     """Blocks ``[n, bytes]``, and how many are converted at once."""
     if blocks.dtype != np.uint8 or blocks.ndim < 1 or blocks.shape[-1] % form.block.bytes:
         raise ValueError(
-            f"blocks of {form.block.bytes} bytes: {blocks.dtype} {list(blocks.shape)}, expected uint8 rows of whole blocks"
+            f"blocks of {form.block.bytes} bytes: {blocks.dtype} {list(blocks.shape)}, expected uint8 rows of whole "
+            "blocks"
         )
     flat = np.ascontiguousarray(blocks).reshape(-1, form.block.bytes)
     return flat, max(_CHUNK * 32 // form.block.elements, 1)

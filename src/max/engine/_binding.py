@@ -230,13 +230,13 @@ class InputBinder:
             f"{name}: {info.dtype.name}{_shape_text(info.shape)}"
             for name, info in zip(self.names, self.inputs, strict=True)
         )
-        got = str(len(args))
+        passed = str(len(args))
         only: Any = args[0] if len(args) == 1 else None
         if type(only) in (list, tuple):
-            got = f"one {type(only).__name__} of {len(only)}: give its items one by one, execute(*inputs)"
+            passed = f"one {type(only).__name__} of {len(only)}: give its items one by one, execute(*inputs)"
         elif isinstance(only, Mapping):
-            got = "a dictionary: give its values one by one, in the order of the inputs"
-        raise ArgumentError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {got}")
+            passed = "a dictionary: give its values one by one, in the order of the inputs"
+        raise ArgumentError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {passed}")
 
     def _convert(self, index: int, arg: Any) -> Tensor:
         """Converts an argument to a tensor.
@@ -252,7 +252,8 @@ class InputBinder:
             tensor = arg
             if tensor.device is not self.devices[index]:
                 raise ValueError(
-                    f"{self.what(index)}: got a tensor on {tensor.device.label}:{tensor.device.id}; move it with .to(device) first"
+                    f"{self.what(index)}: got a tensor on {tensor.device.label}:{tensor.device.id}; move it with "
+                    ".to(device) first"
                 )
         elif hasattr(arg, "__dlpack__") or isinstance(arg, np.ndarray):
             try:

@@ -148,7 +148,7 @@ class Measurement:
         if ready is None:
             return None
         pool = self._pool
-        taken: tuple[list[float], list[float]] = ([], [])
+        seconds: tuple[list[float], list[float]] = ([], [])
         elapsed = cpu = 0.0
         run_number = pool.run_number()
         for turn in range(ROUNDS + 1):
@@ -159,7 +159,7 @@ class Measurement:
                 stats.given_up += 1
                 raise PoolIsBusyError
             begin, begin_cpu = time.perf_counter(), time.process_time()
-            for way, program in zip(taken, self._ways, strict=True):
+            for way, program in zip(seconds, self._ways, strict=True):
                 start = time.perf_counter()
                 program.executor.run_at(ready.bases, program.bases, ready.offsets)
                 way.append(time.perf_counter() - start)
@@ -168,9 +168,9 @@ class Measurement:
                 elapsed += time.perf_counter() - begin
                 cpu += time.process_time() - begin_cpu
         self._quality = min(self._quality, max(cpu / (pool.num_threads * elapsed), 0.0))
-        middle = (len(taken[0]) + 1) // 2
+        middle = (len(seconds[0]) + 1) // 2
         halves = slice(1, middle), slice(middle, None)
-        best = [[min(way[half]) for way in taken] for half in halves]
+        best = [[min(way[half]) for way in seconds] for half in halves]
         if rows <= self._guess:
             return any(many_time > CLEARLY * few_time for few_time, many_time in best)
         return all(few_time <= CLEARLY * many_time for few_time, many_time in best)
@@ -186,9 +186,9 @@ class Measurement:
             instance = program.instance(symbols)
             bases = np.zeros(self._compiled.bases.count(), np.int64)
             slot = self._limit.rows
-            have = bases.take(program.bases)[slot.value] + instance.offsets[slot.value]
+            base = bases.take(program.bases)[slot.value] + instance.offsets[slot.value]
             sizes = self._sizes(symbols)
-            if have + slot.addend != rows or sum(sizes) > MOST_INPUT_BYTES:
+            if base + slot.addend != rows or sum(sizes) > MOST_INPUT_BYTES:
                 continue
             memory = [platform.allocate(max(size, 1)) for size in (instance.arena_bytes, *sizes)]
             for block in memory:

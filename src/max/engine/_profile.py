@@ -131,7 +131,8 @@ class Profile:
             mean = k.seconds / k.calls if k.calls else 0.0
             lines.append(
                 f"{100 * self.share(k):6.1f}% {1e3 * k.seconds:10.3f} {1e6 * mean:10.2f} {k.calls:10} "
-                f"{k.launches:9} {1e3 * k.wait_seconds:10.3f} {k.gigabytes_per_second:8.1f} {k.gigaflops:8.1f}  {k.name}"
+                f"{k.launches:9} {1e3 * k.wait_seconds:10.3f} {k.gigabytes_per_second:8.1f} {k.gigaflops:8.1f}  "
+                f"{k.name}"
             )
         lines.append(
             f"{self.runs} runs, {1e3 * self.seconds:.3f} ms, of which {1e3 * self.around_seconds:.3f} ms are in no "

@@ -125,14 +125,14 @@ _LEVELS = {
 }
 
 
-def _choice(kind: type[Enum], what: str, value: Any) -> Any:
+def _choice(kind: type[Enum], option: str, value: Any) -> Any:
     for member in kind:
         if value is member or (
             isinstance(value, str) and value.lower() == str(member.value).lower()
         ):
             return member
     choices = ", ".join(repr(member.value) for member in kind)
-    raise ArgumentError(f"{what}: {value!r} is not one of {choices}")
+    raise ArgumentError(f"{option}: {value!r} is not one of {choices}")
 
 
 class InferenceSession:
@@ -304,10 +304,10 @@ class InferenceSession:
             device = getattr(type_, "device", None)
             if device is not None and device.data not in available:
                 inputs = len(graph.input_types)
-                what = f"input {index}" if index < inputs else f"output {index - inputs}"
+                name = f"input {index}" if index < inputs else f"output {index - inputs}"
                 names = ", ".join(f"{d.label}:{d.id}" for d in self._devices)
                 raise ValueError(
-                    f"load: {what} of {graph.sym_name} is on {device.text}, the session has {names}; "
+                    f"load: {name} of {graph.sym_name} is on {device.text}, the session has {names}; "
                     "give the device to InferenceSession(devices=...)"
                 )
 

@@ -132,8 +132,8 @@ class ModelLoop:
             if not self.supports(model):
                 raise RuntimeError(f"{model._compiled.name} is being profiled; run it by itself")
         if any(
-            model._linked is not made or made.main.executor.program is not program
-            for model, made, program in zip(
+            model._linked is not linked or linked.main.executor.program is not program
+            for model, linked, program in zip(
                 (self._body, self._after), self._linked, self._programs, strict=True
             )
         ):
@@ -170,7 +170,7 @@ _NO_OFFSET = np.zeros(1, np.int64)
 
 
 def _places(own: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
-    """The index in the joined program's bases of each base of a program, whose tensors are the inputs from `first` on."""
+    """For each base of a program its index in the joined program, where its inputs begin at `first`."""
     places = np.zeros(own.count(), np.intp)
     places[own.NOTHING] = layout.NOTHING
     places[own.arena()] = layout.arena()

@@ -15,7 +15,8 @@ from max.graph import DimLike, Graph, ShapeLike, TensorValue, TensorValueLike, o
 from max.graph.current import OUTSIDE
 
 __all__ = [
-    "arange", "clamp", "clip", "complex_mul", "elementwise_max", "elementwise_min", "ensure_context", "full", "full_like",
+    "arange", "clamp", "clip", "complex_mul", "elementwise_max", "elementwise_min", "ensure_context", "full",
+    "full_like",
     "in_graph_context", "lazy", "ones", "ones_like", "print", "shape_to_tensor", "zeros", "zeros_like",
 ]  # fmt: skip
 

@@ -138,9 +138,9 @@ def dequantize(blocks: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.
     return decode(blocks, _of_blocks("dequantize", encoding))
 
 
-def _of_blocks(what: str, encoding: QuantizationEncoding) -> str:
+def _of_blocks(function: str, encoding: QuantizationEncoding) -> str:
     if not encoding.is_gguf:
         raise ValueError(
-            f"{what}: {encoding.value} is not a block encoding; expected {', '.join(BLOCK_FORMATS)}"
+            f"{function}: {encoding.value} is not a block encoding; expected {', '.join(BLOCK_FORMATS)}"
         )
     return encoding.value

@@ -37,8 +37,8 @@ FORMAT_VERSION = 1
 _HEADER = re.compile(r"// max graph (\d+)\n")
 
 
-def _beside(path: Path, what: str) -> Path:
-    return path.with_suffix(f".{what}.safetensors")
+def _beside(path: Path, table: str) -> Path:
+    return path.with_suffix(f".{table}.safetensors")
 
 
 def save_module(module: mlir.ModuleOp, path: Path, weights: Mapping[str, Any] | None) -> None:
@@ -61,11 +61,11 @@ def save_module(module: mlir.ModuleOp, path: Path, weights: Mapping[str, Any] | 
     if unknown:
         raise ValueError(f"save: the graph has no weight {unknown[0]!r}")
     tables = {"constants": mlir.resources(module), "weights": dict(weights or {})}
-    for what, arrays in tables.items():
+    for table, arrays in tables.items():
         if arrays:
-            write_safetensors(_beside(path, what), {k: _contiguous(v) for k, v in arrays.items()})
+            write_safetensors(_beside(path, table), {k: _contiguous(v) for k, v in arrays.items()})
         else:
-            _beside(path, what).unlink(missing_ok=True)
+            _beside(path, table).unlink(missing_ok=True)
     text = f"// max graph {FORMAT_VERSION}\n{mlir.print_module(module)}\n"
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     aside.write_text(text, encoding="utf-8")
@@ -116,18 +116,18 @@ def saved_weights(path: Path) -> dict[str, Tensor]:
     return {} if file is None else {name: file.read(name) for name in file.entries}
 
 
-def _open_beside(path: Path, what: str) -> SafetensorsFile | None:
+def _open_beside(path: Path, table: str) -> SafetensorsFile | None:
     """Opens a safetensors file beside a saved module; None if it does not exist.
 
     Raises:
         WeightsFileError: The file is damaged.
     """
-    beside = _beside(path, what)
+    beside = _beside(path, table)
     if not beside.exists():
         return None
     try:
         return SafetensorsFile(beside)
     except WeightsFileError as error:
         raise WeightsFileError(
-            f"the {what} of {path} are damaged: {error}; save the graph again"
+            f"the {table} of {path} are damaged: {error}; save the graph again"
         ) from error

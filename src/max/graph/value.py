@@ -567,10 +567,10 @@ class TensorValue(_ShapedValue["mlir.TensorType"]):
     __hash__ = object.__hash__
 
 
-def _ssa(value: Value[Any] | mlir.SSAValue, cls: type[Any], what: str) -> mlir.SSAValue:
+def _ssa(value: Value[Any] | mlir.SSAValue, cls: type[Any], expected: str) -> mlir.SSAValue:
     ssa = value.to_mlir() if isinstance(value, Value) else value
     if not isinstance(ssa.type, cls):
-        raise TypeError(f"the value of type {mlir.short_types([ssa.type])} is not {what}")
+        raise TypeError(f"the value of type {mlir.short_types([ssa.type])} is not {expected}")
     return ssa
 
 

@@ -273,26 +273,26 @@ class _Shard(Weight):
         strategy.check_index(self.shard_idx)
         if strategy.axis is None:
             return None, ()
-        what, encoding = f"Weight {whole.name}", whole.quantization_encoding
+        label, encoding = f"Weight {whole.name}", whole.quantization_encoding
         if encoding is not None and not encoding.is_gguf:
             raise ValueError(
-                f"{what}: {encoding.name.upper()} weights are not split ({strategy.kind}); use replicate"
+                f"{label}: {encoding.name.upper()} weights are not split ({strategy.kind}); use replicate"
             )
         rank = whole.rank
         axis = strategy.axis + rank if strategy.axis < 0 else strategy.axis
         if not 0 <= axis < rank:
             raise ValueError(
-                f"{what}: {strategy.kind} splits axis {strategy.axis}, the weight has rank {rank}"
+                f"{label}: {strategy.kind} splits axis {strategy.axis}, the weight has rank {rank}"
             )
         dim = whole.shape[axis]
         if not isinstance(dim, StaticDim):
-            raise ValueError(f"{what}: axis {axis} is {dim}, only a static axis can be split")
+            raise ValueError(f"{label}: axis {axis} is {dim}, only a static axis can be split")
         size = int(dim)
         if encoding is None or axis != rank - 1:
-            return axis, strategy.ranges(what, size, self.shard_idx)
+            return axis, strategy.ranges(label, size, self.shard_idx)
         per_block, block_bytes = encoding.elements_per_block, encoding.block_size
         elements = size // block_bytes * per_block
-        ranges = strategy.ranges(what, elements, self.shard_idx, per_block)
+        ranges = strategy.ranges(label, elements, self.shard_idx, per_block)
         if not in_bytes:
             return axis, ranges
         in_blocks = ((a // per_block, b // per_block) for a, b in ranges)

@@ -145,7 +145,9 @@ _NAMES = {
         "iota select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add reduce_max "
         "reduce_min reduce_mul dot_bf16 dot_i8 dot_i16 matrix_tiles target tile vectors"
     ),
-    "max.kernel.language.mathlib": "pow acos atanh cos erf exp exp2 fmod log log1p log2 polynomial rsqrt sigmoid silu sin tanh",
+    "max.kernel.language.mathlib": (
+        "pow acos atanh cos erf exp exp2 fmod log log1p log2 polynomial rsqrt sigmoid silu sin tanh"
+    ),
 }
 """The names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

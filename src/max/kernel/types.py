@@ -221,7 +221,8 @@ def _access(kind: str, parameters: Any) -> Access:
 
 
 class _View:
-    if TYPE_CHECKING:  # what the body of a kernel does with a view: `max.kernel.frontend.views` and the interpreter do it
+    # the methods of views in kernels, which `max.kernel.frontend.views` and the interpreter carry out
+    if TYPE_CHECKING:
         shape: tuple[Any, ...]
         strides: tuple[Any, ...]
         rank: int

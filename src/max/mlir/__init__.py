@@ -98,10 +98,16 @@ _NAMES = {
     "max.mlir.dim_parser": "DimParseError parse_dim",
     "max.mlir.dims": "DimExpr FloorDiv",
     "max.mlir.key": "key_text",
-    "max.mlir.module": "MO ParseError VerifyError clone_module entry graphs new_module parse_module print_module resources subgraphs verify_module walk",
+    "max.mlir.module": (
+        "MO ParseError VerifyError clone_module entry graphs new_module parse_module print_module resources subgraphs "
+        "verify_module walk"
+    ),
     "max.mlir.operation": "MoOp OPS OpSpec build infer_types",
     "max.mlir.ops.control": "CallOp GraphOp IfOp SubgraphOp WhileOp bind_call control_callees substitute_type",
-    "max.mlir.types": "BufferType ChainType DTypeAttr DeviceRefAttr DimAttr OpaqueType ShapeAttr ShapedType TensorType dims_text short_types",
+    "max.mlir.types": (
+        "BufferType ChainType DTypeAttr DeviceRefAttr DimAttr OpaqueType ShapeAttr ShapedType TensorType dims_text "
+        "short_types"
+    ),
     "max.mlir.ops.shape": "PAD_MODES slice_shape",
     "max.mlir.ops.elementwise": "GELU_APPROXIMATIONS",
 }

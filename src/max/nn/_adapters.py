@@ -57,7 +57,8 @@ def sgmv_kernel(
     op = "sgmv_kernel"
     if lora_ids.rank != 1 or input_row_offsets.rank != 1:
         raise ValueError(
-            f"{op}: lora_ids {lora_ids!r} and input_row_offsets {input_row_offsets!r}; expected [groups] and [groups + 1]"
+            f"{op}: lora_ids {lora_ids!r} and input_row_offsets {input_row_offsets!r}; expected [groups] and [groups + "
+            "1]"
         )
     count = ops.reshape(ops.cast(TensorValue(lora_ids.shape[0]), DType.uint32), [1])
     longest = ops.constant([max_lora_seq_len], DType.uint32, DeviceRef.CPU())
@@ -162,7 +163,8 @@ def sgmv_qkv_lora_kernel(
         or lora_b.shape[1] != width
     ):
         raise ValueError(
-            f"{op}: matrices {lora_a!r} and {lora_b!r}; expected [adapters, {3 * max_rank}, in_dim] and [adapters, {width}, {max_rank}]"
+            f"{op}: matrices {lora_a!r} and {lora_b!r}; expected [adapters, {3 * max_rank}, in_dim] and [adapters, "
+            f"{width}, {max_rank}]"
         )
     groups = (lora_ids, lora_ranks, lora_grouped_offsets, max_lora_seq_len)
     narrow = sgmv_kernel(input, lora_a, *groups)

@@ -97,8 +97,8 @@ def run_experts(
     """
     if x.rank != 2 or experts.rank != 2 or experts.shape != weights.shape:
         raise ValueError(
-            f"run_experts: tokens {x!r}, experts {experts!r} and weights {weights!r}; expected [tokens, hidden_dim] and "
-            "[tokens, k] twice"
+            f"run_experts: tokens {x!r}, experts {experts!r} and weights {weights!r}; expected [tokens, hidden_dim] "
+            "and [tokens, k] twice"
         )
     tokens, count = experts.shape
     chosen = ops.reshape(experts, [tokens * count])

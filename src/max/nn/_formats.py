@@ -1,4 +1,4 @@
-"""Projections to queries, keys and values with GPTQ, GGUF and float8 weights, which write keys and values to the cache."""
+"""Projections to queries, keys and values with GPTQ, GGUF and float8 weights; keys and values go to the cache."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _store(
     kv_width = kv_params.n_kv_heads_per_device * kv_params.head_dim
     if qkv.shape[1] != width + 2 * kv_width:
         raise ValueError(
-            f"wqkv has {qkv.shape[1]} rows; {n_heads} query heads and twice {kv_params.n_kv_heads_per_device} key heads of "
-            f"{kv_params.head_dim} need {width + 2 * kv_width}"
+            f"wqkv has {qkv.shape[1]} rows; {n_heads} query heads and twice {kv_params.n_kv_heads_per_device} key "
+            f"heads of {kv_params.head_dim} need {width + 2 * kv_width}"
         )
     q, k, v = ops.split(qkv, [width, kv_width, kv_width], axis=1)
     store_rows(kv_params, k, input_row_offsets, kv_collection, layer_idx, KEYS)

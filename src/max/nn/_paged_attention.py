@@ -358,7 +358,9 @@ def flash_attention_ragged(
         slopes = default_alibi_slopes(int(input.shape[1])) if alibi_slopes is None else alibi_slopes
         by_head.append(_per_head(op, "alibi_slopes", slopes, input))
     elif alibi_slopes is not None:
-        raise ValueError(f"{op}: alibi_slopes with the mask {mask_variant.name}; CAUSAL_ALIBI_MASK takes them")  # fmt: skip
+        raise ValueError(
+            f"{op}: alibi_slopes with the mask {mask_variant.name}; CAUSAL_ALIBI_MASK takes them"
+        )
     return ops.inplace_custom(
         "mo.attention.ragged.paged",
         device=input.device,
@@ -422,7 +424,8 @@ def cross_attention_ragged(
     heads = kv_params.n_kv_heads_per_device
     if input.rank != 3 or input.shape[-1] != kv_params.head_dim or int(input.shape[1]) % heads:
         raise ValueError(
-            f"{op}: the queries are {input!r}, expected [total_q_len, n_heads, {kv_params.head_dim}], a multiple of {heads} heads"
+            f"{op}: the queries are {input!r}, expected [total_q_len, n_heads, {kv_params.head_dim}], a multiple of "
+            f"{heads} heads"
         )
     return ops.inplace_custom(
         "mo.attention.ragged.paged",

@@ -1,4 +1,4 @@
-"""Attention over selected tokens of a cache of latents: which tokens each new token sees, and the attention over them."""
+"""Attention over selected tokens of a cache of latents: the selection for each new token, and the attention."""
 
 from __future__ import annotations
 

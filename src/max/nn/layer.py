@@ -306,7 +306,8 @@ class Module(Layer, ABC):
         """
         if not isinstance(state_dict, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"load_state_dict: the state dict is a {type(state_dict).__name__}, expected a mapping from names to arrays"
+                f"load_state_dict: the state dict is a {type(state_dict).__name__}, expected a mapping from names to "
+                "arrays"
             )
         owned = list(self._owned())
         names = {name for name, *_ in owned}

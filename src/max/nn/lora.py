@@ -1,4 +1,4 @@
-"""Layers with LoRA adapters (https://arxiv.org/abs/2106.09685): each sequence of a batch may have another one, or none."""
+"""Layers with LoRA adapters (https://arxiv.org/abs/2106.09685): each sequence of a batch has its own, or none."""
 
 from __future__ import annotations
 

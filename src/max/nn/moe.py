@@ -77,7 +77,8 @@ class MoE(Module):
         name = type(self).__name__
         if ep_size != 1 or ep_batch_manager is not None:
             raise NotImplementedError(
-                f"{name}: ep_size {ep_size}; experts are not spread over machines. sharding_strategy tensor_parallel splits each expert"
+                f"{name}: ep_size {ep_size}; experts are not spread over machines. sharding_strategy tensor_parallel "
+                "splits each expert"
             )
         if has_shared_experts and shared_experts_dim < 1:
             raise ValueError(f"{name}: shared experts with shared_experts_dim {shared_experts_dim}")

@@ -214,7 +214,8 @@ def gated_delta_rule(
     op = "gated_delta_rule"
     if q.rank != 3 or values.rank != 3 or q.shape != keys.shape:
         raise ValueError(
-            f"{op}: queries are {q!r}, keys {keys!r} and values {values!r}, expected [total, heads, size] each, queries like keys"
+            f"{op}: queries are {q!r}, keys {keys!r} and values {values!r}, expected [total, heads, size] each, "
+            "queries like keys"
         )
     heads, key_heads = values.shape[1], keys.shape[1]
     if int(heads) % int(key_heads):

@@ -99,8 +99,8 @@ def _rows_of_steps(offsets: TensorValue, batch: Dim, steps: Dim) -> TensorValue:
 def _check(name: str, tokens: TensorValue, of_tokens: TensorValue, logits: TensorValue) -> None:
     if tokens.rank != 2 or of_tokens.shape != tokens.shape or logits.rank != 2:
         raise ValueError(
-            f"{name}: draft tokens {tokens!r}, their logits {of_tokens!r} and target logits {logits!r}; expected [batch, "
-            "steps] twice, and [rows, vocab_size]"
+            f"{name}: draft tokens {tokens!r}, their logits {of_tokens!r} and target logits {logits!r}; expected "
+            "[batch, steps] twice, and [rows, vocab_size]"
         )
 
 

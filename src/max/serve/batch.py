@@ -19,7 +19,14 @@ from max.serve.pool import ModelPool, PoolLimits
 from max.serve.settings import ServerSettings, WorkerSettings
 from max.serve.worker.process import WorkerProcess
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score")  # fmt: skip
+URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
+)
 
 
 class BatchLineError(ValueError):

@@ -135,7 +135,10 @@ def _strided(ops: list[MoOp]) -> set[object]:
 
 
 def _takes(op: MoOp, user: object, strided: set[object]) -> bool:
-    """Whether a user outside reads the hoisted result of an op. Of a strided view, only ops that need it contiguous do."""
+    """Whether a user outside reads the hoisted result of an op.
+
+    Only users that need a contiguous operand read the result of a strided view; the others read its source.
+    """
     return op not in strided or (isinstance(user, MoOp) and needs_contiguous(user))
 
 

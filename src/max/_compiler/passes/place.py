@@ -64,8 +64,8 @@ def _copied(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSA
     assert isinstance(type_, ShapedType)
     if isinstance(type_, BufferType):
         raise UnsupportedOpError(
-            f"{op.name} runs on {backends[device].device}, and takes {type_.short}: a buffer is read and written on its "
-            "own device only"
+            f"{op.name} runs on {backends[device].device}, and takes {type_.short}: a buffer is read and written on "
+            "its own device only"
         )
     own = next(
         v.type

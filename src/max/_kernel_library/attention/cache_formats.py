@@ -148,13 +148,13 @@ def check_rows(op: str, blocks: Operand, size: Any) -> None:
 
 
 @k.inline
-def check_heads(what: str, size: Any, blocks: Any) -> None:
+def check_heads(name: str, size: Any, blocks: Any) -> None:
     """Raises where a row of all heads does not fit a cache of floats; see `check_rows`.
 
     Args:
-        what: What the row is (compile time).
+        name: What the row is (compile time).
         size: Its elements.
         blocks: The cache.
     """
     if not is_rounded(blocks.dtype):
-        check_size(what, size, blocks.shape[4] * blocks.shape[5])
+        check_size(name, size, blocks.shape[4] * blocks.shape[5])

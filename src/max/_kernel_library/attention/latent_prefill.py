@@ -200,7 +200,8 @@ def _lower_prefill(
         and keys.dtype is values.dtype
     ):
         raise NotImplementedError(
-            f"{op}: queries {q.shape}, {keys.dtype.name} keys {keys.shape} and {values.dtype.name} values {values.shape} do not fit"
+            f"{op}: queries {q.shape}, {keys.dtype.name} keys {keys.shape} and {values.dtype.name} values "
+            f"{values.shape} do not fit"
         )
     for part, sizes in zip(
         [*results, *previous], [(q.shape[1], values.shape[2]), (q.shape[1], 2)] * 2, strict=False

@@ -83,7 +83,7 @@ def padded(size: int, multiple: int) -> int:
 
 @k.inline
 def maximum(a: Any, b: Any) -> Any:
-    """The greater of two values, lane by lane; the second where one is NaN. One instruction, where `k.max` takes three."""
+    """The greater of two values by lane, the second where one is NaN: one instruction, `k.max` takes three."""
     return k.select(a > b, a, b)
 
 

@@ -369,8 +369,8 @@ def _lower_attention(
         )
     if heads % kv_heads or blocks.shape[5] != row_size(blocks.dtype, head_dim):
         raise NotImplementedError(
-            f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} KV heads whose {blocks.dtype.name} rows have "
-            f"{blocks.shape[5]} elements, expected {row_size(blocks.dtype, head_dim)}"
+            f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} KV heads whose "
+            f"{blocks.dtype.name} rows have {blocks.shape[5]} elements, expected {row_size(blocks.dtype, head_dim)}"
         )
     softcap = float(attributes.get("softcap", 0.0))
     has_sinks = bool(attributes.get("sinks", False))

@@ -253,7 +253,8 @@ def _lower_attention(
         raise NotImplementedError(
             f"{op}: heads {heads}, head_dim {head_dim}, kv_heads {sizes[2]}, expected static sizes"
         )
-    if heads % sizes[2] or {keys.shape[2], values.shape[2]} != {head_dim} or keys.shape[1] != values.shape[1]:  # fmt: skip
+    sizes_differ = {keys.shape[2], values.shape[2]} != {head_dim}
+    if heads % sizes[2] or sizes_differ or keys.shape[1] != values.shape[1]:
         raise NotImplementedError(
             f"{op}: queries {q.shape}, keys {keys.shape} and values {values.shape} do not fit"
         )

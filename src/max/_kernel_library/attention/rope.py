@@ -117,7 +117,8 @@ def _lower_rope(
         or rotated > head_dim
     ):
         raise NotImplementedError(
-            f"mo.rope.ragged.paged: freqs_cis of {rotated} columns for heads of {head_dim}; an even number up to that fits"
+            f"mo.rope.ragged.paged: freqs_cis of {rotated} columns for heads of {head_dim}; an even number up to that "
+            "fits"
         )
     args = (
         view("result", 0, results[0]),

@@ -182,8 +182,8 @@ def _lower_attention(
         raise NotImplementedError(f"{op}: selected tokens of {selected.dtype.name}, expected int32")
     if blocks.dtype is DType.int8 or blocks.shape[4:] != (1, row_size(blocks.dtype, head_dim)):
         raise NotImplementedError(
-            f"{op}: queries of {head_dim} elements over {blocks.dtype.name} latents of {blocks.shape[4:]}; expected one of "
-            "the queries' size, of floats"
+            f"{op}: queries of {head_dim} elements over {blocks.dtype.name} latents of {blocks.shape[4:]}; expected "
+            "one of the queries' size, of floats"
         )
     if not 0 < value_size <= head_dim:
         raise NotImplementedError(f"{op}: values of {value_size} elements in keys of {head_dim}")

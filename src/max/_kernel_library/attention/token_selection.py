@@ -307,8 +307,8 @@ def _lower_selection(
         raise NotImplementedError(f"{op}: {count} tokens, expected 1 to {MOST_SELECTED}")
     if blocks.dtype is DType.int8 or blocks.shape[4:] != (1, row_size(blocks.dtype, head_dim)):
         raise NotImplementedError(
-            f"{op}: queries of {head_dim} elements over {blocks.dtype.name} keys of {blocks.shape[4:]}; expected one float "
-            "key of the queries' size"
+            f"{op}: queries of {head_dim} elements over {blocks.dtype.name} keys of {blocks.shape[4:]}; expected one "
+            "float key of the queries' size"
         )
     parts = Workspace(DType.int32, (SPLIT_ROWS * MAX_SPLITS, 2 * count + 1))
     args = (

@@ -131,7 +131,7 @@ def cut_runs(run: Any, runs: Any) -> Blocks:
 
 @k.inline
 def write_offsets(offsets: Any, zeros: Any, layout: Layout, window: Window, t: Tiling) -> None:
-    """Writes the lanes from the beginning of a patch to each of its runs, and the zeros that runs in the padding read."""
+    """Writes the offsets of a patch's runs from its first element, and the zeros for runs in the padding."""
     pieces, lines = layout.pieces, window.taps[1]
     pixel = layout.pixel // t.pair
     for i in range(layout.runs):

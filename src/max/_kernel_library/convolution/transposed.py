@@ -5,7 +5,8 @@ Columns of the result that are a stride apart (a phase) see the same taps, of ne
 make the tiles, whose sums stay in registers through all taps and channels. No inserted zeros are multiplied::
 
     result   0 1 2 0 1 2 0 1 2      stride 3: phases 0, 1, 2
-             └─────┴─────┘          a tile of phase 0: columns 0, 3, 6 … see taps s with (phase + padding - s · dilation) % 3 == 0
+             └─────┴─────┘          a tile of phase 0: columns 0, 3, 6 … see taps s with
+                                  (phase + padding - s · dilation) % 3 == 0
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ CUBIC = -0.75
 
 
 @k.inline
-def source(at: Any, size: Any, have: Any, mode: str, dtype: Any) -> Any:
-    """The element before place `at` of `size` among `have`, and how far behind it the place is."""
+def source(at: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> Any:
+    """The element of an axis of `input_size` before place `at` of `size`, and how far behind it the place is."""
     if mode == "nearest":
-        return at * have // size, dtype(0)
+        return at * input_size // size, dtype(0)
     # in whole halves of a pixel, so that nothing is rounded
-    numerator = (2 * at + 1) * have - size
+    numerator = (2 * at + 1) * input_size - size
     if mode == "bilinear":
         numerator = k.max(numerator, 0)
     first = numerator // (2 * size)

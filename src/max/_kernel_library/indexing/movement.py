@@ -15,7 +15,7 @@ CHUNK = 4096
 
 @k.kernel
 def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low: Any, value: Any) -> None:
-    """`out` is `x`, with `low[d]` elements of `value` before it along axis `d`, and after it up to the size of `out`."""
+    """Pads `x` with `value`: `low[d]` elements before it along axis `d`, and up to the size of `out` after it."""
     rank = x.rank
     width = ctx.target.width(out.dtype)
     length = out.shape[rank - 1]

@@ -38,9 +38,9 @@ def merge(
         second = b < b_end
         if second and a < a_end:
             second = before(from_values[b], from_values[a], ascending)
-        taken = b if second else a
-        values[at] = from_values[taken]
-        indices[at] = from_indices[taken]
+        source = b if second else a
+        values[at] = from_values[source]
+        indices[at] = from_indices[source]
         if second:
             b += 1
         else:

@@ -362,8 +362,8 @@ def _lower_gated_delta(
     )
     if not fits or not 1 <= key_dim <= MOST_KEY_ELEMENTS:
         raise NotImplementedError(
-            f"{op}: queries {q.shape}, keys {keys.shape}, values {values.shape}, decays {gates.shape}, rates {rates.shape} and states "
-            f"{states.shape} do not fit; keys have up to {MOST_KEY_ELEMENTS} elements"
+            f"{op}: queries {q.shape}, keys {keys.shape}, values {values.shape}, decays {gates.shape}, rates "
+            f"{rates.shape} and states {states.shape} do not fit; keys have up to {MOST_KEY_ELEMENTS} elements"
         )
     if states.dtype is not DType.float32:
         raise NotImplementedError(f"{op}: states of {states.dtype.name}; float32 would fit")

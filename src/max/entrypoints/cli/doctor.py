@@ -106,7 +106,8 @@ def _folders() -> Iterator[Finding]:
         return
     yield Finding("models folder", level, f"{store.root}: {size_text(free)} free")
     models = store.models()
-    yield Finding("models", "ok" if models else "warning", ", ".join(m.name for m in models) or "none; `max pull` gets some")  # fmt: skip
+    names = ", ".join(m.name for m in models)
+    yield Finding("models", "ok" if models else "warning", names or "none; `max pull` gets some")
 
 
 def _port() -> Iterator[Finding]:

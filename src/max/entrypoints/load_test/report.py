@@ -56,12 +56,14 @@ def plot(runs: Sequence[dict[str, Any]], title: str) -> str:
         return f"{left + x / most_x * right:.1f},{height - bottom - y / most_y * high:.1f}"
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="{left}" y="22" font-size="15">{escape(title)}</text>',
         f'<path d="M{left},{top} V{height - bottom} H{width - 20}" fill="none" stroke="#444"/>',
         f'<text x="{width / 2}" y="{height - 12}" text-anchor="middle">generated tokens a second</text>',
-        f'<text x="16" y="{height / 2}" text-anchor="middle" transform="rotate(-90 16 {height / 2})">time of a request, ms</text>',
+        f'<text x="16" y="{height / 2}" text-anchor="middle" transform="rotate(-90 16 {height / 2})">'
+        "time of a request, ms</text>",
     ]
     for step in range(1, 5):
         x, y = most_x * step / 4, most_y * step / 4

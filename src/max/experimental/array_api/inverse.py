@@ -1,4 +1,4 @@
-"""Functions that are composed so that small results keep their digits: differences of exponentials, inverse functions."""
+"""Functions whose small results keep their digits: differences of exponentials, inverse functions."""
 
 from __future__ import annotations
 

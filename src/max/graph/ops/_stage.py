@@ -35,18 +35,18 @@ def stage(
     return tensor_of(_graph.Graph.current.stage(f"mo.{name}", operands, attrs, types)[0])
 
 
-def normalize_axis(op: str, axis: int, rank: int, what: str = "axis") -> int:
+def normalize_axis(op: str, axis: int, rank: int, name: str = "axis") -> int:
     """Maps a possibly negative axis to ``[0, rank)``.
 
     Raises:
         AxisError: The axis is not an int, or out of range.
     """
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise AxisError(f"{op}: {what} is {axis!r}, expected an int")
+        raise AxisError(f"{op}: {name} is {axis!r}, expected an int")
     index = axis.__index__()
     if not -rank <= index < rank:
         expected = f"{-rank} to {rank - 1}" if rank else "a tensor of rank 1 or more"
         raise AxisError(
-            f"{op}: {what} {index} is out of range for a tensor of rank {rank}; expected {expected}"
+            f"{op}: {name} {index} is out of range for a tensor of rank {rank}; expected {expected}"
         )
     return index + rank if index < 0 else index

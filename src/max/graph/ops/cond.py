@@ -40,12 +40,12 @@ def checked_predicate(op: str, value: TensorValueLike) -> TensorValue:
     return tensor.to(DeviceRef.CPU())
 
 
-def returned(op: str, what: str, result: Any) -> list[Value[Any]]:
+def returned(op: str, function: str, result: Any) -> list[Value[Any]]:
     """Converts the result of a user's function to a list of values.
 
     Args:
         op: The op, for messages.
-        what: The name of the function, for messages.
+        function: The name of the function, for messages.
         result: The returned object: a value, an iterable of values, or None.
 
     Raises:
@@ -64,19 +64,19 @@ def returned(op: str, what: str, result: Any) -> list[Value[Any]]:
             values.append(as_tensor(item))
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{op}: result {index} of {what} is {item!r}, expected a tensor"
+                f"{op}: result {index} of {function} is {item!r}, expected a tensor"
             ) from error
     return values
 
 
 def check_results(
-    op: str, what: str, values: list[Value[Any]], types: list[Any], expected: str
+    op: str, function: str, values: list[Value[Any]], types: list[Any], expected: str
 ) -> None:
     """Checks the number and types of the values that a user's function returned.
 
     Args:
         op: The op, for messages.
-        what: The name of the function, for messages.
+        function: The name of the function, for messages.
         values: The returned values.
         types: The required MLIR types.
         expected: The argument that determines the types, for messages.
@@ -85,12 +85,14 @@ def check_results(
         ValueError: The number or a type differs.
     """
     if len(values) != len(types):
-        raise ValueError(f"{op}: {what} returns {len(values)} values, {expected} has {len(types)}")
+        raise ValueError(
+            f"{op}: {function} returns {len(values)} values, {expected} has {len(types)}"
+        )
     for index, (value, type_) in enumerate(zip(values, types, strict=True)):
         actual = value.to_mlir().type
         if actual != type_:
             raise ValueError(
-                f"{op}: result {index} of {what} is {mlir.short_types([actual])}, {expected} has "
+                f"{op}: result {index} of {function} is {mlir.short_types([actual])}, {expected} has "
                 f"{mlir.short_types([type_])}"
             )
 

@@ -21,7 +21,7 @@ _CONV_3D = {FilterLayout.QRSCF: (0, 1, 2, 3, 4), FilterLayout.FCQRS: (2, 3, 4, 1
 _TRANSPOSED = {FilterLayout.RSCF: (0, 1, 3, 2), FilterLayout.CFRS: (2, 3, 0, 1)}
 
 
-def _numbers(op: str, what: str, values: Sequence[int], count: int, least: int) -> tuple[int, ...]:
+def _numbers(op: str, name: str, values: Sequence[int], count: int, least: int) -> tuple[int, ...]:
     """Checks `count` numbers of the spatial axes, each `least` or more.
 
     Raises:
@@ -30,9 +30,9 @@ def _numbers(op: str, what: str, values: Sequence[int], count: int, least: int) 
     """
     numbers = tuple(values)
     if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in numbers):
-        raise TypeError(f"{op}: {what} is {values!r}, expected ints")
+        raise TypeError(f"{op}: {name} is {values!r}, expected ints")
     if len(numbers) != count or min(numbers, default=least) < least:
-        raise ValueError(f"{op}: {what} is {values!r}, expected {count} ints, {least} or more")
+        raise ValueError(f"{op}: {name} is {values!r}, expected {count} ints, {least} or more")
     return tuple(n.__index__() for n in numbers)
 
 

@@ -117,8 +117,8 @@ def group_norm(
     channels = x.mlir_type.shape[1] if x.rank > 1 else None
     if channels is None or not channels.is_static or groups < 1 or channels.value % groups:
         raise ValueError(
-            f"group_norm: the input is {x.mlir_type.short}, expected [batch, channels, ...] with channels a multiple of "
-            f"the {groups} groups"
+            f"group_norm: the input is {x.mlir_type.short}, expected [batch, channels, ...] with channels a multiple "
+            f"of the {groups} groups"
         )
     if not epsilon > 0:
         raise ValueError(f"group_norm: epsilon is {epsilon}, expected a positive number")

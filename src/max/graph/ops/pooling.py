@@ -12,7 +12,7 @@ from max.graph.value import TensorValue, TensorValueLike
 __all__ = ["avg_pool2d", "max_pool2d"]
 
 
-def pair(op: str, what: str, value: Any, least: int) -> tuple[int, int]:
+def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
     """Expands an argument that is one number for both axes of an image, or a number per axis.
 
     Raises:
@@ -23,13 +23,13 @@ def pair(op: str, what: str, value: Any, least: int) -> tuple[int, int]:
     sizes: list[int] = []
     for n in values:
         if isinstance(n, bool) or not (isinstance(n, Dim | str) or hasattr(n, "__index__")):
-            raise TypeError(f"{op}: {what} is {value!r}, expected an int or two")
+            raise TypeError(f"{op}: {name} is {value!r}, expected an int or two")
         size = Dim(n).expr
         if not size.is_static:
-            raise ValueError(f"{op}: {what} is {value!r}, expected static sizes")
+            raise ValueError(f"{op}: {name} is {value!r}, expected static sizes")
         sizes.append(size.value)
     if len(sizes) != 2 or min(sizes) < least:
-        raise ValueError(f"{op}: {what} is {value!r}, expected one int or two, {least} or more")
+        raise ValueError(f"{op}: {name} is {value!r}, expected one int or two, {least} or more")
     return sizes[0], sizes[1]
 
 

@@ -105,8 +105,8 @@ def _repeat_by_tensor(
     if out_dim is None:
         out_dim = _sum_of_constant(repeats, size)
     counts = cast_to(repeats, DType.int64).to(x.device)
-    what = {"what": "repeat_interleave: repeats"}
-    checked = custom("mo.check.counts", x.device, [counts], [counts.type], what)
+    attrs = {"what": "repeat_interleave: repeats"}
+    checked = custom("mo.check.counts", x.device, [counts], [counts.type], attrs)
     counts = checked[0].tensor
     if counts.shape[0] == 1 and size != 1:
         counts = broadcast_to(counts, [size])

@@ -42,13 +42,13 @@ def band_part(
     if tensor.rank < 2:
         raise ValueError(f"band_part: {tensor!r} has rank {tensor.rank}, expected 2 or more")
     rows, columns = tensor.shape[-2:]
-    for what, number, size in (("num_lower", num_lower, rows), ("num_upper", num_upper, columns)):
+    for name, number, size in (("num_lower", num_lower, rows), ("num_upper", num_upper, columns)):
         limit = size.expr.value if size.expr.is_static else None
         if number is not None and (
             number < 0 or (limit is not None and number > max(limit - 1, 0))
         ):
             raise ValueError(
-                f"band_part: {what} is {number}, expected 0 or more and less than {size} for {tensor!r}"
+                f"band_part: {name} is {number}, expected 0 or more and less than {size} for {tensor!r}"
             )
     row = reshape(range(0, rows, dtype=DType.int64, device=tensor.device), [rows, 1])
     column = reshape(range(0, columns, dtype=DType.int64, device=tensor.device), [1, columns])

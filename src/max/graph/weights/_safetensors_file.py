@@ -124,9 +124,9 @@ class SafetensorsFile:
         data = self._bytes[entry.begin : entry.begin + entry.nbytes]
         return Tensor.from_numpy(data.view(entry.dtype.to_numpy()).reshape(entry.shape))
 
-    def _error(self, what: str, tensor: str | None = None) -> WeightsFileError:
+    def _error(self, problem: str, tensor: str | None = None) -> WeightsFileError:
         where = self.path if tensor is None else f"{self.path}: tensor {tensor!r}"
-        return WeightsFileError(f"{where}: {what}")
+        return WeightsFileError(f"{where}: {problem}")
 
     def _header_bytes(self, prefix: bytes, size: int) -> int:
         if len(prefix) < _LENGTH_BYTES:

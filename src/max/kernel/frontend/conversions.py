@@ -162,7 +162,7 @@ def widened(fe: Frontend, v: Any) -> Any:
     return v
 
 
-def together(fe: Frontend, what: str, *values: Any) -> list[Atom]:
+def together(fe: Frontend, op: str, *values: Any) -> list[Atom]:
     """Promotes operands to one type: literals take the others' type, scalars are broadcast, narrower types widen."""
     dtype: ScalarType | None = None
     width = 0
@@ -174,14 +174,14 @@ def together(fe: Frontend, what: str, *values: Any) -> list[Atom]:
             elif t.dtype is not dtype:
                 common = common_dtype(dtype, t.dtype)
                 if common is None:
-                    mismatch(fe, what, values)
+                    mismatch(fe, op, values)
                 dtype = common
             if t.width:
                 if width and width != t.width:
-                    mismatch(fe, what, values)
+                    mismatch(fe, op, values)
                 width = t.width
         elif not is_number(v):
-            mismatch(fe, what, values)
+            mismatch(fe, op, values)
     if dtype is None:
         dtype = type_of(fe, values[0]).dtype
         for v in values[1:]:
@@ -191,7 +191,7 @@ def together(fe: Frontend, what: str, *values: Any) -> list[Atom]:
         for v in values:
             if isinstance(v, float):
                 fe.fail(
-                    f"{what}: {dtype.name} with the literal {v!r}; convert the integer, as in k.f32(x)"
+                    f"{op}: {dtype.name} with the literal {v!r}; convert the integer, as in k.f32(x)"
                 )
     type = vector(dtype, width) if width else scalar(dtype)
     return [
@@ -199,11 +199,11 @@ def together(fe: Frontend, what: str, *values: Any) -> list[Atom]:
     ]
 
 
-def mismatch(fe: Frontend, what: str, values: tuple[Any, ...]) -> NoReturn:
+def mismatch(fe: Frontend, op: str, values: tuple[Any, ...]) -> NoReturn:
     """Reports operands without a common type."""
     operands = " and ".join(describe(v) for v in values)
     fe.fail(
-        f"{what} does not take {operands}; equal types fit, or convert one of them, as in k.f32(x)"
+        f"{op} does not take {operands}; equal types fit, or convert one of them, as in k.f32(x)"
     )
 
 

@@ -192,8 +192,8 @@ def divide(fe: Frontend, op: str, x: Atom, y: Atom) -> Atom:
         zero = b.op("eq", (y, b.const(0, type)), type.with_dtype(BOOL.dtype))
         counts = zero if active is None else b.op("and", (zero, active), zero.type)
         raised = b.op("any", (counts,), BOOL) if type.width else counts
-        sign, what = ("//", "division") if op == "floordiv" else ("%", "modulo")
-        text = f"integer {what} by zero"
+        sign, operation = ("//", "division") if op == "floordiv" else ("%", "modulo")
+        text = f"integer {operation} by zero"
         if type.width:
             refuse(fe, raised, "ZeroDivisionError", f"{text} in a vector", ())
         else:

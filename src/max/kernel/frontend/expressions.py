@@ -364,9 +364,10 @@ def _comprehension(fe: Frontend, node: ast.ListComp | ast.GeneratorExp) -> tuple
 
 
 _ALLOWED_BUILTINS = (
-    "abs all any bool dict enumerate float int isinstance len list max min pow print range reversed round str sum tuple zip "
-    "True False None ValueError IndexError TypeError RuntimeError OverflowError ZeroDivisionError ArithmeticError "
-    "KeyError NotImplementedError Exception slice getattr hasattr sorted type divmod AssertionError MemoryError LookupError"
+    "abs all any bool dict enumerate float int isinstance len list max min pow print range reversed round str sum "
+    "tuple zip True False None ValueError IndexError TypeError RuntimeError OverflowError ZeroDivisionError "
+    "ArithmeticError KeyError NotImplementedError Exception slice getattr hasattr sorted type divmod AssertionError "
+    "MemoryError LookupError"
 ).split()
 _BUILTINS: dict[str, Any] = {name: getattr(builtins, name) for name in _ALLOWED_BUILTINS}
 

@@ -33,13 +33,13 @@ def format_parts(fe: Frontend, node: ast.JoinedStr) -> tuple[str, list[Any]]:
 
 
 def run_time_format(
-    fe: Frontend, text: str, values: Sequence[Any], what: str
+    fe: Frontend, text: str, values: Sequence[Any], statement: str
 ) -> tuple[str, list[Atom]]:
     """Inserts compile-time values into a format text; returns the new text and the run-time values."""
     parts = text.split("{}")
     if len(parts) - 1 != len(values):
         fe.fail(
-            f"{what}: {len(parts) - 1} placeholders '{{}}' for {len(values)} values",
+            f"{statement}: {len(parts) - 1} placeholders '{{}}' for {len(values)} values",
             KernelValueError,
         )
     atoms: list[Atom] = []
@@ -47,11 +47,11 @@ def run_time_format(
     for value, following in zip(values, parts[1:], strict=True):
         if isinstance(value, (Ref, Const)):
             if value.type.width:
-                fe.fail(f"{what} takes scalars, got {describe(value)}")
+                fe.fail(f"{statement} takes scalars, got {describe(value)}")
             atoms.append(widened(fe, value))
             out += "{}" + following
         elif is_runtime(value):
-            fe.fail(f"{what} takes scalars, got {describe(value)}")
+            fe.fail(f"{statement} takes scalars, got {describe(value)}")
         else:
             out += str(value).replace("{", "{{").replace("}", "}}") + following
     return out, atoms

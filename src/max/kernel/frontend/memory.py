@@ -27,7 +27,7 @@ class Memory:
     """The name in error messages."""
 
 
-def check_bytes(fe: Frontend, memory: Memory | None, pointer: Atom, size: int, what: str) -> None:
+def check_bytes(fe: Frontend, memory: Memory | None, pointer: Atom, size: int, access: str) -> None:
     """Emits a check that ``size`` bytes from ``pointer`` on are inside the memory.
 
     Args:
@@ -35,14 +35,14 @@ def check_bytes(fe: Frontend, memory: Memory | None, pointer: Atom, size: int, w
         memory: The memory; None disables the check.
         pointer: The address.
         size: The number of accessed bytes.
-        what: ``read`` or ``write``.
+        access: ``read`` or ``write``.
     """
     if memory is None or not _first_check(fe, (pointer, size)):
         return
     b = fe.b
     offset = _offset(fe, memory, pointer)
     bad = b.op("uge", (offset, _limit(fe, memory, size)), BOOL)
-    _refuse(fe, memory, bad, what, size, offset)
+    _refuse(fe, memory, bad, access, size, offset)
 
 
 def check_lanes(
@@ -52,7 +52,7 @@ def check_lanes(
     offsets: Atom,
     size: int,
     mask: Atom | None,
-    what: str,
+    access: str,
 ) -> None:
     """Emits a check that the elements of all active lanes are inside the memory.
 
@@ -63,7 +63,7 @@ def check_lanes(
         offsets: The offset of each lane, in elements.
         size: The size of an element in bytes.
         mask: The active lanes; None for all.
-        what: ``read`` or ``write``.
+        access: ``read`` or ``write``.
     """
     if memory is None or not _first_check(fe, (pointer, offsets, size, mask)):
         return
@@ -78,7 +78,7 @@ def check_lanes(
     # the message shows the furthest of several violations
     violations = b.op("select", (outside, positions, b.const(-(1 << 63), lanes)), lanes)
     furthest = b.op("reduce_max", (violations,), INDEX)
-    _refuse(fe, memory, b.op("any", (outside,), BOOL), what, size, furthest)
+    _refuse(fe, memory, b.op("any", (outside,), BOOL), access, size, furthest)
 
 
 def _first_check(fe: Frontend, key: tuple[object, ...]) -> bool:
@@ -99,9 +99,9 @@ def _limit(fe: Frontend, memory: Memory, size: int) -> Atom:
     return b.op("max", (b.index(b.add(memory.size, 1 - size)), b.index(0)), INDEX)
 
 
-def _refuse(fe: Frontend, memory: Memory, bad: Atom, what: str, size: int, offset: Atom) -> None:
+def _refuse(fe: Frontend, memory: Memory, bad: Atom, access: str, size: int, offset: Atom) -> None:
     unit = "byte" if size == 1 else "bytes"
-    text = f"{memory.name}: {what} of {size} {unit} at byte {{}}, which is outside of its {{}} bytes of memory"
+    text = f"{memory.name}: {access} of {size} {unit} at byte {{}}, which is outside of its {{}} bytes of memory"
     refuse(fe, bad, "IndexError", text, (offset, memory.size))
 
 

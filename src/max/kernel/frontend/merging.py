@@ -27,7 +27,7 @@ from max.kernel.ir.nodes import Const, Let, Ref
 
 
 def join(
-    fe: Frontend, a: Any, then: Scope, b: Any, orelse: Scope, what: str
+    fe: Frontend, a: Any, then: Scope, b: Any, orelse: Scope, branches: str
 ) -> tuple[Any, Callable[[], Any] | None]:
     """Merges two values at the end of two bodies that are not emitted yet.
 
@@ -37,20 +37,20 @@ def join(
     if a is b or (not is_runtime(a) and not is_runtime(b) and type(a) is type(b) and _same(a, b)):
         return a, None
     if isinstance(a, tuple) and type(a) is type(b) and len(a) == len(b):
-        parts = [join(fe, x, then, y, orelse, what) for x, y in zip(a, b, strict=True)]
+        parts = [join(fe, x, then, y, orelse, branches) for x, y in zip(a, b, strict=True)]
         return None, lambda: tuple_like(a, (v if read is None else read() for v, read in parts))
     numeric = (Ref, Const, SlotVar)
     if not all(isinstance(v, numeric) or is_number(v) for v in (a, b)):
         if isinstance(a, Poison) or isinstance(b, Poison):
             return POISON, None
         return Unbound(
-            f"{what} give {describe(a)} and {describe(b)}, which cannot be chosen at run time"
+            f"{branches} give {describe(a)} and {describe(b)}, which cannot be chosen at run time"
         ), None
     (ta, wa), (tb, wb) = (loose_type(fe, v) for v in (a, b))
     common = unify(fe, ta, wa, tb, wb)
     if common is None:
         return Unbound(
-            f"{what} give {describe(a)} and {describe(b)}, which have no common type"
+            f"{branches} give {describe(a)} and {describe(b)}, which have no common type"
         ), None
     slot = fe.b.alloc(common)
     for value, scope in ((a, then), (b, orelse)):

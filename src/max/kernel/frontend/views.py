@@ -122,9 +122,9 @@ def check_indices(
         lanes = width if k == axis and width and mask is None else 1
         if isinstance(index, int):
             if index < 0 or (isinstance(size, int) and mask is None and index + lanes > size):
-                what = f"index {index}" if lanes == 1 else f"lanes {index} … {index + lanes - 1}"
+                place = f"index {index}" if lanes == 1 else f"lanes {index} … {index + lanes - 1}"
                 fe.fail(
-                    f"{view.name}: {what} out of range for axis {k} of size {_shown(size)}",
+                    f"{view.name}: {place} out of range for axis {k} of size {_shown(size)}",
                     KernelIndexError,
                 )
             if isinstance(size, int) and mask is None:
@@ -180,12 +180,14 @@ def as_mask(fe: Frontend, mask: Any, width: int) -> Atom | None:
     return coerce(fe, mask, vector(BOOL.dtype, width))
 
 
-def _full_indices(fe: Frontend, view: View, indices: tuple[Any, ...], what: str) -> tuple[Any, ...]:
+def _full_indices(
+    fe: Frontend, view: View, indices: tuple[Any, ...], method: str
+) -> tuple[Any, ...]:
     if len(indices) == 1 and isinstance(indices[0], tuple):
         indices = indices[0]
     if len(indices) != view.rank:
         fe.fail(
-            f"{view.name}.{what} takes {view.rank} indices, got {len(indices)}", KernelIndexError
+            f"{view.name}.{method} takes {view.rank} indices, got {len(indices)}", KernelIndexError
         )
     return indices
 
@@ -309,17 +311,17 @@ def _writable(fe: Frontend, view: View) -> None:
         fe.fail(f"{view.name} is a k.Input and cannot be written; declare it k.Output or k.InOut")
 
 
-def _lane_indices(fe: Frontend, view: View, indices: Any, what: str) -> Atom:
+def _lane_indices(fe: Frontend, view: View, indices: Any, method: str) -> Atom:
     if view.rank != 1:
         fe.fail(
-            f"{view.name}.{what} takes a view of rank 1, got rank {view.rank}; index the leading axes first"
+            f"{view.name}.{method} takes a view of rank 1, got rank {view.rank}; index the leading axes first"
         )
     if (
         not isinstance(indices, (Ref, Const))
         or not indices.type.is_vector
         or not indices.type.dtype.is_integer
     ):
-        fe.fail(f"{view.name}.{what} takes a vector of integers, got {describe(indices)}")
+        fe.fail(f"{view.name}.{method} takes a vector of integers, got {describe(indices)}")
     lanes = cast(fe, indices, INDEX.dtype)
     if fe.check:
         bool_lanes = lanes.type.with_dtype(BOOL.dtype)
@@ -330,7 +332,7 @@ def _lane_indices(fe: Frontend, view: View, indices: Any, what: str) -> Atom:
             fe,
             inside,
             "IndexError",
-            f"{view.name}.{what}: an index is out of range for size {{}}",
+            f"{view.name}.{method}: an index is out of range for size {{}}",
             (fe.b.index(view.shape[0]),),
         )
     stride = view.strides[0]

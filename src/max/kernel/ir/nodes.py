@@ -258,7 +258,7 @@ def _word(slot: ArgSlot, x: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class KernelIR:
-    """A kernel specialised for its arguments, its compile-time parameters and a target. Equal keys are equal kernels."""
+    """A kernel specialised for arguments, compile-time parameters and a target. Equal keys are equal kernels."""
 
     name: str
     slots: tuple[ArgSlot, ...]

@@ -54,7 +54,7 @@ def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
 
 
 def _statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The statements of a body and of the bodies in it; expressions, of which most of a tree consists, are not visited."""
+    """The statements of a body and of nested bodies; expressions, which are most of a tree, are not visited."""
     for node in nodes:
         yield node
         for name in _BODIES:
@@ -205,12 +205,12 @@ class _Lazy:
         self.__name__ = self.__qualname__ = node.name
         self.__doc__ = ast.get_docstring(node)
         self.__module__ = "max.kernel"
-        self._made: Callable[..., Any] | None = None
+        self._function: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._made is None:
-            self._made = self._make()
-        return self._made(*args, **kwargs)
+        if self._function is None:
+            self._function = self._make()
+        return self._function(*args, **kwargs)
 
     def _make(self) -> Callable[..., Any]:
         bare = ast.copy_location(ast.FunctionDef(**dict(ast.iter_fields(self.node))), self.node)

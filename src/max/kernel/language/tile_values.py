@@ -49,7 +49,8 @@ def tile_shapes(shapes: Any) -> Shapes:
         )
         if not fits:
             raise ValueError(
-                f"matrix tile {n} has (rows, bytes a row), rows in 1 … {MAX_ROWS} and bytes in 4, 8, … {MAX_BYTES}, got {shape!r}"
+                f"matrix tile {n} has (rows, bytes a row), rows in 1 … {MAX_ROWS} and bytes in 4, 8, … {MAX_BYTES}, "
+                f"got {shape!r}"
             )
     return tuple((shape[0], shape[1]) for shape in shapes)
 

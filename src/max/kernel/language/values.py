@@ -194,14 +194,14 @@ def tail(mask: Value | None) -> Generator[None]:
         masks.pop()
 
 
-def _check_divisor(a: Array, b: Array, sign: str, what: str) -> None:
+def _check_divisor(a: Array, b: Array, sign: str, operation: str) -> None:
     zero = b == 0
     if b.ndim and _tails.masks and (mask := _tails.masks[-1]) is not None:
         zero = zero & mask if mask.shape == zero.shape else zero
     if zero.any():
         if np.broadcast(a, b).ndim:
-            raise ZeroDivisionError(f"integer {what} by zero in a vector")
-        raise ZeroDivisionError(f"{a} {sign} 0: integer {what} by zero")
+            raise ZeroDivisionError(f"integer {operation} by zero in a vector")
+        raise ZeroDivisionError(f"{a} {sign} 0: integer {operation} by zero")
 
 
 def _mod(a: Array, b: Array) -> Array:

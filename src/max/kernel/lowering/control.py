@@ -54,22 +54,22 @@ def _count(w: Writer, s: For, before: str, start: str, stop: str, exit: str, pol
 def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None:
     """A long innermost loop, split into parts of `_PART` iterations; it polls between them."""
     enter, compare = w.block, "slt" if s.step > 0 else "sgt"
-    part, rest = w.label("part"), w.label("rest")
+    part, after = w.label("part"), w.label("rest")
     more = f"%v{s.var.id}.next"
     w.jump(part)
     w.start(part)
     base = f"%v{s.var.id}.part"
-    w.out(f"{base} = phi i64 [ {start}, %{enter} ], [ {more}, %{rest}.on ]")
+    w.out(f"{base} = phi i64 [ {start}, %{enter} ], [ {more}, %{after}.on ]")
     far = w.temp(f"add nsw i64 {base}, {_PART * s.step}")
     inside = w.temp(f"icmp {compare} i64 {far}, {stop}")
     end = w.temp(f"select i1 {inside}, i64 {far}, i64 {stop}")
-    _count(w, s, part, base, end, rest, False)
-    w.start(rest)
+    _count(w, s, part, base, end, after, False)
+    w.start(after)
     poll(w)
     again = w.temp(f"icmp {compare} i64 {more}, {stop}")
     # a block with a known name continues, whatever blocks the poll consists of
-    w.out(f"br i1 {again}, label %{rest}.on, label %{exit}")
-    w.start(f"{rest}.on")
+    w.out(f"br i1 {again}, label %{after}.on, label %{exit}")
+    w.start(f"{after}.on")
     w.jump(part)
 
 

@@ -116,7 +116,7 @@ class CPUTarget(LLVMTarget):
         return 16 if width % 16 == 0 else width if narrow else 0
 
     def dot_i8_lanes(self, width: int) -> int:
-        """Lanes that one instruction of ``k.dot_i8`` takes of ``width`` where ``a`` is unsigned; 0 where there is none."""
+        """Lanes of ``width`` that one instruction of ``k.dot_i8`` takes where ``a`` is unsigned; 0: none."""
         if self.is_x86:
             if width % 16 == 0 and self.has("avx512vnni"):
                 return 16
@@ -137,7 +137,7 @@ class CPUTarget(LLVMTarget):
         return 4 if width % 4 == 0 and self.has("ssse3") else 0
 
     def narrow_signed_dot_i8_lanes(self, width: int) -> int:
-        """Lanes that ``vpsignb`` takes of ``width`` in a narrow ``k.dot_i8`` of a signed ``a``; 0 where there is none."""
+        """Lanes of ``width`` that one ``vpsignb`` takes in a narrow ``k.dot_i8`` of a signed ``a``; 0: none."""
         lanes = self.narrow_dot_i8_lanes(width)
         return lanes if lanes < 16 else 0
 
@@ -242,7 +242,7 @@ def _chosen(words: frozenset[str], present: frozenset[str], triple: str) -> froz
     )
 
 
-def _check_names(words: frozenset[str], known: frozenset[str]) -> None:
+def _check_names(words: frozenset[str], valid: frozenset[str]) -> None:
     """Refuses names that no processor of the family has.
 
     Raises:
@@ -250,9 +250,9 @@ def _check_names(words: frozenset[str], known: frozenset[str]) -> None:
     """
     for word in sorted(words):
         name = word.removeprefix("-")
-        if name in known:
+        if name in valid:
             continue
-        close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise FlagError(f"MAX_CPU_FEATURES: {name!r} is no CPU feature{hint}")
 
@@ -268,11 +268,11 @@ def _host(allowed: frozenset[str] | None) -> CPUTarget:
     if allowed is None:
         return CPUTarget(present, triple, cpu)
     groups = (name for group in _IMPLIED.values() for name in group)
-    known = present | {NATIVE, EMULATED_TILES, *_IMPLIED, *groups}
+    valid = present | {NATIVE, EMULATED_TILES, *_IMPLIED, *groups}
     if triple.startswith("x86_64"):
-        _check_names(allowed, known | set(llvm.get_host_cpu_features()))
+        _check_names(allowed, valid | set(llvm.get_host_cpu_features()))
     elif triple.startswith(("aarch64", "arm64")):
-        _check_names(allowed, known | ARM64_FEATURES)
+        _check_names(allowed, valid | ARM64_FEATURES)
     chosen = _chosen(allowed, present, triple)
     if chosen - {EMULATED_TILES} == present:
         return CPUTarget(chosen, triple, cpu)

@@ -270,10 +270,10 @@ def control_callees(op: Operation) -> tuple[str, ...]:
     return op.callees if isinstance(op, IfOp | WhileOp) else ()
 
 
-def _check_predicate(what: str, types: Types) -> None:
+def _check_predicate(name: str, types: Types) -> None:
     first = types[0] if types else None
     if not isinstance(first, TensorType) or first.dtype is not DType.bool or first.rank:
-        raise TypeError(f"{what} is {short_types(types[:1])}, expected a bool of rank 0")
+        raise TypeError(f"{name} is {short_types(types[:1])}, expected a bool of rank 0")
 
 
 def _check_if(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -314,19 +314,23 @@ def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, Dim
         )
     env: dict[str, DimExpr] = {}
     expressions: list[tuple[int, int, DimExpr, DimExpr]] = []
-    for index, (want, have) in enumerate(zip(parameters, arguments, strict=True)):
-        if not (isinstance(want, ShapedType) and isinstance(have, ShapedType)):
-            if want != have:
+    for index, (expected, actual) in enumerate(zip(parameters, arguments, strict=True)):
+        if not (isinstance(expected, ShapedType) and isinstance(actual, ShapedType)):
+            if expected != actual:
                 raise TypeError(
-                    f"call: input {index} of @{callee} is {short_types([want])}, got "
-                    f"{short_types([have])}"
+                    f"call: input {index} of @{callee} is {short_types([expected])}, got "
+                    f"{short_types([actual])}"
                 )
             continue
-        if type(want) is not type(have) or want.dtype is not have.dtype:
-            raise TypeError(f"call: input {index} of @{callee} is {want.short}, got {have.short}")
-        if want.device != have.device or want.rank != have.rank:
-            raise ValueError(f"call: input {index} of @{callee} is {want.short}, got {have.short}")
-        for axis, (p, a) in enumerate(zip(want.shape, have.shape, strict=True)):
+        if type(expected) is not type(actual) or expected.dtype is not actual.dtype:
+            raise TypeError(
+                f"call: input {index} of @{callee} is {expected.short}, got {actual.short}"
+            )
+        if expected.device != actual.device or expected.rank != actual.rank:
+            raise ValueError(
+                f"call: input {index} of @{callee} is {expected.short}, got {actual.short}"
+            )
+        for axis, (p, a) in enumerate(zip(expected.shape, actual.shape, strict=True)):
             name = p.symbol_name
             if name is not None and name not in env:
                 env[name] = a

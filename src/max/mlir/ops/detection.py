@@ -13,11 +13,11 @@ ROI_MODES = ("AVG", "MAX")
 
 def _infer_roi_align(types: Types, attrs: Attrs) -> Types:
     x, rois = tensor("roi_align", types, 0), tensor("roi_align", types, 1)
-    for what, type_, rank in (("images", x, 4), ("regions", rois, 2)):
+    for name, type_, rank in (("images", x, 4), ("regions", rois, 2)):
         if not type_.dtype.is_float():
-            raise TypeError(f"roi_align: the {what} are {type_.short}, expected floats")
+            raise TypeError(f"roi_align: the {name} are {type_.short}, expected floats")
         if type_.rank != rank:
-            raise ValueError(f"roi_align: the {what} are {type_.short}, expected rank {rank}")
+            raise ValueError(f"roi_align: the {name} are {type_.short}, expected rank {rank}")
     if rois.shape[1] != 5:
         raise ValueError(
             f"roi_align: the regions are {rois.short}, expected 5 columns: image, left, top, right, bottom"
@@ -27,8 +27,8 @@ def _infer_roi_align(types: Types, attrs: Attrs) -> Types:
         raise ValueError(f"roi_align: the output is {list(size)}, expected sizes of 1 or more")
     if attrs["sampling_ratio"] < 0 or attrs["mode"] not in ROI_MODES:
         raise ValueError(
-            f"roi_align: sampling_ratio is {attrs['sampling_ratio']}, mode is {attrs['mode']!r}; expected 0 or more, and "
-            f"one of {', '.join(ROI_MODES)}"
+            f"roi_align: sampling_ratio is {attrs['sampling_ratio']}, mode is {attrs['mode']!r}; expected 0 or more, "
+            f"and one of {', '.join(ROI_MODES)}"
         )
     for axis in (1, 2):
         if x.shape[axis] == 0:
@@ -74,7 +74,8 @@ def _infer_nms(types: Types, attrs: Attrs) -> Types:
         )
     if boxes.rank != 3 or scores.rank != 3 or boxes.shape[2] != 4:
         raise ValueError(
-            f"{op}: boxes {boxes.short} and scores {scores.short}, expected [batch, boxes, 4] and [batch, classes, boxes]"
+            f"{op}: boxes {boxes.short} and scores {scores.short}, expected [batch, boxes, 4] and [batch, classes, "
+            "boxes]"
         )
     if boxes.shape[0] != scores.shape[0] or boxes.shape[1] != scores.shape[2]:
         raise ValueError(

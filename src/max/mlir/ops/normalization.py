@@ -11,15 +11,15 @@ def _check(op: str, x: TensorType, scales: dict[str, TensorType], epsilon: float
         raise TypeError(f"{op}: the input is {x.short}, expected a floating-point type")
     if x.rank == 0:
         raise ValueError(f"{op}: the input {x.short} has no axis to normalise over")
-    for what, t in scales.items():
+    for name, t in scales.items():
         if t.shape != (x.shape[-1],):
             raise ValueError(
-                f"{op}: {what} is {t.short}, expected shape [{x.shape[-1]}], the last dimension "
+                f"{op}: {name} is {t.short}, expected shape [{x.shape[-1]}], the last dimension "
                 f"of the input {x.short}"
             )
         if t.dtype is not x.dtype:
             raise TypeError(
-                f"{op}: {what} is {t.short}, the input is {x.short}; expected one dtype (cast)"
+                f"{op}: {name} is {t.short}, the input is {x.short}; expected one dtype (cast)"
             )
     same_device(op, [x, *scales.values()])
     if not epsilon > 0:

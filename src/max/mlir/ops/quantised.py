@@ -21,7 +21,7 @@ def _form(op: str, attrs: Attrs) -> BlockFormat:
     return BLOCK_FORMATS[attrs["encoding"]]
 
 
-def _blocks_of(op: str, x: TensorType, attrs: Attrs, size: int, what: str) -> DimExpr:
+def _blocks_of(op: str, x: TensorType, attrs: Attrs, size: int, unit: str) -> DimExpr:
     """The number of blocks in the last dimension of a tensor.
 
     Raises:
@@ -32,7 +32,7 @@ def _blocks_of(op: str, x: TensorType, attrs: Attrs, size: int, what: str) -> Di
     last = x.shape[-1]
     if last.is_static and last.value % size:
         raise ValueError(
-            f"{op}: the last dimension of {x.short} is not a multiple of {size} {what}, a block of "
+            f"{op}: the last dimension of {x.short} is not a multiple of {size} {unit}, a block of "
             f"{attrs['encoding']}"
         )
     return last // size
@@ -153,14 +153,14 @@ def _infer_qmatmul_gptq(types: Types, attrs: Attrs) -> Types:
     if group < 1:
         raise ValueError(f"{op}: group_size is {group}, expected 1 or more")
     _check_left(op, x)
-    for what, part in (("qweight", weight), ("qzeros", zeros)):
+    for name, part in (("qweight", weight), ("qzeros", zeros)):
         if part.dtype is not DType.int32:
-            raise TypeError(f"{op}: {what} is {part.short}, expected int32 of packed integers")
+            raise TypeError(f"{op}: {name} is {part.short}, expected int32 of packed integers")
     if not scales.dtype.is_float():
         raise TypeError(f"{op}: scales is {scales.short}, expected a floating-point type")
-    for what, part in (("qweight", weight), ("qzeros", zeros), ("scales", scales)):
+    for name, part in (("qweight", weight), ("qzeros", zeros), ("scales", scales)):
         if part.rank != 2:
-            raise ValueError(f"{op}: {what} is {part.short}, expected rank 2")
+            raise ValueError(f"{op}: {name} is {part.short}, expected rank 2")
     packed = 32 // bits
     inner = weight.shape[0] * packed
     if x.shape[-1] != inner:
@@ -170,13 +170,13 @@ def _infer_qmatmul_gptq(types: Types, attrs: Attrs) -> Types:
         )
     groups = (inner + (group - 1)) // group
     columns = weight.shape[1]
-    for what, part, shape in (
+    for name, part, shape in (
         ("scales", scales, (groups, columns)),
         ("qzeros", zeros, (groups, columns // packed)),
     ):
         if part.shape != shape:
             raise ValueError(
-                f"{op}: {what} is {part.short}, expected {shape[0]} groups of {group} inputs by {shape[1]}"
+                f"{op}: {name} is {part.short}, expected {shape[0]} groups of {group} inputs by {shape[1]}"
             )
     if columns.is_static and columns.value % packed:
         raise ValueError(

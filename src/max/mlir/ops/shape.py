@@ -46,11 +46,15 @@ define(OpSpec("mo.broadcast_to", (1, 1), 1, check=_check_broadcast_to))
 def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
     x, y = tensor("reshape", operands, 0), tensor("reshape", results, 0)
     _same_but_shape("reshape", x, y)
-    have, want = x.num_elements, y.num_elements
-    if have != want:
+    count, new_count = x.num_elements, y.num_elements
+    if count != new_count:
         raise ValueError(
-            f"reshape: {x.short} has {have} elements, {dims_text(y.shape)} has {want}"
-            + ("" if have.is_static and want.is_static else "; state what is equal with rebind")
+            f"reshape: {x.short} has {count} elements, {dims_text(y.shape)} has {new_count}"
+            + (
+                ""
+                if count.is_static and new_count.is_static
+                else "; state what is equal with rebind"
+            )
         )
 
 
@@ -63,11 +67,11 @@ def _check_rebind(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"rebind: {x.short} to {y.short} changes more than the shape")
     if x.rank != y.rank:
         raise ValueError(f"rebind: {x.short} has rank {x.rank}, {dims_text(y.shape)} has {y.rank}")
-    for axis, (have, want) in enumerate(zip(x.shape, y.shape, strict=True)):
-        difference = have - want
+    for axis, (dim, new_dim) in enumerate(zip(x.shape, y.shape, strict=True)):
+        difference = dim - new_dim
         if difference.is_static and difference.value:
             raise ValueError(
-                f"rebind: axis {axis} of {x.short} is {have}, which is never {want}"
+                f"rebind: axis {axis} of {x.short} is {dim}, which is never {new_dim}"
                 + (f": {attrs['message']}" if attrs.get("message") else "")
             )
 
@@ -76,8 +80,8 @@ def _rebind_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Co
     x, y = tensor("rebind", operands, 0), tensor("rebind", results, 0)
     note = f" ({attrs['message']})" if attrs.get("message") else ""
     return [
-        Condition.equal(have, want, f"rebind: axis {axis} of {x.short} to {y.short}{note}")
-        for axis, (have, want) in enumerate(zip(x.shape, y.shape, strict=True))
+        Condition.equal(dim, new_dim, f"rebind: axis {axis} of {x.short} to {y.short}{note}")
+        for axis, (dim, new_dim) in enumerate(zip(x.shape, y.shape, strict=True))
     ]
 
 
@@ -155,8 +159,8 @@ def _check_slice(operands: Types, results: Types, attrs: Attrs) -> None:
 def check_slice_result(op: str, expected: tuple[DimExpr, ...], actual: tuple[DimExpr, ...]) -> None:
     """Checks that the actual shape, which is authoritative, can equal the computed one."""
     fits = len(expected) == len(actual) and not any(
-        (difference := have - want).is_static and difference.value
-        for have, want in zip(expected, actual, strict=True)
+        (difference := dim - actual_dim).is_static and difference.value
+        for dim, actual_dim in zip(expected, actual, strict=True)
     )
     if not fits:
         raise ValueError(
@@ -211,10 +215,10 @@ def check_slice_bounds(op: str, types: Types, rank: int, device: DeviceRefAttr) 
         TypeError: A type differs.
     """
     expected = TensorType.get(DType.int64, (rank,), _CPU)
-    for index, what in enumerate(("start", "stop", "step")):
+    for index, name in enumerate(("start", "stop", "step")):
         bounds = tensor(op, types, index)
         if bounds not in (expected, TensorType.get(DType.int64, (rank,), device)):
-            raise TypeError(f"{op}: {what} is {bounds.short}, expected {expected.short}")
+            raise TypeError(f"{op}: {name} is {bounds.short}, expected {expected.short}")
 
 
 def _check_slice_dynamic(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -297,11 +301,11 @@ define(
 
 def _check_range(operands: Types, results: Types, attrs: Attrs) -> None:
     y = tensor("range", results, 0)
-    for index, what in enumerate(("start", "stop", "step")):
+    for index, name in enumerate(("start", "stop", "step")):
         t = tensor("range", operands, index)
         if t.rank != 0 or t.dtype is not y.dtype or t.device not in (_CPU, y.device):
             raise TypeError(
-                f"range: {what} is {t.short}, expected a scalar of dtype {y.dtype.name} on cpu:0"
+                f"range: {name} is {t.short}, expected a scalar of dtype {y.dtype.name} on cpu:0"
             )
     if y.rank != 1:
         raise ValueError(f"range: the result {y.short} has rank {y.rank}, expected 1")

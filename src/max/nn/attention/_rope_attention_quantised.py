@@ -135,6 +135,6 @@ class GPTQAttentionWithRope(AttentionWithRope):
 
     @property
     def wqkv(self) -> TensorValue:
-        """The packed integers of queries, keys and values, int32 ``[hidden_size * bits / 32, q_width + 2 * kv_width]``."""
+        """The packed integers of queries, keys, values: int32 ``[hidden_size * bits / 32, q_width + 2 * kv_width]``."""
         parts = [TensorValue(p.weight) for p in (self.q_proj, self.k_proj, self.v_proj)]
         return ops.concat(parts, axis=1)

@@ -187,7 +187,15 @@ _TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "lfm2", "mistral", "minis
 _TOP_KEYS = ("tie_word_embeddings", "quantization_config")
 """Keys that count at the top level of a composite config.json, if it states them."""
 
-_OTHER_PARTS = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")  # fmt: skip
+_OTHER_PARTS = (
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "multi_modal_projector.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+)
 """Beginnings of the names of the weights of images and audio, after ``model.`` if they have it."""
 
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.")
@@ -239,7 +247,7 @@ def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
 
 
 def _is_flat(config: HuggingFaceConfig) -> bool:
-    """Whether a file has the keys of the text model at its top level, as those of Qwen 2-VL before transformers 4.52."""
+    """Whether a file has the text model's keys at its top level, as Qwen 2-VL's before transformers 4.52."""
     return config.get("text_config") is None and config.get("hidden_size") is not None
 
 
@@ -264,7 +272,8 @@ def text_weight_name(stored: str) -> str | None:
     """
     if stored.removeprefix("model.").startswith(_OTHER_PARTS):
         return None
-    stored = stored.removeprefix("language_model.") if stored.startswith("language_model.lm_head.") else stored  # fmt: skip
+    if stored.startswith("language_model.lm_head."):
+        stored = stored.removeprefix("language_model.")
     prefix = next(filter(stored.startswith, _TEXT_PREFIXES), None)
     return stored if prefix is None else f"model.{stored.removeprefix(prefix)}"
 

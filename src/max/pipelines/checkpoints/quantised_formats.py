@@ -255,7 +255,11 @@ def _pack_quantised(state: dict[str, WeightData], stem: str) -> None:
 def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
     stated: Any = config.get("weight_block_size")
     size = stated or [128, 128]
-    if not (isinstance(size, list) and len(size) == 2 and all(isinstance(s, int) and 0 < s <= _LARGEST for s in size)):  # fmt: skip
+    if not (
+        isinstance(size, list)
+        and len(size) == 2
+        and all(isinstance(s, int) and 0 < s <= _LARGEST for s in size)
+    ):
         raise _refuse(f"weight_block_size {size!r}")
     for stem in _stems(state, ".weight_scale_inv"):
         name = f"{stem}.weight"

@@ -287,7 +287,7 @@ class PipelineConfig(StrictConfig):
         return max(share - self.model_config.weights_size(), 0)
 
     def host_memory(self) -> int | None:
-        """Bytes of the host for the KV cache and its swap area: all that is available but the weights; None if unknown."""
+        """Bytes of the host for the KV cache and its swap area: those available less the weights; None if unknown."""
         free = available_memory()
         if free is None or not self.model_config.devices[0].is_host:
             return free

@@ -73,11 +73,12 @@ def _check_fixed(config: DecoderConfig, name: str) -> None:
             raise _refused(name, f"scores that are not divided by the root of {divisor:g}")
     if name == "llama4":
         layers = range(config.num_layers)
+        count = 0 if config.experts is None else config.experts.count
         fixed = (
             (config.sliding_window, 8192, "chunks of other lengths than 8192"),
             (config.unrotated_layers, {i for i in layers if i % 4 == 3}, "other unrotated layers than each fourth"),
             (config.query_growth, QueryGrowth(0.1, 8192, 1, True), "other growths of queries than the published"),
-            (config.qk_norm is None, config.experts is not None and config.experts.count == 128, "norms of heads of 128 experts, nor their lack elsewhere"),
+            (config.qk_norm is None, count == 128, "norms of heads of 128 experts, nor their lack elsewhere"),
         )  # fmt: skip
         for value, published, what in fixed:
             if value != published:

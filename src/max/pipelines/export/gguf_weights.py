@@ -92,7 +92,10 @@ def activation_parameters(
     if config.activation != "xielu":
         return {}, {**weights}
     parameters: dict[str, list[float]] = {}
-    names = {part: [f"layers.{i}.mlp.act_fn.{part}" for i in range(config.num_layers)] for part in XIELU_PARAMETERS}  # fmt: skip
+    names = {
+        part: [f"layers.{i}.mlp.act_fn.{part}" for i in range(config.num_layers)]
+        for part in XIELU_PARAMETERS
+    }
     for part, layers in names.items():
         missing = next((name for name in layers if name not in weights), None)
         if missing is not None:
@@ -131,7 +134,10 @@ def stored_weights(
     if architecture == "gemma3n":
         weights = _with_shared_keys(config, weights)
     result: list[StoredWeight] = []
-    several = {own: [w for name, w in sorted(weights.items()) if name.startswith(f"{own}.")] for own in _STACKED}  # fmt: skip
+    several = {
+        own: [w for name, w in sorted(weights.items()) if name.startswith(f"{own}.")]
+        for own in _STACKED
+    }
     for own, parts in several.items():
         if parts:
             result.append(_stack(f"{own}.weight", _STACKED[own], parts))
@@ -170,7 +176,7 @@ def _with_shared_keys(
 def _split_latents(
     config: DecoderConfig, weights: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
-    """The weights with those that expand latents split: to keys of each head ``[heads, latent, key]``, and to values."""
+    """Splits the weights that expand latents: to keys of each head ``[heads, latent, key]``, and to values."""
     latent, split = config.latent, dict(weights)
     assert latent is not None
     for name in weights:

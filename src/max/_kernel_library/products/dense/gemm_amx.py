@@ -103,7 +103,7 @@ def amx_memory(ctx: Any) -> AmxMemory:
 def gemm_task_amx(
     results: Results, a: Any, panels: Any, memory: AmxMemory, tiles: Any, task: Task, b: Blocking
 ) -> None:
-    """Multiplies the rows of a task by its panels; `tiles` are the matrix tiles, other arguments are as in `gemm_task`."""
+    """Multiplies the rows of a task by its panels; `tiles`: the matrix tiles; other arguments as in `gemm_task`."""
     size = a.shape[1]
     blocks, block = cut_depth(size, BLOCK_DEPTH, DEPTH)
     spread = task.rows > (SPREAD - 1) * ROWS

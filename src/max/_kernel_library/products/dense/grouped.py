@@ -58,7 +58,9 @@ def pack_groups(
 
 
 @k.inline
-def store_block(out: Any, c: Any, stride: Any, row: Any, rows: Any, column: Any, columns: Any, width: int) -> None:  # fmt: skip
+def store_block(
+    out: Any, c: Any, stride: Any, row: Any, rows: Any, column: Any, columns: Any, width: int
+) -> None:
     """Stores sums, `stride` a row."""
     for i in range(rows):
         for j, mask in k.vectors(columns, width):

@@ -7,8 +7,8 @@ One kernel, which branches on the number of rows M at run time:
 - GEMM path: all workers pack A into a shared workspace; then each takes blocks of columns from the counter, packs its
   strip of B into scratch memory and multiplies by register tiles, K block by K block::
 
-      workspace   [batch][K block][row tile][lanes][height]         all of A, packed by all workers
-      panel       [lanes][2 vectors]                                a K block of a strip, packed by the worker that multiplies it
+      workspace   [batch][K block][row tile][lanes][height]   all of A, packed by all workers
+      panel       [lanes][2 vectors]                          a K block of a strip, packed by the worker that uses it
 
 Cache budget: the panel (32 KB) stays in the L1 cache, a K block of the row tiles and the sums of a task in the L2
 cache. Sums are f32 (f64 and integers: themselves); the epilogue sees them before they are stored.

@@ -229,8 +229,8 @@ def _operands(operands: Sequence[Operand], encoding: str) -> tuple[Any, ...]:
         not isinstance(inner, int) or inner % BLOCK_FORMATS[encoding].elements
     ):  # fmt: skip
         raise NotImplementedError(
-            f"mo.grouped_qmatmul.ragged: {operands[0].dtype.name} rows of {inner} by {encoding}; expected floats, a static "
-            f"number of whole blocks, and one of {', '.join(FORMATS)}"
+            f"mo.grouped_qmatmul.ragged: {operands[0].dtype.name} rows of {inner} by {encoding}; expected floats, a "
+            f"static number of whole blocks, and one of {', '.join(FORMATS)}"
         )
     return tuple(view("operand", i, operands[i], static=False) for i in range(5))
 

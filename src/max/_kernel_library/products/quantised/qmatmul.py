@@ -105,7 +105,7 @@ def qmatmul_gptq(
     bits: int,
     group_size: int,
 ) -> None:
-    """`out` `[M, N]` from `x` `[M, K]` and a GPTQ weight; with `g_idx` `[K]` the groups of the inputs are in any order."""
+    """`out` `[M, N]` from `x` `[M, K]` and a GPTQ weight; `g_idx` `[K]` has the group of each input."""
     width = ctx.target.width(k.f32)
     packed, mask = 32 // bits, 2**bits - 1
     decoded = ctx.scratch(k.f32, (GPTQ_DEPTH, width))

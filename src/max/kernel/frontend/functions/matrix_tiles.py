@@ -79,7 +79,7 @@ def _memory(
     view: Any,
     indices: tuple[Any, ...],
     stride: Any,
-    what: str,
+    access: str,
 ) -> tuple[Atom, Atom, tuple[int, int, int]]:
     """Resolves a tile in memory: its address, the bytes between rows, and the tile with its shape."""
     rows, size = shape = _checked(fe, rules.check_tile, tiles.shapes, tile)
@@ -107,7 +107,7 @@ def _memory(
     pointer = address(fe, view, indices)
     last_pointer = fe.b.gep(pointer, fe.b.mul(step, rows - 1), view.dtype)
     for row in (pointer, last_pointer):
-        check_bytes(fe, view.memory, row, size, what)
+        check_bytes(fe, view.memory, row, size, access)
     return pointer, fe.b.index(fe.b.mul(step, view.dtype.size)), (tile, rows, size)
 
 

@@ -31,20 +31,20 @@ class HandlerTable(dict[Any, Handler]):
         return register
 
 
-def as_value(fe: Frontend, x: Any, what: str) -> Atom:
-    """Converts an argument to an atom; `what` names the function in errors."""
+def as_value(fe: Frontend, x: Any, function: str) -> Atom:
+    """Converts an argument to an atom; `function` names the function in errors."""
     if isinstance(x, (Ref, Const)):
         return x
     if is_number(x):
         return coerce(fe, x, type_of(fe, x))
-    fe.fail(f"{what} takes a scalar or a vector, got {describe(x)}")
+    fe.fail(f"{function} takes a scalar or a vector, got {describe(x)}")
 
 
-def as_vector(fe: Frontend, x: Any, what: str) -> Atom:
-    """Checks that an argument is a vector; `what` names the function in errors."""
+def as_vector(fe: Frontend, x: Any, function: str) -> Atom:
+    """Checks that an argument is a vector; `function` names the function in errors."""
     if isinstance(x, (Ref, Const)) and x.type.is_vector:
         return x
-    fe.fail(f"{what} takes a vector, got {describe(x)}")
+    fe.fail(f"{function} takes a vector, got {describe(x)}")
 
 
 def as_dtype(fe: Frontend, dtype: Any) -> ScalarType:

@@ -94,7 +94,15 @@ FORMATS = {
     for each in (HERMES, GENERIC, LLAMA3, MISTRAL, GRANITE, PYTHONIC, DEEPSEEK, HARMONY)
 }
 """The formats by their names."""
-ALIASES = {"qwen": "hermes", "llama": "llama3_json", "llama3": "llama3_json", "llama4_json": "llama3_json", "deepseek_v3": "deepseek", "llama4_pythonic": "pythonic", "openai": "harmony"}  # fmt: skip
+ALIASES = {
+    "qwen": "hermes",
+    "llama": "llama3_json",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "deepseek_v3": "deepseek",
+    "llama4_pythonic": "pythonic",
+    "openai": "harmony",
+}
 
 
 def format_of_template(template: str | None) -> ToolFormat:
