@@ -75,10 +75,11 @@ def arguments(n: int, m: int) -> list[Any]:
 @pytest.fixture
 def only_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks of indices, which would come first."""
-    import max.kernel.frontend.views as views
+    from max.kernel.frontend import view_elements, view_methods
 
-    monkeypatch.setattr(views, "check_indices", lambda *args, **kwargs: None)
-    monkeypatch.setattr(views, "_lane_indices", unchecked(views._lane_indices))
+    for module in (view_elements, view_methods):
+        monkeypatch.setattr(module, "check_indices", lambda *args, **kwargs: None)
+    monkeypatch.setattr(view_elements, "_lane_indices", unchecked(view_elements._lane_indices))
 
 
 def unchecked(function: Any) -> Any:

@@ -19,7 +19,7 @@
 
 from max._earlier import earlier_names
 from max._runtime.interrupts import ExecutionInterrupted, interrupt_on
-from max.engine._model import Model, MojoValue, TensorSpec
+from max.engine._model import Model
 from max.engine._session import (
     AssertLevel,
     CustomExtensionsType,
@@ -28,6 +28,7 @@ from max.engine._session import (
     LogLevel,
     SplitKReductionPrecision,
 )
+from max.engine._tensor_spec import MojoValue, TensorSpec
 
 __all__ = [
     "AssertLevel",

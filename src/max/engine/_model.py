@@ -9,8 +9,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,110 +22,20 @@ from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
 from max.dtype import DType
 from max.engine._binding import InputBinder
+from max.engine._captures import Capture, Captures, checked_keys
+from max.engine._linked import Linked, Linker
 from max.engine._outputs import OutputMemory
 from max.engine._profile import Profile, recording
 from max.engine._program import Arena, Instance, LinkedProgram, arena_of
+from max.engine._tensor_spec import TensorSpec
 
-__all__ = ["Model", "MojoValue", "TensorSpec"]
-
-
-class MojoValue:
-    """A value that only custom ops interpret. Not used: opaque values stay inside a model."""
-
-    __module__ = "max.engine"
-
-
-class TensorSpec:
-    """The properties of a tensor: its name, shape and dtype.
-
-    For usage, see :attr:`Model.input_metadata`.
-
-    Args:
-        shape: The sizes, None for those known only when the model runs; None for an unknown rank.
-        dtype: The element type.
-        name: The name.
-    """
-
-    __module__ = "max.engine"
-    __slots__ = ("_dtype", "_name", "_shape")
-
-    def __init__(self, shape: Sequence[int | None] | None, dtype: DType, name: str) -> None:
-        self._shape = None if shape is None else list(shape)
-        self._dtype = dtype
-        self._name = name
-
-    @property
-    def dtype(self) -> DType:
-        """A tensor data type."""
-        return self._dtype
-
-    @property
-    def name(self) -> str:
-        """A tensor name."""
-        return self._name
-
-    @property
-    def shape(self) -> list[int | None] | None:
-        """The shape of the tensor as a list of integers.
-
-        If a dimension size is unknown/dynamic (such as the batch size), its value is ``None``.
-        """
-        return None if self._shape is None else list(self._shape)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TensorSpec) and (self._shape, self._dtype, self._name) == (
-            other._shape,
-            other._dtype,
-            other._name,
-        )
-
-    def __hash__(self) -> int:
-        return hash((tuple(self._shape or ()), self._dtype, self._name))
-
-    def __repr__(self) -> str:
-        return f"TensorSpec(shape={self._shape}, dtype={self._dtype}, name={self._name})"
-
-    def __str__(self) -> str:
-        dims = (
-            "unknown"
-            if self._shape is None
-            else "x".join("-1" if d is None else str(d) for d in self._shape)
-        )
-        return f"{dims}x{self._dtype.name}"
-
-
-@dataclass(slots=True, weakref_slot=True)
-class Linked:
-    """A model's programs with all addresses, and the owners of that memory; a reload replaces it as a whole."""
-
-    main: LinkedProgram
-    later: list[LinkedProgram]
-    kept: list[object]
-
-
-class Linker(Protocol):
-    """The session's interface to link a model; a model calls it again for a reload."""
-
-    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
-        """Programs with the weights of a registry."""
-        ...
+__all__ = ["Model"]
 
 
 class Runner(Protocol):
     """Another executor of a model: the interpreter."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]: ...
-
-
-@dataclass(slots=True)
-class _Capture:
-    """A recorded execution: its programs, sizes, memory."""
-
-    linked: Linked
-    instance: Instance
-    symbols: tuple[int, ...]
-    inputs: list[Tensor]
-    outputs: list[Tensor]
 
 
 _NOTHING = Tensor(DType.uint8, (0,))
@@ -168,7 +77,7 @@ class Model:
         self._output_forms = [(info.dtype, device_named(*info.device)) for info in compiled.outputs]
         self._output_memory = OutputMemory(self._output_forms, compiled.guarded)
         self._given_back = compiled.output_buffers
-        self._captures: dict[int, _Capture] = {}
+        self._captures = Captures(compiled.name)
         self._lock = threading.Lock()
 
     # metadata ----------------------------------------------------------------------------------
@@ -460,18 +369,21 @@ class Model:
             TypeError: If graph_keys is neither an int nor a sequence of ints.
             ValueError: If any key is out of uint64 range, or no input buffers are provided.
         """
-        keys = self._keys(graph_keys, inputs)
+        keys = checked_keys(graph_keys, inputs)
         tensors, symbols = self._binder.bind(inputs, may_copy=False)
         linked = self._linked
         if linked is None:
             raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be captured")
         instance = linked.main.instance(symbols)
-        self._check_capturable(linked)
-        capture = _Capture(linked, instance, symbols, tensors, self._new_outputs(tensors, instance))
+        if linked.later:
+            raise RuntimeError(
+                f"{self._compiled.name}: sizes that are computed, and values that are copied between devices or "
+                "printed while the model runs cannot be captured"
+            )
+        capture = Capture(linked, instance, symbols, tensors, self._new_outputs(tensors, instance))
         self._run(linked, instance, tensors, capture.outputs)
         with self._lock:
-            for key in keys:
-                self._captures[key] = capture
+            self._captures.add(keys, capture)
         return list(capture.outputs)
 
     def replay(self, graph_keys: int | Sequence[int], *inputs: Tensor) -> None:
@@ -488,7 +400,7 @@ class Model:
             ValueError: If any key is out of uint64 range, no input buffers are provided, or they do not match.
             RuntimeError: If no graph has been captured for the keys.
         """
-        capture = self._captured(graph_keys, inputs)
+        capture = self._captures.find(graph_keys, inputs)
         if all(
             tensor is captured for tensor, captured in zip(inputs, capture.inputs, strict=False)
         ):
@@ -515,7 +427,7 @@ class Model:
             RuntimeError: If no graph has been captured for graph_keys, or if the eager execution trace doesn't match
                 the captured graph.
         """
-        capture = self._captured(graph_keys, inputs)
+        capture = self._captures.find(graph_keys, inputs)
         tensors, symbols = self._binder.bind(inputs)
         linked = self._linked
         assert linked is not None
@@ -529,34 +441,3 @@ class Model:
                 f"{self._compiled.name}: the execution does not match the captured graph: shapes "
                 f"{[t.shape for t in tensors]}, captured were {[t.shape for t in capture.inputs]}"
             )
-
-    def _check_capturable(self, linked: Linked) -> None:
-        if linked.later:
-            raise RuntimeError(
-                f"{self._compiled.name}: what is known or printed while the model runs cannot be captured"
-            )
-
-    def _captured(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> _Capture:
-        keys = self._keys(graph_keys, inputs)
-        captures = [self._captures.get(key) for key in keys]
-        if not captures or any(
-            capture is None or capture is not captures[0] for capture in captures
-        ):
-            raise RuntimeError(
-                f"{self._compiled.name}: no graph has been captured for {graph_keys}; call capture first"
-            )
-        assert captures[0] is not None
-        return captures[0]
-
-    def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
-        listed: Any = (graph_keys,) if isinstance(graph_keys, int) else graph_keys
-        keys = tuple(cast("Sequence[Any]", listed)) if isinstance(listed, Sequence) else None
-        # type() instead of isinstance: bools are not keys
-        if keys is None or not all(type(key) is int for key in keys):
-            raise TypeError(f"graph_keys is {graph_keys!r}, expected an int or a sequence of ints")
-        for key in keys:
-            if not 0 <= key < 1 << 64:
-                raise ValueError(f"graph_keys: {key} does not fit into 64 bits, 0 to 2**64 - 1 do")
-        if not inputs:
-            raise ValueError("no input buffers were given")
-        return keys

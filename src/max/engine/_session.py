@@ -25,7 +25,8 @@ from max.engine._casts import Caster
 from max.engine._fixed import FixedMemory
 from max.engine._idle import measure_when_idle
 from max.engine._limits import find_limits
-from max.engine._model import Linked, Model
+from max.engine._linked import Linked
+from max.engine._model import Model
 from max.engine._once import inputs_of, needed_later, run_once
 from max.engine._opaque import with_buffers
 from max.engine._packed import PackedCopy

@@ -10,6 +10,7 @@ from typing import Any
 
 from max import mlir
 from max.graph.graph import Graph, _block_of
+from max.graph.symbols import Symbols
 from max.graph.value import TensorValue, Value, _ChainValue, value_of
 from max.graph.weight import Weight
 
@@ -51,7 +52,7 @@ class Branch(Graph):
         chain = self._block.insert_arg(mlir.ChainType.get(), len(self._block.args))
         self._chain = self._chain_input = chain
         self._num_inputs = len(types)
-        self._symbols = set(outer._symbols)
+        self._symbols = Symbols(self.name, outer._symbols)
         for value in captures:
             self.capture(value)
         root._subgraphs[self.name] = self

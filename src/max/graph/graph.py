@@ -25,6 +25,7 @@ from max.graph.current import CURRENT, current_graph
 from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary
 from max.graph.saved import load_module, save_module
+from max.graph.symbols import INTRODUCES_SYMBOLS, Symbols
 from max.graph.type import DeviceRef, Type, _ChainType
 from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, value_of
 from max.graph.weight import Weight, stage_weight
@@ -32,11 +33,6 @@ from max.graph.weights_by_name import Weights
 from max.mlir.dims import DimExpr
 
 __all__ = ["Graph"]
-
-INTRODUCES_SYMBOLS = frozenset({
-    "mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.nonzero", "mo.custom", "mo.call",
-})  # fmt: skip
-"""Ops whose result types may introduce symbols; their sizes are computed when the graph runs."""
 
 
 def _block_of(value: mlir.SSAValue) -> mlir.Block | None:
@@ -166,8 +162,7 @@ class Graph:
         self._kernel_library.load_paths(None, custom_extensions)
         self._subgraphs: dict[str, Graph] = {}
         self._weights: dict[str, _AddedWeight] = {}
-        self._symbols: set[str] = set()
-        self._new_symbols = 0
+        self._symbols = Symbols(name)
         self._chain: mlir.SSAValue | None = None
         self._chain_input: mlir.BlockArgument | None = None
         self._ready_chain: _ChainValue | None = None
@@ -185,7 +180,7 @@ class Graph:
                     "BufferType"
                 )
         types = [t.to_mlir() for t in input_types]
-        self._declare_symbols(types, is_entry=op == "mo.graph")
+        self._symbols.declare_inputs(types, is_entry=op == "mo.graph")
         block = mlir.Block(arg_types=types)
         self._adopt(mlir.build(op, attrs={"sym_name": self.name}, regions=[mlir.Region(block)]))
         self._num_inputs = len(types)
@@ -200,22 +195,9 @@ class Graph:
         self._module = module
         self._adopt(mlir.entry(module))
         self._num_inputs = len(self._block.args)
-        self._declare_symbols(self.mlir_op.input_types, is_entry=True)
+        self._symbols.declare_inputs(self.mlir_op.input_types, is_entry=True)
         for op in self._block.ops:
-            self._note_symbols([r.type for r in op.results])
-
-    def _declare_symbols(self, types: Sequence[mlir.Attribute], is_entry: bool) -> None:
-        shapes = [t.shape for t in types if isinstance(t, mlir.ShapedType)]
-        plain = {dim.symbol_name for shape in shapes for dim in shape}
-        for shape in shapes:
-            for dim in shape:
-                self._symbols.update(dim.symbols)
-                missing = [name for name in dim.symbols if name not in plain]
-                if missing and is_entry:
-                    raise ValueError(
-                        f"Graph {self.name}: the input dimension {dim} depends on {missing[0]}, "
-                        "which is not itself a dimension of an input"
-                    )
+            self._symbols.add_of([result.type for result in op.results])
 
     def _forward(
         self,
@@ -346,7 +328,7 @@ class Graph:
             )
         block.add_op(op)
         if name in INTRODUCES_SYMBOLS:
-            self._note_symbols([r.type for r in op.results])
+            self._symbols.add_of([result.type for result in op.results])
         return op.results
 
     def _captured(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
@@ -369,33 +351,17 @@ class Graph:
         self._chain = results[-1]
         return results[:-1]
 
-    def _note_symbols(self, types: Iterable[mlir.Attribute]) -> None:
-        for t in types:
-            if isinstance(t, mlir.ShapedType):
-                for dim in t.shape:
-                    if not dim.is_static:
-                        self._symbols.update(dim.symbols)
-
     def check_symbols(self, op: str, dims: Iterable[DimExpr]) -> None:
         """Checks that each symbol of the dimensions is bound by a tensor of the graph.
 
         Raises:
             ValueError: No tensor of the graph has the symbol.
         """
-        for dim in dims:
-            for name in dim.symbols:
-                if name not in self._symbols:
-                    symbols = ", ".join(sorted(self._symbols)) or "none"
-                    raise ValueError(
-                        f"{op}: the dimension {name!r} is unknown in the graph {self.name}; "
-                        f"known: {symbols}"
-                    )
+        self._symbols.check(op, dims)
 
     def new_symbol(self, stem: str) -> str:
         """An unused symbol name, for a size that is computed when the graph runs."""
-        self._new_symbols += 1
-        name = f"{stem}_{self._new_symbols}"
-        return name if name not in self._symbols else self.new_symbol(stem)
+        return self._symbols.new(stem)
 
     @contextmanager
     def placed(self, filename: str, line: int) -> Generator[None]:
@@ -499,7 +465,7 @@ class Graph:
             subgraph._adopt(op)
             inputs = [t for t in op.input_types if not isinstance(t, mlir.ChainType)]
             subgraph._num_inputs = len(inputs)
-            subgraph._declare_symbols(inputs, is_entry=False)
+            subgraph._symbols.declare_inputs(inputs, is_entry=False)
         else:
             subgraph._build("mo.subgraph", list(input_types))
             chain = subgraph._block.insert_arg(mlir.ChainType.get(), subgraph._num_inputs)

@@ -13,7 +13,8 @@ from max.kernel.frontend.conversions import coerce, loose_type, sequence, unify
 from max.kernel.frontend.state import Frontend, Retype
 from max.kernel.frontend.tiles import Tile, tile_set
 from max.kernel.frontend.values import SlotVar, describe, is_number
-from max.kernel.frontend.views import View, assign
+from max.kernel.frontend.view_methods import assign
+from max.kernel.frontend.views import View
 from max.kernel.ir.nodes import Const, Ref
 
 

@@ -31,7 +31,8 @@ from max.kernel.frontend.values import (
     describe,
     is_runtime,
 )
-from max.kernel.frontend.views import VIEW_METHODS, View, attribute, subscript
+from max.kernel.frontend.view_methods import VIEW_METHODS, attribute, subscript
+from max.kernel.frontend.views import View
 from max.kernel.ir.nodes import Const, If, Ref
 from max.kernel.language.source import FunctionSource
 

@@ -1,0 +1,80 @@
+"""The symbols of a graph: names of sizes that its tensors bind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from max import mlir
+from max.mlir.dims import DimExpr
+
+__all__ = ["INTRODUCES_SYMBOLS", "Symbols"]
+
+INTRODUCES_SYMBOLS = frozenset({
+    "mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.nonzero", "mo.custom", "mo.call",
+})  # fmt: skip
+"""Ops whose result types may introduce symbols; their sizes are computed when the graph runs."""
+
+
+class Symbols:
+    """The symbols that tensors of a graph bind.
+
+    Args:
+        graph: The name of the graph, for messages.
+        outer: The symbols of the enclosing graph, which a branch shares.
+    """
+
+    def __init__(self, graph: str, outer: Symbols | None = None) -> None:
+        self._graph = graph
+        self._names: set[str] = set() if outer is None else set(outer._names)
+        self._num_new = 0
+
+    def declare_inputs(self, types: Sequence[mlir.Attribute], is_entry: bool) -> None:
+        """Adds the symbols of the input types.
+
+        Args:
+            types: The types.
+            is_entry: Whether the graph is the module's entry, whose inputs have to bind each symbol by a plain dim.
+
+        Raises:
+            ValueError: A symbol of an entry graph occurs only inside expressions.
+        """
+        shapes = [t.shape for t in types if isinstance(t, mlir.ShapedType)]
+        plain = {dim.symbol_name for shape in shapes for dim in shape}
+        for shape in shapes:
+            for dim in shape:
+                self._names.update(dim.symbols)
+                missing = [name for name in dim.symbols if name not in plain]
+                if missing and is_entry:
+                    raise ValueError(
+                        f"Graph {self._graph}: the input dimension {dim} depends on {missing[0]}, "
+                        "which is not itself a dimension of an input"
+                    )
+
+    def add_of(self, types: Iterable[mlir.Attribute]) -> None:
+        """Adds the symbols of the types of values."""
+        for t in types:
+            if isinstance(t, mlir.ShapedType):
+                for dim in t.shape:
+                    if not dim.is_static:
+                        self._names.update(dim.symbols)
+
+    def check(self, op: str, dims: Iterable[DimExpr]) -> None:
+        """Checks that each symbol of the dimensions is bound.
+
+        Raises:
+            ValueError: A symbol is not.
+        """
+        for dim in dims:
+            for name in dim.symbols:
+                if name not in self._names:
+                    names = ", ".join(sorted(self._names)) or "none"
+                    raise ValueError(
+                        f"{op}: the dimension {name!r} is unknown in the graph {self._graph}; "
+                        f"known: {names}"
+                    )
+
+    def new(self, stem: str) -> str:
+        """An unused name."""
+        self._num_new += 1
+        name = f"{stem}_{self._num_new}"
+        return name if name not in self._names else self.new(stem)
