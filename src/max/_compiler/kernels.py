@@ -117,7 +117,7 @@ class KernelTable:
             return kernel, {**params, **inline}
 
         fixed = _is_fixed(kernel)
-        # values beside their text: functions are compared by identity, and True is not 1
+        # values and their text: functions compare by identity, and only the text tells True from 1
         request = (kernel, tuple(params.items()), key) if fixed else None
         ir = self._specialise(key, make, specs, request)
         return ir.key, self.slots(ir, arguments)
@@ -144,7 +144,7 @@ class KernelTable:
         specs: list[Any],
         request: tuple[Any, ...] | None,
     ) -> k.KernelIR:
-        """The IR of a key of this table; of a request of the process, where one determines it."""
+        """The IR of a key, specialised once per table; with a `request`, once per process."""
         ir = self._irs_by_request.get(key)
         if ir is None:
 
@@ -228,7 +228,7 @@ class KernelTables:
 
 
 def _is_fixed(kernel: k.Kernel) -> bool:
-    """Whether the names that a kernel uses keep their values, as those of the library do and a user's may not."""
+    """Whether the globals of a kernel are constant: true for the kernel library, unknown for a user's kernel."""
     return kernel.source.globals.get("__name__", "").startswith("max._kernel_library")
 
 

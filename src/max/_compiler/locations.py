@@ -46,7 +46,7 @@ class SourceLocations:
     """The locations of a staged module's ops. They are formatted when an error needs them, not at each load.
 
     Args:
-        locations: Of each op by its number: ``file:line``, or an attribute, or None where it has none.
+        locations: By op number: ``file:line``, an attribute, or None.
     """
 
     def __init__(self, locations: Sequence[mlir.Attribute | str | None] = ()) -> None:

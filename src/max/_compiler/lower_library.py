@@ -274,7 +274,7 @@ def in_place_pairs(
     pairs: list[tuple[int, int]] = []
     for result, (target, target_offset) in zip(spec.results, results, strict=True):
         if target.layout.offset != 0 or target_offset != 0:
-            continue  # a part of a larger value: its elements are not where those of a source are
+            continue  # a part of a larger value: its element positions differ from those of a source
         for leaf, (source, offset) in zip(leaves, sources, strict=True):
             read_once = sum(place.buffer == source.buffer for place, _ in sources) == 1
             read_once = read_once and source.buffer not in other_buffers

@@ -18,7 +18,7 @@ _FORMATS: dict[DType, tuple[int, int, int]] = {
     DType.float8_e5m2: (3, 16, -16), DType.float8_e5m2fnuz: (3, 16, -17),
     DType.float6_e2m3fn: (4, 3, -3), DType.float6_e3m2fn: (3, 5, -4), DType.float4_e2m1fn: (2, 3, -1),
 }  # fmt: skip
-"""Per float: significant bits, the exponent that all values are below, the exponent of the least subnormal."""
+"""Per float: significant bits, an exclusive bound of the exponents, the exponent of the least subnormal."""
 _WIDE = frozenset({DType.float64, DType.float32, DType.bfloat16, DType.float16})
 """Floats with infinities, NaN and a negative zero, which narrower floats may have."""
 

@@ -18,7 +18,7 @@ from max._lazy import lazy_module
 if TYPE_CHECKING:
     from max._compiler import flatten, memory
 else:
-    # not needed where nothing is recorded
+    # loaded on first use: most compilations are not recorded
     flatten = lazy_module("max._compiler.flatten")
     memory = lazy_module("max._compiler.memory")
 

@@ -26,7 +26,7 @@ class CompileStats:
     """Time of each pass and phase, summed."""
 
     def add(self, name: str, start: float) -> float:
-        """Notes that a phase ran since `start`; gives the time now."""
+        """Adds the time since `start` to a phase; returns the current time."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - start
         return now

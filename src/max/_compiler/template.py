@@ -147,7 +147,7 @@ class Launch:
 
 
 def mark(writes: Sequence[int], device: int = 0) -> Launch:
-    """A launch without effect, from which on the buffers in `writes` have memory in its segment."""
+    """A launch without effect: from it on, the buffers in `writes` have memory in its segment."""
     jump = Jump("next", -1)
     return Launch("", (), (), tuple(writes), False, "mark", jump=jump, device=device)
 

@@ -37,7 +37,7 @@ def check_size(name: str, size: Any, expected: Any) -> None:
     """Raises where a size is not that of the other operands.
 
     Args:
-        name: What it is the size of (compile time).
+        name: The name of the size in the message (compile time).
         size: The size.
         expected: The size that fits.
     """
@@ -50,7 +50,7 @@ def check_rising(name: str, offsets: Any, width: int) -> None:
     """Raises where an offset is less than the one before it.
 
     Args:
-        name: Their name (compile time).
+        name: The name of the offsets in the message (compile time).
         offsets: `[batch + 1]`.
         width: Offsets per vector.
     """
@@ -78,7 +78,7 @@ def check_offsets(name: str, offsets: Any, rows: Any, width: int) -> None:
     sequence.
 
     Args:
-        name: Their name (compile time).
+        name: The name of the offsets in the message (compile time).
         offsets: `[batch + 1]`.
         rows: The number of rows.
         width: Offsets per vector.

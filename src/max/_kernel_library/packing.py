@@ -1,4 +1,4 @@
-"""Which weights the kernels of a device take packed: laid out anew, once, when a model is loaded."""
+"""The weights that the kernels of a device read in a packed layout, made once when a model is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Packing:
 
 
 NO_PACKING = Packing()
-"""Kernels read weights as they are."""
+"""Kernels read weights in the layout of the graph."""
 
 # stated here, so that a program from the disk cache runs without importing a kernel
 _PANELS = frozenset({DType.float32, DType.bfloat16, DType.float16})

@@ -4,8 +4,8 @@
 * :mod:`max._runtime.cache` keeps compiled code between processes;
 * :mod:`max._runtime.pool` has the worker threads that run programs together;
 * :mod:`max._runtime.program` walks a flat list of launches with them;
-* :mod:`max._runtime.amx` says whether the matrix tiles of the processor may be used;
-* :mod:`max._runtime.platform` is the one module that knows operating systems and processors apart.
+* :mod:`max._runtime.amx` decides whether kernels may use the processor's matrix tiles;
+* :mod:`max._runtime.platform` is the only module with code for particular operating systems and processors.
 
 docs/runtime.md explains how they work together.
 """

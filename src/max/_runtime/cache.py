@@ -212,7 +212,7 @@ class Cache:
         entries: list[tuple[float, int, str]] = []
         for folder, inner, names in os.walk(self.folder):
             if folder == str(self.folder) and WEIGHTS_FOLDER in inner:
-                inner.remove(WEIGHTS_FOLDER)  # has a limit of its own
+                inner.remove(WEIGHTS_FOLDER)  # packed weights have a separate limit
             for name in names:
                 path = os.path.join(folder, name)
                 with contextlib.suppress(OSError):

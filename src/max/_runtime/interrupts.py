@@ -83,7 +83,7 @@ def interrupt_on(event: threading.Event) -> Generator[None]:
         raise TypeError(f"interrupt_on: got {type(event).__name__}, expected a threading.Event")
     me = threading.get_ident()
     with _lock:
-        # a new list each time: the thread that looks reads without the lock
+        # a new list each time: the inspecting thread reads without the lock
         _events[me] = [*_events.get(me, ()), event]
     try:
         yield
@@ -144,7 +144,7 @@ def _watch() -> None:
             continue
         quiet += 1
         if quiet == _QUIET_TICKS:
-            # runs wake the thread from now on; one that had looked before is seen in the next ticks
+            # from now on runs wake the thread; the next ticks still see a run that read `awake` before
             _wake.clear()
             awake = False
         elif quiet > _QUIET_TICKS + 5:

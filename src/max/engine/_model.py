@@ -290,7 +290,7 @@ class Model:
         parts = (linked.main, *linked.later)
         bases = np.zeros(layout.count(len(parts)), np.int64)
         bases[layout.inputs] = [tensor._ptr for tensor in inputs]
-        # memory of its own: other runs come between the parts
+        # separate arenas: other executions may run between the segments
         arenas: dict[int, object] = {}
         sizes = dict(zip(self._compiled.symbols, symbols, strict=False))
         segment = 0

@@ -299,7 +299,7 @@ class InferenceSession:
 
     def _check_devices(self, module: mlir.ModuleOp) -> None:
         graph = mlir.entry(module)
-        # sizes, seeds and flags are on the CPU, whatever devices the session is for
+        # sizes, seeds and flags are on the CPU, in every session
         available = {(d.label, d.id) for d in (*self._devices, self._backends.host.device)}
         for index, type_ in enumerate([*graph.input_types, *graph.output_types]):
             device = getattr(type_, "device", None)

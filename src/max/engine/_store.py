@@ -49,7 +49,7 @@ MOST_CONSTANTS = 128 << 20
 """Bytes of constants that a recipe may hold; with more there is none, and each start stages the module."""
 
 OF_CACHES = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
-"""The flags that say where code and weights are kept, and how many, not what they are."""
+"""Flags of places and limits of caches, which do not affect code."""
 
 CODE_PACKAGES = ("_compiler", "_backends", "kernel", "_kernel_library", "mlir", "_runtime")
 """The packages that make code of a module."""

@@ -137,7 +137,7 @@ def _memory(tensor: Tensor) -> tuple[int, DType, tuple[int, ...]]:
 def _sources(
     registry: Mapping[str, DLPackArray], weights: Mapping[str, WeightData]
 ) -> dict[str, _Source] | None:
-    """Where each value comes from; None where one is not a weight as it is, or converted, or two share memory."""
+    """The source of each value; None if a value is neither a weight nor a converted weight, or two share memory."""
     names: dict[tuple[int, DType, tuple[int, ...]], str] = {}
     for name, weight in weights.items():
         if isinstance(weight.data, LaterCast):

@@ -40,7 +40,7 @@ def column_axis(spec: RegionSpec) -> int | None:
 
 
 def tile_axis(spec: RegionSpec) -> int:
-    """The outer axis along which a leaf is contiguous that is strided along the last one; -1 if there is none."""
+    """The outer axis along which some leaf is contiguous that is strided along the last axis; -1: none."""
     if spec.reduces:
         return -1
     for value in spec.values:

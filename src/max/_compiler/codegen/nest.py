@@ -37,9 +37,9 @@ TILE_LINE = 64
 LONG_ROW = 8 * BLOCK
 """The length above which several workers reduce a single row."""
 SIMPLE = 4
-"""The most computed values of a region that needs few registers."""
+"""The maximum number of computed values of a region that needs few registers."""
 LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
-"""Functions of many dependent steps: a vector waits for most of them."""
+"""Functions with long dependency chains: their latency limits a loop, not their throughput."""
 CHUNKS = 8
 """The most chunks per worker: enough to balance the load if the system slows one worker down."""
 CHUNK = 16384
@@ -421,7 +421,7 @@ def _is_reduction(value: object) -> bool:
 
 
 def _long_functions(spec: RegionSpec) -> int:
-    """The most functions of `LONG` in f32 that one value needs one after the other."""
+    """The length of the longest chain of `LONG` functions in f32 that a value depends on."""
     depth: list[int] = []
     for value in spec.values:
         if isinstance(value, Node):

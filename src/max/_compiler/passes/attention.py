@@ -39,7 +39,7 @@ MAX_MASKS = 4
 
 @dataclass
 class Scores:
-    """The product that computes the scores, and what is applied to it before the softmax."""
+    """The product that computes the scores, and the scale, masks and roundings between it and the softmax."""
 
     product: MoOp
     scale: float = 1.0
@@ -197,7 +197,7 @@ class _Fusion:
         return insert_before(self.anchor, build(name, (value,), {}, (view_type,)))
 
     def _transpose(self, value: SSAValue, perm: Sequence[int]) -> SSAValue:
-        """The transpose of a value; joins it with a transpose that made the value."""
+        """The transpose of a value; composes it with the transpose that defines the value, if there is one."""
         inner = producer(value, "mo.transpose")
         if inner is not None:
             first: tuple[int, ...] = inner.attr("perm")
@@ -268,7 +268,7 @@ class _Fusion:
     def _grouped(
         self, q: SSAValue, keys: SSAValue, values: SSAValue, masks: list[SSAValue]
     ) -> tuple[SSAValue, SSAValue, SSAValue, list[SSAValue]]:
-        """The operands with the axis of KV heads and that of their repetitions apart, if keys and values had them
+        """The operands with separate axes for KV heads and for the query heads of each, if keys and values have them
         merged.
         """
         first, second = self._unmerged(keys), self._unmerged(values)
@@ -361,7 +361,7 @@ def _cast_dtypes(op: MoOp) -> tuple[DType, DType]:
 
 
 def _join_roundings(rounding: DType | None, *dtypes: DType) -> tuple[DType | None] | None:
-    """The one rounding that equals `rounding` followed by roundings to some dtypes; None if no one does."""
+    """The single rounding that equals `rounding` followed by roundings to some dtypes; None if none does."""
     for dtype in dtypes:
         if dtype is DType.float32:
             continue
@@ -375,7 +375,7 @@ def _cast_scores(scores: Scores, op: MoOp) -> Scores | None:
     """The scores after a cast: its operand is rounded to the dtype before, its result to the one after."""
     before, after = _cast_dtypes(op)
     if scores.is_product and holds(after, before):
-        # the sums of a product that are widened are taken as they are
+        # a product that is widened is not rounded first
         return scores
     joined = _join_roundings(scores.roundings[-1], before, after)
     if joined is None:

@@ -63,7 +63,7 @@ class Group:
     """The position of its first op in the block."""
     merged: Group | None = None
     rows: set[SSAValue] = field(default_factory=set)
-    """Values that have no reduction axis; only a group with one has any."""
+    """Values without the reduction axis; empty if the group has no reduction."""
 
     @property
     def size(self) -> int:
@@ -119,9 +119,9 @@ class Fuser:
         self.norms = {user: op for op in self.ops if (user := product_of_norm(op)) is not None}
         """The norm that a product's kernel computes, by product."""
         self.epilogues: dict[MoOp, list[Group]] = {}
-        """The groups that became epilogues of an op with several results: one launch, so they wait together."""
+        """The groups that are epilogues of one op with several results: one launch waits for the operands of all."""
         self.owners: dict[Group, MoOp] = {}
-        """The op that a group is an epilogue of."""
+        """The op whose epilogue a group is."""
 
     def find(self, op: object) -> Group | None:
         """The group that an op belongs to, after merges."""
@@ -363,7 +363,7 @@ class Fuser:
         return matmul_of
 
     def is_epilogue(self, matmul: MoOp, group: Group, inside: set[MoOp]) -> bool:
-        """Whether all that becomes of a matmul's result is computed by a group, element by element."""
+        """Whether a group contains all users of a matmul's result, element by element."""
         used = [r for r in matmul.results if any(use.operation in inside for use in r.uses)]
         shape = shape_of(used[0])
         if not all(use.operation in inside for result in used for use in result.uses) or not all(
@@ -371,7 +371,7 @@ class Fuser:
         ):
             return False
         if not isinstance(matmul, PackedProductsOp):
-            # nothing else waits for the matmul, so that making both one unit cannot close a circle
+            # nothing else depends on the matmul, so that merging both cannot create a cycle
             return True
         numbers = tuple([result.index for result in used])
         starts = [op for op in self.outside_owners(group.ops, {group}) if op is not matmul]
@@ -379,7 +379,7 @@ class Fuser:
 
 
 def _covers(value: SSAValue, space: Sizes) -> bool:
-    """Whether a value has as many elements as a space has points, going by typical sizes."""
+    """Whether a value has as many elements as a space has points, at nominal sizes."""
     return nominal(product(shape_of(value))) >= nominal(product(space))
 
 

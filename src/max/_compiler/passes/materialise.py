@@ -21,7 +21,7 @@ READS_STRIDED = frozenset({
 """Ops, besides element-wise ones, that become regions: these read operands of any layout."""
 
 BORROWED = frozenset({"mo.constant", "mo.constant.external", "mo.buffer_load", "mok.once"})
-"""Ops whose results are memory of the model or of the caller."""
+"""Ops whose results are memory that the model or the caller owns."""
 
 
 def base_of(value: SSAValue) -> SSAValue:

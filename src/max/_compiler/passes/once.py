@@ -103,7 +103,7 @@ def compute_once(block: Block) -> None:
                 sources[result] = (_bytes(result) or 0) if op.name in SOURCES else origin
             if op.name not in SOURCES:
                 candidates.append(op)
-    # last first: ops with uses outside, and the ops that these need
+    # in reverse order: ops with uses outside, then the ops that they depend on
     inside, needed = set[object](candidates), set[object]()
     strided = _strided(candidates)
     for op in reversed(candidates):

@@ -68,7 +68,7 @@ def _outline(unit: Unit) -> BodyOp:
         for r in op.results
         if any(use.operation not in members for use in r.uses)
     ]
-    # a view of a member's result that only members use is in the body: dead outside
+    # a view of a member's result with users in the region only is copied into the body, and dead outside
     results = [r for r in results if _used_outside(r, members)]
     body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))
     region = RegionOp.make(list(inputs), [r.type for r in results], body, {"kind": unit.kind})
@@ -112,7 +112,7 @@ def rebuild(block: Block, units: list[Unit]) -> None:
 
 
 def _erase_views(value: SSAValue, kept: list[MoOp]) -> None:
-    """Erases the views of a value that is erased: the regions that need them have copies."""
+    """Erases the views of an erased value; regions that use them contain copies."""
     for use in list(value.uses):
         view = use.operation
         assert isinstance(view, MoOp) and is_view(view), f"{view.name} uses a fused value"

@@ -70,7 +70,7 @@ def pack_experts(block: Block, backends: Backends) -> None:
 def _packed_once(
     parts: Sequence[tuple[str, tuple[MoOp, ...]]],
 ) -> list[tuple[str, tuple[MoOp, ...]]]:
-    """Splits the pairs with a weight that other products have alone, or with another weight: it is packed once."""
+    """Splits pairs with a weight that another product uses unpaired, or in another pair: a weight is packed once."""
     together: dict[SSAValue, set[tuple[SSAValue, ...]]] = {}
     for _, part in parts:
         weights = tuple([op.operands[1] for op in part])
@@ -130,7 +130,7 @@ def _packed(first: MoOp, weights: Sequence[SSAValue], encoding: str) -> SSAValue
     """Packs the weights of all experts, of a product or of a pair that shares strips."""
     rows = shape_of(weights[0])[1]
     assert isinstance(rows, int)
-    # strips with rows of two experts would be read by both: then each expert is packed by itself
+    # a strip must not have rows of two experts: pack each expert separately
     whole = rows % (COLUMNS // len(weights)) == 0
     parts = [_matrices(first, w, whole) for w in weights]
     matrices = [matrix for together in zip(*parts, strict=True) for matrix in together]

@@ -152,7 +152,7 @@ def check_heads(name: str, size: Any, blocks: Any) -> None:
     """Raises where a row of all heads does not fit a cache of floats; see `check_rows`.
 
     Args:
-        name: What the row is (compile time).
+        name: The name of the row in the message (compile time).
         size: Its elements.
         blocks: The cache.
     """

@@ -35,7 +35,7 @@ from max._kernel_library.tiles import amx_tiles
 from max.dtype import DType
 
 TASK_ROWS = 264
-"""Most rows of a task, in whole row tiles."""
+"""The maximum number of rows of a task, in whole row tiles."""
 LEAST_ROWS = 48
 """Rows of a task are not cut below this to make more tasks."""
 
@@ -85,7 +85,7 @@ def plan_dense_grid(q: Any, length: Any, most_rows: int, p: Plan, ctx: Any) -> G
     Args:
         q: `[…, group, queries, size]`.
         length: Keys.
-        most_rows: Most rows of a task.
+        most_rows: The maximum number of rows of a task.
         p: The plan.
         ctx: The context.
     """
@@ -112,7 +112,7 @@ def dense_scratch(most_rows: int, size: int, width: int, p: Plan, ctx: Any) -> S
     """The scratch memory of a worker.
 
     Args:
-        most_rows: Most rows of a task.
+        most_rows: The maximum number of rows of a task.
         size: The size of a query.
         width: The size of a value.
         p: The plan.
@@ -220,7 +220,7 @@ def attention_dense(
             part_at(values, coordinates, rank), tuple(part_at(x, coordinates, rank) for x in masks),
             first, k.min(task_rows, grid.rows - first), begin, k.min(length, begin + grid.share),
         )  # fmt: skip
-        # this worker's next task, if all workers are equally fast
+        # the next task of this worker if all workers progress at the same speed
         next_index = k.min(k.i64(index) + ctx.num_workers, grid.batches * blocks - 1)
         unflatten(next_coordinates, next_index // blocks, q, rank)
         next_row = next_index % blocks * task_rows // group

@@ -26,9 +26,9 @@ from max._kernel_library.tiles.tiling import Tiling, tiling
 MOST_KEYS = 512
 """Keys of a block, except for large heads."""
 BLOCK_ELEMENTS = 1 << 17
-"""Most elements of the packed keys and values of a block, which stay in the L2 cache."""
+"""The maximum number of elements of the packed keys and values of a block, which stay in the L2 cache."""
 MOST_KEYS_ROUNDED = 4096
-"""Keys of a block of rounded weights that are read in place: only scores of the first block need not be computed twice.
+"""Keys of a block read in place with rounded weights: only the scores of the first block are not computed twice.
 """
 IN_PLACE_PASSES = 4
 """A task reads keys and values in place if its rows take up to this many passes."""
@@ -42,14 +42,14 @@ class Plan:
         plain: Tiling of products in f32.
         left: Tiling of queries and keys.
         right: Tiling of weights and values.
-        row_threshold: Most rows of a task that reads keys and values in place.
+        row_threshold: The maximum number of rows of a task that reads keys and values in place.
         depth: Lanes of a packed query or key.
         stride: Elements from row to row of the sums.
         keys: Keys of a block.
         state_rows: Rows of state of a row tile, a multiple of 4.
-        scale: What scores are multiplied by where there are masks.
+        scale: The factor of scores where there are masks.
         factor: The factor from scores to powers of 2.
-        query_factor: What queries are multiplied by: a negative scale must be applied before the maximum is taken.
+        query_factor: The factor of queries: a negative scale must be applied before the maximum is taken.
         fills: For each mask None, where it is added, or the value where it is false.
         score_dtypes: What the scaled scores and the scores after each mask are rounded to, if to anything.
         weight_dtype: What weights are rounded to, divided by their total; None: they are summed as they are.
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def scaling(self) -> Scaling:
-        """How scores become powers of 2: masked scores may be large."""
+        """The scaling of scores for the softmax: masked scores may be large."""
         return Scaling(self.factor, bool(self.fills))
 
 
@@ -170,7 +170,7 @@ def plan_dense(
         target: The target.
         dtypes: Element types of queries, keys, values and the result.
         sizes: Sizes of a query and of a value.
-        scale: What scores are multiplied by.
+        scale: The factor of scores.
         fills: For each mask None, where it is added, or the value where it is false.
         roundings: What the scaled scores, the scores after each mask, and the weights are rounded to.
         columns: Whether keys are `[size, keys]`.

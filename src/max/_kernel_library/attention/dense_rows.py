@@ -112,7 +112,7 @@ def rounded_weights(
     """
     t, scaling, count = p.plain, p.scaling, keys.count
     if sweep.first:
-        # sums hold nothing that a new maximum would rescale
+        # a new maximum has no sums to rescale
         totals = RowState(state.maxima, state.totals, state.sums, state.stride, 0)
         softmax_rows(scores, scores, totals, row, last, keys, rows, p)
     else:

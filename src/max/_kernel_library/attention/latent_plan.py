@@ -1,4 +1,4 @@
-"""How a batch attends to cached latents: which of the ways that a graph has staged is taken."""
+"""Chooses one of the staged paths by which a batch attends to cached latents."""
 
 from __future__ import annotations
 

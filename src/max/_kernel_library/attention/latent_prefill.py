@@ -45,7 +45,7 @@ def resume(task: Task, out: Any, info: Any, factor: Any, memory: Scratch, width:
         task: The task.
         out: The results of the chunks before, `[rows, heads, value_size]`.
         info: Maximum and total of each row, `[rows, heads, 2]`.
-        factor: What products are multiplied by to be powers of 2.
+        factor: The factor of products in the exponent of 2.
         memory: Scratch memory.
         width: Lanes of a vector.
     """

@@ -20,11 +20,11 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling
 from max._kernel_library.tiles.transpose import HIGH_1, HIGH_2, LOW_1, LOW_2, lane_sums
 
 MAX_SPLITS = 16
-"""Most parts of a task that is split over the keys."""
+"""The maximum number of parts of a task that is split over the keys."""
 SPLIT_ROWS = 64
-"""Most rows of queries of a launch that splits tasks."""
+"""The maximum number of rows of queries of a launch that splits tasks."""
 SPLIT_KEYS = 128
-"""Least keys of a part."""
+"""The minimum number of keys of a part."""
 LOG2_E = 1.4426950408889634
 NEGATIVE_INFINITY = float("-inf")
 
@@ -51,7 +51,7 @@ class Scaling(NamedTuple):
     """How scores become powers of 2.
 
     Args:
-        factor: What scores are multiplied by.
+        factor: The factor of scores.
         overflows: Whether scores times the factor may overflow: then their distance to the maximum is multiplied.
     """
 
@@ -204,7 +204,7 @@ def merge_parts(out: Any, parts: Any, splits: Any, factor: Any, empty: float, wi
         out: The row `[head_dim]`.
         parts: The parts.
         splits: The number of parts.
-        factor: What maxima are multiplied by.
+        factor: The factor of maxima.
         empty: What a row is multiplied by whose weights are all 0.
         width: Lanes of a vector.
     """

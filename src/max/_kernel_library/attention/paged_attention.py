@@ -88,7 +88,7 @@ class Grid(NamedTuple):
         tasks: Tasks.
         tokens: Tokens of a task.
         splits: Parts of a task over the context.
-        most_tokens: Most new tokens of a sequence.
+        most_tokens: The maximum number of new tokens of a sequence.
     """
 
     tasks: Any
@@ -226,7 +226,7 @@ def store_task(
         task: The task.
         split: The number of the part.
         splits: Parts of the context.
-        factor: What scores are multiplied by.
+        factor: The factor of scores.
         memory: Scratch memory.
         p: The plan.
     """
@@ -312,7 +312,7 @@ def attention(
 
     grain = k.i64(1)
     if p.prefetches_next:
-        # heads that follow each other by one worker, which prefetches the next one's keys
+        # neighbouring heads go to one worker, which prefetches the keys of the next head
         if grid.splits == 1 and grid.tasks >= 4 * ctx.num_workers * p.kv_heads:
             grain = k.i64(p.kv_heads)
     for index, split in ctx.parallel((grid.tasks, grid.splits), grain=grain):
@@ -375,7 +375,7 @@ def _lower_attention(
     softcap = float(attributes.get("softcap", 0.0))
     has_sinks = bool(attributes.get("sinks", False))
     cross, value_size = bool(attributes.get("cross", False)), int(attributes.get("value_size", 0))
-    # each absent operand is another one again, which has a fitting dtype
+    # an absent operand is replaced by another one of a fitting dtype; the kernel does not read it
     count = 8 + has_sinks + (mask == "causal_alibi") + cross
     sinks = 8 if has_sinks else 7
     slopes = 8 + has_sinks if mask == "causal_alibi" else 7

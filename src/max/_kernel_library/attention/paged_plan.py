@@ -26,7 +26,7 @@ KEYS = 128
 AHEAD = 16
 """Distance in keys at which they are prefetched where they are read in place."""
 ROW_THRESHOLD = 8
-"""Most rows of a task that reads the cache in place."""
+"""The maximum number of rows of a task that reads the cache in place."""
 TASK_ROWS = 48
 """Rows of a task, unless a KV head has more query heads."""
 LONG_TASKS = 4
@@ -48,7 +48,7 @@ class Plan:
         gemv_rows: Rows per pass where the cache is read in place.
         gemv_vectors: Keys, or vectors of a value, that are multiplied by them at once.
         prefetches_next: Whether the block that is read next is prefetched too, and everything into the L2 cache.
-        row_threshold: Most rows of a task that reads the cache in place.
+        row_threshold: The maximum number of rows of a task that reads the cache in place.
         short_tokens: Tokens of a task.
         long_tokens: Tokens of a task where there are many.
         depth: Elements of a packed query or key.
@@ -90,8 +90,8 @@ class Scores(NamedTuple):
     """How products of queries and keys become the logits of the softmax.
 
     Args:
-        query_factor: What queries are multiplied by.
-        factor: What scores are multiplied by, to be powers of 2.
+        query_factor: The factor of queries.
+        factor: The factor of scores in the exponent of 2.
         scale: The scale of the products, where `rescaled` turns them into scores.
         sinks: The logit of each head's sink, `[heads]`.
         slopes: The slope of each head's bias, `[heads]`.

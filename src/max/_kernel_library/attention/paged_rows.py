@@ -206,7 +206,7 @@ def softmax_visible(
         low: The first key of the block that each row sees.
         high: The last one.
         count: Keys of the block.
-        factor: What scores are multiplied by.
+        factor: The factor of scores.
         rows: Rows, 1 or 4.
         t: The tiling.
     """
@@ -264,7 +264,7 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
         task: The task.
         key: The first key.
         count: Keys of the block.
-        factor: What scores are multiplied by.
+        factor: The factor of scores.
         memory: Scratch memory.
         p: The plan.
     """

@@ -106,7 +106,7 @@ def add_bias(task: Task, bias: Any, key: Any, count: Any, scale: Any, memory: Sc
         bias: `[heads, 2 * n - 1]`; the middle is that of distance 0.
         key: The first key of the block in the text.
         count: Keys of the block.
-        scale: What scores are multiplied by later.
+        scale: The factor that scores get later.
         memory: Scratch memory.
         p: The plan.
     """
@@ -134,7 +134,7 @@ def attend_text(
         keys: `[total, kv_heads, head_dim]`.
         values: The same shape.
         biases: The bias, or nothing.
-        scale: What scores are multiplied by when they become weights.
+        scale: The factor of scores when they become weights.
         tile_height: The height of register tiles, one of the plan's.
         memory: Scratch memory.
         p: The plan.

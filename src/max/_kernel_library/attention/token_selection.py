@@ -37,9 +37,9 @@ MOST_SELECTED = 1 << 16
 """The greatest number of selected tokens; a worker's scratch memory holds 16 bytes for each."""
 LOWEST = -(1 << 31)
 SPLIT_ROWS = 8
-"""Most rows of a launch that splits them over tokens."""
+"""The maximum number of rows of a launch that splits them over tokens."""
 MAX_SPLITS = 16
-"""Most parts of a row."""
+"""The maximum number of parts of a row."""
 
 
 class Candidates(NamedTuple):

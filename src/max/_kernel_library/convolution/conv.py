@@ -31,11 +31,9 @@ from max._kernel_library.tiles.tiling import Tiling
 from max.dtype import DType
 
 LEAST_RUN = 48
-"""Least lanes of channels of patches that are read in place where taps lie in the padding: each tap is checked, which
-takes some time.
-"""
+"""The minimum lanes of channels for reading patches with taps in the padding in place: checking each tap takes time."""
 VECTOR = 64
-"""Most elements of a vector."""
+"""The maximum number of elements of a vector."""
 
 
 @k.kernel

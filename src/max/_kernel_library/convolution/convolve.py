@@ -40,9 +40,9 @@ from max._kernel_library.tiles.tiling import Tiling, round_up
 TASK_BYTES = 1 << 18
 """A task whose input has at most these bytes takes one strip, so that the input stays in the L2 cache."""
 COPY_ROWS = 84
-"""Most patches of a task that are copied: the L1 cache holds those of few channels."""
+"""The maximum number of patches of a task that are copied: the L1 cache holds those of few channels."""
 MOST_RUNS = 512
-"""Most runs of a patch that is not copied."""
+"""The maximum number of runs of a patch that is not copied."""
 MODES = ("in_place", "padded", "copied")
 """How patches are read: from the input, with zeros for taps in the padding; from a copy of the input with its padding
 around it, which is made first; from copies of K blocks of patches, which each task makes from that.

@@ -23,9 +23,9 @@ from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
 
 MAX_HEIGHT = 13
-"""Most positions of a tile."""
+"""The maximum number of positions of a tile."""
 MOST_TAPS = 62
-"""Most taps that have bits."""
+"""The maximum number of taps that have bits."""
 LINE = 16
 """Lanes of 32 bits in a cache line."""
 

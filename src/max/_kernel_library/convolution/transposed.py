@@ -23,7 +23,7 @@ from max._kernel_library.tiles.tiling import Matrix, multiply_add
 from max.dtype import DType
 
 MAX_HEIGHT, MAX_STRIP = 12, 32
-"""Most positions of a tile, most columns of a strip."""
+"""The maximum number of positions of a tile, and of columns of a strip."""
 
 
 @k.inline

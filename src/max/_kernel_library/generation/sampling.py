@@ -21,7 +21,7 @@ from max._kernel_library.lowering import KernelCall, Operand, operand_views, vie
 from max._kernel_library.operand_checks import check_size
 
 SMALL_K = 256
-"""Most candidates that are kept in a heap."""
+"""The maximum number of candidates that are kept in a heap."""
 
 
 @k.inline

@@ -57,7 +57,7 @@ def transform_pass(
 
     Args:
         to: Real and imaginary parts: `[2, n]`.
-        data: What is transformed, likewise.
+        data: The operand, likewise.
         roots: `[n, 2]`: cosine and sine of the n-th parts of a circle.
         n: The length.
         factor: A factor of it.

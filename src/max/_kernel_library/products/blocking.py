@@ -28,13 +28,13 @@ STEP = 32
 LANES_K = 256
 """Lanes of a K block: that of a panel two vectors wide takes 32 KB (AVX-512) of the L1 cache."""
 BLOCK_ROWS = 252
-"""Most rows of a task, a multiple of each tile's height: a K block of them stays in the L2 cache."""
+"""The maximum number of rows of a task, a multiple of each tile's height: a K block of them stays in the L2 cache."""
 BLOCK_PANELS = 16
-"""Most panels of a task."""
+"""The maximum number of panels of a task."""
 BLOCK_SUMS = 1 << 16
-"""Most sums of a task, which stay in the L2 cache between K blocks."""
+"""The maximum number of sums of a task, which stay in the L2 cache between K blocks."""
 LEAST_TILES, LEAST_PANELS = 4, 1
-"""Least tiles and panels of a task: below, more tasks cost more than they balance."""
+"""The minimum number of tiles and panels of a task: below, more tasks cost more than they balance."""
 TASKS_PER_WORKER = 8
 """Tasks per worker that keep workers equally busy when other programs slow one of them down."""
 
@@ -113,7 +113,7 @@ def cut_depth(size: Any, most: int, multiple: int) -> Any:
 
     Args:
         size: K.
-        most: Most of it in a block.
+        most: The maximum in a block.
         multiple: Blocks are a multiple of this.
 
     Returns:
@@ -139,8 +139,8 @@ def plan(
         columns: Columns of B.
         workers: Workers that share the tasks.
         t: The tiling.
-        most_rows: Most rows of a task.
-        most_sums: Most sums of a task.
+        most_rows: The maximum number of rows of a task.
+        most_sums: The maximum number of sums of a task.
         repeats: How many times an element of A is multiplied by a column, as in the patches of a convolution.
     """
     tiles = k.max(k.ceildiv(rows, t.height), 1)

@@ -18,7 +18,7 @@ from max._kernel_library.tiles.strips import COLUMNS, Results, store_strip
 from max.dtype import DType
 
 FEW_ROWS = 4
-"""Most rows of a group for which a weight is read once, so that the memory limits the speed."""
+"""The maximum number of rows of a group for which a weight is read once, so that the memory limits the speed."""
 
 
 class Groups(NamedTuple):
@@ -28,7 +28,7 @@ class Groups(NamedTuple):
         starts: The first row of each group, and the row after the last one.
         experts: The expert of each group; -1: the group's results are 0.
         count: Groups.
-        most_rows: Most rows of a group.
+        most_rows: The maximum number of rows of a group.
     """
 
     starts: Any

@@ -16,7 +16,7 @@ from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, Workspace, product, view
 
 SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
-"""Most elements of an activation, and most workers, for which each worker computes all of it for itself."""
+"""The maximum elements of an activation, and number of workers, for which each worker computes all of it itself."""
 
 Norm = tuple[float, float, bool]
 """Epsilon, the offset that is added to gamma, and whether gamma is multiplied before a row is rounded to its dtype."""

@@ -37,13 +37,13 @@ from max._kernel_library.tiles.strips import Results, prefetch_strip, store_stri
 from max._kernel_library.tiles.tiling import Tiling
 
 BLOCK_DEPTH = 256
-"""Most elements along k of a K block."""
+"""The maximum number of elements along k of a K block."""
 ROWS = 2 * HEIGHT
 """Rows per pass: two tiles."""
 BLOCK_ROWS = 256
-"""Most rows of a task."""
+"""The maximum number of rows of a task."""
 BLOCK_SUMS = 1 << 17
-"""Most sums of a task: with the copied rows they stay in the L2 cache, which has 2 MB on processors with AMX."""
+"""The maximum number of sums of a task: with the copied rows they stay in the L2 cache, 2 MB on processors with AMX."""
 LINES = DEPTH // 2 * COLUMNS * 4 // 64
 """Cache lines of a panel for one step in k."""
 SPREAD = BLOCK_ROWS // ROWS

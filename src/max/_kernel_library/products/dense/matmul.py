@@ -41,17 +41,17 @@ GEMV_COLUMNS = 32
 STREAMS = 4
 """Rows of B that the GEMV path adds at once where columns are columns of B: as many streams of memory."""
 RUN = 4096
-"""Most columns of a task that adds a slice: its sums and one run of each stream fit the caches."""
+"""The maximum number of columns of a task that adds a slice: its sums and one run of each stream fit the caches."""
 SLICES, SLICE_ROWS, SLICE_BYTES = 16, 48, 1 << 17
-"""Most slices of B along k, and the least rows and bytes of each: storing and adding up their sums must be cheap."""
+"""The maximum number of slices of B along k, and the minimum rows and bytes of each: adding up their sums is cheap."""
 CACHED = 4096
-"""Most elements of rows of A that stay in the L1 cache while B passes through it."""
+"""The maximum number of elements of rows of A that stay in the L1 cache while B passes through it."""
 SUM_COLUMNS = 256
-"""Most columns of a task that adds up slices, or multiplies all of B along k."""
+"""The maximum number of columns of a task that adds up slices, or multiplies all of B along k."""
 BLOCK_ROWS = 504
-"""Most rows of a task, in whole tiles: its sums stay in the L2 cache."""
+"""The maximum number of rows of a task, in whole tiles: its sums stay in the L2 cache."""
 MAX_TILE_ROWS, MAX_WIDTH = 16, 16
-"""Most rows of a tile and lanes of a vector: packed A is filled up to multiples of them."""
+"""The maximum number of rows of a tile and lanes of a vector: packed A is filled up to multiples of them."""
 
 
 class PackedRows(NamedTuple):

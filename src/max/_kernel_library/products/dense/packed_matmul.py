@@ -34,7 +34,7 @@ from max.dtype import DType
 ROW_THRESHOLD = 8
 """Default row threshold for the GEMV path, used when no measurement exists."""
 MOST_GEMV_ROWS = 64
-"""Most rows of the GEMV path: its sums are in scratch memory."""
+"""The maximum number of rows of the GEMV path: its sums are in scratch memory."""
 GEMV_PASSES = (8, 4, 2, 1)
 """GemvRows per pass of the GEMV path; the first is for 32 registers."""
 

@@ -34,13 +34,13 @@ TILE = HEIGHT * LANES
 SHAPES = ((16, 64), (16, 64), (16, 64), (16, 64), (16, 64), (16, 32), (8, 64), (8, 64))
 """Sums are in tiles 0 and 1, rows in 2, columns in 3 and 4; the last half of a tile's depth in 5, 6 and 7."""
 BLOCK_LANES = 128
-"""Most lanes along k of a K block: that of a panel takes 16 KB."""
+"""The maximum number of lanes along k of a K block: that of a panel takes 16 KB."""
 ROWS = 32
 """Rows of a task are a multiple of this."""
 BLOCK_ROWS = 256
-"""Most rows of a task."""
+"""The maximum number of rows of a task."""
 BLOCK_SUMS = 1 << 17
-"""Most sums of a task: with the copied rows they stay in the L2 cache."""
+"""The maximum number of sums of a task: with the copied rows they stay in the L2 cache."""
 LINES = LANES * COLUMNS * 4 // 64
 """Cache lines of a panel for one step in k."""
 

@@ -21,7 +21,7 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling
 from max.dtype import DType
 
 ROW_THRESHOLD = 8
-"""Most rows of the GEMV path."""
+"""The maximum number of rows of the GEMV path."""
 GEMV_PASSES = (8, 4, 2, 1)
 """Int8Rows per pass of the GEMV path; the first is for 32 registers."""
 

@@ -69,7 +69,7 @@ takes several instructions, so that unpacking, signs and scales are worth sharin
 GEMV_PASSES = (4, 2, 1)
 """Rows of x per pass of the GEMV path."""
 BLOCK_ROWS = 240
-"""Most rows of a task, a multiple of each tile height."""
+"""The maximum number of rows of a task, a multiple of each tile height."""
 MAX_TILE_ROWS = 6
 """Rows of a tile with 32 registers."""
 LEAST_TILE_ROWS = 4

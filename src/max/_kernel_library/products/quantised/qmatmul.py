@@ -19,7 +19,7 @@ COLUMNS = 4
 DEPTH = 1024
 """Elements of each that are decoded together: whole blocks of every format."""
 ROWS = 64
-"""Most rows of x that share a decoded part."""
+"""The maximum number of rows of x that share a decoded part."""
 PASS_ROWS = 2
 """Rows of x per pass."""
 GPTQ_DEPTH = 256
