@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
-from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Attribute, OpTraits, SSAValue
 from xdsl.traits import Pure
 
@@ -16,6 +15,7 @@ from max._kernel_library.tiles.strips import strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
+from max.mlir.builtin import LocationAttr
 from max.mlir.operation import OPS
 from max.mlir.types import short_types
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from max._compiler.code import Compiled
+from max._dataclass import dataclass
 from max.engine._program import LinkedProgram
 
 __all__ = ["Linked", "Linker"]
