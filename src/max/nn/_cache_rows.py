@@ -180,8 +180,8 @@ def rms_norm_key_cache(
     columns = int(gamma.shape[0])
     if columns != size and rms_norm_cols != columns:
         raise ValueError(
-            f"{op}: gamma has {columns} elements, a {'head' if per_head_norm else 'key'} {size}; rms_norm_cols={columns} "
-            "normalises the first ones only"
+            f"{op}: gamma has {columns} elements, a {'head' if per_head_norm else 'key'} {size}; "
+            f"rms_norm_cols={columns} normalises the first ones only"
         )
     if columns > size:
         raise ValueError(f"{op}: gamma has {columns} elements, more than the {size} of a key")

@@ -229,8 +229,8 @@ def flare_mla_decode_ragged(
         or kv_params.n_kv_heads_per_device != 1
     ):
         raise ValueError(
-            f"{op}: queries {input!r} over {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim} elements with "
-            f"{qk_rope_dim} rotated ones; expected [total_seq_len, n_heads, {kv_params.head_dim}] over one"
+            f"{op}: queries {input!r} over {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim} elements "
+            f"with {qk_rope_dim} rotated ones; expected [total_seq_len, n_heads, {kv_params.head_dim}] over one"
         )
     return ops.inplace_custom(
         "mo.attention.ragged.paged",

@@ -165,8 +165,8 @@ class LatentAttentionWithRope(Module):
             or kv_params.n_kv_heads_per_device != 1
         ):
             raise ValueError(
-                f"{name}: the cache has {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim}, expected one of "
-                f"{kv_lora_rank} + {qk_rope_head_dim}"
+                f"{name}: the cache has {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim}, expected one "
+                f"of {kv_lora_rank} + {qk_rope_head_dim}"
             )
         if rope.head_dim != qk_rope_head_dim:
             raise ValueError(

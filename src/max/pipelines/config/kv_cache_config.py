@@ -56,8 +56,8 @@ class KVCacheConfig(StrictConfig):
     )
     kv_cache_page_size: int = option("Tokens per page, at least 16.", default=128)
     kv_cache_format: str | None = option(
-        "How keys and values are stored: float32, float16, bfloat16, float8_e4m3fn or q8_0 (8 bits, with a scale for each "
-        "head's key and value). Not set: as the model's weights, float32 for packed ones.",
+        "How keys and values are stored: float32, float16, bfloat16, float8_e4m3fn or q8_0 (8 bits, with a scale for "
+        "each head's key and value). Not set: as the model's weights, float32 for packed ones.",
         default=None,
         parse=_parse_cache_format,
     )
@@ -65,8 +65,8 @@ class KVCacheConfig(StrictConfig):
         "Requests with a common prefix share its pages.", default=True
     )
     enable_kvcache_swapping_to_host: bool = option(
-        "Copy cached pages to an area of the host when they are taken for other tokens, and back when a prefix or a preempted "
-        "request needs them.",
+        "Copy cached pages to an area of the host when they are taken for other tokens, and back when a prefix or a "
+        "preempted request needs them.",
         default=False,
     )
     host_kvcache_swap_space_gb: float = option(

@@ -340,8 +340,8 @@ class _Service:
         self._channel.send_all([TokensGenerated.of(output) for output in outputs])
 
     def _stop(self, error: BaseException | None) -> None:
-        """Frees the pages of open requests. A shutdown cancels them; after an error the other side ends them, or another
-        engine runs them.
+        """Frees the pages of open requests. A shutdown cancels them; after an error the other side ends them, or
+        another engine runs them.
         """
         self._reader.close()
         self._ends.set()
