@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,51 @@ import pytest
 import torch
 
 from max import driver
+from max.driver import CPU
 from max.dtype import DType
-from max.experimental import Tensor
+from max.engine import InferenceSession
+from max.experimental import Tensor, random
 from max.experimental import functional as F
-from tests.experimental.eager_programs import REPETITIONS, pack_soon, run
+from max.graph import DeviceRef, Graph, TensorType, ops
+from tests.experimental.eager_programs import (
+    REPETITIONS,
+    World,
+    drawn,
+    pack_soon,
+    run,
+    samples,
+)
+
+
+def test_random_tensors_eager_followed_and_in_a_graph(rng: np.random.Generator) -> None:
+    world, a = World(rng), np.zeros((150, 20), np.float32)
+    world.seed = 5
+    random.set_seed(5)
+    like, results = Tensor.constant(a), list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]()
+    for _ in range(8):
+        # a sum with something else, so that it is part of a program
+        uniform = drawn(world, "uniform", like, -1.0, 3.0)
+        want = samples(world, "uniform", a, -1.0, 3.0)
+        normal = drawn(world, "gaussian", like, 2.0, 0.5) + 1.0
+        results.append(((normal - 1.0).to_numpy(), samples(world, "gaussian", a, 2.0, 0.5)))
+        results.append((uniform.to_numpy(), want))
+    for got, want in results:
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5)
+    with Graph("last", input_types=[]) as graph:
+        ops.random.set_seed((5 << 32) + world.draws - 1)
+        graph.output(
+            ops.random.gaussian(TensorType(DType.float32, a.shape, DeviceRef.CPU()), 2.0, 0.5)
+        )
+    (compiled,) = InferenceSession(devices=[CPU()]).load(graph).execute()
+    np.testing.assert_allclose(compiled.to_numpy(), results[-2][0], rtol=1e-5, atol=2e-5)
+    # Kolmogorov and Smirnov: the greatest distance of the distribution functions, at a level of 1e-6
+    for distribution, numbers in (
+        (lambda x: (x + 1) / 4, results[1::2]),
+        (np.vectorize(lambda x: 0.5 * (1 + math.erf((x - 2) / 0.5 / math.sqrt(2)))), results[::2]),
+    ):
+        x = np.sort(np.concatenate([got.ravel() for got, _ in numbers]))
+        distance = np.abs(distribution(x) - (np.arange(x.size) + 0.5) / x.size).max()
+        assert distance < 2.7 / math.sqrt(x.size)
 
 
 def of(*values: float) -> Tensor:

@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from max.dtype import DType  # noqa: E402
 from max.graph import DeviceRef, TensorType, ops  # noqa: E402
 from max.torch import graph_op  # noqa: E402
@@ -60,8 +62,6 @@ def test_compile_whole_with_a_dynamic_size() -> None:
 
 
 def test_fake_tensors_compute_nothing() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode():
         x = torch.empty(1 << 40)
         assert call(x, x).shape == (1 << 40,)
@@ -196,6 +196,27 @@ def test_a_wrong_number_of_tensors() -> None:
         TypeError, match="weighted: 2 tensors, expected 3: 1 for results, then 2 operands"
     ):
         weighted(torch.empty(3), torch.rand(3))
+    # what torch's dispatcher would say of its own
+    with FakeTensorMode(), pytest.raises(TypeError, match="2 tensors, expected 3"):
+        weighted(torch.empty(3), torch.rand(3))
+    with pytest.raises(Exception, match="2 tensors, expected 3"):
+        torch.compile(lambda x: weighted(torch.empty(3), x), fullgraph=True, backend="eager")(
+            torch.rand(3)
+        )
+
+
+def test_arguments_that_are_no_dense_tensors() -> None:
+    x = torch.rand(3)
+    with pytest.raises(
+        TypeError, match=r"argument 1 is a numpy\.ndarray, expected a torch\.Tensor"
+    ):
+        weighted(torch.empty(3), np.zeros(3, np.float32), x)
+    with torch.no_grad(), pytest.raises(TypeError, match="argument 2 is a float, expected"):
+        weighted(torch.empty(3), x, 2.0)
+    with pytest.raises(
+        TypeError, match=r"argument 2 has the layout torch\.sparse_coo; make it dense with"
+    ):
+        weighted(torch.empty(3), x, x.to_sparse())
 
 
 def test_plain_calls_skip_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,11 +74,6 @@ class Compiled:
             ValueError: A result has another shape or dtype than the argument that is to take it, or an argument
                 that is changed in place is not contiguous.
         """
-        if len(tensors) != len(self.roles):
-            raise TypeError(
-                f"{self.name}: {len(tensors)} tensors, expected {len(self.roles)}: {self.outputs} for results, then "
-                f"{len(self.roles) - self.outputs} operands"
-            )
         count = self.outputs
         model = self.model_for(tensors)
         operands = [
@@ -231,10 +226,27 @@ class Operation:
             tensors: The tensors for the results, then the operands.
 
         Raises:
+            TypeError: The number of tensors is another one, or an argument is no dense tensor.
             ValueError: A result has another shape or dtype than the tensor that is to take it, or a tensor is not
                 on the CPU.
             RuntimeError: A tensor that is changed in place needs a gradient.
         """
+        # here, as torch's dispatcher says less
+        if len(tensors) != self.outputs + self.operands:
+            raise TypeError(
+                f"{self.name}: {len(tensors)} tensors, expected {self.outputs + self.operands}: {self.outputs} for "
+                f"results, then {self.operands} operands"
+            )
+        for index, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+                raise TypeError(
+                    f"{self.name}: argument {index} is a {kind.removeprefix('builtins.')}, expected a torch.Tensor"
+                )
+            if tensor.layout is not torch.strided:
+                raise TypeError(
+                    f"{self.name}: argument {index} has the layout {tensor.layout}; make it dense with .to_dense()"
+                )
         if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
             for index in self._in_place:
                 if tensors[index].requires_grad:

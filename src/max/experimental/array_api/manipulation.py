@@ -116,7 +116,7 @@ def repeat(x: Tensor, repeats: int | Tensor, /, *, axis: int | None = None) -> T
     """
     numbers = repeats.to_numpy().reshape(-1) if isinstance(repeats, Tensor) else [repeats]
     if len(numbers) != 1:
-        return F.repeat_interleave(x, repeats, axis, out_dim=int(numbers.sum()))
+        return F.repeat_interleave(x, repeats, axis, out_dim=int(np.sum(numbers)))
     if numbers[0] > 0:
         return F.repeat_interleave(x, int(numbers[0]), axis)
     if axis is None:
