@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 from max.entrypoints.cli.chat import Session
+from max.entrypoints.cli.chat import _messages as chat_messages
 from max.entrypoints.load_test.measure import Sample, Workload, summary
 from max.interfaces import SamplingParamsInput
 from max.pipelines.core.exceptions import InputError
@@ -53,9 +55,25 @@ def test_the_commands_of_a_conversation() -> None:
     assert take("/again") == "" and take("  ") == ""
     assert take("/set temperature") == "" and take("x") == "None:ux\n"
     assert "must be a number" in take("/set seed abc") and "cannot be set" in take("/set colour 1")
+    assert take("/hlep") == "/hlep is no command; did you mean /help? /help lists them\n"
     assert "/nothing is no command" in take("/nothing") and "/again" in take("/help")
     assert take("/stats") == "" and "first text after" in take("y")
     assert not session.take("/quit")
+
+
+def test_a_terminal_is_told_how_to_go_on(monkeypatch, capsys) -> None:
+    said = iter(["one", '"""', "two", "three", '"""'])
+
+    def read(prompt: str) -> str:
+        try:
+            return next(said)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", read)
+    assert list(chat_messages()) == ["one", "two\nthree"]
+    assert "/help" in capsys.readouterr().err
 
 
 def test_chat_with_a_server(server: RunningServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 import time
@@ -198,7 +199,10 @@ class Session:
             return False
         command = getattr(self, f"_do_{name}", None)
         if command is None:
-            self._write(f"/{name} is no command; /help lists them\n")
+            known = ["quit", *(each[4:] for each in dir(self) if each.startswith("_do_"))]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean /{near[0]}? " if near else ""
+            self._write(f"/{name} is no command; {hint}/help lists them\n")
         else:
             command(arguments.strip())
         return True
@@ -280,6 +284,7 @@ def _messages() -> Iterator[str]:
             import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError:  # Windows
             pass
+        click.echo("/help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat.", err=True)
     block: list[str] | None = None
     while True:
         try:
