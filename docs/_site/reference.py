@@ -52,6 +52,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "max.nn.moe",
         "max.nn.lora",
         "max.nn.float8_config",
+        "max.nn.quant_config",
+        "max.nn.identity",
         "max.nn.hooks",
         "max.nn.sampling",
         "max.nn.kernels",

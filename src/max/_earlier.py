@@ -47,6 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.kv_cache": ("max.pipelines.kv_cache.manager",),
     "max.nn.layer.layer": ("max.nn.layer",),
     "max.nn.layer.layer_list": ("max.nn.layer",),
+    "max.nn.layer.missing_layer": ("max.nn.identity",),
     "max.nn.legacy": ("max.nn",),
     "max.nn.norm.group_norm": ("max.nn.norm",),
     "max.nn.norm.layer_norm": ("max.nn.norm",),
@@ -77,12 +78,18 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """A module of another version, and the modules that have its names; submodules go along."""
 
+_SCALES = {
+    name: f"max.nn.float8_config.Float8{name}"
+    for name in ("InputScaleSpec", "ScaleGranularity", "ScaleOrigin", "WeightScaleSpec")
+}
+
 NAMES: dict[str, dict[str, str]] = {
     "max.driver": {"CUDA": "max.driver.Accelerator"},
     "max.engine": {"DType": "max.dtype"},
     "max.graph": {"DType": "max.dtype"},
     "max.interfaces": {"InputContext": "max.interfaces.TextGenerationContext"},
     "max.nn": {
+        **_SCALES,
         "Conv1d": "max.nn.Conv1D",
         "Conv2D": "max.nn.Conv2d",
         "Conv2DV1": "max.nn.Conv2dV1",
@@ -98,7 +105,11 @@ NAMES: dict[str, dict[str, str]] = {
         name: "max.pipelines.kv_cache.manager"
         for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
     },
-    "max.nn.layer": {"LayerV2": "max.nn.layer.Module"},
+    "max.nn.quant_config": _SCALES,
+    "max.nn.layer": {
+        "LayerV2": "max.nn.layer.Module",
+        "MissingLayer": "max.nn.identity.MissingLayer",
+    },
     "max.nn.linear": {
         "FusedMLP": "max.nn.stacked_linear.FusedMLP",
         "LinearV2": "max.nn.linear.Linear",

@@ -13,7 +13,7 @@ from max.dtype import DType
 from max.experimental import Tensor, random
 from max.experimental import functional as F
 from max.experimental import tensor as tensor_module
-from max.graph import DeviceRef, TensorType
+from max.graph import DeviceRef, Dim, TensorType
 from max.nn.module_v3 import Module
 
 
@@ -286,3 +286,20 @@ def test_functions_return_named_tuples() -> None:
         assert isinstance(found, Parts) and found.high.to_numpy().tolist() == [2.0, 2.0]
     with pytest.raises(TypeError, match="expected a tensor, or a list or tuple of tensors"):
         F.functional(lambda x: [[x]])(Tensor.ones((2,)))
+
+
+def test_dims_as_tensors() -> None:
+    for dim in (3, Dim(3), Dim(1) + 2):
+        size = Tensor.from_dim(dim)
+        assert size.dtype is DType.int64 and list(size.shape) == [] and size.item() == 3
+    with pytest.raises(ValueError, match="from_dim: the size of n is not known outside of a graph"):
+        Tensor.from_dim("n")
+
+    class Scale(Module):
+        def forward(self, x: Tensor) -> Tensor:
+            few = Tensor.from_dim(x.shape[0]) <= 2
+            return F.where(few, x * 2.0, x * 4.0)
+
+    model = Scale().compile(TensorType(DType.float32, ["n", 2], DeviceRef.CPU()))
+    for rows, factor in ((2, 2.0), (3, 4.0)):
+        assert model(Tensor.ones((rows, 2))).to_numpy().tolist() == [[factor] * 2] * rows

@@ -27,7 +27,7 @@ import numpy as np
 
 from max import driver
 from max._earlier import later_keywords
-from max.driver import Device, DLPackArray
+from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
 from max.experimental import _creation, _mutation, _replays
 from max.experimental._cells import Cell
@@ -294,6 +294,22 @@ class Tensor(Operations, Conversions):
         values = _creation.evenly_spaced(start, stop, step)
         result = cls.constant(values, dtype=dtype, device=device).reshape((len(values),))
         return result if out_dim is None else apply(ops.rebind, (result, [out_dim]), {})
+
+    @classmethod
+    def from_dim(cls, dim: DimLike) -> Tensor:
+        """A dimension as a tensor of int64 and rank 0 on the CPU, which control flow can compare and `F.cond` takes.
+
+        Args:
+            dim: An int, or in a graph also a name or an expression of names.
+
+        Raises:
+            ValueError: The size is not known, as no graph is being built or none of its inputs has the name.
+        """
+        if in_graph():
+            return cls.from_graph_value(TensorValue(Dim(dim)))
+        if not Dim(dim).expr.is_static:
+            raise ValueError(f"from_dim: the size of {Dim(dim)} is not known outside of a graph")
+        return cls.constant(int(Dim(dim)), dtype=DType.int64, device=CPU())
 
     @classmethod
     @later_keywords(input="type")

@@ -29,6 +29,7 @@ from max.nn.float8_config import (
     parse_float8_config,
 )
 from max.nn.hooks import PrintHook
+from max.nn.identity import Identity, MissingLayer
 from max.nn.layer import (
     Layer,
     LayerList,
@@ -59,6 +60,7 @@ from max.nn.norm import (
     RMSNorm,
     RMSNormV1,
 )
+from max.nn.quant_config import QuantConfig, QuantFormat
 from max.nn.rotary_embedding import (
     DeepseekYarnRopeScalingParams,
     DeepseekYarnRotaryEmbedding,
@@ -119,6 +121,7 @@ __all__ = [
     "GPTQLinear",
     "GPTQLinearV1",
     "GroupNorm",
+    "Identity",
     "LatentAttentionWithRope",
     "Layer",
     "LayerList",
@@ -138,6 +141,7 @@ __all__ = [
     "MLP",
     "MLPV1",
     "MinPSampler",
+    "MissingLayer",
     "MoE",
     "MoEFp8",
     "MoEGate",
@@ -145,6 +149,8 @@ __all__ = [
     "MultiheadAttention",
     "PrintHook",
     "QLinearV1",
+    "QuantConfig",
+    "QuantFormat",
     "RMSNorm",
     "RMSNormV1",
     "RaggedAttention",

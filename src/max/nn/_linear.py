@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import (
     BufferValue,
@@ -75,6 +76,7 @@ class Linear(Module):
     device: DeviceRef
     """The device of the product."""
 
+    @later_keywords(quant_config="float8_config")
     def __init__(
         self,
         in_dim: int,

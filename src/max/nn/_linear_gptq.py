@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import (
     DeviceRef,
@@ -50,6 +51,7 @@ class GPTQLinear(Linear):
     g_idx: Weight | None
     """int32 ``[in_dim]``: the group of each input."""
 
+    @later_keywords(quant_config="float8_config")
     def __init__(
         self,
         in_dim: int,

@@ -232,6 +232,39 @@ class Module(Layer, ABC):
             if sharding_strategy is not None:
                 weight.sharding_strategy = sharding_strategy
 
+    def named_modules(self) -> Iterable[tuple[str, Module]]:
+        """The module and all its parts, breadth first, each once.
+
+        Yields:
+            What comes before the names of a module's weights in state dicts, such as ``layers.3.mlp.``, empty for this
+            module, and the module.
+        """
+        seen: set[int] = set()
+        for name, module in recursive_named_layers(self):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield (f"{name}." if name else ""), module
+
+    def replace_module(self, name: str, module: Module) -> None:
+        """Puts another module in the place of a part.
+
+        Args:
+            name: The attribute that holds the part.
+            module: The other module.
+
+        Raises:
+            KeyError: No part has the name.
+            TypeError: `module` is no `Module`.
+        """
+        if name not in vars(self).get("_sublayers", {}):
+            parts = ", ".join(self.sublayers) or "none"
+            raise KeyError(
+                f"replace_module: {type(self).__name__} has no part {name!r}; its parts are {parts}"
+            )
+        if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"replace_module: {name!r} is {module!r}, expected a Module")
+        setattr(self, name, module)
+
     def _owned(self) -> Iterator[tuple[str, Module, str, Weight]]:
         """Full name, owner, the owner's name, and weight; each weight once."""
         seen: set[int] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
@@ -75,6 +76,7 @@ class LinearLoRA(Linear):
     lora_bias: Weight | None
     """The adapters' biases."""
 
+    @later_keywords(quant_config="float8_config")
     def __init__(
         self,
         in_dim: int,

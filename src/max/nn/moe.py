@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
@@ -53,6 +54,7 @@ class MoE(Module):
         NotImplementedError: Experts are to be spread over machines.
     """
 
+    @later_keywords(quant_config="float8_config")
     def __init__(
         self,
         devices: list[DeviceRef],

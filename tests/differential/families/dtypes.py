@@ -10,13 +10,22 @@ import numpy as np
 from max.dtype import DType
 from tests.differential.families._plain import plain_family
 
+LATER = ("float6_e2m3fn", "float6_e3m2fn", "float8_e8m0fnu")
+
 
 def each(function: Callable[[DType], Any]) -> list[tuple[str, str]]:
     """A function's result for each member that the reference has, or the class of its error."""
+    return _results(function, [member for member in DType if member.name not in LATER])
+
+
+def later(function: Callable[[DType], Any]) -> list[tuple[str, str]]:
+    """A function's result for each member that 26.x has and the reference has not."""
+    return _results(function, [getattr(DType, name) for name in LATER])
+
+
+def _results(function: Callable[[DType], Any], members: list[DType]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
-    for member in DType:
-        if member.name in ("float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn"):
-            continue
+    for member in members:
         try:
             found.append((member.name, str(function(member))))
         except Exception as error:
@@ -40,6 +49,21 @@ each(lambda m: D.from_numpy(m.to_numpy()))
 each(lambda m: repr(m))
 each(lambda m: str(m))
 each(lambda m: f"{m}")
+later(lambda m: m.value)
+later(lambda m: m.align)
+later(lambda m: m.size_in_bytes)
+later(lambda m: m.size_in_bits)
+later(lambda m: m.is_float())
+later(lambda m: m.is_float8())
+later(lambda m: m.is_half())
+later(lambda m: m.is_integral())
+later(lambda m: m.is_signed_integral())
+later(lambda m: m.is_unsigned_integral())
+later(lambda m: m.to_numpy())
+later(lambda m: D.from_numpy(m.to_numpy()))
+later(lambda m: repr(m))
+later(lambda m: str(m))
+later(lambda m: f"{m}")
 D.float32.to_numpy()
 D.bool.to_numpy()
 D.bfloat16.to_numpy()
@@ -92,4 +116,6 @@ D.to_numpy(D.float32)
 D.float32.size_in_bytes*3
 """
 
-FAMILY = plain_family(PROGRAMS, {"np": np, "D": DType, "DType": DType, "each": each})
+FAMILY = plain_family(
+    PROGRAMS, {"np": np, "D": DType, "DType": DType, "each": each, "later": later}
+)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
 from max.nn._sharding import check_strategy, part_of, shard_devices
@@ -64,6 +65,7 @@ class AttentionWithRope(QKVProjections):
     sliding_window: int | None = None
     """The number of tokens that a token attends to, itself included; None: itself and all tokens before it."""
 
+    @later_keywords(quant_config="float8_config")
     def __init__(
         self,
         *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue
 from max.nn._sharding import check_per_device
@@ -59,6 +60,7 @@ class TensorParallelAttentionWithRope(_AttentionOverDevices):
             the cache is not for as many devices.
     """
 
+    @later_keywords(quant_config="float8_config")
     def __init__(
         self,
         *,
@@ -132,6 +134,7 @@ class DataParallelAttentionWithRope(_AttentionOverDevices):
             (``data_parallel_degree``).
     """
 
+    @later_keywords(quant_config="float8_config")
     def __init__(
         self,
         *,

@@ -3,7 +3,7 @@
 from max.nn.module_v3.conv import Conv2d
 from max.nn.module_v3.embedding import Embedding
 from max.nn.module_v3.linear import Linear
-from max.nn.module_v3.module import Module, module_dataclass
+from max.nn.module_v3.module import Module, TransparentModule, module_dataclass
 from max.nn.module_v3.norm import GemmaRMSNorm, GroupNorm, LayerNorm, RMSNorm
 from max.nn.module_v3.rope import RotaryEmbedding, TransposedRotaryEmbedding
 from max.nn.module_v3.sequential import ModuleList, Sequential
@@ -20,6 +20,7 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "Sequential",
+    "TransparentModule",
     "TransposedRotaryEmbedding",
     "module_dataclass",
 ]

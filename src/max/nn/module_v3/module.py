@@ -22,7 +22,7 @@ from max.experimental._sessions import session_of
 from max.experimental.tensor import Tensor, defaults
 from max.graph import BufferType, Graph, Type, Value, ops
 
-__all__ = ["Module", "module_dataclass"]
+__all__ = ["Module", "TransparentModule", "module_dataclass"]
 
 _M = TypeVar("_M", bound="type[Module]")
 
@@ -77,6 +77,9 @@ class Module(Generic[_P, _R]):
     device = _ParameterDevice()
     """The device of the first parameter; the default device if there is none."""
 
+    name_transparent: bool = False
+    """Whether the qualified names of descendants leave out the name of this module; see `TransparentModule`."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the module. Subclasses define it, or `forward`."""
         return self.forward(*args, **kwargs)
@@ -106,18 +109,33 @@ class Module(Generic[_P, _R]):
     @property
     def descendants(self) -> Iterable[tuple[str, Module]]:
         """Qualified name and module of each child and of its descendants, depth first."""
-        for prefix, child in self.children:
-            yield prefix, child
-            for name, descendant in child.descendants:
-                yield f"{prefix}.{name}", descendant
+        for name, child in self.children:
+            yield name, child
+            prefix = _prefix(name, child)
+            for inner, descendant in child.descendants:
+                yield prefix + inner, descendant
 
     @property
     def parameters(self) -> Iterable[tuple[str, Tensor]]:
-        """Qualified name and tensor of each parameter: those of the module itself, then those of its children."""
-        yield from self.local_parameters
-        for prefix, descendant in self.descendants:
-            for name, parameter in descendant.local_parameters:
-                yield f"{prefix}.{name}", parameter
+        """Qualified name and tensor of each parameter: those of the module itself, then those of its children.
+
+        Raises:
+            ValueError: Two have one name, as a `TransparentModule` leaves out its own.
+        """
+        seen: set[str] = set()
+        for name, parameter in self._all_parameters(""):
+            if name in seen:
+                raise ValueError(
+                    f"two parameters of {type(self).__name__} have the name {name!r}, as a module is name_transparent"
+                )
+            seen.add(name)
+            yield name, parameter
+
+    def _all_parameters(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.local_parameters:
+            yield prefix + name, parameter
+        for name, child in self.children:
+            yield from child._all_parameters(prefix + _prefix(name, child))
 
     def apply_to_local_parameters(self, f: Callable[[str, Tensor], Tensor]) -> None:
         """Replaces each parameter that the module itself holds.
@@ -135,10 +153,9 @@ class Module(Generic[_P, _R]):
             f: Gives the new value for a qualified name and the current value.
         """
         self.apply_to_local_parameters(f)
-        for prefix, child in self.children:
-            child.apply_to_parameters(
-                lambda name, tensor, prefix=prefix: f(f"{prefix}.{name}", tensor)
-            )
+        for child_name, child in self.children:
+            prefix = _prefix(child_name, child)
+            child.apply_to_parameters(lambda name, tensor, prefix=prefix: f(prefix + name, tensor))
 
     def map_parameters(self, f: Callable[[str, Tensor], Tensor]) -> Self:
         """A copy of the module with other parameters; this one stays as it is.
@@ -333,6 +350,21 @@ class Module(Generic[_P, _R]):
             return line
         body = ",\n".join("    " + item.replace("\n", "\n    ") for item in items)
         return f"{type(self).__name__}(\n{body}\n)"
+
+
+class TransparentModule(Module[_P, _R]):
+    """A module whose own name is no part of the qualified names of its parameters and descendants.
+
+    A wrapper of a module that is one keeps the names of the checkpoint. ``name_transparent = False`` on an instance
+    makes its name a part of them again.
+    """
+
+    name_transparent = True
+
+
+def _prefix(name: str, child: Module) -> str:
+    """What comes before the names of a child's parameters."""
+    return "" if child.name_transparent else name + "."
 
 
 # the dtypes that `auto_cast` converts to each other

@@ -26,34 +26,23 @@ class ModuleList(Module, list[Module]):
             yield "", module
 
 
-class Sequential(Module):
-    """Applies modules of one argument in turn, each to the result of the one before.
+class Sequential(ModuleList):
+    """Applies modules of one argument in turn, each to the result of the one before; a list of them.
 
     Args:
         modules: The modules. Their names are their numbers, from 0.
     """
 
     def __init__(self, *modules: Module) -> None:
-        self.modules = list(modules)
+        super().__init__(modules)
 
     @property
-    def children(self) -> Iterable[tuple[str, Module]]:
-        """Number and module of each child."""
-        for index, module in enumerate(self.modules):
-            yield str(index), module
+    def modules(self) -> list[Module]:
+        """The modules."""
+        return list(self)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Applies the modules."""
-        for module in self.modules:
+        for module in self:
             x = module(x)
         return x
-
-    def __len__(self) -> int:
-        return len(self.modules)
-
-    def __getitem__(self, index: int) -> Module:
-        return self.modules[index]
-
-    def _shown(self) -> Iterator[tuple[str, object]]:
-        for module in self.modules:
-            yield "", module
