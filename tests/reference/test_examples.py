@@ -121,7 +121,8 @@ def write_weights(rng: np.random.Generator) -> np.ndarray[Any, Any]:
 
 def plain(text: str) -> str:
     """A printed shape with its sizes alone: the pages write them both ways."""
-    return re.sub(r"Dim\((\d+)\)", r"\1", text)
+    text = re.sub(r"Dim\((\d+)\)", r"\1", text)
+    return re.sub(r"\((\d+(?:, \d+)*),?\)", r"[\1]", text)
 
 
 @pytest.mark.parametrize(("name", "code"), examples())
