@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from max._dataclass import dataclass
 from max.driver import Tensor
-from max.engine._linked import Linked
-from max.engine._program import Instance
+from max.engine._program import Instance, Linked
 
 __all__ = ["Capture", "Captures", "checked_keys"]
 

@@ -21,7 +21,7 @@ from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._runtime.program import Executor
 from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
-from max.engine._linked import Linked
+from max.engine._program import Linked
 
 if TYPE_CHECKING:
     from max.engine import _measure

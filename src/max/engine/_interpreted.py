@@ -13,9 +13,8 @@ from max._compiler.sizes import simplify
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Tensor
 from max.driver._device import device_named
-from max.engine._linked import Linked
 from max.engine._model import Model
-from max.engine._program import Arena
+from max.engine._program import Arena, Linked
 from max.graph import Graph
 from max.graph.print_options import PrintOptions
 

@@ -23,13 +23,20 @@ from max.driver._memory import ALIGNMENT
 from max.dtype import DType
 from max.engine._binding import InputBinder
 from max.engine._captures import Capture, Captures, checked_keys
-from max.engine._linked import Linked, Linker
 from max.engine._outputs import OutputMemory
 from max.engine._profile import Profile, recording
-from max.engine._program import Arena, Instance, LinkedProgram, arena_of
+from max.engine._program import Arena, Instance, Linked, LinkedProgram, arena_of
 from max.engine._tensor_spec import TensorSpec
 
 __all__ = ["Model"]
+
+
+class Linker(Protocol):
+    """The session's interface to link a model; a model calls it again for a reload."""
+
+    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
+        """Programs with the weights of a registry."""
+        ...
 
 
 class Runner(Protocol):

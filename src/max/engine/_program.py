@@ -40,7 +40,7 @@ else:
     print_options = lazy_module("max.graph.print_options")
     printing = lazy_module("max._interpreter.printing")  # few programs print
 
-__all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
+__all__ = ["Arena", "Instance", "Linked", "LinkedProgram", "arena_of"]
 
 _NO_LOCATIONS = SourceLocations()
 MAX_INSTANCES = 256
@@ -434,6 +434,15 @@ class LinkedProgram:
 
 MOST_ELEMENTS = 1 << 47
 """The maximum number of elements of a tensor, as addresses have 47 bits."""
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Linked:
+    """A model's programs with all addresses, and the owners of that memory; a reload replaces it as a whole."""
+
+    main: LinkedProgram
+    later: list[LinkedProgram]
+    kept: list[object]
 
 
 def range_size(start: npt.NDArray[Any], stop: npt.NDArray[Any], step: npt.NDArray[Any]) -> int:

@@ -25,13 +25,12 @@ from max.engine._casts import Caster
 from max.engine._fixed import FixedMemory
 from max.engine._idle import measure_when_idle
 from max.engine._limits import find_limits
-from max.engine._linked import Linked
 from max.engine._model import Model
 from max.engine._once import inputs_of, needed_later, run_once
 from max.engine._opaque import with_buffers
 from max.engine._packed import PackedCopy
 from max.engine._profile import Profile, keep_for_exit, recording
-from max.engine._program import LinkedProgram, arena_of
+from max.engine._program import Linked, LinkedProgram, arena_of
 from max.engine._store import Loaded, ProgramStore, input_names
 from max.engine._weights import bind_weights, declared_weights
 from max.kernel.language.extensions import load_extensions

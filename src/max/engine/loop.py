@@ -22,8 +22,8 @@ from max._abi import BaseLayout
 from max._runtime.program import NO_VALUE, Executor, Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
-from max.engine._linked import Linked
 from max.engine._model import Model
+from max.engine._program import Linked
 
 __all__ = ["ModelLoop"]
 
