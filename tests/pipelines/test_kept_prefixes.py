@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from max.interfaces import PipelineTask, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import ConfigError
-from max.pipelines.generation import prefix_store
+from max.pipelines.generation import prefix_keeper, prefix_store, service
 from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.engine import limits_of
 from max.pipelines.generation.prefix_keeper import PrefixKeeper
@@ -396,7 +396,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
 
 def run(write: PrefixWrite | None) -> None:
     assert write is not None
-    write.run(lambda: True)
+    write.run(lambda page_bytes: True)
 
 
 def test_additions_have_new_pages_and_are_joined(tmp_path: Path, monkeypatch) -> None:
@@ -452,7 +452,7 @@ def test_a_page_that_is_taken_meanwhile_is_left_out(tmp_path: Path) -> None:
     assert write is not None
     calls = 0
 
-    def take_others() -> bool:
+    def take_others(page_bytes: int) -> bool:
         nonlocal calls
         calls += 1
         if calls == 2:
@@ -467,8 +467,9 @@ def test_a_page_that_is_taken_meanwhile_is_left_out(tmp_path: Path) -> None:
     assert kept == {hashes[0], *hashes[3:]}
 
 
-def test_a_write_pauses_while_requests_run(tmp_path: Path, monkeypatch) -> None:
+def test_a_write_is_slow_while_requests_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(prefix_store, "BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr(prefix_keeper, "BUSY_BYTES_PER_S", 1)
     pipeline = pipeline_of(tmp_path)
     pool = pipeline.kv_managers[0].pages.pools[0]
     read_pages_of: list[int] = []
@@ -505,6 +506,33 @@ def test_a_write_pauses_while_requests_run(tmp_path: Path, monkeypatch) -> None:
     keeper.start(write)
     keeper.stop()
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_engine_that_never_idles_keeps_what_it_reads(tmp_path: Path, monkeypatch) -> None:
+    """Also pages that running requests hold: a prefix that all share is never free under load."""
+    monkeypatch.setattr(service, "KEEP_INTERVAL_S", 0.0)
+    pipeline = pipeline_of(tmp_path)
+    here, there = (ConnectionChannel(end) for end in multiprocessing.get_context("spawn").Pipe())
+    engine = threading.Thread(target=serve, args=(pipeline, limits_of(pipeline), there))
+    engine.start()
+    assert isinstance(here.receive(), EngineReady)
+    one = TextContext(
+        max_length=500, tokens=np.array(PROMPTS[0]), sampling_params=SamplingParams(temperature=0, ignore_eos=True)
+    )  # fmt: skip
+    here.send(GenerationRequest.of(one))
+    while not list(tmp_path.glob("*.prefixes")):
+        event = here.receive()
+        assert isinstance(event, TokensGenerated) and not event.status.is_done
+    held = [
+        page
+        for path in tmp_path.glob("*.prefixes")
+        for page in read(path, path.name.split(".")[0], [file_page_bytes()])
+    ]
+    assert len(set(held)) >= 6, "the pages of its prompt"
+    here.send(Shutdown())
+    while not isinstance(here.receive(), EngineStopped):
+        pass
+    engine.join(60)
 
 
 def test_forgotten_prefixes_do_not_come_back(tmp_path: Path) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from max.interfaces import GenerationStatus
+from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
+from max.serve.generation import TextSequence, _Sequence
 from max.serve.metrics import ServerMetrics
 from max.serve.pool import ModelPool, PoolLimits
 from max.serve.request_context import (
@@ -86,3 +92,21 @@ def test_lines_of_a_log_name_their_request() -> None:
     CURRENT_REQUEST.reset(token)
     logger.error("after")
     assert lines == ["before 1"] * 2 + ["[req%d-7] within 2 x"] * 2 + ["after"] * 2
+
+
+def test_times_begin_with_the_arrival_of_the_request() -> None:
+    """The first token of a request with a long prompt waits for its tokens, too."""
+    metrics = ServerMetrics()
+    model: Any = SimpleNamespace(decoder=lambda visible: lambda tokens: "x" * len(tokens))
+    token = CURRENT_REQUEST.set(RequestContext(arrived=time.perf_counter() - 100))
+    try:
+        one = _Sequence(model, TextSequence(GenerationRequest("a", (1,), 3)), metrics)
+        one.push(TokensGenerated("a", (2,), GenerationStatus.ACTIVE))
+        with metrics.request():
+            pass
+    finally:
+        CURRENT_REQUEST.reset(token)
+    lines = dict(line.rsplit(" ", 1) for line in metrics.text().decode().splitlines())
+    for name in ("time_to_first_token", "request_time"):
+        assert float(lines[f"maxserve_{name}_milliseconds_count"]) == 1
+        assert 100_000 <= float(lines[f"maxserve_{name}_milliseconds_sum"]) < 160_000

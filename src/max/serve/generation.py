@@ -73,8 +73,8 @@ class _Sequence:
     def __init__(self, model: ServedModel, sequence: TextSequence, metrics: ServerMetrics) -> None:
         self._model, self._sequence, self._metrics = model, sequence, metrics
         self._text = self._new_text()
-        self._begin = self._last = time.perf_counter()
-        self._trace = current_request().trace
+        self._last = time.perf_counter()
+        self._begin, self._trace = current_request().arrived, current_request().trace
         self._arrived = time.time()
         self._started = self._first = 0.0
         metrics.input_tokens.inc(len(sequence.request.tokens))

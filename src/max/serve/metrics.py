@@ -19,6 +19,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
+from max.serve.request_context import current_request
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -94,8 +95,8 @@ class ServerMetrics:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Measures a generation: the time that the block takes."""
-        begin = time.perf_counter()
+        """Measures a generation: the time from the arrival of its request to the end of the block."""
+        begin = current_request().arrived
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ class RequestContext:
         priority: Its priority in the engine; lower comes first.
         cleanups: Are called after the response was sent.
         trace: Its spans; None: it is not traced.
+        arrived: When its headers arrived, by `time.perf_counter`.
     """
 
     request_id: str = ""
@@ -27,6 +29,7 @@ class RequestContext:
     priority: int = 0
     cleanups: list[Callable[[], None]] = field(default_factory=list)
     trace: RequestTrace | None = None
+    arrived: float = field(default_factory=time.perf_counter)
 
     def close(self) -> None:
         """Calls the cleanups, the newest first."""

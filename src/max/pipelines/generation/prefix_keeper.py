@@ -1,4 +1,4 @@
-"""Writes cached prefixes in a thread while an engine idles."""
+"""Writes cached prefixes in a thread: fast while an engine idles, slowly while requests run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ logger = logging.getLogger("max.pipelines")
 
 KEEP_DELAY_S = 1.0
 """The idle time after which an engine stores its new prefixes."""
+KEEP_INTERVAL_S = 30.0
+"""An engine that does not idle keeps its new prefixes that often."""
+BUSY_BYTES_PER_S = 8 << 20
+"""How fast prefixes are written while requests run."""
 
 
 class PrefixKeeper:
@@ -38,11 +42,11 @@ class PrefixKeeper:
         self._thread.start()
 
     def resume(self) -> None:
-        """Continues the write; the engine is idle."""
+        """Continues the write at full speed; the engine is idle."""
         self._idle.set()
 
     def pause(self) -> None:
-        """Suspends the write before its next page; requests run."""
+        """Slows the write down to `BUSY_BYTES_PER_S`; requests run."""
         self._idle.clear()
 
     def stop(self) -> None:
@@ -60,6 +64,6 @@ class PrefixKeeper:
         except Exception:  # the engine serves without it
             logger.exception("cached prefixes cannot be kept")
 
-    def _go_on(self) -> bool:
-        self._idle.wait()
+    def _go_on(self, page_bytes: int) -> bool:
+        self._idle.wait(page_bytes / BUSY_BYTES_PER_S)
         return not self._stopped

@@ -147,12 +147,12 @@ class PrefixWrite:
     ) -> None:
         self._groups, self._write = groups, write
 
-    def run(self, go_on: Callable[[], bool]) -> None:
+    def run(self, go_on: Callable[[int], bool]) -> None:
         """Writes the pages, at most `BYTES_PER_S`.
 
         Args:
-            go_on: Called before each page: it waits while requests run, and says whether to write the page; else
-                nothing is kept.
+            go_on: Called before each page with its bytes. It waits while requests run, and returns whether to write
+                the page; if not, nothing is kept.
         """
         paced = [
             PageGroup(group.page_bytes, group.hashes, _paced(group, go_on))
@@ -168,10 +168,10 @@ class _StoppedError(Exception):
     """A write was stopped."""
 
 
-def _paced(group: PageGroup, go_on: Callable[[], bool]) -> Callable[[int], bytes | None]:
+def _paced(group: PageGroup, go_on: Callable[[int], bool]) -> Callable[[int], bytes | None]:
     def content(place: int) -> bytes | None:
         time.sleep(group.page_bytes / BYTES_PER_S)
-        if not go_on():
+        if not go_on(group.page_bytes):
             raise _StoppedError
         return group.content(place)
 

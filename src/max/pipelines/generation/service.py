@@ -26,7 +26,7 @@ from max.pipelines.generation.engine import (
     WarmingPipeline,
     limits_of,
 )
-from max.pipelines.generation.prefix_keeper import KEEP_DELAY_S, PrefixKeeper
+from max.pipelines.generation.prefix_keeper import KEEP_DELAY_S, KEEP_INTERVAL_S, PrefixKeeper
 from max.pipelines.generation.protocol import (
     CancelRequest,
     Command,
@@ -128,6 +128,7 @@ class _Service:
         self._shutdown: Shutdown | None = None
         self._stats_interval, self._next_stats = stats_interval, 0.0
         self._keeper = PrefixKeeper()
+        self._next_keep = time.monotonic() + KEEP_INTERVAL_S
         self._has_new_prefixes = False  # there may be some since the last write
         # grammars may take seconds: a thread compiles them beside the one that reads the channel
         self._compiler = ThreadPoolExecutor(1, "engine grammars")
@@ -160,6 +161,7 @@ class _Service:
                 self._obey(wait=self._engine.idle)
                 events = [self._event(outcome) for outcome in self._engine.step()]
                 self._channel.send_all([*self._started(), *events, *self._due_stats()])
+                self._keep_under_load()
         except OSError:
             pass  # the channel is closed
         except BaseException as caught:
@@ -265,10 +267,19 @@ class _Service:
         finally:
             self._keeper.pause()
 
+    def _keep_under_load(self) -> None:
+        """Begins to store new prefixes of an engine that has not been idle for long."""
+        if not isinstance(self._pipeline, KeepingPipeline) or time.monotonic() < self._next_keep:
+            return
+        self._keep_new_prefixes(self._pipeline)
+
     def _keep_new_prefixes(self, pipeline: KeepingPipeline) -> None:
         if self._keeper.writes:
-            return  # the next time that the engine idles
-        self._has_new_prefixes = False
+            return  # the next time
+        self._has_new_prefixes = (
+            not self._engine.idle
+        )  # running requests add pages after this write
+        self._next_keep = time.monotonic() + KEEP_INTERVAL_S
         if (write := pipeline.new_prefixes()) is not None:
             self._keeper.start(write)
 

@@ -203,7 +203,7 @@ class PagedKVCacheManager(ContextPages):
     def cached_prefixes(
         self, most_bytes: int, kept: Sequence[Collection[bytes]] | None = None
     ) -> list[PageGroup]:
-        """The cached pages that no request has, those used last where there are more than fit.
+        """The pages whose contents may serve a request, those used last where there are more than fit.
 
         Their contents may be read by another thread while batches run: a page that is taken meanwhile has none.
 
@@ -218,7 +218,7 @@ class PagedKVCacheManager(ContextPages):
             zip(self.pages.pools, self._all_blocks, sizes, strict=True)
         ):
             left_out = kept[number] if kept else ()
-            cached = [entry for entry in pool.cached() if entry[0] not in left_out]
+            cached = [entry for entry in pool.with_content() if entry[0] not in left_out]
             cached = cached[-most:] if most else []
             contents = _PageContents(pool, blocks, [page for _, page in cached])
             groups.append(PageGroup(size, [page_hash for page_hash, _ in cached], contents))

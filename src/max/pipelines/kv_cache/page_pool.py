@@ -172,6 +172,14 @@ class PagePool:
         """The cached contents that no table has: hashes and pages, the next one to be taken first."""
         return [(self._hash_of_page[p], p) for p in self._free if p in self._hash_of_page]
 
+    def with_content(self) -> list[tuple[bytes, int]]:
+        """All contents that may serve a request: hashes and pages, those in tables at the end.
+
+        Of one table the first page is the last here, as it serves more requests than those after it.
+        """
+        held = [entry for entry in self._hash_of_page.items() if self._users[entry[0]]]
+        return self.cached() + [(page_hash, page) for page, page_hash in reversed(held)]
+
     def fill(self, page_hash: bytes) -> int | None:
         """A free page that counts as cached content from now on; the caller writes it.
 
