@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from max._dataclass import dataclass
 
 __all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "GGUFFamily", "family_of"]
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from max._dataclass import dataclass
 from max.graph.weights import WeightsFormat
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding

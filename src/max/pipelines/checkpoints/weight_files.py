@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from max._dataclass import dataclass
 from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph import weights

@@ -12,9 +12,10 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from max._dataclass import dataclass
 from max.interfaces import (
     BatchType,
     GenerationStatus,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from max._dataclass import dataclass
 from max.driver import Tensor
 from max.pipelines.models.inputs import ModelInputs
 

@@ -22,11 +22,12 @@ the engine reads the cancellation. After :class:`EngineStopped` no request is op
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TypeAlias
 
 import numpy as np
 
+from max._dataclass import dataclass
 from max.interfaces import (
     GenerationStatus,
     LogProbabilities,

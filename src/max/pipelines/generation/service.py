@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core.context import TextContext
 from max.pipelines.generation.channel import Channel

@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, TextGenerationContext, TextGenerationOutput
 from max.pipelines.core.context import TextContext
 

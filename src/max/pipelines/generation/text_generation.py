@@ -6,12 +6,12 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from max._dataclass import dataclass
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession
 from max.graph.weights import WeightsFormat

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._dataclass import dataclass
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession
 from max.interfaces import TextGenerationContext

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._dataclass import dataclass
 from max.interfaces import RequestID
 from max.pipelines.kv_cache.page_pool import PagePool, pages_of
 from max.pipelines.kv_cache.swap_area import SwapArea

@@ -14,9 +14,10 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from max._dataclass import dataclass
 
 _MAGIC = b"max cached prefixes 1\n"
 _LENGTH = struct.Struct("<Q")

@@ -6,12 +6,12 @@ and corrects the others by what the prediction of that one missed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn import RMSNorm

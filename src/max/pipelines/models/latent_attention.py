@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue
 from max.nn.attention.multi_latent_attention import LatentAttentionWithRope

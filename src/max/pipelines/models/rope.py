@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._dataclass import dataclass
 from max.nn.rotary_embedding import (
     LinearRotaryEmbedding,
     LinearScalingParams,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from max._dataclass import dataclass
 from max.graph import TensorValue, ops
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from max._dataclass import dataclass
 from max.driver import Tensor
 from max.graph.shape import Shape
 from max.graph.weights import WeightData

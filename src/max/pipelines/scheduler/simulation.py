@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from max._dataclass import dataclass
 from max.interfaces import BatchType, RequestID, TextGenerationContext
 from max.pipelines.core.context import TextContext
 from max.pipelines.kv_cache.context_pages import ContextPages
