@@ -182,6 +182,7 @@ class Writer:
         shape = (int(rng.integers(2, 6)), WEIGHT)
         self.sample.update({f"a{n}": np.ones(shape, np.float32) for n in range(INPUTS)})
         self.sample["w"].integers = np.ones(shape, np.int32)
+        self.sample["w"].draws = 1
         # most programs can be followed: without arrays among arguments, half of them without writes
         self.without: set[int] = {18, 19} if self.below(3) else set()
         if self.below(2):

@@ -116,10 +116,9 @@ class Replay(Unsettled):
             return None  # a number where a tensor was, or the end
         try:
             frame = _frame(line[2])
-            same_line = frame.f_code is line[0] and frame.f_lasti == line[1]
+            if frame.f_code is not line[0] or frame.f_lasti != line[1]:
+                self._places[position] = user_place()
         except ValueError:  # the stack has fewer frames than that of the trace had
-            same_line = False
-        if not same_line:
             self._places[position] = user_place()
         results: list[Any] | None = None if structure is None else []
         tensor: Any = None
