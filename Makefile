@@ -4,6 +4,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 JOBS   ?= 2
 export HF_HUB_OFFLINE = 1
+# the tests start hundreds of processes, each of which would compile the sources again
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-test install-dev demo test test-portable test-checked test-arm64 test-long check-wheel coverage smoke lint types docs bench bench-peers clean

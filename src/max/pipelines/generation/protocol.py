@@ -260,7 +260,9 @@ class ErrorInfo:
             error: The exception.
         """
         if isinstance(error, UserError):
-            return cls(type(error).__name__, error.problem, error.remedy)
+            # the other side knows these classes, not those derived of them
+            kind = next(c.__name__ for c in type(error).__mro__ if c.__name__ in _USER_ERRORS)
+            return cls(kind, error.problem, error.remedy)
         return cls(type(error).__name__, str(error) or type(error).__name__)
 
     def to_exception(self) -> Exception:
