@@ -86,13 +86,13 @@ def test_prompts_of_one_chunk_pass_those_of_several():
     trace.add("b", 104)
     trace.add("c", 200)
     trace.add("d", 64)  # no longer than a chunk
-    assert trace.step() == "CE1 a65:66 b0:24", "only here it is seen that c is long"
+    assert trace.step() == "CE1 a65:66 b0:24 d0:40", "d has what is left of 64 tokens"
     assert trace.pages("c") is None and trace.contexts["c"].active_length == 200
-    assert trace.step() == "CE1 a66:67 b24:48 d0:40", "d has what is left of 64 tokens"
-    assert trace.step() == "CE1 a67:68 b48:72 d40:64"
-    assert trace.step() == "CE1 a68:69 d64:65 b72:96"
-    assert trace.step() == "CE1 a69:70 d65:66 b96:104 c0:16", "24 tokens for both together"
-    assert trace.step() == "CE1 a70:71 b104:105 d66:67 c16:40"
+    assert trace.step() == "CE1 a66:67 b24:48 d40:64"
+    assert trace.step() == "CE1 a67:68 d64:65 b48:72"
+    assert trace.step() == "CE1 a68:69 d65:66 b72:96"
+    assert trace.step() == "CE1 a69:70 d66:67 b96:104 c0:16", "24 tokens for both together"
+    assert trace.step() == "CE1 a70:71 b104:105 d67:68 c16:40"
 
 
 def test_requests_that_end_are_forgotten():

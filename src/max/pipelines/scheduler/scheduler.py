@@ -183,10 +183,15 @@ class TextScheduler:
         for context in list(self._waiting.values()):
             if tokens_left < 1 or len(batch) >= slots:
                 break
-            if context.request_id in self._long and long_left < 1:
-                continue  # a prompt of a single chunk may follow
-            if not self._admit(context, (tokens_left, long_left), context_length, bool(batch)):
+            left = tokens_left, long_left
+            joins = self._may_read(context, long_left) and self._admit(
+                context, left, context_length, bool(batch)
+            )
+            # asked again, as the attempt tells whether a prompt has several chunks
+            if not joins and self._may_read(context, long_left):
                 break
+            if not joins:
+                continue  # a prompt of a single chunk may follow
             batch.append(context)
             self._order.start(context)
             tokens_left -= context.active_length
@@ -208,6 +213,10 @@ class TextScheduler:
         waiting = min(len(self._waiting), limits.max_batch_size - running)
         chunk = self._times.chunk(max(ratio - 1, waiting / running))
         return min(limits.prefill_chunk_size, chunk or limits.prefill_chunk_size)
+
+    def _may_read(self, context: TextGenerationContext, long_left: int) -> bool:
+        """Whether the step can read a prompt: those of several chunks share `long_left` tokens."""
+        return long_left > 0 or context.request_id not in self._long
 
     def _room(self, context: TextGenerationContext, tokens_left: int, long_left: int) -> int:
         """The tokens of a prompt that the next step can read, where it reads chunks."""
