@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.runner import exit_on_sigterm
 from tests.mutation.forked import run_forked
 from tests.mutation.mutants import Mutant, mutants_of, sample
 from tests.mutation.runner import ROOT, Suite, equivalents, run_mutants
@@ -67,6 +68,7 @@ def chosen(options: argparse.Namespace, path: Path, name: str) -> list[Mutant]:
 def main() -> int:
     """Prints the survivors of each file; the exit status is 1 where there are any."""
     options = arguments()
+    exit_on_sigterm()
     cache = options.cache.resolve() if options.cache else None
     suite = Suite(
         ROOT, options.source.resolve(), (*options.tests, *shlex.split(options.pytest)), cache
@@ -81,15 +83,15 @@ def main() -> int:
             continue
         counts: Counter[str] = Counter()
         run = run_forked if options.fork else run_mutants
-        for result in run(suite, path, mutants, jobs=options.jobs, timeout=options.timeout):
-            counts[result.outcome] += 1
-            if result.outcome in ("survived", "uncovered") or options.verbose:
-                print(f"{result.outcome}: {name}:{result.mutant}", flush=True)
+        try:
+            for result in run(suite, path, mutants, jobs=options.jobs, timeout=options.timeout):
+                counts[result.outcome] += 1
+                if result.outcome in ("survived", "uncovered") or options.verbose:
+                    print(f"{result.outcome}: {name}:{result.mutant}", flush=True)
+        finally:  # a run that is cut short says how far it came
+            outcomes = ", ".join(f"{n} {o}" for o, n in sorted(counts.items()))
+            print(f"{name}: {len(mutants)} mutants, {outcomes}", flush=True)
         survivors += counts["survived"] + counts["uncovered"]
-        print(
-            f"{name}: {len(mutants)} mutants,",
-            ", ".join(f"{n} {o}" for o, n in sorted(counts.items())),
-        )
     return int(survivors > 0)
 
 
