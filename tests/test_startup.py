@@ -19,6 +19,8 @@ from max._kernel_library.products.dense.panels import DTYPES
 from max._kernel_library.products.quantised.packed import FORMATS
 from max.dtype import DType
 from max.kernel import TensorSpec, emit_llvm, host_target, i64, specialize
+from max.kernel.targets.target import LLVMTarget
+from max.kernel.types import scalar_type
 from tests.kernel_library.harness import target
 
 TINY_CHAT = Path(__file__).parents[1] / "models" / "tiny-chat"
@@ -204,11 +206,12 @@ def test_products_are_little_code(machine, operand, panels, encoding, most) -> N
     operands = [Operand(operand, (7, 64)), Operand(panels, (2, 64 * 32))]
     attributes = {"encoding": encoding, "columns": 64, "streamed": False}
     compiled_for = target(machine)
+    assert isinstance(compiled_for, LLVMTarget)
     call = CPU_KERNELS.lower(
         "mok.packed_matmul", operands, [Operand(operand, (7, 64))], attributes, compiled_for
     )
     specs = [
-        i64 if isinstance(arg, Limit) else TensorSpec(arg.dtype, arg.spec_shape())
+        i64 if isinstance(arg, Limit) else TensorSpec(scalar_type(arg.dtype), arg.spec_shape())
         for arg in call.args
     ]
     ir = specialize(call.kernel, args=specs, params=call.params, target=compiled_for)

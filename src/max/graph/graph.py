@@ -35,8 +35,8 @@ from max.mlir.dims import DimExpr
 __all__ = ["Graph"]
 
 
-def _block_of(value: mlir.SSAValue) -> mlir.Block | None:
-    """The block that defines a value."""
+def _block_of(value: mlir.SSAValue) -> object:
+    """The block that defines a value, to compare it by identity; None for an op outside of any block."""
     return value.block if isinstance(value, mlir.BlockArgument) else value.owner.parent_block()
 
 
