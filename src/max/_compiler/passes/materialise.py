@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 
 from max._compiler.attention import readable
 from max._compiler.layout import Layout
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import ops_of
 from max._compiler.shapes import is_view, shape_of, view_layout
-from max.mlir import OPS, BufferType, MoOp, ShapedType
-from max.mlir.builtin import Block
+from max.mlir import OPS, BufferType, MoOp, ShapedType, builtin
 
 __all__ = ["READS_STRIDED", "base_of", "copy_region", "materialise", "needs_contiguous"]
 
@@ -43,7 +42,7 @@ def copy_region(value: SSAValue) -> BodyOp:
         assert isinstance(owner, MoOp)
         chain.append(owner)
         current = owner.operands[0]
-    body = Block(arg_types=[current.type])
+    body = builtin.Block(arg_types=[current.type])
     mapper: dict[SSAValue, SSAValue] = {current: body.args[0]}
     for op in reversed(chain):
         body.add_op(op.clone(mapper))

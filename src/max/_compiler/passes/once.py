@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Block, SSAValue
 
 from max._compiler.layout import Layout
 from max._compiler.mok import OnceOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import needs_contiguous
 from max._compiler.shapes import is_view, shape_of, view_layout
-from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType
-from max.mlir.builtin import Block
+from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType, builtin
 
 __all__ = ["compute_once", "weights_only"]
 
@@ -153,7 +152,7 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], strided: set[obje
                 and constant_of(operand.owner) is None
             ):
                 inputs.append(operand)
-    body = Block(arg_types=[value.type for value in inputs])
+    body = builtin.Block(arg_types=[value.type for value in inputs])
     mapper: dict[SSAValue, SSAValue] = dict(zip(inputs, body.args, strict=True))
     for op in hoisted:
         for operand in op.operands:
