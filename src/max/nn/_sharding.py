@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from max.graph import DeviceRef, ShardingStrategy, Weight
+from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight
 from max.nn.layer import Module
 
-__all__ = ["check_per_device", "check_strategy", "part_of", "parts_of_weight", "shard_devices"]
+__all__ = [
+    "call_parts",
+    "check_per_device",
+    "check_strategy",
+    "part_of",
+    "parts_of_weight",
+    "shard_devices",
+]
 
 M = TypeVar("M", bound=Module)
 
@@ -57,6 +64,29 @@ def check_per_device(name: str, count: int, **arguments: Sequence[object]) -> No
             raise ValueError(
                 f"{name}: {argument} has {len(values)} values, expected one for each of {count} devices"
             )
+
+
+def call_parts(
+    name: str,
+    parts: Sequence[Callable[..., TensorValue]],
+    layer_idx: TensorValue,
+    **arguments: Sequence[object],
+) -> list[TensorValue]:
+    """Calls each device's part of a layer with its values; returns the outputs in the order of the devices.
+
+    Args:
+        name: The layer, for the message.
+        parts: The part of each device.
+        layer_idx: The layer's index in the cache, the first argument of each part.
+        arguments: The further arguments in the order of the parts, with a value for each device.
+
+    Raises:
+        ValueError: An argument has more or fewer values.
+    """
+    check_per_device(name, len(parts), **arguments)
+    return [
+        part(layer_idx, *values) for part, *values in zip(parts, *arguments.values(), strict=True)
+    ]
 
 
 def shard_devices(

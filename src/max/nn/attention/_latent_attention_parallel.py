@@ -10,7 +10,7 @@ from max.graph import (
     ShardingStrategy,
     TensorValue,
 )
-from max.nn._sharding import check_per_device
+from max.nn._sharding import call_parts
 from max.nn.attention._latent_attention import LatentAttentionWithRope
 from max.nn.comm import Allreduce
 from max.nn.kv_cache.cache_values import PagedCacheValues
@@ -36,18 +36,15 @@ class _LatentAttentionOverDevices(LatentAttentionWithRope):
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
         """The outputs of the parts."""
-        check_per_device(
+        return call_parts(
             type(self).__name__,
-            len(self._shards),
+            self._shards,
+            layer_idx,
             xs=xs,
             kv_collections=kv_collections,
             freqs_cis=freqs_cis,
             input_row_offsets=input_row_offsets,
         )
-        return [
-            part(layer_idx, xs[i], kv_collections[i], freqs_cis[i], input_row_offsets[i])
-            for i, part in enumerate(self._shards)
-        ]
 
 
 class TensorParallelLatentAttentionWithRope(_LatentAttentionOverDevices):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue
-from max.nn._sharding import check_per_device
+from max.nn._sharding import call_parts
 from max.nn.attention._rope_attention import AttentionWithRope
 from max.nn.attention.interfaces import DistributedAttentionImpl
 from max.nn.comm import Allreduce
@@ -36,18 +36,15 @@ class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
         """The outputs of the parts."""
-        check_per_device(
+        return call_parts(
             type(self).__name__,
-            len(self._parts),
+            self._parts,
+            layer_idx,
             x=x,
             kv_collections=kv_collections,
             freqs_cis=freqs_cis,
             input_row_offsets=input_row_offsets,
         )
-        return [
-            part(layer_idx, x[i], kv_collections[i], freqs_cis[i], input_row_offsets[i])
-            for i, part in enumerate(self._parts)
-        ]
 
 
 class TensorParallelAttentionWithRope(_AttentionOverDevices):
