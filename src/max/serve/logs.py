@@ -75,3 +75,14 @@ def set_up_logs(level: str, settings: LogSettings) -> None:
         logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def share_handlers() -> int:
+    """Lets uvicorn write where the loggers of ``max`` do, in the same format.
+
+    Returns:
+        The lowest level of its logger: clients that send no HTTP are named only where level info is.
+    """
+    ours, theirs = logging.getLogger("max"), logging.getLogger("uvicorn")
+    theirs.handlers, theirs.propagate = ours.handlers, False
+    return logging.WARNING if ours.isEnabledFor(logging.INFO) else logging.ERROR

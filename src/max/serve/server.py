@@ -23,6 +23,7 @@ from max.serve.http.metrics_listener import metrics_listener
 from max.serve.http.quiet_server import QuietServer
 from max.serve.http.state import ServerState
 from max.serve.loading import load_model
+from max.serve.logs import share_handlers
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.pool import ModelPool, PoolLimits
@@ -229,9 +230,11 @@ async def _listen(
         ) from error
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_config=None,
+        log_level=share_handlers(),
         access_log=False,
         lifespan="off",
+        ws="none",  # there is no route for one, whichever package is installed
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         server_header=False,

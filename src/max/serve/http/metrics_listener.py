@@ -13,6 +13,7 @@ from prometheus_client import make_asgi_app
 
 from max.serve.http.quiet_server import QuietServer
 from max.serve.listener import open_socket
+from max.serve.logs import share_handlers
 from max.serve.metrics import ServerMetrics
 from max.serve.settings import ServerSettings
 
@@ -45,9 +46,11 @@ async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
         return
     config = uvicorn.Config(
         make_asgi_app(metrics.registry),
-        log_level="warning",
+        log_config=None,
+        log_level=share_handlers(),
         access_log=False,
         lifespan="off",
+        ws="none",
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=1,

@@ -64,6 +64,10 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if (
+            scope["method"] == "HEAD"
+        ):  # as GET: the layer below sends no body; Ollama's client begins with HEAD /
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id") or secrets.token_hex(12)
         request_id = "".join(c for c in request_id if c.isalnum() or c in "-_.")[:128]

@@ -17,7 +17,7 @@ from max.pipelines.store.pull import pull as pull_model
 from max.pipelines.store.sources import Source, of_hub
 from max.serve.errors import ApiError
 from max.serve.http.failures import as_api_error
-from max.serve.http.state import ServerState, json_response, refuse_foreign_pages, state_of
+from max.serve.http.state import ServerState, refuse_foreign_pages, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.ollama.routes import json_line, read_body
 from max.serve.ollama.schemas import DeleteBody, PullBody
@@ -75,24 +75,6 @@ async def delete(request: Request) -> Response:
     except OSError as error:
         raise ApiError(f"model {name!r} cannot be deleted: {error}", status=500) from error
     return Response(status_code=200)
-
-
-@router.post("/create")
-@router.post("/copy")
-@router.post("/push")
-async def refused(request: Request) -> Response:
-    """Refuses what Ollama does with model files of its own.
-
-    Args:
-        request: The connection.
-    """
-    return json_response(
-        {
-            "error": f"{request.url.path} is not supported: models are folders of safetensors or GGUF files; "
-            "`max pull` and /api/pull get them, `max quantize` makes others"
-        },
-        501,
-    )
 
 
 def _store(request: Request, state: ServerState) -> ModelStore:
