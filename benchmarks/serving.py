@@ -43,7 +43,7 @@ from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Sample, measure_one, summary
 
 CASE_S = 110.0
-"""The longest time of a case at one server: two servers take four minutes at most."""
+"""The longest time of a case at one server unless `--case-s` says another: two servers take four minutes at most."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Sizes:
         added_output: Tokens of an answer of the case that times steps.
         idle_s: Seconds over which an idle server is watched.
         texts: Texts of the cases of vectors.
+        case_s: The longest time of a case at one server, in seconds.
     """
 
     clients: tuple[int, ...] = (16, 64)
@@ -75,6 +76,7 @@ class Sizes:
     texts: int = 256
     disturbed_s: float = 60.0
     added_output: int = 96
+    case_s: float = CASE_S
 
 
 QUICK = Sizes((2, 4), 1, 24, 64, 12, 200, 6, 2.0, 8, 8.0, 24)
@@ -228,12 +230,13 @@ def measure_throughput(
     """
     rates: dict[str, float] = {}
     for clients in sizes.clients:
-        for shared in (0, sizes.prefix):
+        for shared in (0, sizes.prefix) if sizes.prefix else (0,):
             prefix = prompts.text(shared) + " " if shared else ""
             case = f"{clients} clients" + (f", {shared} shared" if shared else "")
             for server in servers:
                 texts = [prefix + prompts.text(sizes.prompt) for _ in range(clients * sizes.rounds)]
-                figures = summary(run(closed_loop(server, texts, sizes.output, clients)), 0.0)
+                work = closed_loop(server, texts, sizes.output, clients)
+                figures = summary(run(work, sizes.case_s), 0.0)
                 report.add(
                     name, case, server.engine,
                     output_tok_s=figures["output_throughput"], failed=figures["failed"],
@@ -251,7 +254,8 @@ def measure_rate(
     clients, rates = sizes.clients[0], dict[str, float]()
     for server in servers:
         texts = [prompts.text(sizes.prompt) for _ in range(clients)]
-        figures = summary(run(closed_loop(server, texts, sizes.output, clients)), 0.0)
+        work = closed_loop(server, texts, sizes.output, clients)
+        figures = summary(run(work, sizes.case_s), 0.0)
         rates[server.engine] = figures["request_throughput"]
         report.add(
             name, f"rate, {clients} clients", server.engine, requests_s=rates[server.engine],
@@ -540,6 +544,15 @@ def main() -> None:
         help="; ".join(f"{k}: {v}" for k, v in CASES.items()).replace("%", "%%"),
     )
     parser.add_argument("--clients", nargs="+", type=int, help="numbers of clients (16 64)")
+    parser.add_argument("--rounds", type=int, help="requests of each client in throughput (2)")
+    parser.add_argument(
+        "--case-s",
+        type=float,
+        help=f"the longest time of a throughput case at a server ({CASE_S:.0f})",
+    )
+    parser.add_argument(
+        "--prefix", type=int, help="tokens of the shared prefix; 0: no such case (1024)"
+    )
     parser.add_argument(
         "--rate",
         type=float,
@@ -582,8 +595,13 @@ def main() -> None:
     args.folder.mkdir(exist_ok=True)
     args.logs = Path(tempfile.mkdtemp(prefix="supremum-serving-"))
     sizes = QUICK if args.quick else Sizes()
-    if args.clients:
-        sizes = replace(sizes, clients=tuple(args.clients))
+    given = {
+        "clients": tuple(args.clients) if args.clients else None,
+        "rounds": args.rounds,
+        "case_s": args.case_s,
+        "prefix": args.prefix,
+    }
+    sizes = replace(sizes, **{name: value for name, value in given.items() if value is not None})
     report = Report(args.json, args.quick)
     print(machine(), "logs:", args.logs, flush=True)
     begin = time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
-    "_absent", "_config", "_dataclass", "_earlier", "_errors", "_host", "_lazy", "_version", "dtype",
+    "_absent", "_config", "_dataclass", "_earlier", "_errors", "_host", "_lazy", "_spelling", "_version", "dtype",
 }  # fmt: skip
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
@@ -21,13 +21,14 @@ ALLOWED: dict[str, set[str]] = {
     "_absent": {"_lazy"},
     "_earlier": {"_absent"},
     "_traceback": {"_config"},
-    "_config": set(),
+    "_config": {"_spelling"},
     "_dataclass": set(),
     "_errors": set(),
     "_host": {"_dataclass"},
     "_lazy": set(),
+    "_spelling": {"_lazy"},
     "_abi": {"_dataclass"},
-    "dtype": {"_config", "_errors"},
+    "dtype": {"_config", "_errors", "_spelling"},
     "interfaces": EVERY,
     "driver": EVERY,
     "mlir": EVERY,

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from max._spelling import did_you_mean
+
 if TYPE_CHECKING:
     from logging import Logger
 
@@ -29,13 +31,6 @@ _ENVIRONMENT: Any = os.environ
 
 class FlagError(ValueError):
     """A ``MAX_*`` variable has a value, or a name, that is not declared."""
-
-
-def _did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    import difflib  # only the error path pays for it
-
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class Flag(Generic[T]):
@@ -126,7 +121,7 @@ def _choice(text: str, choices: Iterable[str]) -> str:
     word = text.strip().lower()
     if word not in choices:
         expected = ", ".join(choices)
-        raise ValueError(f"{word!r} is none of {expected}{_did_you_mean(word, choices)}")
+        raise ValueError(f"{word!r} is none of {expected}{did_you_mean(word, choices)}")
     return word
 
 
@@ -315,7 +310,7 @@ class Flags:
         """
         flags_by_name = self.declared()
         if name not in flags_by_name:
-            raise FlagError(f"{name} is not a flag{_did_you_mean(name, flags_by_name)}")
+            raise FlagError(f"{name} is not a flag{did_you_mean(name, flags_by_name)}")
         return flags_by_name[name]
 
     def misspelt(self, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -323,11 +318,9 @@ class Flags:
         flags_by_name, lines = self.declared(), list[str]()
         for name in os.environ if environ is None else environ:
             if name.startswith("MAX_") and name not in flags_by_name:
-                import difflib
-
                 # other programs use MAX_… too: only near misses are reported
-                if close := difflib.get_close_matches(name, flags_by_name, n=1, cutoff=0.8):
-                    lines.append(f"{name} is not a flag; did you mean {close[0]!r}?")
+                if hint := did_you_mean(name, flags_by_name, cutoff=0.8):
+                    lines.append(f"{name} is not a flag{hint}")
         return lines
 
 

@@ -13,13 +13,14 @@
 from __future__ import annotations
 
 import builtins
-import difflib
 from enum import Enum, EnumMeta
 from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from max._spelling import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +36,8 @@ class _Names(EnumMeta):
             return cls._member_map_[name]
         if name.startswith("_"):
             raise AttributeError(name)
-        close = difflib.get_close_matches(name, cls._member_map_, n=1, cutoff=0.5)
-        near = f"; did you mean {close[0]!r}?" if close else ""
-        raise AttributeError(f"{cls.__name__} has no {name!r}{near}", name=name)
+        hint = did_you_mean(name, cls._member_map_)
+        raise AttributeError(f"{cls.__name__} has no {name!r}{hint}", name=name)
 
 
 class DType(Enum, metaclass=_Names):

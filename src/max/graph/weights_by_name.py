@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self, runtime_checkable
 
+from max._spelling import similar_names
 from max.driver import DLPackArray
 from max.dtype import DType
 from max.graph.quantization import QuantizationEncoding
@@ -145,7 +145,7 @@ class HierarchicalWeights(ABC):
     def _require(self) -> None:
         if self.exists():
             return
-        close = difflib.get_close_matches(self._prefix, self._names, n=3)
+        close = similar_names(self._prefix, self._names, count=3)
         hint = f"; similar names: {', '.join(close)}" if close else ""
         raise KeyError(f"no weight is named {self._prefix!r}{hint}")
 

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem, get_completion_class
 
+from max._spelling import similar_names
 from max._version import __version__
 from max.entrypoints.cli.errors import CommandError, report, set_up_logging
 
@@ -119,9 +120,7 @@ class LazyGroup(click.Group):
         if args and args[0] in ABSENT:
             raise CommandError(f"`max {args[0]}` is not in this release", ABSENT[args[0]])
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            near = similar_names(args[0], COMMANDS)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import click
 
+from max._spelling import similar_names
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options import (
@@ -200,7 +200,7 @@ class Session:
         command = getattr(self, f"_do_{name}", None)
         if command is None:
             known = ["quit", *(each[4:] for each in dir(self) if each.startswith("_do_"))]
-            near = difflib.get_close_matches(name, known, n=1)
+            near = similar_names(name, known)
             hint = f"did you mean /{near[0]}? " if near else ""
             self._write(f"/{name} is no command; {hint}/help lists them\n")
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
+from max._spelling import similar_names
 from max.entrypoints.cli.errors import CommandError
 
 
@@ -68,7 +68,7 @@ def read_config_file(context: click.Context, path: Path) -> None:
     for key, value in cast("dict[Any, Any]", content).items():
         option = options.get(_plain(str(key)))
         if option is None or option.name is None or option.name == "config_file":
-            near = difflib.get_close_matches(_plain(str(key)), options, n=1)
+            near = similar_names(_plain(str(key)), options)
             hint = (
                 f"Did you mean {near[0]}?"
                 if near

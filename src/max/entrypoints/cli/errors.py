@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from max._config import FlagError, flags
+from max._spelling import similar_names
 
 _ADAPTERS = "there are no LoRA adapters"
 _IMAGES = "models take text alone"
@@ -246,12 +247,10 @@ def _lines(error: Exception) -> tuple[str, str, int]:
 
 
 def _near_options(error: click.NoSuchOption) -> list[str]:
-    import difflib
-
     if error.ctx is None:
         return []
     option_names = [opt for param in error.ctx.command.params for opt in param.opts]
-    return difflib.get_close_matches(error.option_name, option_names, n=1)
+    return similar_names(error.option_name, option_names)
 
 
 def _one_line(text: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
+from max._spelling import did_you_mean
 from max.kernel.errors import KernelNameError
 from max.kernel.language.source import Kernel
 
@@ -35,8 +35,7 @@ def registered(name: str) -> Kernel:
         KernelNameError: there is none; the message has the nearest name.
     """
     if name not in _kernels:
-        close = difflib.get_close_matches(name, _kernels, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "; mark one with @k.register"
+        hint = did_you_mean(name, _kernels) or "; mark one with @k.register"
         raise KernelNameError(f"no kernel is registered as {name!r}{hint}")
     return _kernels[name]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from max._config import FlagError, flags
 from max._dataclass import dataclass
 from max._lazy import lazy_module
+from max._spelling import did_you_mean
 from max.kernel.targets.host import ARM64_BASE, ARM64_FEATURES, host_features, known_features
 from max.kernel.targets.target import LLVMTarget
 
@@ -252,8 +252,7 @@ def _check_names(words: frozenset[str], valid: frozenset[str]) -> None:
         name = word.removeprefix("-")
         if name in valid:
             continue
-        close = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, sorted(valid))
         raise FlagError(f"MAX_CPU_FEATURES: {name!r} is no CPU feature{hint}")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from max._dataclass import dataclass
+from max._spelling import did_you_mean
 from max.graph.weights import WeightsFormat
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
@@ -25,7 +26,7 @@ from max.pipelines.checkpoints.weight_files import (
     read_gguf_entries,
     read_safetensors_header,
 )
-from max.pipelines.core.exceptions import ModelFilesError, did_you_mean
+from max.pipelines.core.exceptions import ModelFilesError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo

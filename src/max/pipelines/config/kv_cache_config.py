@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from max._spelling import did_you_mean
 from max.dtype import DType
 from max.pipelines.config.options import StrictConfig, option
-from max.pipelines.core.exceptions import ConfigError, did_you_mean
+from max.pipelines.core.exceptions import ConfigError
 
 __all__ = ["CACHE_FORMATS", "KVCacheConfig"]
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from max._spelling import did_you_mean
 from max.driver import Device, DeviceSpec, load_devices, scan_available_devices
 from max.dtype import DType
 from max.graph.quantization import QuantizationEncoding
@@ -35,7 +36,7 @@ from max.pipelines.checkpoints.weight_files import (
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.options import StrictConfig, option, options_of
-from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_mean
+from max.pipelines.core.exceptions import ConfigError, ModelFilesError
 
 logger = logging.getLogger("max.pipelines")
 

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from max.pipelines.core.exceptions import ConfigError, did_you_mean
+from max._spelling import did_you_mean
+from max.pipelines.core.exceptions import ConfigError
 
 
 def option(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 
 class UserError(ValueError):
     """A value from the user does not fit; states the problem and the remedy.
@@ -55,15 +52,3 @@ class WeightsError(ValueError):
 
     `load_model` makes it a `ModelFilesError` that names the model.
     """
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A clause that names the nearest known word; empty if none is near.
-
-    Args:
-        word: The word from the user.
-        known: The known words.
-    """
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
-    return f"; did you mean {lower[close[0]]!r}?" if close else ""

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from max._spelling import did_you_mean
 from max.interfaces import EmbeddingsGenerationInputs, PipelineTask
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.exceptions import ConfigError, InputError, did_you_mean
+from max.pipelines.core.exceptions import ConfigError, InputError
 from max.pipelines.encoders.context import EncoderTokenizer, TextEmbeddingContext
 from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
 from max.pipelines.encoders.encoder_model import EncoderModel

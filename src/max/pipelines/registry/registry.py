@@ -6,10 +6,10 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from max._spelling import similar_names
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
 from max.pipelines.checkpoints.composite_config import COMPOSITES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
@@ -332,7 +332,7 @@ class PipelineRegistry:
         for name in names:
             kind = name[name.find("For") :] if "For" in name else ""
             same_kind = [other for other in supported if kind and other.endswith(kind)]
-            near += get_close_matches(name, same_kind or supported, 3, 0.7)
+            near += similar_names(name, same_kind or supported, count=3, cutoff=0.7)
         if not near:
             return f"{len(supported)} architectures are supported."
         return f"The nearest names are {', '.join(dict.fromkeys(near))}."

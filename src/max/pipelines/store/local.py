@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from max._config import flags
+from max._spelling import similar_names
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 
 MANIFEST = ".max-model.json"
@@ -221,8 +221,8 @@ def near_names(name: str, names: list[str]) -> str:
         names: The names that exist.
     """
     # the last part decides: people leave the owner out
-    last = {each.rpartition("/")[2].lower(): each for each in names}
-    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), last, n=3, cutoff=0.5)
+    last = {each.rpartition("/")[2]: each for each in names}
+    close = similar_names(name.rpartition("/")[2], last, count=3)
     return f"Did you mean {' or '.join(repr(last[each]) for each in close)}?" if close else ""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -12,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from max._spelling import did_you_mean
 from max._version import __version__
 from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
@@ -111,10 +110,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     match error.status_code:
         case 404:
             known = list(request.app.openapi()["paths"])
-            near = difflib.get_close_matches(path[:200], known, n=1, cutoff=0.75)
-            message = f"there is no route {path[:200]}" + (
-                f"; did you mean {near[0]}?" if near else ""
-            )
+            message = f"there is no route {path[:200]}{did_you_mean(path, known, cutoff=0.75)}"
         case 405:
             takes = f"; it takes {headers['Allow']}" if "Allow" in headers else ""
             message = f"{path} does not take {request.method}{takes}"
