@@ -17,11 +17,19 @@ EAGER: tuple[Difference, ...] = (
         here="^tensor",
     ),
     Difference(
-        "lists and arrays are no indices of eager tensors",
-        "a guard: in MAX a list is a tuple of indices, an array an AttributeError",
+        "lists are no indices of eager tensors",
+        "a guard: in MAX a list is a tuple of indices, in NumPy an array, and the array API standard has none",
         _FAMILY,
-        program=r"^x\[(\[0|np\.array)",
+        program=r"^x\[\[0",
         here=_ERROR,
+    ),
+    Difference(
+        "masks and arrays of integers are indices of eager tensors, as in NumPy",
+        "an extension: errors in MAX",
+        _FAMILY,
+        program=r"^x\[(np\.array|x > 0|t\('i\d+', \d)",
+        there=_ERROR,
+        here="^tensor",
     ),
     Difference(
         "numbers, lists and arrays are assigned to elements of eager tensors, and broadcast",

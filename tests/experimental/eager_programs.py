@@ -186,7 +186,7 @@ class Writer:
         # most programs can be followed: without arrays among arguments, half of them without writes
         self.without: set[int] = {18, 19} if self.below(3) else set()
         if self.below(2):
-            self.without |= {20, 21, 22, 25, 26, 29}
+            self.without |= {20, 21, 22, 25, 26, 29, 42, 44}
 
     def line(self, text: str) -> None:
         """Appends a line."""
@@ -244,7 +244,7 @@ class Writer:
     def statement(self) -> None:
         """Appends a random statement."""
         x, k = self.pick(), self.below(NUMBERS)
-        kind = self.below(42)
+        kind = self.below(45)
         if kind in self.without:
             kind = self.below(18)
         match kind:
@@ -347,6 +347,21 @@ class Writer:
                 kind = self.one_of(("uniform", "gaussian"))
                 first, second = self.one_of((("-0.5", "1.5"), (f"p.numbers[{k}]", "4.0")))
                 self.value(f"drawn(w, '{kind}', t{x}, {first}, {second})", f"samples(w, '{kind}', a{x}, {first}, {second})")  # fmt: skip
+            case 42:
+                index = self.one_of(("{}", "..., {}", "1:, {}", "0, {}", "{}, :3"))
+                b = self.one_of(self.bools)
+                self.value(f"t{x}[{index.format(f't{b}')}]", f"a{x}[{index.format(f'a{b}')}]", False)  # fmt: skip
+            case 43:
+                # indices in range, which only the run checks
+                q, index = (
+                    self.one_of(self.integers),
+                    self.one_of(("{}", "{}, 1:", "{}, 0", "None, {}")),
+                )
+                chosen = f"{{0}}{x}[" + index.format(f"{{0}}{q}.reshape((-1,))[:5] % len(a{x})") + f"] if len(a{x}) else {{0}}{x}"  # fmt: skip
+                self.value(chosen.format("t"), chosen.format("a"), False)
+            case 44:
+                b = self.one_of(self.bools)
+                self.line(f"store(t{x}, a{x}, {self.one_of(FLOATS)}, a{b}, t{b})")
             case _:
                 q = self.one_of(self.integers)
                 y = self.both("$0 + 0.25", x)
@@ -475,10 +490,10 @@ def refused(run: Callable[[], Array]) -> None:
     raise AssertionError(f"{error!r}, where NumPy has {array}")
 
 
-def store(tensor: Tensor, array: Array, value: Any, index: Any) -> None:
-    """Writes elements of both."""
+def store(tensor: Tensor, array: Array, value: Any, index: Any, mask: Any = None) -> None:
+    """Writes elements of both; `mask` is the index of the tensor where it is another than the array's."""
     array[index]  # raises IndexError where NumPy does
-    tensor[index] = value
+    tensor[index if mask is None else mask] = value
     array[index] = value
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from max import driver
+from max._errors import AxisError
 from max.experimental import _recorder
 from max.experimental._cells import Cell
+from max.experimental._indexing import array_indices, is_advanced
 from max.graph import BufferType, BufferValue, Graph, TensorType, TensorValue, ops
 
 __all__ = ["store"]
@@ -22,7 +24,7 @@ def store(destination: Any, source: Any, indices: Any) -> None:
     Args:
         destination: An eager tensor.
         source: A tensor, number or array.
-        indices: Which elements, see `max.graph.ops.slice_tensor`; all of them if None.
+        indices: Which elements, see `Tensor.__getitem__`; all of them if None.
 
     Raises:
         ValueError, TypeError: As for `max.graph.ops.buffer_store_slice`; or memory that is read-only.
@@ -30,9 +32,14 @@ def store(destination: Any, source: Any, indices: Any) -> None:
     cell: Cell = destination._cell
     source_cell: Cell | None = getattr(source, "_cell", None)
     values: Any = source
+    selected: tuple[int, ...] | None = None
     if indices is not None:
-        indices = tuple([_bound(index) for index in indices])
-    _check(cell, source, source_cell, indices)
+        if is_advanced(indices):
+            indices = tuple([_bound(index) for index in array_indices(indices)])
+            selected = _selected(cell.type.shape, indices)
+        else:
+            indices = tuple([_bound(index) for index in indices])
+    _check(cell, source, source_cell, indices if selected is None else [...], selected)
     # readers that were recorded before must see the elements before
     _recorder.materialize([cell] if source_cell is None else [cell, source_cell])
     _recorder.materialize_all()
@@ -68,10 +75,25 @@ def _bound(index: Any) -> Any:
     return index.item()
 
 
-def _check(cell: Cell, source: Any, source_cell: Cell | None, indices: Any) -> None:
-    """Stages the write, which raises what does not fit."""
+def _selected(shape: tuple[int, ...], indices: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape of what masks and arrays select."""
+    try:
+        return np.broadcast_to(np.False_, shape)[indices].shape
+    except IndexError as error:
+        raise AxisError(f"store: {error}") from None
+
+
+def _check(
+    cell: Cell,
+    source: Any,
+    source_cell: Cell | None,
+    indices: Any,
+    selected: tuple[int, ...] | None,
+) -> None:
+    """Stages the write, which raises what does not fit; to a buffer of another shape if one is given."""
     type_ = cell.type
-    types: list[Any] = [BufferType(type_.dtype, type_.shape, type_.device)]
+    shape = type_.shape if selected is None else selected
+    types: list[Any] = [BufferType(type_.dtype, shape, type_.device)]
     if source_cell is not None:
         given = source_cell.type
         types.append(TensorType(given.dtype, given.shape, given.device))

@@ -20,6 +20,7 @@ SCALAR_OPS = frozenset(
         "sub",
         "mul",
         "div",
+        "floor_div",
         "mod",
         "equal",
         "not_equal",

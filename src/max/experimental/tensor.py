@@ -29,7 +29,7 @@ from max import driver
 from max._earlier import later_keywords
 from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
-from max.experimental import _creation, _mutation, _replays
+from max.experimental import _creation, _indexing, _mutation, _replays
 from max.experimental._cells import Cell
 from max.experimental._compute_graph import GRAPH, ComputeGraph
 from max.experimental._conversions import Conversions, handed_out
@@ -498,12 +498,28 @@ class Tensor(Operations, Conversions):
     # operations
 
     def __getitem__(self, index: Any) -> Tensor:
+        """Elements by NumPy's indexing: integers, slices, ``None``, ``...``, masks and arrays of integers.
+
+        A list is no index, as MAX reads it as a tuple. Integers of arrays are checked when the result is computed.
+
+        Raises:
+            IndexError: An index is out of range, or a mask has other sizes than its axes.
+            TypeError: An index is of another kind; or a mask while a graph is being built.
+        """
         indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+        if _indexing.is_advanced(indices):
+            return _indexing.index_by_arrays(self, indices)
         return apply(ops.slice_tensor, (self, indices), {})
 
     def __setitem__(self, index: Any, value: TensorValueLike) -> None:
+        """Replaces elements, see `__getitem__`, at once; what was recorded before has the elements before."""
         indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
         if self._cell is None:
+            if _indexing.is_advanced(indices):
+                raise TypeError(
+                    "a graph writes no elements by masks or arrays; make new tensors by F.where(mask, new, x) or "
+                    "F.scatter_nd(x, new, indices)"
+                )
             ops.buffer_store_slice(BufferValue(self), value, indices)
         else:
             _mutation.store(self, value, indices)

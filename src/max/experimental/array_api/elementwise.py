@@ -98,27 +98,12 @@ def acos(x: Tensor, /) -> Tensor:
 
 def remainder(x1: Any, x2: Any, /) -> Tensor:
     """The remainder of a division, with the sign of `x2`, which a zero has too."""
-    x1, x2 = pair_of("remainder", x1, x2)
-    rest = F.mod(x1, x2)
-    if not rest.dtype.is_float():
-        return rest
-    zero = zeros_like(rest)
-    return F.where(F.equal(rest, 0), F.where(x2 < 0, -zero, zero), rest)
+    return F.mod(*pair_of("remainder", x1, x2))
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Tensor:
     """The greatest integer that is not above ``x1 / x2``, which is not rounded first; NaN of an infinite `x1`."""
-    x1, x2 = pair_of("floor_divide", x1, x2)
-    if not x1.dtype.is_float():
-        return F.floor_div(x1, x2)
-    quotient = x1 / x2
-    result = F.round((x1 - F.mod(x1, x2)) / x2)
-    # all finite numbers but 0 are above or below 0 by less than an infinite divisor
-    apart = F.not_equal(x1, 0) & F.not_equal(x1 < 0, x2 < 0) & ~F.is_nan(x1)
-    near = F.where(apart, full_like(quotient, -1.0), quotient)
-    result = F.where(F.is_inf(x2) & ~F.is_inf(x1), near, result)
-    result = F.where(F.equal(x2, 0), quotient, result)
-    return F.where(F.equal(result, 0), quotient * 0, result)
+    return F.floor_div(*pair_of("floor_divide", x1, x2))
 
 
 def less(x1: Any, x2: Any, /) -> Tensor:

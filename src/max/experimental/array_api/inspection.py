@@ -29,7 +29,7 @@ class NamespaceInfo:
 
     def capabilities(self) -> dict[str, bool | int | None]:
         """Which optional parts of the standard are there."""
-        return {"boolean indexing": False, "data-dependent shapes": True, "max dimensions": None}
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
 
     def default_device(self) -> Device:
         """The device of new tensors."""
