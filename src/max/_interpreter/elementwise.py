@@ -76,6 +76,7 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": _div,
+    "floor_div": np.floor_divide,
     "mod": np.mod,
     "pow": _pow,
     "max": np.maximum,

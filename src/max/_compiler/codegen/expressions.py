@@ -127,6 +127,7 @@ _TABLE: dict[str, Writer] = {
     "sub": _infix("-"),
     "mul": _infix("*"),
     "div": _by_kind(_infix("/"), _call("fn.floor_div")),
+    "floor_div": _call("fn.floor_divide"),
     "mod": _by_kind(_call("fn.floor_mod"), _call("fn.integer_mod")),
     "pow": _by_kind(_call("k.pow"), _integer_pow),
     "and": _infix("&"),

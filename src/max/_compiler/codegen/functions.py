@@ -10,7 +10,7 @@ from typing import Any
 from max import kernel as k
 
 __all__ = [
-    "acos", "floor_div", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "integer_mod", "signed_pow",
+    "acos", "floor_div", "floor_divide", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "integer_mod", "signed_pow",
     "unsigned_pow",
 ]  # fmt: skip
 
@@ -57,8 +57,8 @@ def gelu_quick(x: Any) -> Any:
 
 
 @k.inline
-def floor_mod(x: Any, y: Any) -> Any:
-    """The remainder of floats with the sign of `y`, computed without the rounding of ``x - floor(x / y) * y``."""
+def truncated_mod(x: Any, y: Any) -> Any:
+    """The exact remainder of floats with the sign of `x`, as C's ``fmod``."""
     q = k.trunc(x / y)
     r = k.fma(-q, y, x)
     # the quotient may have rounded up across an integer
@@ -68,7 +68,28 @@ def floor_mod(x: Any, y: Any) -> Any:
     far = far | (k.abs(y) == float("inf"))
     if k.any(far):  # as good as never
         r = k.select(far, k.fmod(x, y), r)
-    return k.select((r != 0) & ((r < 0) != (y < 0)), r + y, r)
+    return r
+
+
+@k.inline
+def floor_mod(x: Any, y: Any) -> Any:
+    """The remainder of floats with the sign of `y`, which a zero has too, as NumPy's."""
+    r = truncated_mod(x, y)
+    r = k.select((r != 0) & ((r < 0) != (y < 0)), r + y, r)
+    return k.select(r == 0, k.select(y < 0, -0.0, 0.0), r)
+
+
+@k.inline
+def floor_divide(x: Any, y: Any) -> Any:
+    """The greatest integer not above the exact quotient of floats, as NumPy's; ``x / y`` if `y` is 0."""
+    r = truncated_mod(x, y)
+    # near an integer, which the division may miss by its rounding
+    q = (x - r) / y
+    q = k.select((r != 0) & ((r < 0) != (y < 0)), q - 1.0, q)
+    low = k.floor(q)
+    low = k.select(q - low > 0.5, low + 1.0, low)
+    rounded = x / y
+    return k.select(y == 0, rounded, k.select(low == 0, rounded * 0.0, low))
 
 
 @k.inline

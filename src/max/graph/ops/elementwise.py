@@ -195,14 +195,14 @@ def _float_tensor(x: TensorValue) -> TensorValue:
 
 
 def floor_div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """``lhs // rhs``, rounded toward minus infinity; operands as of `add`.
+    """``lhs // rhs``: the greatest integer that is not above the exact quotient; operands as of `add`.
 
     Args:
         lhs: The dividend.
-        rhs: The divisor. Integer division by 0 gives 0.
+        rhs: The divisor. Integer division by 0 gives 0; of floats the quotient by 0 is infinite or NaN.
     """
-    quotient = _binary("div", "floor_div", lhs, rhs)
-    return floor(quotient) if quotient.dtype.is_float() else quotient
+    x, y = broadcast_all("floor_div", promoted("floor_div", lhs, rhs))
+    return stage("floor_div" if x.dtype.is_float() else "div", (x, y))
 
 
 def mod(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
