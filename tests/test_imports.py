@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,11 +66,55 @@ def package_of(path: Path) -> str:
     return part.removesuffix(".py")
 
 
+NODES = (
+    ast.Call,
+    ast.Constant,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.If,
+    ast.Import,
+    ast.ImportFrom,
+)
+
+
+@functools.cache
+def parsed(path: Path) -> tuple[ast.Module, list[ast.AST]]:
+    """The syntax tree of a file, and its nodes of these kinds: each test looks at all files."""
+    tree = ast.parse(path.read_text())
+    return tree, [node for node in ast.walk(tree) if isinstance(node, NODES)]
+
+
+def nodes_of(path: Path) -> list[ast.AST]:
+    return parsed(path)[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """The trees of all files take more memory than all other tests of a worker."""
+    yield
+    parsed.cache_clear()
+
+
+def name_of(node: ast.expr) -> str:
+    """The name, or the last name of a chain of attributes; "" for other expressions."""
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+def called(call: ast.Call) -> str:
+    """The last name of the function that a call names."""
+    return name_of(call.func)
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Absolute names of the modules that a file imports, at any depth of the file."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy_module":
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call) and called(node) == "lazy_module":
             assert isinstance(node.args[0], ast.Constant), path
             found.add(str(node.args[0].value))
         elif isinstance(node, ast.Import):
@@ -130,10 +176,11 @@ LOCAL_IMPORTS = {
 """Files whose functions import from `max`, and why `max._lazy.lazy_module` does not fit there."""
 
 
+@functools.cache
 def files_imported_by(path: Path) -> set[Path]:
     """The files of `max` that a file imports by name, at any depth of the file (TYPE_CHECKING too)."""
-    imported = files_loaded_by(path)
-    for node in ast.walk(ast.parse(path.read_text())):
+    imported = {*files_loaded_by(path)}
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -146,11 +193,12 @@ def files_imported_by(path: Path) -> set[Path]:
     return imported
 
 
+@functools.cache
 def files_loaded_by(path: Path) -> set[Path]:
     """The files of `max` that a file loads by ``import_module`` or ``lazy_module``, or names as ``module:class``."""
     loaded: set[Path | None] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(LOADERS):
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call) and called(node).endswith(LOADERS):
             name = node.args[0]
         elif (
             isinstance(node, ast.Constant) and ":" in str(node.value) and path.name != "__init__.py"
@@ -171,6 +219,7 @@ def files_loaded_by(path: Path) -> set[Path]:
 LOADERS = ("import_module", "lazy_module")
 
 
+@functools.cache
 def file_of(module: str) -> Path | None:
     """The file of a module of `max`; None where there is none."""
     if module.split(".")[0] != "max":
@@ -269,12 +318,15 @@ def modules_of(node: ast.AST) -> list[str]:
 
 def local_imports(path: Path) -> list[str]:
     """The imports from `max` in functions of a file."""
+    functions = [
+        n for n in nodes_of(path) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
     return [
         f"{path.relative_to(SRC)}:{node.lineno} imports {modules_of(node)[0]} in {function.name}"
-        for function in ast.walk(ast.parse(path.read_text()))
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for node in ast.walk(function)
+        for node in nodes_of(path)
         if isinstance(node, ast.stmt) and modules_of(node)
+        for function in functions
+        if function.lineno <= node.lineno <= (function.end_lineno or 0)
     ]
 
 
@@ -289,12 +341,12 @@ def test_imports_for_types_only_are_of_lazy_modules() -> None:
     """Under ``if TYPE_CHECKING`` stand the modules that a file loads lazily: others are imported at the top."""
     wrong = []
     for path in FILES:
-        tree = ast.parse(path.read_text())
+        tree, nodes = parsed(path)
         lazy = {
             str(node.args[0].value)
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Call)
-            and ast.unparse(node.func) == "lazy_module"
+            and called(node) == "lazy_module"
             and isinstance(node.args[0], ast.Constant)
         }
         name = path.relative_to(SRC).as_posix()
@@ -302,8 +354,8 @@ def test_imports_for_types_only_are_of_lazy_modules() -> None:
         face = path.name == "__init__.py" and "__getattr__" in names_bound_by(tree)
         if face or name in TYPES_ONLY:
             continue
-        for block in ast.walk(tree):
-            if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"):
+        for block in nodes:
+            if not (isinstance(block, ast.If) and name_of(block.test) == "TYPE_CHECKING"):
                 continue
             for node in block.body:
                 if (modules := modules_of(node)) and not lazy & set(modules):
