@@ -25,7 +25,7 @@ _made: dict[tuple[int, int, str, int, bool], Model] = {}
 
 
 def setup() -> dict[str, object]:
-    return {"threads": InferenceSession(devices=[CPU()])._pool.num_threads}
+    return {"threads": shared_pool(None).num_threads}
 
 
 def measure_limits() -> dict[str, float]:
