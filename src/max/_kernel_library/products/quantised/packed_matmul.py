@@ -62,9 +62,10 @@ from max._kernel_library.tiles.strips import (
 from max._kernel_library.tiles.tiling import round_up
 from max.dtype import DType
 
-ROW_THRESHOLD, NARROW_ROW_THRESHOLD = 64, 8
-"""Default row thresholds for the GEMV path, used when no measurement exists: in general, and where a product of bytes
-takes several instructions, so that unpacking, signs and scales are worth sharing between few rows.
+ROW_THRESHOLD, NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 4, 8, 64
+"""Default row thresholds for the GEMV path, used when no measurement exists: with one instruction for a product of
+bytes; with several, where unpacking, signs and scales are shared by more rows per pass; with matrix tiles, which take 16
+rows and pay for their configuration.
 """
 GEMV_PASSES = (4, 2, 1)
 """Rows of x per pass of the GEMV path."""
@@ -106,7 +107,9 @@ def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
 
 def default_threshold(target: k.Target, t: QuantisedTiling) -> int:
     """The default row threshold for the GEMV path on a target."""
-    return NARROW_ROW_THRESHOLD if t.narrow and not target.tile_products else ROW_THRESHOLD
+    if target.tile_products:
+        return AMX_ROW_THRESHOLD
+    return NARROW_ROW_THRESHOLD if t.narrow else ROW_THRESHOLD
 
 
 class Scratch(NamedTuple):
