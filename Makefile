@@ -39,12 +39,12 @@ install-dev: $(VENV)/.dev  ## the same with linter and type checker
 demo: $(VENV)/.base  ## generate text with the bundled model
 	$(VENV)/bin/max generate --model models/tiny-chat --prompt "What is the capital of Norway?"
 
-test: $(VENV)/.test  ## the whole suite, without the long fuzzers
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long"
+test: $(VENV)/.test  ## the whole suite, without the long fuzzers; ARGS=--optimize lets LLVM optimise all kernels
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(ARGS)
 
 test-portable: $(VENV)/.test  ## the engine's part on an AVX2-only machine without futex
 	MAX_CPU_FEATURES=avx2,fma MAX_PARKING=portable \
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" \
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long and not any_target" --optimize \
 	tests/kernel_language tests/kernel_library tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
 
 test-checked: $(VENV)/.test  ## the engine's part with every load and store compared with its tensor's memory

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from max._config import flags
+from max._runtime import jit
 from max.engine._store import ProgramStore
 
 # a shell without job control starts background jobs with SIGINT ignored, which their children inherit
@@ -54,13 +55,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+    parser.addoption(
+        "--optimize",
+        action="store_true",
+        help="kernels of all tests are optimised by LLVM, as for users",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests have no time limit: how many cases they run is fixed, how fast the machine is is not."""
+    """Long tests have no time limit: how many cases they run is fixed, how fast the machine is is not.
+
+    Tests on the interpreter run no kernels.
+    """
     for item in items:
         if item.get_closest_marker("long") is not None:
             item.add_marker(pytest.mark.timeout(0))
+        if isinstance(item, pytest.Function) and _on_the_interpreter(item):
+            item.add_marker("any_target")
+
+
+def _on_the_interpreter(item: pytest.Function) -> bool:
+    return hasattr(item, "callspec") and item.callspec.params.get("backend") == "interpreter"
 
 
 def pytest_collection_finish() -> None:
@@ -84,6 +99,33 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     del os.environ["MAX_CACHE_DIR"]
 
 
+COMPOSED = {
+    "architectures",
+    "compiler",
+    "devices",
+    "encoders",
+    "engine",
+    "experimental",
+    "nn",
+    "torch_operations",
+}
+"""Folders of tests of what is made of kernels. LLVM's optimiser would take half of their time."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _optimizer(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels of composed tests go through LLVM without its optimiser, but for ``--optimize``.
+
+    The tests of kernels, of pipelines, and all processes that tests start, have it.
+    """
+    folder = request.path.relative_to(ROOT).parts[0]
+    if folder not in COMPOSED or request.config.getoption("--optimize"):
+        yield
+        return
+    with patch.object(jit, "_optimized", lambda: False):
+        yield
+
+
 WHOLE_MODELS = {"architectures", "cli", "encoders", "pipelines"}
 _kept_devices = ProgramStore._kept_devices
 
@@ -100,6 +142,15 @@ def _programs(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with patch.object(ProgramStore, "_kept_devices", _kept_below_2):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _any_target(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that `make test-portable` leaves out has no kernel."""
+    before = jit.stats.linked, jit.stats.reused
+    yield
+    if request.node.get_closest_marker("any_target") is not None:
+        assert (jit.stats.linked, jit.stats.reused) == before, "the test runs kernels of a target"
 
 
 @pytest.fixture(autouse=True)

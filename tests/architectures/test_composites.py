@@ -156,6 +156,7 @@ def check_served(folder: Path, name: str, kind: str, rng: np.random.Generator) -
     assert relative_error(centred(rows), centred(logits)) < tolerance(case)
 
 
+@pytest.mark.any_target
 @pytest.mark.parametrize(("name", "kind"), TYPES)
 def test_logits_of_text(name: str, kind: str, folders: Any, rng: np.random.Generator) -> None:
     """A prompt and two steps past the windows, on the checkpoint as transformers writes it."""

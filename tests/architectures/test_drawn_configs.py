@@ -125,6 +125,7 @@ def drawn_test(examples: int, *, short: bool) -> Callable[[str], None]:
     return test
 
 
+@pytest.mark.any_target
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drawn_configs(family: str) -> None:
     drawn_test(4, short=True)(family)

@@ -277,6 +277,7 @@ def test_parameters_that_do_not_fit(values: dict[str, Any], message: str) -> Non
         config_of(cast(GGUFFile, file))
 
 
+@pytest.mark.any_target
 @pytest.mark.parametrize("case", FILES)
 def test_logits(tmp_path: Path, rng: np.random.Generator, case: str) -> None:
     arch, extra = FILES[case]

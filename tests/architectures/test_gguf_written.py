@@ -319,6 +319,7 @@ def test_broken_files(
     assert codes[2] > 2, codes
 
 
+@pytest.mark.any_target
 @pytest.mark.parametrize("case", [*WRITTEN, *ONLY_OURS, *FURTHER])
 def test_files_are_read(case: str, models: Any) -> None:
     path, texts, expected = models(case)

@@ -75,6 +75,7 @@ def steps(ours: Server, first: list[int], second: list[int]) -> list[np.ndarray[
     return [begin[0], np.concatenate([begin[1], *more])]
 
 
+@pytest.mark.any_target
 @pytest.mark.parametrize("case", families())
 def test_logits_on_two_devices(rng: np.random.Generator, case: str) -> None:
     """Equal to one device's, a prompt at once and another in chunks; three devices where a model has three heads."""

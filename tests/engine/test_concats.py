@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from tests.tolerance import assert_close
 CPU = DeviceRef.CPU()
 
 
-@given(
+PARTS = given(
     sizes=st.lists(st.integers(1, 9), min_size=2, max_size=5),
     rows=st.integers(1, 5),
     axis=st.integers(0, 2),
@@ -22,8 +23,9 @@ CPU = DeviceRef.CPU()
     used_twice=st.booleans(),
     after=st.sampled_from(["output", "softmax", "matmul", "slice"]),
 )
-@settings(max_examples=60, deadline=None)
-def test_parts(sizes, rows, axis, broadcast, used_twice, after):
+
+
+def check_parts(sizes, rows, axis, broadcast, used_twice, after):
     rng = np.random.default_rng(0)
     shapes = [[rows, 3, 4] for _ in sizes]
     for shape, size in zip(shapes, sizes, strict=True):
@@ -59,6 +61,19 @@ def test_parts(sizes, rows, axis, broadcast, used_twice, after):
     if after == "slice":
         assert_close(found.pop(0), z[:, 1:], scale=4)
     assert_close(found[0], z, scale=4)
+
+
+@PARTS
+@settings(max_examples=25, deadline=None)
+def test_parts(sizes, rows, axis, broadcast, used_twice, after):
+    check_parts(sizes, rows, axis, broadcast, used_twice, after)
+
+
+@pytest.mark.long
+@PARTS
+@settings(max_examples=300, deadline=None)
+def test_more_parts(sizes, rows, axis, broadcast, used_twice, after):
+    check_parts(sizes, rows, axis, broadcast, used_twice, after)
 
 
 def test_rotated_halves_are_one_kernel(rng):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import time
@@ -39,26 +40,29 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[None]:
     idler.end()
 
 
+@functools.cache
+def weights(encoding: str, layers: int, n: int) -> list[np.ndarray]:
+    """The same weights for all models of a shape: to quantise them takes longer than to compile the model."""
+    rng = np.random.default_rng(5)
+    values = [(rng.standard_normal((n, K)) / 32).astype(np.float32) for _ in range(layers)]
+    if encoding in BLOCK_FORMATS:
+        return [encode(v, encoding) for v in values]
+    return [v.astype(ml_dtypes.bfloat16) if encoding == "bfloat16" else v for v in values]
+
+
 def product_model(encoding: str, rows: object = "rows", layers: int = 5, n: int = N) -> Model:
     """Stages a chain of products, each with its own weight."""
-    rng = np.random.default_rng(5)
     quantised = encoding in BLOCK_FORMATS
     kind = DType.float32 if quantised else DType[encoding]
-    registry = {}
+    registry = {f"w{i}": weight for i, weight in enumerate(weights(encoding, layers, n))}
     with Graph("products", input_types=[TensorType(kind, [rows, K], DEVICE)]) as graph:
         x = graph.inputs[0].tensor
-        for i in range(layers):
-            values = (rng.standard_normal((n, K)) / 32).astype(np.float32)
+        for i, values in enumerate(registry.values()):
             if quantised:
-                packed = encode(values, encoding)
-                weight = Weight(f"w{i}", DType.uint8, packed.shape, DEVICE)
-                registry[f"w{i}"] = packed
+                weight = Weight(f"w{i}", DType.uint8, values.shape, DEVICE)
                 y = ops.qmatmul(QuantizationEncoding(encoding), None, x, weight)
             else:
-                weight = Weight(f"w{i}", kind, [n, K], DEVICE)
-                bits = values.astype(ml_dtypes.bfloat16 if encoding == "bfloat16" else np.float32)
-                registry[f"w{i}"] = bits
-                y = x @ weight.T
+                y = x @ Weight(f"w{i}", kind, [n, K], DEVICE).T
             x = ops.concat([ops.tanh(y), x[:, : K - n]], axis=1) if n < K else y
         graph.output(x)
     return InferenceSession(devices=[CPU()]).load(graph, weights_registry=registry)

@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 
+from max import kernel
 from max._config import flags
 from max._host import usable_cpus
 from max._runtime import jit, platform
@@ -331,6 +332,25 @@ def test_locals_and_tiles_end_in_registers():
     args = np.array([x.ctypes.data, 9], np.int64)
     CALL(jit.compile_llvm({"vec": VECTOR}, jit.Machine.host())["vec"])(args.ctypes.data, None)
     np.testing.assert_allclose(x[0], expected, rtol=1e-5)
+
+
+@kernel.kernel
+def squares(out: kernel.Output[kernel.f32, 1], ctx: kernel.Context):
+    for i in ctx.parallel(out.shape[0]):
+        out[i] = kernel.f32(i) * kernel.f32(i) + 1
+
+
+def test_optimised_code_and_plain_code_of_a_kernel_are_apart(counts, monkeypatch):
+    target = kernel.host_target()
+    ir = kernel.specialize(squares, [kernel.TensorSpec(kernel.f32, (None,))], {}, target)
+    optimised = jit.compile_kernels([ir], target)[ir.key]
+    monkeypatch.setattr(jit, "_optimized", lambda: False)
+    plain = jit.compile_kernels([ir], target)[ir.key]
+    assert plain != optimised and counts("compiled", "reused") == (2, 0)
+    assert jit.load_kernels([ir.key], target) == {ir.key: plain}
+    monkeypatch.undo()
+    assert jit.load_kernels([ir.key], target) == {ir.key: optimised}
+    assert counts("compiled", "reused") == (2, 2)
 
 
 def test_dumps_go_to_the_log(caplog):

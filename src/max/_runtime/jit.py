@@ -453,9 +453,13 @@ def cancel_started(target: kernel.LLVMTarget) -> None:
 
 
 def _unit_of(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> Unit:
-    text = functools.partial(kernel.emit_llvm, ir, target)
-    key = f"{ir.key}.{source_fingerprint('kernel')}"
-    return Unit(key, (f"k_{ir.key}",), text, _optimized())
+    return _unit(ir.key, functools.partial(kernel.emit_llvm, ir, target))
+
+
+def _unit(key: str, text: Callable[[], str]) -> Unit:
+    optimize = _optimized()
+    unit_key = f"{key}.{source_fingerprint('kernel')}"
+    return Unit(unit_key if optimize else f"{unit_key}.plain", (f"k_{key}",), text, optimize)
 
 
 def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, int] | None:
@@ -467,12 +471,11 @@ def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, in
         The addresses by key, or None if the code of a kernel is missing: then call
         :func:`compile_kernels`.
     """
-    fingerprint = source_fingerprint("kernel")
 
     def absent() -> str:
         raise _AbsentError
 
-    units = {key: Unit(f"{key}.{fingerprint}", (f"k_{key}",), absent, _optimized()) for key in keys}
+    units = {key: _unit(key, absent) for key in keys}
     try:
         loaded = jit_for(Machine.of(target)).load(list(units.values()))
     except _AbsentError:
