@@ -85,7 +85,14 @@ class PanelStep(NamedTuple):
 
 @k.inline
 def prefetch_step(
-    ahead: Any, next_row: Any, n: Any, part_step: Any, prefetches: Any, height: int, lane: int = 1
+    ahead: Any,
+    next_row: Any,
+    n: Any,
+    part_step: Any,
+    prefetches: Any,
+    height: int,
+    lane: int = 1,
+    lines: int = COLUMNS // CACHE_LANES,
 ) -> None:
     """Prefetches what belongs to one step of a register tile.
 
@@ -97,14 +104,15 @@ def prefetch_step(
         prefetches: What is prefetched.
         height: Rows of the tile.
         lane: Elements of the panel's view in a column of a lane.
+        lines: Cache lines of the panel for each step.
     """
     # most tiles prefetch nothing: one test
     if prefetches != NOTHING:
         if prefetches == ROWS:
             next_row.prefetch(part_step * height)
         else:
-            for column in k.static_range(0, COLUMNS, CACHE_LANES):
-                ahead.prefetch(lane * (n * COLUMNS + column))
+            for line in k.static_range(lines):
+                ahead.prefetch(lane * CACHE_LANES * (n * lines + line))
 
 
 @k.inline

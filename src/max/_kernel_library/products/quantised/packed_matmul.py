@@ -64,8 +64,8 @@ from max.dtype import DType
 
 ROW_THRESHOLD, NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 4, 8, 64
 """Default row thresholds for the GEMV path, used when no measurement exists: with one instruction for a product of
-bytes; with several, where unpacking, signs and scales are shared by more rows per pass; with matrix tiles, which take 16
-rows and pay for their configuration.
+bytes; with several, where unpacking, signs and scales are shared by more rows per pass; with matrix tiles, which take
+16 rows and pay for their configuration.
 """
 GEMV_PASSES = (4, 2, 1)
 """Rows of x per pass of the GEMV path."""
