@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,9 @@ from max.interfaces import (
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import InputError
 from max.pipelines.generation.coroutines import run_async
+from max.pipelines.generation.engine import Engine, Failure, limits_of
 from max.pipelines.generation.generation import Generation
-from max.pipelines.structured import grammar
+from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.constraint import unpacked
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -215,6 +217,84 @@ def test_a_grammar_that_cannot_be_followed_is_refused_before_its_first_batch(tin
     text = grammar.of_lark("\n".join([f"start: {starts}", *rules]))
     with pytest.raises(InputError, match=r"cannot be followed: .*2400 items; max is 2000"):
         pipeline.prepare(new_context(tokenizer, "x", SamplingParams(), text))
+
+
+def test_a_mask_that_takes_too_long_fails_its_request_alone(tiny, monkeypatch) -> None:
+    """The others of the batch get the texts that they get without it, those behind it included."""
+    monkeypatch.setattr(step_masks, "MASK_S", 0.3)
+    tokenizer, pipeline = tiny
+    go, slow = threading.Event(), set()
+
+    class Slow:
+        """A matcher that works for long at its third mask."""
+
+        def __init__(self, matcher) -> None:
+            self.matcher, self.masks = matcher, 0
+
+        def __getattr__(self, name: str):
+            return getattr(self.matcher, name)
+
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            self.masks += 1
+            while self.masks == 3 and not go.is_set():
+                slow.add(threading.current_thread())
+            self.matcher.unsafe_compute_mask_ptr(pointer, size)
+
+    def contexts():
+        params = SamplingParams(temperature=0, max_new_tokens=12)
+        texts = [grammar.of_regex(f"[a-z]{{{count}}}") for count in (7, 8, 9)]
+        made = [new_context(tokenizer, "x", params, text) for text in (texts[0], None, *texts[1:])]
+        for context in made:
+            pipeline.prepare(context)
+        return made
+
+    expected = texts_of(tiny, contexts())
+    batch = contexts()
+    batch[2].set_matcher(Slow(batch[2].matcher))
+    engine = Engine(pipeline, limits_of(pipeline))
+    for context in batch:
+        engine.submit(context)
+    tokens, failures = {context.request_id: [] for context in batch}, []
+    try:
+        while not engine.idle:
+            for outcome in engine.step():
+                if isinstance(outcome, Failure):
+                    failures.append((outcome.request_id, str(outcome.error)))
+                else:
+                    tokens[outcome.request_id] += outcome.tokens
+    finally:
+        go.set()
+    assert [request for request, _ in failures] == [batch[2].request_id]
+    assert "cannot be followed: the tokens that may follow take more than 0.3 s" in failures[0][1]
+    for row in (0, 1, 3):
+        text = tokenizer.decode_now(tokens[batch[row].request_id], skip_special_tokens=True)
+        assert text == expected[row]
+    assert len(slow) == 1
+    assert pipeline.kv_managers[0].free_pages == pipeline.kv_managers[0].total_num_pages
+
+
+def test_a_grammar_that_fails_is_never_a_whole_answer(tiny) -> None:
+    """Where the mask of a matcher fails it forbids nothing, so that the end of the sequence may be the next token."""
+    tokenizer, pipeline = tiny
+    one = new_context(tokenizer, "x", SamplingParams(), grammar.of_regex("[a-z]{9}"))
+    pipeline.prepare(one)
+
+    class Failed:
+        def is_error(self) -> bool:
+            return True
+
+        def consume_token(self, token: int) -> bool:
+            return False
+
+        def get_error(self) -> str:
+            return "too many expressions"
+
+    one.set_matcher(Failed())
+    end = min(one.eos_token_ids)
+    one.update(end)
+    assert one.is_done
+    pipeline._constraints.advance(one, end)
+    assert "too many expressions" in str(one.failure)
 
 
 def test_a_bad_schema_is_an_error_of_the_request(tiny) -> None:

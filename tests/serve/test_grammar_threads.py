@@ -7,36 +7,38 @@ import threading
 
 import pytest
 
-from max.serve import grammar_threads
+from max.pipelines.core.exceptions import UserError
+from max.pipelines.generation.protocol import ErrorInfo
+from max.pipelines.structured import compile_threads
+from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.serve.errors import ApiError
 from max.serve.grammar_threads import in_grammar_thread
+from max.serve.http.failures import as_api_error
 
 
 def test_what_is_too_slow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_threads, "COMPILE_S", 0.05)
-    go, compiled = threading.Event(), []
+    monkeypatch.setattr(compile_threads, "COMPILE_S", 0.1)
+    go, count = threading.Event(), MOST_OVERDUE + 4
 
-    def compile_slowly(number: int) -> int:
-        assert go.wait(60)
-        compiled.append(number)
-        return number
-
-    async def run() -> list[int | BaseException]:
-        slow = [in_grammar_thread(compile_slowly, number) for number in range(4)]
+    async def run() -> list[bool | BaseException]:
+        slow = [in_grammar_thread(go.wait, 60) for _ in range(count)]
         answers = await asyncio.gather(*slow, return_exceptions=True)
         # threads of other work are free
         assert await asyncio.wait_for(asyncio.to_thread(lambda: 3), 60) == 3
         go.set()
-        while len(compiled) < 2:
-            await asyncio.sleep(0.01)
-        monkeypatch.setattr(grammar_threads, "COMPILE_S", 60.0)
-        assert await in_grammar_thread(compile_slowly, 9) == 9
         return answers
 
     answers = asyncio.run(run())
-    assert [each.status for each in answers if isinstance(each, ApiError)] == [400, 400, 503, 503]
-    assert "Retry-After" in answers[2].headers  # pyright: ignore[reportAttributeAccessIssue]
-    assert sorted(compiled) == [0, 1, 9], "one that had to wait for too long is never compiled"
+    assert all(isinstance(each, UserError) for each in answers)
+    errors = [as_api_error(each) for each in answers if isinstance(each, UserError)]
+    # those of a worker come over a pipe
+    pipe = [ErrorInfo.of(each).to_exception() for each in answers if isinstance(each, UserError)]
+    assert [(e.status, e.code, e.message) for e in errors] == [
+        (e.status, e.code, e.message) for e in map(as_api_error, pipe)
+    ]
+    assert [each.status for each in errors] == [400] * 2 + [503] * (count - 2)
+    assert {each.code for each in errors} == {"grammar_too_slow", "grammars_wait"}
+    assert "Retry-After" in errors[-1].headers
 
 
 def test_errors_of_grammars_pass_through() -> None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from max.pipelines.core.exceptions import PromptTooLongError, UserError
+from max.pipelines.core.exceptions import (
+    GrammarsWaitError,
+    GrammarTooSlowError,
+    PromptTooLongError,
+    UserError,
+)
 from max.pipelines.store.local import near_names
+from max.pipelines.structured import compile_threads
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 """The code of a prompt that the context cannot hold."""
@@ -74,8 +80,19 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
             f"{error.limit} tokens{error.note}. {error.remedy}"
         )
         return ApiError(message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
+    if isinstance(error, GrammarsWaitError):
+        seconds = str(round(compile_threads.COMPILE_S))
+        return ApiError(
+            str(error).replace("\n", "; "),
+            status=503,
+            code="grammars_wait",
+            headers={"Retry-After": seconds},
+        )
     if isinstance(error, UserError):
-        return ApiError(". ".join(filter(None, (error.problem, error.remedy))), param=param)
+        code = "grammar_too_slow" if isinstance(error, GrammarTooSlowError) else None
+        return ApiError(
+            ". ".join(filter(None, (error.problem, error.remedy))), param=param, code=code
+        )
     return ApiError(str(error), param=param)
 
 

@@ -39,6 +39,14 @@ class PromptTooLongError(InputError):
         )
 
 
+class GrammarTooSlowError(InputError):
+    """The grammar of a request takes too long."""
+
+
+class GrammarsWaitError(UserError):
+    """The grammar of a request waits too long for those of others; a later try may succeed."""
+
+
 class ConfigError(UserError):
     """A configuration has an unknown field, or a value that does not fit."""
 

@@ -36,12 +36,22 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.core.context import TextAndVisionContext, TextContext
-from max.pipelines.core.exceptions import ConfigError, InputError, ModelFilesError, UserError
+from max.pipelines.core.exceptions import (
+    ConfigError,
+    GrammarsWaitError,
+    GrammarTooSlowError,
+    InputError,
+    ModelFilesError,
+    UserError,
+)
 from max.pipelines.core.reasoning import ReasoningBudget
 
 _USER_ERRORS: dict[str, type[UserError]] = {
-    error.__name__: error for error in (UserError, InputError, ConfigError, ModelFilesError)
-}
+    error.__name__: error
+    for error in (
+        UserError, InputError, ConfigError, ModelFilesError, GrammarTooSlowError, GrammarsWaitError,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

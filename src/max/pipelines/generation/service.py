@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import TypeAlias
 
 from max._dataclass import dataclass
@@ -45,6 +45,7 @@ from max.pipelines.generation.protocol import (
 )
 from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.structured.compile_threads import GrammarThreads
 
 logger = logging.getLogger("max.pipelines")
 WARM_UP_DELAY_S = 0.3
@@ -103,7 +104,7 @@ class _Arrival:
 
     request: GenerationRequest
     context: TextContext | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 _Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes | Shutdown
@@ -131,7 +132,7 @@ class _Service:
         self._next_keep = time.monotonic() + KEEP_INTERVAL_S
         self._has_new_prefixes = False  # there may be some since the last write
         # grammars may take seconds: a thread compiles them beside the one that reads the channel
-        self._compiler = ThreadPoolExecutor(1, "engine grammars")
+        self._compiler = GrammarThreads(1)
         # requests of that thread that have not arrived; those of them that were cancelled
         self._compiled_later: set[RequestID] = set()
         self._cancelled: set[RequestID] = set()
@@ -195,8 +196,12 @@ class _Service:
                 self._put(self._arrival(command))
             else:
                 self._compiled_later.add(RequestID(command.request_id))
-                with contextlib.suppress(RuntimeError):  # the engine has ended
-                    self._compiler.submit(self._compile, command)
+                try:
+                    compiled = self._compiler.submit(self._compiled, command)
+                except RuntimeError as error:  # there is no thread for it, or the engine has ended
+                    self._put(_Arrival(command, None, error))
+                else:
+                    compiled.add_done_callback(partial(self._put_compiled, command))
             if isinstance(command, Shutdown) and not command.finish:
                 return
 
@@ -205,12 +210,18 @@ class _Service:
         self._commands.put(command)
         self._engine.interrupt()
 
-    def _compile(self, request: GenerationRequest) -> None:
+    def _compiled(self, request: GenerationRequest) -> _Arrival:
         """Prepares a request with a grammar, unless it was cancelled while others were compiled."""
         if RequestID(request.request_id) in self._cancelled:
-            self._put(_Arrival(request))
-        else:
-            self._put(self._arrival(request))
+            return _Arrival(request)
+        return self._arrival(request)
+
+    def _put_compiled(self, request: GenerationRequest, compiled: Future[_Arrival]) -> None:
+        """Queues a request whose grammar was compiled, or took too long."""
+        if compiled.cancelled():
+            return  # the engine has ended
+        error = compiled.exception()
+        self._put(compiled.result() if error is None else _Arrival(request, None, error))
 
     def _warm_up(self, warm_up: Callable[[], None]) -> None:
         """Warms up the pipeline when the engine is idle, as that may hold the interpreter lock for long."""
@@ -358,7 +369,7 @@ class _Service:
         self._ends.set()
         if self._warming is not None:
             self._warming.join()  # native code that runs while the interpreter ends may crash
-        self._compiler.shutdown(cancel_futures=True)
+        self._compiler.close()
         for request_id in self._open:
             self._engine.cancel(request_id)
         self._engine.apply_changes()

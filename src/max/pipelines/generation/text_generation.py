@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, Generic, cast
 
 import numpy as np
@@ -46,6 +45,7 @@ from max.pipelines.sampling.log_probabilities import of_rows
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
 from max.pipelines.scheduler.page_tables import PageTables
 from max.pipelines.structured.constraint import Constraints, is_constrained
+from max.pipelines.structured.step_masks import StepMasks
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 logger = logging.getLogger("max.pipelines")
@@ -392,7 +392,7 @@ class TextGenerationPipeline(
         outputs: ModelOutputs,
         batch: Sequence[TextGenerationContextType],
         step: int,
-        masks: Future[npt.NDArray[np.int32]] | None,
+        masks: StepMasks | None,
     ) -> Tensor:
         if outputs.next_tokens is not None and not any(needs_sampler(c, step) for c in batch):
             return outputs.next_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from max.interfaces import GenerationStatus, TextGenerationContext
 from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import first_line, llguidance, matcher_of, of_json_schema
+from max.pipelines.structured.step_masks import Mask, MaskThread, StepMasks, fill
 
 logger = logging.getLogger("max.pipelines")
-Mask = npt.NDArray[np.int32]
 
 
 def grammar_of(context: TextGenerationContext) -> str | None:
@@ -52,7 +51,7 @@ class Constraints:
         self._delegate = delegate
         self._vocabularies: dict[tuple[int, ...], Any] = {}
         self._lock = threading.Lock()  # guards the vocabularies
-        self._pool = ThreadPoolExecutor(1, "structured output")
+        self._thread = MaskThread()
 
     def words(self) -> int:
         """The width of a mask: words of 32 tokens."""
@@ -94,8 +93,9 @@ class Constraints:
             InputError: It is such a grammar.
         """
         copy = matcher.deep_copy()
-        (mask,) = self._masks([(copy, 0)], 1)
-        (allowed,) = unpacked(mask[None], len(self._delegate)).nonzero()[1:]
+        mask = np.full((1, self.words()), -1, np.int32)
+        fill(copy, mask[0])
+        (allowed,) = unpacked(mask, len(self._delegate)).nonzero()[1:]
         if len(allowed):
             copy.consume_token(int(allowed[0]))
         if copy.is_error():
@@ -104,7 +104,7 @@ class Constraints:
                 "Give one with fewer alternatives at the same place.",
             )
 
-    def start_masks(self, batch: Sequence[TextGenerationContext]) -> Future[Mask] | None:
+    def start_masks(self, batch: Sequence[TextGenerationContext]) -> StepMasks | None:
         """Begins to make the masks of a batch's next tokens, while the model runs.
 
         Args:
@@ -115,13 +115,13 @@ class Constraints:
             prompt is read in this step, has a grammar.
         """
         rows = [
-            (context.matcher, row)
+            row
             for row, context in enumerate(batch)
             if context.matcher is not None and context.active_idx == context.end_idx
         ]
         if not rows:
             return None
-        return self._pool.submit(self._masks, rows, len(batch))
+        return StepMasks(self._thread, batch, rows, self.words())
 
     def advance(self, context: TextGenerationContext, token: int) -> None:
         """Tells a request's matcher of a token. A request whose grammar cannot be followed ends with an error.
@@ -133,7 +133,7 @@ class Constraints:
         matcher = context.matcher
         if matcher is None:
             return
-        if token in context.eos_token_ids and context.is_done:
+        if token in context.eos_token_ids and context.is_done and not matcher.is_error():
             return
         if not matcher.consume_token(token):
             problem = first_line(matcher.get_error())
@@ -157,14 +157,6 @@ class Constraints:
                     eos_token=list(key) or None,
                 )
             return self._vocabularies[key]
-
-    def _masks(self, rows: list[tuple[Any, int]], size: int) -> Mask:
-        masks = np.full((size, self.words()), -1, np.int32)
-        for matcher, row in rows:
-            line = masks[row]
-            # it drops the GIL
-            matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
-        return masks
 
 
 def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,159 @@
+"""The masks of a step, made by a thread while the model runs; a row that takes too long fails alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.interfaces import TextGenerationContext
+
+MASK_S = 1.0
+"""The longest time of a mask, of its thread where the system counts that: a batch waits for it. A regular expression of
+nested counts takes seconds, which no limit of llguidance ends."""
+Mask = npt.NDArray[np.int32]
+
+
+class OverdueMatcher:
+    """The matcher of a request whose mask was not made in time: no token can follow."""
+
+    def consume_token(self, token: int) -> bool:
+        """Takes no token.
+
+        Args:
+            token: The token.
+        """
+        return False
+
+    def is_error(self) -> bool:
+        """Whether the grammar cannot be followed: it cannot."""
+        return True
+
+    def get_error(self) -> str:
+        """Why."""
+        return f"the tokens that may follow take more than {MASK_S:g} s to find"
+
+
+def fill(matcher: Any, line: npt.NDArray[np.int32]) -> None:
+    """Computes a mask; native code without the interpreter's lock.
+
+    Args:
+        matcher: llguidance's matcher.
+        line: Receives the mask, a bit a token.
+    """
+    matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+
+
+class MaskThread:
+    """The thread that makes masks."""
+
+    def __init__(self) -> None:
+        self._pool = self._new_pool()
+
+    @staticmethod
+    def _new_pool() -> Executor:
+        return ThreadPoolExecutor(1, "structured output")
+
+    def submit(self, work: _Work) -> None:
+        """Lets the thread make the masks of a step.
+
+        Args:
+            work: Makes them.
+        """
+        self._pool.submit(work.run)
+
+    def replace(self) -> None:
+        """Takes another thread: this one is left to what it does, as nothing ends it."""
+        self._pool.shutdown(wait=False)
+        self._pool = self._new_pool()
+
+
+class _Work:
+    """What a thread does for a step: one row after the other."""
+
+    def __init__(self, masks: Mask, rows: deque[tuple[Any, int]]) -> None:
+        self.masks, self.rows = masks, rows
+        self.finished = threading.Event()
+        self.lock = threading.Lock()  # guards the row
+        self.row = -1
+        self.error: BaseException | None = None
+        self._clock: int | None = None
+        self._begin = 0.0
+
+    def run(self) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        try:
+            while True:
+                with self.lock:
+                    if not self.rows:
+                        return
+                    matcher, self.row = self.rows.popleft()
+                    self._begin = self._now()
+                fill(matcher, self.masks[self.row])
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.finished.set()
+
+    def seconds(self) -> float:
+        """The time of the current row."""
+        with self.lock:
+            return 0.0 if self.row < 0 else self._now() - self._begin
+
+    def _now(self) -> float:
+        return time.monotonic() if self._clock is None else time.clock_gettime(self._clock)
+
+
+class StepMasks:
+    """The masks of a step that are being made.
+
+    Args:
+        thread: Makes them.
+        batch: The requests.
+        rows: Those that have a matcher.
+        words: The width of a mask: words of 32 tokens.
+    """
+
+    def __init__(
+        self,
+        thread: MaskThread,
+        batch: Sequence[TextGenerationContext],
+        rows: Sequence[int],
+        words: int,
+    ) -> None:
+        self._thread, self._batch = thread, batch
+        masks = np.full((len(batch), words), -1, np.int32)
+        self._work = _Work(masks, deque((batch[row].matcher, row) for row in rows))
+        thread.submit(self._work)
+
+    def result(self) -> Mask:
+        """Waits for the masks. A request whose mask takes too long gets a matcher that refuses its next token.
+
+        Returns:
+            int32 ``[batch, words]``, a bit a token.
+        """
+        while not (work := self._work).finished.wait(max(MASK_S - work.seconds(), 0.01)):
+            if work.seconds() > MASK_S:
+                self._give_up(work)
+        if work.error is not None:
+            raise work.error
+        return work.masks
+
+    def _give_up(self, work: _Work) -> None:
+        """Fails the row that a thread is at; another thread makes those after it."""
+        with work.lock:
+            left, work.rows = work.rows, deque()
+            row = work.row
+        self._batch[row].set_matcher(OverdueMatcher())
+        masks = work.masks.copy()  # the thread still writes to its own
+        masks[row] = -1
+        self._work = _Work(masks, left)
+        self._thread.replace()
+        self._thread.submit(self._work)
