@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -110,13 +110,11 @@ def test_head_is_get_without_a_body() -> None:
 
 def test_a_websocket_is_told_so_too(server: RunningServer) -> None:
     host, port = server.wait_ready().url.removeprefix("http://").split(":")
-    request = (
-        "GET /v1/realtime?model=tiny HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    )
-    with closing(socket.create_connection((host, int(port)), timeout=60)) as connection:
-        connection.sendall(request.encode())
-        head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
-    assert (
-        head.startswith(b"HTTP/1.1 501 ") and json.loads(body)["error"]["code"] == "not_supported"
-    )
+    headers = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }  # fmt: skip
+    with closing(HTTPConnection(host, int(port), timeout=60)) as connection:
+        connection.request("GET", "/v1/realtime?model=tiny", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 501 and json.load(answer)["error"]["code"] == "not_supported"

@@ -145,13 +145,31 @@ def set_log_level(ctx: click.Context, param: click.Parameter, value: str | None)
     return value
 
 
+def _set_level_by_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Sets the level that ``--verbose`` and ``--quiet`` stand for."""
+    if value:
+        set_log_level(ctx, param, _LEVEL_FLAGS[f"--{param.name}"])
+
+
+_LEVEL_FLAGS = {"--verbose": "info", "--quiet": "error"}
+
+
 def log_level_option(command: Any, envvar: str | None = None) -> Any:
-    """Adds ``--log-level`` to a command.
+    """Adds ``--log-level`` to a command, and the flags that stand for two of its values.
 
     Args:
         command: The command.
         envvar: A variable of the environment that sets it too.
     """
+    for name, level in _LEVEL_FLAGS.items():
+        command = click.option(
+            name,
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_set_level_by_flag,
+            help=f"As --log-level {level}.",
+        )(command)
     return click.option(
         "--log-level",
         envvar=envvar,

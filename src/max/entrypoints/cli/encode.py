@@ -32,10 +32,21 @@ from max.pipelines.core.exceptions import InputError
 @click.option(
     "--json", "as_json", is_flag=True, help="Print an object with index, text and embedding a line."
 )
+@click.option(
+    "--num-warmups",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Runs before the one whose vectors are printed.",
+)
 @config_options
 @log_level_option
 def encode(
-    prompts: tuple[str, ...], prompt_name: str | None, as_json: bool, **options: Any
+    prompts: tuple[str, ...],
+    prompt_name: str | None,
+    as_json: bool,
+    num_warmups: int,
+    **options: Any,
 ) -> None:
     """Make vectors of texts.
 
@@ -43,6 +54,8 @@ def encode(
     """
     texts = _texts(prompts)
     encoder = _load(given(options))
+    for _ in range(num_warmups):
+        encoder.encode(texts, prompt_name)
     for index, (text, vector) in enumerate(
         zip(texts, encoder.encode(texts, prompt_name), strict=True)
     ):

@@ -199,7 +199,11 @@ def _lines(error: Exception) -> tuple[str, str, int]:
     """The problem, the remedy, and the exit code."""
     if isinstance(error, click.NoSuchOption):
         where = error.ctx.command_path if error.ctx is not None else "max"
-        absent = [why for name, why in ABSENT_OPTIONS.items() if error.option_name.startswith(name)]
+        # a switch of what is absent is refused in both positions
+        given = (error.option_name, error.option_name.replace("--no-", "--", 1))
+        absent = [
+            why for name, why in ABSENT_OPTIONS.items() if any(g.startswith(name) for g in given)
+        ]
         if absent:
             return (
                 f"{error.option_name} is not in this release: {absent[0]}",

@@ -70,7 +70,9 @@ class Gate:
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id") or secrets.token_hex(12)
-        request_id = "".join(c for c in request_id if c.isalnum() or c in "-_.")[:128]
+        request_id = "".join(c for c in request_id if (c.isascii() and c.isalnum()) or c in "-_.")[
+            :128
+        ]
         scope.setdefault("state", {}).update({"request_id": request_id, BODY_SEND: send})
         context = RequestContext(request_id)
         token = CURRENT_REQUEST.set(context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
@@ -39,3 +40,12 @@ class QuietServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handles no signals: whoever runs the server does."""
         yield
+
+
+def http_protocol() -> Any:
+    """How a server reads HTTP, for uvicorn's settings; uvicorn's own way where httptools is not installed."""
+    try:
+        from max.serve.http.protocol import BoundedProtocol
+    except ImportError:
+        return "auto"
+    return BoundedProtocol

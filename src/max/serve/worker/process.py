@@ -19,6 +19,7 @@ from max.serve.settings import WorkerSettings
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
 from max.serve.worker.message_codec import MessageCodec
+from max.serve.worker.queued_channel import QueuedChannel
 
 STATS_INTERVAL_S = 0.5
 """Seconds between two reports of a busy engine."""
@@ -68,7 +69,8 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         # on Windows a pipe has a class of its own, with the same methods
-        self.channel: ConnectionChannel[Any, Any] = ConnectionChannel(here, MessageCodec())  # pyright: ignore[reportArgumentType]
+        pipe: ConnectionChannel[Any, Any] = ConnectionChannel(here, MessageCodec())  # pyright: ignore[reportArgumentType]
+        self.channel = QueuedChannel(pipe)
         self._process = context.Process(
             target=run_worker, args=(settings, there), name="max worker", daemon=True
         )
@@ -113,3 +115,4 @@ class WorkerProcess:
         """Ends the process at once, and waits for it."""
         self._process.kill()
         self._process.join()
+        self.channel.end_sends()
