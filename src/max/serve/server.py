@@ -20,7 +20,7 @@ from max.pipelines.generation.protocol import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
 from max.serve.http.metrics_listener import metrics_listener
-from max.serve.http.quiet_server import QuietServer, http_protocol
+from max.serve.http.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.http.state import ServerState
 from max.serve.loading import load_model
 from max.serve.logs import share_handlers
@@ -230,7 +230,7 @@ async def _listen(
         ) from error
     config = uvicorn.Config(
         app,
-        http=http_protocol(),
+        http=HTTP_PROTOCOL,
         log_config=None,
         log_level=share_handlers(),
         access_log=False,

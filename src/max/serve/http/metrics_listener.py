@@ -11,7 +11,7 @@ from dataclasses import replace
 import uvicorn
 from prometheus_client import make_asgi_app
 
-from max.serve.http.quiet_server import QuietServer, http_protocol
+from max.serve.http.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.listener import open_socket
 from max.serve.logs import share_handlers
 from max.serve.metrics import ServerMetrics
@@ -46,7 +46,7 @@ async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
         return
     config = uvicorn.Config(
         make_asgi_app(metrics.registry),
-        http=http_protocol(),
+        http=HTTP_PROTOCOL,
         log_config=None,
         log_level=share_handlers(),
         access_log=False,

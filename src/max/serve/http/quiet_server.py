@@ -9,6 +9,13 @@ from typing import Any
 
 import uvicorn
 
+try:
+    from max.serve.http.protocol import BoundedProtocol
+except ImportError:  # httptools is not installed: uvicorn reads HTTP its own way
+    HTTP_PROTOCOL: Any = "auto"
+else:
+    HTTP_PROTOCOL = BoundedProtocol
+
 
 class QuietServer(uvicorn.Server):
     """A server without signal handlers, which :meth:`stop` ends.
@@ -40,12 +47,3 @@ class QuietServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handles no signals: whoever runs the server does."""
         yield
-
-
-def http_protocol() -> Any:
-    """How a server reads HTTP, for uvicorn's settings; uvicorn's own way where httptools is not installed."""
-    try:
-        from max.serve.http.protocol import BoundedProtocol
-    except ImportError:
-        return "auto"
-    return BoundedProtocol
