@@ -171,7 +171,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden(text, "mo/add.mlir")``: the text equals the file under tests/golden, or ``--update-golden`` writes it."""
+    """``golden(text, "mo/add.mlir")``: the text equals the file in tests/golden, or ``--update-golden`` writes it."""
 
     def check(actual: str, name: str) -> None:
         path = GOLDEN / name

@@ -54,7 +54,12 @@ def test_rows_with_other_columns_are_left_out() -> None:
 
 
 def test_means() -> None:
-    rows = ["| f32 | 1 | 10 | 0.5 |", "| f32 | 2 | 20 | 2.0 |", "| bf16 | 1 | 5 | 3.0 |", "| q | 1 | 5 |  |"]  # fmt: skip
+    rows = [
+        "| f32 | 1 | 10 | 0.5 |",
+        "| f32 | 2 | 20 | 2.0 |",
+        "| bf16 | 1 | 5 | 3.0 |",
+        "| q | 1 | 5 |  |",
+    ]
     assert ratios_of(rows) == {"": [0.5, 2.0, 3.0]}
     assert ratios_of(rows, 0) == {"f32": [0.5, 2.0], "bf16": [3.0]}
     assert math.isclose(geometric_mean([0.5, 2.0]), 1.0)

@@ -54,7 +54,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {
-    "_abi", "_config", "_host", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library", "_backends",
+    "_abi", "_config", "_host", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library",
+    "_backends",
     "_compiler", "_interpreter", "engine",
 }  # fmt: skip
 # optional, and only where a user hands the object in or asks for the format
@@ -246,7 +247,8 @@ def circle_of_files(arrows: dict[Path, set[Path]]) -> list[Path]:
 
 
 LOADED_FROM_ABOVE = {
-    "experimental/tensor.py": ("experimental/array_api/__init__.py", "an array returns its namespace, as the standard says"),
+    "experimental/tensor.py": ("experimental/array_api/__init__.py",
+        "an array returns its namespace, as the standard says"),
 }  # fmt: skip
 """Files that load a file that imports them, when a method is called."""
 

@@ -98,7 +98,8 @@ def test_packages_import_nothing_of_theirs(module: str, parts: set[str]) -> None
 def test_a_session_needs_no_compiler(code: str) -> None:
     modules = imported(code)
     heavy = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
-             "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "xdsl", "max.mlir.types")  # fmt: skip
+             "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products",
+             "torch", "xdsl", "max.mlir.types")  # fmt: skip
     assert not {name for name in modules if name.startswith(heavy)}
 
 
@@ -112,12 +113,14 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     modules = imported("import max.engine")
     layers = {name.split(".")[1] for name in own(modules) if name != "max"}
     assert layers <= {
-        "_abi", "_absent", "_backends", "_compiler", "_config", "_dataclass", "_earlier", "_errors", "_host", "_kernel_library", "_lazy",
+        "_abi", "_absent", "_backends", "_compiler", "_config", "_dataclass", "_earlier", "_errors", "_host",
+        "_kernel_library", "_lazy",
         "_runtime", "_spelling", "_traceback", "_version", "driver", "dtype", "engine", "kernel", "mlir",
     }  # fmt: skip
     # what programs on the disk consist of, not what makes them
     assert {name for name in modules if name.startswith("max._compiler.")} <= {
-        "max._compiler.code", "max._compiler.record", "max._compiler.locations", "max._compiler.sizes", "max._compiler.stats",
+        "max._compiler.code", "max._compiler.record", "max._compiler.locations", "max._compiler.sizes",
+        "max._compiler.stats",
     }  # fmt: skip
     assert "max.kernel.ir.nodes" not in modules
     # 64 and 283 with Python 3.11
@@ -190,7 +193,9 @@ def test_a_second_start_compiles_and_measures_nothing(
     # the model, and what makes the inputs of the next step: no graph is staged
     assert second["from_disk"] == second["recipes"] == 2 and second["linked"] >= 10
     unused = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
-              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "transformers", "huggingface_hub", "multiprocessing", "xdsl", "max.mlir.types", "jinja2")  # fmt: skip
+              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products",
+              "torch", "transformers", "huggingface_hub", "multiprocessing", "xdsl", "max.mlir.types",
+              "jinja2")  # fmt: skip
     assert not {name for name in second["imported"] if name.startswith(unused)}
 
 
@@ -246,7 +251,7 @@ print(memory("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("encoding", "width"), [("float32", 4), ("bfloat16", 2)])
 def test_loading_takes_the_memory_of_the_weights(tmp_path_factory, encoding, width) -> None:
-    """At the peak: the weights in their dtype and 10 %, the table of tied embeddings, what a part reads, and the code."""
+    """At the peak: the weights in their dtype and 10 %, the table of tied embeddings, a part's reads, and the code."""
     folder = random_checkpoint("llama-28m", "float32", tmp_path_factory.mktemp("models"))
     arguments = (PEAK, str(folder), encoding)
     python(*arguments, "4096")  # fills the disk cache: LLVM takes memory, too

@@ -23,7 +23,8 @@ def test_a_foreign_plugin_does_not_end_the_suite(tmp_path: Path) -> None:
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "tests/test_suite.py", "-k", "plugins"],
+        [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "tests/test_suite.py", "-k",
+            "plugins"],
         cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Run with an installed wheel and nothing but the engine's dependencies: a graph compiles and gives the right numbers."""
+"""Run with an installed wheel and only the engine's dependencies: a graph compiles and gives the right numbers."""
 
 from importlib.resources import files
 

@@ -90,7 +90,11 @@ def gemma4(draw: Draw) -> Options:
     own = types[: len(types) - shared]
     if not {*types[len(own) :]} <= {*own}:
         shared = 0
-    proportional = {"rope_type": "proportional", "rope_theta": 37.0, "partial_rotary_factor": draw(st.sampled_from([0.25, 0.5, 1.0]))}  # fmt: skip
+    proportional = {
+        "rope_type": "proportional",
+        "rope_theta": 37.0,
+        "partial_rotary_factor": draw(st.sampled_from([0.25, 0.5, 1.0])),
+    }
     options |= {
         "layer_types": types,
         "num_kv_shared_layers": shared,

@@ -1,4 +1,4 @@
-"""Composite checkpoints (text beside images and audio): their text models against transformers' own composite classes."""
+"""Composite checkpoints (text beside images and audio): their text models against the classes of transformers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "Mistral3": {"vision_config": {**_PATCHES, "head_dim": 8}},
     "Lfm2Vl": {"vision_config": {**_SIDES, "num_patches": 4, "patch_size": 4}},
     "Qwen2VL": {
-        "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+        "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2, "mlp_ratio": 2,
+            "patch_size": 4}
     },
     "Qwen2_5_VL": {"vision_config": {**_QWEN, "fullatt_block_indexes": [0], "window_size": 8}},
     "Qwen3VL": {"vision_config": {**_QWEN, "deepstack_visual_indexes": [0]}},
@@ -327,7 +328,8 @@ def test_names_of_weights() -> None:
         "mtp.fc.weight": "mtp.fc.weight",
         "model.visions.weight": "model.visions.weight",
         **dict.fromkeys(("vision_tower.a", "model.vision_tower.a", "model.visual.a", "vision_model.a")),
-        **dict.fromkeys(("multi_modal_projector.a", "model.audio_tower.a", "model.embed_vision.a", "model.embed_audio.a")),
+        **dict.fromkeys(("multi_modal_projector.a", "model.audio_tower.a", "model.embed_vision.a",
+                "model.embed_audio.a")),
     }  # fmt: skip
     assert {name: text_weight_name(name) for name in pairs} == pairs
     weight = WeightData.from_numpy(np.ones(3, np.float32), "norm")

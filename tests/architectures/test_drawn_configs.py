@@ -97,7 +97,10 @@ def check(name: str, data: st.DataObject) -> None:
     )
     cut = data.draw(st.integers(1, longest - 1))
     first = ours.step({"a": tokens[:cut], "b": other}).logits
-    parts = [first[0], *(ours.step({"a": part}).logits[0] for part in (tokens[cut:-1], tokens[-1:]) if part)]  # fmt: skip
+    parts = [
+        first[0],
+        *(ours.step({"a": part}).logits[0] for part in (tokens[cut:-1], tokens[-1:]) if part),
+    ]
     assert_near(np.concatenate(parts), model, tokens)
     assert_near(first[1], model, other)
 

@@ -55,7 +55,8 @@ def test_the_base_is_that_of_the_longest_sequence(rng: np.random.Generator, long
 
 def longest_sequence(rope: dict[str, Any], max_length: int | None) -> int:
     values = {
-        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 61, "rms_norm_eps": 1e-6,
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "vocab_size": 61, "rms_norm_eps": 1e-6,
         "max_position_embeddings": TRAINED, "rope_parameters": rope,
     }  # fmt: skip
     config = PipelineConfig(max_length=max_length)
@@ -77,7 +78,8 @@ def test_longer_sequences_are_served_only_if_they_are_asked_for() -> None:
 def test_experts_of_lists_are_equal_in_all_layers() -> None:
     fields = architecture("hunyuan_moe").pipeline_model.config_class
     values = {
-        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61, "rms_norm_eps": 1e-6,
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": 61, "rms_norm_eps": 1e-6,
         "max_position_embeddings": 64, "num_experts": [4, 4], "moe_topk": [2, 2],
     }  # fmt: skip
     experts = fields.from_huggingface(HuggingFaceConfig(values)).experts

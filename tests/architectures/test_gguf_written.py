@@ -219,7 +219,19 @@ OTHERWISE = {
 }
 """Cases that llama.cpp computes in another way than transformers."""
 
-IN_HALVES = ("bloom", "falcon", "falcon_grouped", "gemma", "gemma2_plain", "gemma3_plain", "gpt2", "gpt_neox", "mpt", "phi_grouped", "starcoder2")  # fmt: skip
+IN_HALVES = (
+    "bloom",
+    "falcon",
+    "falcon_grouped",
+    "gemma",
+    "gemma2_plain",
+    "gemma3_plain",
+    "gpt2",
+    "gpt_neox",
+    "mpt",
+    "phi_grouped",
+    "starcoder2",
+)
 """Cases with GELU, which llama.cpp looks up by float16."""
 
 

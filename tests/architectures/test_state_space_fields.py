@@ -18,7 +18,8 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.models.decoder_config import DecoderConfig
 
 VALUES: dict[str, Any] = {
-    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "vocab_size": 61, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "mamba_n_heads": 6, "num_heads": 6,
     "head_dim": 8, "mamba_num_heads": 6, "mamba_head_dim": 8, "ssm_state_size": 5, "layers_block_type": None,
 }  # fmt: skip

@@ -40,7 +40,8 @@ from tests.programs.architectures import TINY, random_checkpoint, reference
 
 THREE_HEADS = {"phi", "phi_grouped", "stablelm"}
 VARIANTS = (
-    "falcon_alibi", "falcon_grouped", "falcon_serial", "gemma3n_plain", "gpt_neox_serial", "gemma4_experts", "granite_hybrid_moe",
+    "falcon_alibi", "falcon_grouped", "falcon_serial", "gemma3n_plain", "gpt_neox_serial", "gemma4_experts",
+    "granite_hybrid_moe",
     "llama4_dense", "nemotron_h_latents", "opt_after", "phimoe_long", "qwen2_window", "stablelm_parallel",
 )  # fmt: skip
 """Cases that have a path through the split layers that the first case of their architecture lacks."""

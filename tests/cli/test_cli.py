@@ -156,9 +156,12 @@ def test_the_chat_template_of_a_file(tmp_path):
 
 ERRORS = {
     "option": (["--promt", "x"], "no such option: --promt", "Did you mean --prompt?"),
-    "encoding": (["--quantization-encoding", "bf16"], "'bf16', which does not fit; did you mean 'bfloat16'?", "float32"),
-    "unsupported": (["--quantization-encoding", "float8_e4m3fn"], "does not run with encoding float8_e4m3fn", "It runs with"),
-    "unquantised": (["--quantization-encoding", "q4_k"], "stores bfloat16, which cannot be converted to q4_k", "Leave out"),
+    "encoding": (["--quantization-encoding", "bf16"], "'bf16', which does not fit; did you mean 'bfloat16'?",
+        "float32"),
+    "unsupported": (["--quantization-encoding", "float8_e4m3fn"], "does not run with encoding float8_e4m3fn",
+        "It runs with"),
+    "unquantised": (["--quantization-encoding", "q4_k"], "stores bfloat16, which cannot be converted to q4_k",
+        "Leave out"),
     "number": (["--max-length", "many"], "'many' is not a valid integer", "See `max generate --help`"),
     "length": (["--max-length", "99999"], "max_length 99999 is more than the model", "smaller --max-length"),
     "prompt": (["--max-length", "16", "--prompt", "word " * 90], "tokens, and the context holds 16", "shorter prompt"),

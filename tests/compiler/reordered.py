@@ -53,7 +53,12 @@ def reordered(order: str) -> Generator[list[int]]:
 
     def program(launches: Sequence[Launch], num_values: int, scratch_bytes: int) -> Program:
         changed = reorder(launches, order)
-        moved.append(sum(a.name != b.name or a.slots != b.slots for a, b in zip(launches, changed, strict=True)))  # fmt: skip
+        moved.append(
+            sum(
+                a.name != b.name or a.slots != b.slots
+                for a, b in zip(launches, changed, strict=True)
+            )
+        )
         return Program(changed, num_values, scratch_bytes)
 
     with pytest.MonkeyPatch.context() as patch:

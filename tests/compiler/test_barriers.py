@@ -39,7 +39,8 @@ def launch(
     number = "abcdefgh".index
     pairs = tuple((number(pair[0]), number(pair[1])) for pair in in_place.split())
     return Launch(
-        "k", (), tuple(map(number, reads)), tuple(map(number, writes)), serial, "k", pairs, tuple(map(number, parts)), jump,
+        "k", (), tuple(map(number, reads)), tuple(map(number, writes)), serial, "k", pairs, tuple(map(number, parts)),
+        jump,
     )  # fmt: skip
 
 

@@ -86,7 +86,8 @@ class Gate:
 X = N * H * F32  # one activation
 
 GATES: dict[str, Gate] = {
-    "chain of ten": Gate(lambda x: ops.tanh(ops.exp(-ops.abs(x) * 2 + 1) - x) * ops.sigmoid(x) + x / 3, 1, 0, 1, 2 * X, 0),
+    "chain of ten": Gate(lambda x: ops.tanh(ops.exp(-ops.abs(x) * 2 + 1) - x) * ops.sigmoid(x) + x / 3, 1, 0, 1,
+        2 * X, 0),
     "softmax": Gate(ops.softmax, 1, 0, 1, 2 * X, 0),
     "logsoftmax of a shifted": Gate(lambda x: ops.logsoftmax(x * 2 + 1), 1, 0, 1, 2 * X, 0),
     "rms_norm": Gate(lambda x: norm(x, "w"), 1, 0, 1, 2 * X + H * F32, 0),
@@ -105,7 +106,8 @@ GATES: dict[str, Gate] = {
     ),
     "attention": Gate(attention, 3, 2, 3),
     "layer": Gate(layer, 7, 6, 7),
-    "gathered rows": Gate(lambda x: ops.cast(ops.gather(ops.cast(Weight("e", DType.bfloat16, (100, H), DEVICE), DType.float32),
+    "gathered rows": Gate(lambda x: ops.cast(ops.gather(ops.cast(Weight("e", DType.bfloat16, (100, H), DEVICE),
+                    DType.float32),
         ops.argmax(x), 0), DType.float32), 3, 2, 3),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Packed weights of experts: the launches that products of groups become, and their results beside the interpreter's."""
+"""Packed weights of experts: the launches of products of groups, and their results beside the interpreter's."""
 
 from __future__ import annotations
 

@@ -86,7 +86,10 @@ class Program:
                 self.launches.append(launch(part, (whole,), serial=serial, parts=(whole,)))
             visible.append(whole)
             return
-        written = [self.buffer("temp" if rng.random() < 0.9 else "output") for _ in range(rng.randint(1, 2))]  # fmt: skip
+        written = [
+            self.buffer("temp" if rng.random() < 0.9 else "output")
+            for _ in range(rng.randint(1, 2))
+        ]
         pairs = [(w, r) for w in written for r in sorted(set(reads)) if rng.random() < 0.6]
         for w, r in pairs:
             if rng.random() < 0.7:

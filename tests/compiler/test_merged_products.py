@@ -254,7 +254,7 @@ def test_weights_of_several_layers(rng: np.random.Generator) -> None:
 
 @pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
 def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
-    """Each weight is packed into its part of the common buffer; its pages are released before the next weight is read."""
+    """Each weight is packed into its part of the common buffer; its pages are released before the next is read."""
     monkeypatch.setattr(_once, "PART_BYTES", 1)
     size, count = 1 << 10, 4
     arrays: dict[str, np.ndarray] = {}

@@ -42,8 +42,8 @@ STARTS, IDS = "!mo.tensor<[4], ui32, cpu:0>", "!mo.tensor<[3], si32, cpu:0>"
 def grouped(name: str, rows: str, weight: str) -> str:
     """A product of groups of rows with the weights of their experts."""
     return (
-        f'%{name} = mo.custom(%{rows}, %{weight}, %s, %i, %t) {{symbol = "mo.grouped_matmul.ragged", parameters = {{}}}} '
-        f": ({ROWS}, {EXPERTS}, {STARTS}, {IDS}, !mo.tensor<[2], ui32, cpu:0>) -> {ROWS}\n"
+        f'%{name} = mo.custom(%{rows}, %{weight}, %s, %i, %t) {{symbol = "mo.grouped_matmul.ragged", '
+        f"parameters = {{}}}} : ({ROWS}, {EXPERTS}, {STARTS}, {IDS}, !mo.tensor<[2], ui32, cpu:0>) -> {ROWS}\n"
     )
 
 
@@ -58,7 +58,8 @@ SOURCES: dict[str, tuple[str, str]] = {
             f"%x: {X}",
             X,
             f"""
-            %a = mo.slice(%x) {{start = #mo.shape<[5, 0]>, stop = #mo.shape<[6, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[1, 8], {F}>
+            %a = mo.slice(%x) {{start = #mo.shape<[5, 0]>, stop = #mo.shape<[6, 8]>, step = #mo.shape<[1, 1]>}} : ({X})
+                -> !mo.tensor<[1, 8], {F}>
             %b = mo.neg(%x) : ({X}) -> {X}
             mo.output(%b) : ({X}) -> ()""",
         ),
@@ -69,9 +70,11 @@ SOURCES: dict[str, tuple[str, str]] = {
             f"%x: {X}",
             f"!mo.tensor<[rest + rows, 8], {F}>",
             f"""
-            %a = mo.slice(%x) {{start = #mo.shape<[2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[rest, 8], {F}>
+            %a = mo.slice(%x) {{start = #mo.shape<[2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X})
+                -> !mo.tensor<[rest, 8], {F}>
             %b = mo.rebind(%x) {{message = ""}} : ({X}) -> !mo.tensor<[rows, 8], {F}>
-            %c = mo.concat(%a, %b) {{axis = 0 : i64}} : (!mo.tensor<[rest, 8], {F}>, !mo.tensor<[rows, 8], {F}>) -> !mo.tensor<[rest + rows, 8], {F}>
+            %c = mo.concat(%a, %b) {{axis = 0 : i64}} : (!mo.tensor<[rest, 8], {F}>, !mo.tensor<[rows, 8], {F}>)
+                -> !mo.tensor<[rest + rows, 8], {F}>
             mo.output(%c) : (!mo.tensor<[rest + rows, 8], {F}>) -> ()""",
         ),
     ),
@@ -81,11 +84,14 @@ SOURCES: dict[str, tuple[str, str]] = {
             f"%x: {X}, %y: !mo.tensor<[m, 8], {F}>",
             f"!mo.tensor<[n - 2, 8], {F}>, !mo.tensor<[1, 8], {F}>, !mo.tensor<[2, 8], {F}>, {X}",
             f"""
-            %a = mo.slice(%x) {{start = #mo.shape<[2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[n - 2, 8], {F}>
+            %a = mo.slice(%x) {{start = #mo.shape<[2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X})
+                -> !mo.tensor<[n - 2, 8], {F}>
             %b = mo.reduce_max(%x) {{axis = 0 : i64}} : ({X}) -> !mo.tensor<[1, 8], {F}>
-            %c = mo.slice(%x) {{start = #mo.shape<[n - 2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[2, 8], {F}>
+            %c = mo.slice(%x) {{start = #mo.shape<[n - 2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}}
+                : ({X}) -> !mo.tensor<[2, 8], {F}>
             %d = mo.rebind(%y) {{message = "as long as x"}} : (!mo.tensor<[m, 8], {F}>) -> {X}
-            mo.output(%a, %b, %c, %d) : (!mo.tensor<[n - 2, 8], {F}>, !mo.tensor<[1, 8], {F}>, !mo.tensor<[2, 8], {F}>, {X}) -> ()""",
+            mo.output(%a, %b, %c, %d)
+                : (!mo.tensor<[n - 2, 8], {F}>, !mo.tensor<[1, 8], {F}>, !mo.tensor<[2, 8], {F}>, {X}) -> ()""",
         ),
     ),
     "expand_collectives": (
@@ -96,8 +102,14 @@ SOURCES: dict[str, tuple[str, str]] = {
             "!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>",
             """
             %c = mo.chain_create() : () -> !mo.chain
-            %a, %b, %d = mo.allreduce(%x, %y, %s, %t, %c) : (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.buffer<[4], ui8, cpu:0>, !mo.buffer<[4], ui8, cpu:1>, !mo.chain) -> (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.chain)
-            %e, %f, %g = mo.allgather(%a, %b, %s, %t, %d) {axis = 0 : i64} : (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.buffer<[4], ui8, cpu:0>, !mo.buffer<[4], ui8, cpu:1>, !mo.chain) -> (!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>, !mo.chain)
+            %a, %b, %d = mo.allreduce(%x, %y, %s, %t, %c)
+                : (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.buffer<[4], ui8, cpu:0>,
+                !mo.buffer<[4], ui8, cpu:1>, !mo.chain)
+                -> (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.chain)
+            %e, %f, %g = mo.allgather(%a, %b, %s, %t, %d) {axis = 0 : i64}
+                : (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.buffer<[4], ui8, cpu:0>,
+                !mo.buffer<[4], ui8, cpu:1>, !mo.chain)
+                -> (!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>, !mo.chain)
             mo.output(%e, %f) : (!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>) -> ()""",
         ),
     ),
@@ -112,7 +124,8 @@ SOURCES: dict[str, tuple[str, str]] = {
             %c = mo.cast(%b) : ({X}) -> {X}
             %d = mo.reshape(%c) : ({X}) -> !mo.tensor<[n * 8], {F}>
             %e = mo.reshape(%d) : (!mo.tensor<[n * 8], {F}>) -> {X}
-            %f = mo.slice(%e) {{start = #mo.shape<[0, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> {X}
+            %f = mo.slice(%e) {{start = #mo.shape<[0, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X})
+                -> {X}
             %g = mo.neg(%f) : ({X}) -> {X}
             mo.output(%f, %g) : ({X}, {X}) -> ()""",
         ),
@@ -199,8 +212,10 @@ SOURCES: dict[str, tuple[str, str]] = {
             f"%x: {X}, %v: {VEC}",
             f"{X}, {X}",
             f"""
-            %l = mo.slice(%x) {{start = #mo.shape<[0, 0]>, stop = #mo.shape<[n, 4]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[n, 4], {F}>
-            %r = mo.slice(%x) {{start = #mo.shape<[0, 4]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[n, 4], {F}>
+            %l = mo.slice(%x) {{start = #mo.shape<[0, 0]>, stop = #mo.shape<[n, 4]>, step = #mo.shape<[1, 1]>}} : ({X})
+                -> !mo.tensor<[n, 4], {F}>
+            %r = mo.slice(%x) {{start = #mo.shape<[0, 4]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X})
+                -> !mo.tensor<[n, 4], {F}>
             %n = mo.neg(%r) : (!mo.tensor<[n, 4], {F}>) -> !mo.tensor<[n, 4], {F}>
             %h = mo.concat(%n, %l) {{axis = 1 : i64}} : (!mo.tensor<[n, 4], {F}>, !mo.tensor<[n, 4], {F}>) -> {X}
             %b = mo.broadcast_to(%v) : ({VEC}) -> {X}
@@ -220,11 +235,19 @@ SOURCES: dict[str, tuple[str, str]] = {
             "!mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>",
             """
             %w = mo.constant.external() {name = "w"} : () -> !mo.tensor<[20, 144], ui8, cpu:0>
-            %y = mo.qmatmul(%x, %w) {encoding = "Q4_K"} : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>) -> !mo.tensor<[n, 20], f32, cpu:0>
-            %z = mo.qmatmul(%x, %v) {encoding = "Q4_K"} : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>) -> !mo.tensor<[n, 20], f32, cpu:0>
+            %y = mo.qmatmul(%x, %w) {encoding = "Q4_K"}
+                : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>)
+                -> !mo.tensor<[n, 20], f32, cpu:0>
+            %z = mo.qmatmul(%x, %v) {encoding = "Q4_K"}
+                : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>)
+                -> !mo.tensor<[n, 20], f32, cpu:0>
             %n = mo.neg(%x) : (!mo.tensor<[n, 256], f32, cpu:0>) -> !mo.tensor<[n, 256], f32, cpu:0>
-            %u = mo.qmatmul(%n, %w) {encoding = "Q4_K"} : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>) -> !mo.tensor<[n, 20], f32, cpu:0>
-            mo.output(%y, %z, %u) : (!mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>) -> ()""",
+            %u = mo.qmatmul(%n, %w) {encoding = "Q4_K"}
+                : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>)
+                -> !mo.tensor<[n, 20], f32, cpu:0>
+            mo.output(%y, %z, %u)
+                : (!mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>)
+                -> ()""",
         ),
     ),
     "pack_int8": (
@@ -239,9 +262,11 @@ SOURCES: dict[str, tuple[str, str]] = {
             %q = mo.cast(%a) : (!mo.tensor<[64, 40], si8, cpu:0>) -> !mo.tensor<[64, 40], si32, cpu:0>
             %r = mo.cast(%b) : (!mo.tensor<[40, 64], si8, cpu:0>) -> !mo.tensor<[40, 64], si32, cpu:0>
             %s = mo.cast(%v) : (!mo.tensor<[64, 40], si8, cpu:0>) -> !mo.tensor<[64, 40], si32, cpu:0>
-            %y = mok.matmul(%p, %q) {{transpose_b = true}} : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[64, 40], si32, cpu:0>) -> {I32}
+            %y = mok.matmul(%p, %q) {{transpose_b = true}}
+                : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[64, 40], si32, cpu:0>) -> {I32}
             %z = mo.matmul(%p, %r) : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[40, 64], si32, cpu:0>) -> {I32}
-            %u = mok.matmul(%p, %s) {{transpose_b = true}} : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[64, 40], si32, cpu:0>) -> {I32}
+            %u = mok.matmul(%p, %s) {{transpose_b = true}}
+                : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[64, 40], si32, cpu:0>) -> {I32}
             %t = mo.matmul(%x, %b) : ({I8}, !mo.tensor<[40, 64], si8, cpu:0>) -> !mo.tensor<[n, 64], si8, cpu:0>
             mo.output(%y, %z, %u, %t) : ({I32}, {I32}, {I32}, !mo.tensor<[n, 64], si8, cpu:0>) -> ()""",
         ),
@@ -274,15 +299,21 @@ SOURCES: dict[str, tuple[str, str]] = {
             "%x: !mo.tensor<[n, 32], f32, cpu:0>, %z: !mo.tensor<[n, 32], f32, cpu:0>",
             ", ".join(["!mo.tensor<[n, 64], f32, cpu:0>"] * 2 + ["!mo.tensor<[n, 40], f32, cpu:0>"] * 6),
             "\n".join(
-                f"%w{name} = mo.constant.external() {{name = \"w{name}\"}} : () -> !mo.tensor<[32, {size}], f32, cpu:0>\n"
-                f"%{name} = mo.matmul(%x, %w{name}) : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, {size}], f32, cpu:0>) -> !mo.tensor<[n, {size}], f32, cpu:0>"
+                f"%w{name} = mo.constant.external() {{name = \"w{name}\"}} : () "
+                f"-> !mo.tensor<[32, {size}], f32, cpu:0>\n"
+                f"%{name} = mo.matmul(%x, %w{name}) "
+                f": (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, {size}], f32, cpu:0>) "
+                f"-> !mo.tensor<[n, {size}], f32, cpu:0>"
                 for name, size in {"a": 64, "b": 64, "g": 40, "u": 40, "s": 40, "c": 40, "d": 40}.items()
             )
             + """
-            %t = mo.matmul(%z, %ws) : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %t = mo.matmul(%z, %ws) : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, 40], f32, cpu:0>)
+                -> !mo.tensor<[n, 40], f32, cpu:0>
             %h = mo.silu(%g) : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
-            %p = mo.mul(%h, %u) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
-            %e = mo.sub(%c, %d) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %p = mo.mul(%h, %u) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>)
+                -> !mo.tensor<[n, 40], f32, cpu:0>
+            %e = mo.sub(%c, %d) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>)
+                -> !mo.tensor<[n, 40], f32, cpu:0>
             mo.output(%a, %b, %p, %s, %t, %d, %e, %e) : ("""
             + ", ".join(["!mo.tensor<[n, 64], f32, cpu:0>"] * 2 + ["!mo.tensor<[n, 40], f32, cpu:0>"] * 6)
             + ") -> ()",
@@ -319,9 +350,12 @@ SOURCES: dict[str, tuple[str, str]] = {
             OUT,
             f"""
             %h = mo.reshape(%x) : ({QKV}) -> {HEADS}
-            %q = mo.slice(%h) {{start = #mo.shape<[0, 0, 0, 0]>, stop = #mo.shape<[b, n, 4, 8]>, step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {Q}
-            %k = mo.slice(%h) {{start = #mo.shape<[0, 0, 4, 0]>, stop = #mo.shape<[b, n, 6, 8]>, step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {KV}
-            %v = mo.slice(%h) {{start = #mo.shape<[0, 0, 6, 0]>, stop = #mo.shape<[b, n, 8, 8]>, step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {KV}
+            %q = mo.slice(%h) {{start = #mo.shape<[0, 0, 0, 0]>, stop = #mo.shape<[b, n, 4, 8]>,
+                step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {Q}
+            %k = mo.slice(%h) {{start = #mo.shape<[0, 0, 4, 0]>, stop = #mo.shape<[b, n, 6, 8]>,
+                step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {KV}
+            %v = mo.slice(%h) {{start = #mo.shape<[0, 0, 6, 0]>, stop = #mo.shape<[b, n, 8, 8]>,
+                step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {KV}
             %k1 = mo.reshape(%k) : ({KV}) -> {APART}
             %k2 = mo.broadcast_to(%k1) : ({APART}) -> {SPREAD}
             %k3 = mo.reshape(%k2) : ({SPREAD}) -> {Q}
@@ -379,7 +413,8 @@ SOURCES: dict[str, tuple[str, str]] = {
             %m = mo.reduce_mean(%h) {{axis = 1 : i64}} : ({X}) -> {ROW}
             %b = mo.broadcast_to(%m) : ({ROW}) -> {X}
             %c = mo.sub(%h, %b) : ({X}, {X}) -> {X}
-            %y = mo.rms_norm(%c, %v) {{epsilon = 1.0e-05 : f64, weight_offset = 0.0 : f64, multiply_before_cast = true}} : ({X}, {VEC}) -> {X}
+            %y = mo.rms_norm(%c, %v) {{epsilon = 1.0e-05 : f64, weight_offset = 0.0 : f64, multiply_before_cast = true}}
+                : ({X}, {VEC}) -> {X}
             mo.output(%h, %y) : ({X}, {X}) -> ()""",
         ),
     ),
@@ -405,16 +440,22 @@ SOURCES: dict[str, tuple[str, str]] = {
             ", ".join(["!mo.tensor<[n, 40], f32, cpu:0>"] * 4),
             "\n".join(
                 f"%w{name} = mo.constant.external() {{name = \"w{name}\"}} : () -> !mo.tensor<[32, 40], f32, cpu:0>\n"
-                f"%{name} = mo.matmul(%x, %w{name}) : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>"
+                f"%{name} = mo.matmul(%x, %w{name}) "
+                f": (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, 40], f32, cpu:0>) "
+                f"-> !mo.tensor<[n, 40], f32, cpu:0>"
                 for name in "abcgu"
             )
             + """
             %n = mo.neg(%a) : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
-            %i = mo.add(%n, %z) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
-            %j = mo.cumsum(%i) {axis = 1 : i64, exclusive = false, reverse = false} : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
-            %k = mo.mul(%b, %j) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %i = mo.add(%n, %z) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>)
+                -> !mo.tensor<[n, 40], f32, cpu:0>
+            %j = mo.cumsum(%i) {axis = 1 : i64, exclusive = false, reverse = false} : (!mo.tensor<[n, 40], f32, cpu:0>)
+                -> !mo.tensor<[n, 40], f32, cpu:0>
+            %k = mo.mul(%b, %j) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>)
+                -> !mo.tensor<[n, 40], f32, cpu:0>
             %h = mo.silu(%g) : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
-            %p = mo.mul(%h, %u) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %p = mo.mul(%h, %u) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>)
+                -> !mo.tensor<[n, 40], f32, cpu:0>
             mo.output(%i, %k, %c, %p) : ("""
             + ", ".join(["!mo.tensor<[n, 40], f32, cpu:0>"] * 4)
             + ") -> ()",
@@ -442,10 +483,15 @@ SOURCES: dict[str, tuple[str, str]] = {
             %z = mo.constant() {value = #mo.dense<si64, [], [0]>} : () -> !mo.tensor<[], si64, cpu:0>
             %o = mo.constant() {value = #mo.dense<si64, [], [1]>} : () -> !mo.tensor<[], si64, cpu:0>
             %a = mo.transfer(%x) : (!mo.tensor<[n, 8], f32, cpu:0>) -> !mo.tensor<[n, 8], f32, gpu:0>
-            %b = mo.add(%a, %y) : (!mo.tensor<[n, 8], f32, gpu:0>, !mo.tensor<[n, 8], f32, gpu:0>) -> !mo.tensor<[n, 8], f32, gpu:0>
+            %b = mo.add(%a, %y) : (!mo.tensor<[n, 8], f32, gpu:0>, !mo.tensor<[n, 8], f32, gpu:0>)
+                -> !mo.tensor<[n, 8], f32, gpu:0>
             %d = mo.transfer(%x) : (!mo.tensor<[n, 8], f32, cpu:0>) -> !mo.tensor<[n, 8], f32, cpu:1>
-            %r = mo.range(%z, %c, %o) : (!mo.tensor<[], si64, cpu:0>, !mo.tensor<[], si64, cpu:0>, !mo.tensor<[], si64, cpu:0>) -> !mo.tensor<[3], si64, gpu:0>
-            mo.output(%b, %d, %r) : (!mo.tensor<[n, 8], f32, gpu:0>, !mo.tensor<[n, 8], f32, cpu:1>, !mo.tensor<[3], si64, gpu:0>) -> ()""",
+            %r = mo.range(%z, %c, %o)
+                : (!mo.tensor<[], si64, cpu:0>, !mo.tensor<[], si64, cpu:0>, !mo.tensor<[], si64, cpu:0>)
+                -> !mo.tensor<[3], si64, gpu:0>
+            mo.output(%b, %d, %r)
+                : (!mo.tensor<[n, 8], f32, gpu:0>, !mo.tensor<[n, 8], f32, cpu:1>, !mo.tensor<[3], si64, gpu:0>)
+                -> ()""",
         ),
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A second kind of device beside the CPU, with its own memory, queue and kernels; results equal those of the CPU alone."""
+"""A second kind of device beside the CPU, with its own memory, queue and kernels: results equal the CPU's."""
 
 from __future__ import annotations
 

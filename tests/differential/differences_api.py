@@ -9,15 +9,16 @@ _ERROR = "^!"
 
 DRIVER: tuple[Difference, ...] = (
     Difference(
-        "tensors take NumPy's basic indexing: fewer indices than axes, `...`, `None`, NumPy integers, in `[]` and in assignments",
-        "the reference says numpy-style slicing; there each axis needs an index, `...` and `None` select element 0, and only "
-        "single elements are assigned",
+        "tensors take NumPy's basic indexing: fewer indices than axes, `...`, `None`, NumPy integers, in `[]` and in "
+        "assignments",
+        "the reference says numpy-style slicing; there each axis needs an index, `...` and `None` select element 0, "
+        "and only single elements are assigned",
         _TENSOR,
         program=r"T\([\d, ]*\)\[|; t\[(0|:|\.\.\.|0:1)\]=|u=t\[|t\[0\]\.to|for x in T",
     ),
     Difference(
-        "a number that a tensor's type does not hold is a ValueError, OverflowError or TypeError; floats that are integers are "
-        "written to integer types, any number to bool",
+        "a number that a tensor's type does not hold is a ValueError, OverflowError or TypeError; floats that are "
+        "integers are written to integer types, any number to bool",
         "in MAX the binding's `std::bad_cast`, a RuntimeError",
         (*_TENSOR, "engine"),
         there="!RuntimeError|!OverflowError",
@@ -85,7 +86,8 @@ DRIVER: tuple[Difference, ...] = (
     ),
     Difference(
         "`CPU(n)` is a virtual device of its own, and each reads the other's memory",
-        "graphs are placed on several devices without an accelerator; in MAX it is device 0, which does not access itself",
+        "graphs are placed on several devices without an accelerator; in MAX it is device 0, which does not access "
+        "itself",
         _TENSOR,
         program=r"load_devices|can_access",
     ),
@@ -199,7 +201,8 @@ NN: tuple[Difference, ...] = (
         "a guard: in MAX wrong dtypes, devices and sizes are found when the layer is used, or by an accident inside",
         (*_MODULES, *_LAYERS),
         here=r"^!(TypeError|ValueError|TypeError ValueError|NotImplementedError)$",
-        program=r"cpu,f32\)|3\.0|4\.0|-3,4|\"float32\"|\"f32\"|\"cpu\"|RMSNorm|GroupNorm\(0|\[\]\)|activation_function|n_devices=0|n_kv_heads=0|"
+        program=r"cpu,f32\)|3\.0|4\.0|-3,4|\"float32\"|\"f32\"|\"cpu\"|RMSNorm|GroupNorm\(0|\[\]\)|activation_function"
+        r"|n_devices=0|n_kv_heads=0|"
         r"page_size=0|Layer\(\)|set_shared_weight\(\"w2\",3|,3\]\)|\[3\]\)|\]\)\(3\)|list\(sd",
     ),
     Difference(
@@ -247,7 +250,8 @@ INTERFACES: tuple[Difference, ...] = (
         "sampling parameters, requests and contexts check their values",
         "a guard: in MAX values without meaning are kept",
         _INTERFACES,
-        program=r"SamplingParams\((top_k|top_p|temperature|max_new_tokens|min_new_tokens|seed)=|messages=|np\.array\(\[\],|max_length=5|start_idx=-1",
+        program=r"SamplingParams\((top_k|top_p|temperature|max_new_tokens|min_new_tokens|seed)=|messages="
+        r"|np\.array\(\[\],|max_length=5|start_idx=-1",
         here="^!(ValueError|TypeError)$",
     ),
     Difference(
@@ -282,7 +286,8 @@ INTERFACES: tuple[Difference, ...] = (
     ),
     Difference(
         "generated tokens stay generated after `reset`",
-        "penalties and minimum lengths count them, so that a text is the same after preemption; in MAX they become prompt",
+        "penalties and minimum lengths count them, so that a text is the same after preemption; in MAX they become "
+        "prompt",
         _INTERFACES,
         program=r"c\.reset\(\)",
     ),

@@ -12,7 +12,8 @@ _ERROR = "^!"
 GRAPHS: tuple[Difference, ...] = (
     Difference(
         "wrong arguments are a ValueError and a TypeError",
-        "in MAX some end in an AttributeError, IndexError, AssertionError, RuntimeError or ZeroDivisionError inside of the op",
+        "in MAX some end in an AttributeError, IndexError, AssertionError, RuntimeError or ZeroDivisionError inside of "
+        "the op",
         ("graph_api", "graph_spatial", "graph_indexing"),
         there="^!(AttributeError|IndexError|AssertionError|RuntimeError|ZeroDivisionError)",
         here="^!(FileNotFoundError |IndexError )?(TypeError|ValueError)",

@@ -111,7 +111,10 @@ OPS: tuple[Difference, ...] = (
         "arithmetic, ordering, sums and sorts of bools are errors when they are staged",
         _NOT_LOADED,
         _VALUES,
-        program=r"^bool.*(ops\.(abs|add|sub|mul|div|floor_div|mod|pow|max|min|negate|relu|greater|greater_equal|sum|mean|argmax|argmin|cumsum|top_k|argsort|matmul|outer|rms_norm|layer_norm)\(|x\.(argmax|max|min|mean|stdev|var)\(|divmod| @ | [-+*/%<>]|\*\*|^[^:]*: -x)",
+        program=r"^bool.*(ops\.(abs|add|sub|mul|div|floor_div|mod|pow|max|min|negate|relu|greater|greater_equal|sum"
+        r"|mean"
+        r"|argmax|argmin|cumsum|top_k|argsort|matmul|outer|rms_norm|layer_norm)\(|x\.(argmax|max|min|mean|stdev|var)\("
+        r"|divmod| @ | [-+*/%<>]|\*\*|^[^:]*: -x)",
         there="^[^!]",
         here=_ERROR,
     ),
@@ -125,7 +128,8 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "numbers and arrays meet tensors whose dtype holds them but for rounding",
-        "an extension: integers beyond a float's exact range, integers that meet floats, and NumPy's bools are errors in MAX",
+        "an extension: integers beyond a float's exact range, integers that meet floats, and NumPy's bools are errors "
+        "in MAX",
         ("graph_elementwise",),
         program=r"\d|np\.|Dim|shape|Shape|True|False",
         there="!(ValueError|TypeError)",
@@ -309,7 +313,8 @@ MOVES: tuple[Difference, ...] = (
         here=_ERROR,
     ),
     Difference(
-        "a negative bound of `band_part`, one of a fraction, a repeat or padding that fits no axis are errors when they are staged",
+        "a negative bound of `band_part`, one of a fraction, a repeat or padding that fits no axis are errors when "
+        "they are staged",
         "a guard: the reference says that bounds are checked; in MAX some are staged, a fraction is a RuntimeError",
         _MOVES,
         program=r"ops\.(band_part|repeat_interleave|pad)\(",

@@ -33,13 +33,16 @@ ELSEWHERE = {
     "buffer_load": "tests/engine/test_effects.py", "buffer_store": "tests/engine/test_effects.py",
     "buffer_store_slice": "tests/engine/test_slices.py", "call": "tests/engine/test_control_flow.py",
     "cond": "tests/compiler/test_random_graphs.py", "while_loop": "tests/compiler/test_random_graphs.py",
-    "constant": "tests/graph", "constant_external": "tests/engine/test_weights.py", "custom": "tests/engine/test_custom_signatures.py",
+    "constant": "tests/graph", "constant_external": "tests/engine/test_weights.py",
+    "custom": "tests/engine/test_custom_signatures.py",
     "inplace_custom": "tests/engine/test_custom_signatures.py", "print": "tests/engine/test_print.py",
-    "random": "tests/engine/test_random.py", "rebind": "tests/engine/test_sizes.py", "hann_window": "tests/ops/table.py",
+    "random": "tests/engine/test_random.py", "rebind": "tests/engine/test_sizes.py",
+    "hann_window": "tests/ops/table.py",
     "shape_to_tensor": "tests/ops/table.py", "irfft": "tests/ops/spatial.py", "fold": "tests/ops/spatial.py",
     "resize": "tests/ops/spatial.py", "resize_bicubic": "tests/graph/test_detection.py",
     "resize_linear": "tests/ops/detection.py", "resize_nearest": "tests/ops/detection.py",
-    "roi_align": "tests/ops/detection.py", "non_maximum_suppression": "tests/ops/detection.py", "dequantize": "tests/ops", "qmatmul": "tests/ops", "quantize": "tests/ops",
+    "roi_align": "tests/ops/detection.py", "non_maximum_suppression": "tests/ops/detection.py",
+    "dequantize": "tests/ops", "qmatmul": "tests/ops", "quantize": "tests/ops",
 }  # fmt: skip
 """Ops whose properties are tested elsewhere, and where."""
 
@@ -137,11 +140,13 @@ BEFORE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
 BINARY = (
-    "add", "sub", "mul", "div", "mod", "floor_div", "pow", "max", "min", "equal", "not_equal", "greater", "greater_equal",
+    "add", "sub", "mul", "div", "mod", "floor_div", "pow", "max", "min", "equal", "not_equal", "greater",
+    "greater_equal",
     "logical_and", "logical_or", "logical_xor",
 )  # fmt: skip
 UNARY = (
-    "abs", "negate", "exp", "tanh", "sin", "cos", "floor", "ceil", "round", "trunc", "is_nan", "is_inf", "relu", "sqrt", "rsqrt",
+    "abs", "negate", "exp", "tanh", "sin", "cos", "floor", "ceil", "round", "trunc", "is_nan", "is_inf", "relu",
+    "sqrt", "rsqrt",
     "log", "log1p", "sigmoid", "silu", "acos", "atanh", "logical_not",
 )  # fmt: skip
 

@@ -325,13 +325,22 @@ class Writer:
                 self.live += [z, z + 1]
                 self.count += 2
             case 29:
-                self.value(f"{self.one_of(('Tensor', 'copy.copy', 'copy.deepcopy'))}(t{x} + 1.0)", f"a{x} + 1.0")  # fmt: skip
+                self.value(
+                    f"{self.one_of(('Tensor', 'copy.copy', 'copy.deepcopy'))}(t{x} + 1.0)",
+                    f"a{x} + 1.0",
+                )
             case 30:
-                self.value(f"F.where(t{x} > 0.0, t{x}, 0.5)", f"np.where(a{x} > 0.0, a{x}, 0.5).astype(a{x}.dtype)")  # fmt: skip
+                self.value(
+                    f"F.where(t{x} > 0.0, t{x}, 0.5)",
+                    f"np.where(a{x} > 0.0, a{x}, 0.5).astype(a{x}.dtype)",
+                )
             case 31:
                 # indices are checked by the run, which comes later
                 indices = "Tensor.from_dlpack(np.int64([0, -1]))"
-                self.value(f"F.gather(t{x}, {indices}, axis=0) if len(a{x}) else t{x}", f"a{x}[[0, -1]] if len(a{x}) else a{x}")  # fmt: skip
+                self.value(
+                    f"F.gather(t{x}, {indices}, axis=0) if len(a{x}) else t{x}",
+                    f"a{x}[[0, -1]] if len(a{x}) else a{x}",
+                )
 
             case 32 | 33 | 34 | 35:
                 self.integer_statement()
@@ -346,7 +355,10 @@ class Writer:
             case 39 | 40:
                 kind = self.one_of(("uniform", "gaussian"))
                 first, second = self.one_of((("-0.5", "1.5"), (f"p.numbers[{k}]", "4.0")))
-                self.value(f"drawn(w, '{kind}', t{x}, {first}, {second})", f"samples(w, '{kind}', a{x}, {first}, {second})")  # fmt: skip
+                self.value(
+                    f"drawn(w, '{kind}', t{x}, {first}, {second})",
+                    f"samples(w, '{kind}', a{x}, {first}, {second})",
+                )
             case 42:
                 index = self.one_of(("{}", "..., {}", "1:, {}", "0, {}", "{}, :3"))
                 b = self.one_of(self.bools)
@@ -357,7 +369,11 @@ class Writer:
                     self.one_of(self.integers),
                     self.one_of(("{}", "{}, 1:", "{}, 0", "None, {}")),
                 )
-                chosen = f"{{0}}{x}[" + index.format(f"{{0}}{q}.reshape((-1,))[:5] % len(a{x})") + f"] if len(a{x}) else {{0}}{x}"  # fmt: skip
+                chosen = (
+                    f"{{0}}{x}["
+                    + index.format(f"{{0}}{q}.reshape((-1,))[:5] % len(a{x})")
+                    + f"] if len(a{x}) else {{0}}{x}"
+                )
                 self.value(chosen.format("t"), chosen.format("a"), False)
             case 44:
                 b = self.one_of(self.bools)
@@ -419,7 +435,11 @@ class Writer:
                 self.value(f"t{q}[{index}]", f"a{q}[{index}]", False, pool)
             case 8:
                 b = self.one_of(self.bools)
-                self.value(f"F.where(t{b}, t{q}, 5)", f"np.where(a{b}, a{q}, a{q}.dtype.type(5))", pool=pool)  # fmt: skip
+                self.value(
+                    f"F.where(t{b}, t{q}, 5)",
+                    f"np.where(a{b}, a{q}, a{q}.dtype.type(5))",
+                    pool=pool,
+                )
             case 9:
                 b = self.one_of(self.bools)
                 self.value(f"t{b}.cast(DType.int32)", f"a{b}.astype(np.int32)", pool=pool)
@@ -583,8 +603,10 @@ def check(tensor: Tensor, array: Array, what: str = "") -> None:
 
 
 SCOPE = {
-    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "drawn": drawn, "export": export, "few": few, "joined": joined, "odd": odd,
-    "gc": gc, "REFUSED": REFUSED, "refused": refused, "samples": samples, "np": np, "own": own, "realize": realize, "store": store, "write_exports": write_exports,
+    "Boom": Boom, "DType": DType, "F": F, "Tensor": Tensor, "check": check, "copy": copy, "drawn": drawn,
+    "export": export, "few": few, "joined": joined, "odd": odd,
+    "gc": gc, "REFUSED": REFUSED, "refused": refused, "samples": samples, "np": np, "own": own, "realize": realize,
+    "store": store, "write_exports": write_exports,
 }  # fmt: skip
 
 

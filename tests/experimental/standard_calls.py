@@ -4,7 +4,8 @@ Arrays are drawn with sizes of 0 and 1, broadcasting, all dtypes that the functi
 values: zeros of both signs, infinities, NaNs. `compare` makes the call with tensors and with arrays of another library
 of the standard.
 
-``python -m tests.experimental.standard_calls --count N`` compares N calls of each function with `array_api_strict` where
+``python -m tests.experimental.standard_calls --count N`` compares N calls of each function with `array_api_strict`,
+where
 that is installed, else with NumPy.
 """
 

@@ -154,7 +154,14 @@ def test_a_number_that_varies_binds_its_symbol_once(symbol: Symbol) -> None:
 
 def test_a_float_that_varies() -> None:
     spec = VaryingNumber(Symbol(0), float)
-    for number, expected in [(0.5, True), (-2.5, True), (0.0, False), (-0.0, False), (float("nan"), False), (3, False)]:  # fmt: skip
+    for number, expected in [
+        (0.5, True),
+        (-2.5, True),
+        (0.0, False),
+        (-0.0, False),
+        (float("nan"), False),
+        (3, False),
+    ]:
         followed = replay()
         assert followed.matches(number, spec) == expected, number
         if expected:

@@ -377,7 +377,11 @@ def test_the_size_is_limited() -> None:
     for net in nets:
         run_often(net, 60)
     assert packed_bytes() == _packing.COPIES * size  # of one program
-    assert [bool(net.a._cell.users and net.a._cell.references()[0]) for net in nets] == [False, True, True]  # pyright: ignore[reportOptionalMemberAccess]  # fmt: skip
+    assert [bool(net.a._cell.users and net.a._cell.references()[0]) for net in nets] == [
+        False,
+        True,
+        True,
+    ]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_nothing_is_packed_where_the_setting_is_zero() -> None:
@@ -420,7 +424,12 @@ def test_memory_of_others_is_not_packed() -> None:
     assert owned(cells[5:6]) == [False]  # `cells` has the alias
     del cells[6]
     assert owned(cells[5:6]) == [True]
-    for export in (result.to_numpy(), np.from_dlpack(result), result.driver_tensor, torch.from_dlpack(result)):  # fmt: skip
+    for export in (
+        result.to_numpy(),
+        np.from_dlpack(result),
+        result.driver_tensor,
+        torch.from_dlpack(result),
+    ):
         assert owned(cells[4:5]) == [False], export
         del export
     assert owned(cells[4:5]) == [True]

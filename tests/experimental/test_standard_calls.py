@@ -14,7 +14,8 @@ from max.experimental import array_api as xp
 from tests.experimental.standard_calls import DRAWS, KEYWORDS, compare
 
 FOUND: dict[str, tuple[int, ...]] = {
-    "acos": (0, 3), "acosh": (7,), "sin": (9,), "tan": (11,), "atan2": (8,), "diff": (0, 5), "vecdot": (2,), "repeat": (1,),
+    "acos": (0, 3), "acosh": (7,), "sin": (9,), "tan": (11,), "atan2": (8,), "diff": (0, 5), "vecdot": (2,),
+    "repeat": (1,),
 }  # fmt: skip
 """Calls that once had other results."""
 

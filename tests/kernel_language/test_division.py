@@ -130,7 +130,8 @@ def dividing(line):
 @pytest.mark.parametrize("reached", [True, False])
 @pytest.mark.parametrize(
     "divided",
-    ["x[0] // 0", "x[0] % 0", "x[0] % (c - 3)", "5 // 0", "5 % (c - 3)", "x.load(0, width=4) // 0", "k.ceildiv(x[0], 0)"],
+    ["x[0] // 0", "x[0] % 0", "x[0] % (c - 3)", "5 // 0", "5 % (c - 3)", "x.load(0, width=4) // 0",
+        "k.ceildiv(x[0], 0)"],
 )  # fmt: skip
 def test_the_number_0_is_refused_at_compile_time(divided, reached):
     """Reached or not; plain Python raises where it is reached."""

@@ -753,7 +753,8 @@ def test_specialised_code_is_equal_for_equal_kernels():
     other = k.specialize(saxpy, [spec, spec, spec, k.f32], {"W": 16})
     assert one.key == two.key and one == two and one.key != other.key
     assert [(s.name, s.kind) for s in one.slots] == [
-        ("out", "pointer"), ("out", "dim"), ("x", "pointer"), ("x", "dim"), ("y", "pointer"), ("y", "dim"), ("a", "scalar"),
+        ("out", "pointer"), ("out", "dim"), ("x", "pointer"), ("x", "dim"), ("y", "pointer"), ("y", "dim"),
+        ("a", "scalar"),
     ]  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def products(
     row: int,
     column: int,
 ) -> None:
-    """Adds to what stands in `out` at (row, column) the product of the tiles there in `a` and `b`, and the same again."""
+    """Adds to `out` at (row, column) the product of the tiles there in `a` and `b`, and the same again."""
     tiles = k.matrix_tiles(shapes)
     for _ in ctx.parallel(1):
         tiles.configure()

@@ -1,4 +1,4 @@
-"""Every target: the same results with fewer features, code for other processors, and the instructions where they exist."""
+"""Every target: equal results with fewer features, code for other processors, the instructions where they exist."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_no_helper_calls_that_do_not_resolve(name):
 
 
 def without_polls(text: str) -> str:
-    """Assembly without the blocks that call the poll function (the context's field 11), which run on an interrupt only."""
+    """Assembly without the blocks that call the poll function (the context's field 11): only an interrupt runs them."""
     blocks = re.split(r"^(?=\.L\w+:)", text, flags=re.M)
     return "".join(block for block in blocks if not re.search(r"\bcallq?\s+\*88\(%\w+\)", block))
 

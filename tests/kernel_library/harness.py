@@ -127,7 +127,7 @@ class Runner:
         return [*given, *self.extra]
 
     def place(self, margins: Margins, end: bool) -> None:
-        """Moves operands, results and workspaces between guard pages, to the end or the start of the accessible memory."""
+        """Moves operands, results and workspaces between guard pages, to the end or start of accessible memory."""
         self.operands = [margins.guard(x, end) for x in self.operands]
         self.results = [margins.guard(x, end) for x in self.results]
         self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]

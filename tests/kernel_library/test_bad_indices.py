@@ -423,7 +423,14 @@ def gated_delta_rule() -> Case:
         ]  # fmt: skip
 
     sizes: list[list[Any]] = [["t", 1, 3], ["t", 1, 3], ["t", 2, 5], ["t", 2], ["t", 2]]
-    types = [*((F32, size) for size in sizes), (U32, ["o"]), (U32, ["b"]), (U32, ["b"]), [(F32, ["s", "l", 2, 3, 5])], (U32, [])]  # fmt: skip
+    types = [
+        *((F32, size) for size in sizes),
+        (U32, ["o"]),
+        (U32, ["b"]),
+        (U32, ["b"]),
+        [(F32, ["s", "l", 2, 3, 5])],
+        (U32, []),
+    ]
     # halves of small integers: sums are exact in any order
     return Case(types, functools.partial(delta_rule, scale=1.0, normalised=False), draw)
 
@@ -493,7 +500,8 @@ def next_step() -> Case:
         lengths = [pick(length) for _ in range(batch)]
         return [
             numbers(pick, [batch], np.int64), numbers(pick, [batch], np.uint64), numbers(pick, [batch, 2], np.int64),
-            np.array([pick(st.integers(0, 1))], np.uint8), numbers(pick, [batch], np.int64), np.array(lengths, np.uint32),
+            np.array([pick(st.integers(0, 1))], np.uint8), numbers(pick, [batch], np.int64),
+            np.array(lengths, np.uint32),
             np.array([[1, pick(st.sampled_from([3, 2**32 - 1]))]], np.uint32), numbers(pick, [batch], np.uint64),
             numbers(pick, [steps, batch], np.int64), np.array([pick(index(steps))]), np.zeros(1, np.uint8),
         ]  # fmt: skip

@@ -780,7 +780,7 @@ def check_bounds(name: str, level: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds(name: str) -> None:
-    """The second level has the checks of the first, and LLVM takes a quarter of the time, as it does not optimise them."""
+    """The second level has the checks of the first; LLVM takes a quarter of the time, as it does not optimise them."""
     check_bounds(name, 2)
 
 

@@ -31,7 +31,8 @@ def key(out: str = "%x", k: str = "1", names: str = "ab") -> str:
 def test_what_differs_has_other_keys() -> None:
     attributes = [
         "1", "2", "true", "1.0", "0.0", "-0.0", '"1"', "@one", "unit", "[]", "[1]", "[[1]]", "[1, 2]", "{}", "{a = 1}",
-        "{b = 1}", "array<i64: 1>", "array<i64>", '["1", "2"]', '["1\', \'2"]', "#mo.dim<n>", "#mo.shape<[n]>", "#mo.shape<[n, 1]>",
+        "{b = 1}", "array<i64: 1>", "array<i64>", '["1", "2"]', '["1\', \'2"]', "#mo.dim<n>", "#mo.shape<[n]>",
+        "#mo.shape<[n, 1]>",
         "#mo.dtype<f32>", '"f32"', "#mo.device<cpu:0>", "#mo.device<cpu:1>", "#mo.dense<f32, [1], [1.0]>",
         "#mo.dense<f32, [1], [2.0]>", "#mo.dense<f32, [], [1.0]>", "#mo.dense<si32, [1], [1]>",
     ]  # fmt: skip

@@ -158,7 +158,8 @@ def test_table_of_ops_is_complete() -> None:
         for name in quoted.replace(",", " ").split()
     }
     dotted = (
-        "mo.sample.token", "mo.penalties", "mo.check.offsets", "mo.check.counts", "mo.frequencies.update", "mo.moe.indices",
+        "mo.sample.token", "mo.penalties", "mo.check.offsets", "mo.check.counts", "mo.frequencies.update",
+        "mo.moe.indices",
         "mo.attention.selected.paged",
     )  # fmt: skip
     customs = {n for n in names if ".ragged" in n}.union(dotted)

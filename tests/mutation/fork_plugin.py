@@ -85,7 +85,8 @@ class _Forks:
     """
 
     def __init__(
-        self, mutants: list[Mutant], file: str, module: str, jobs: int, timeout: float | None, reports: int, scratch: str
+        self, mutants: list[Mutant], file: str, module: str, jobs: int, timeout: float | None, reports: int,
+        scratch: str
     ) -> None:  # fmt: skip
         self.mutants, self.file, self.module = mutants, file, module
         self.jobs, self.timeout = jobs, timeout

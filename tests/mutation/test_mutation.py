@@ -279,7 +279,9 @@ def test_the_command_line():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if "compare" in line]
     assert line.startswith("src/max/interfaces/status.py:")
-    assert line.endswith("return self is not GenerationStatus.ACTIVE  ->  return self is GenerationStatus.ACTIVE")  # fmt: skip
+    assert line.endswith(
+        "return self is not GenerationStatus.ACTIVE  ->  return self is GenerationStatus.ACTIVE"
+    )
 
 
 def test_each_equivalent_is_a_mutant_of_its_file():

@@ -155,7 +155,8 @@ def test_latent_attention(rng: np.random.Generator, backend: str, size: int) -> 
                 CAUSAL, 0.4, rotated, out, info,
             )  # fmt: skip
         absorbed = ops.concat(
-            [ops.matmul(v[0][:, h : h + 1, :plain].reshape((batch.total, plain)), v[2][h]).reshape((batch.total, 1, latent)) for h in range(heads)], axis=1
+            [ops.matmul(v[0][:, h : h + 1, :plain].reshape((batch.total, plain)), v[2][h]).reshape((batch.total, 1,
+                        latent)) for h in range(heads)], axis=1
         )  # fmt: skip
         decoded = kernels.flare_mla_decode_ragged(
             p,

@@ -23,8 +23,24 @@ CPU = DeviceRef.CPU()
 F32, U32 = DType.float32, DType.uint32
 BATCH: list[Any] = [(U32, ["offsets"]), (U32, ["batch"]), (U32, ["batch"])]
 CONV = [(F32, ["t", 6]), (F32, [3, 6]), (F32, [6])]
-SSD = [(F32, ["t", 4, 5]), (F32, ["t", 4]), (F32, [4]), (F32, ["t", 2, 3]), (F32, ["t", 2, 3]), (F32, [4]), (F32, [4])]  # fmt: skip
-SCAN = [(F32, ["t", 6]), (F32, ["t", 6]), (F32, [3, 6]), (F32, ["t", 3]), (F32, ["t", 3]), (F32, [6]), (F32, [6])]  # fmt: skip
+SSD = [
+    (F32, ["t", 4, 5]),
+    (F32, ["t", 4]),
+    (F32, [4]),
+    (F32, ["t", 2, 3]),
+    (F32, ["t", 2, 3]),
+    (F32, [4]),
+    (F32, [4]),
+]
+SCAN = [
+    (F32, ["t", 6]),
+    (F32, ["t", 6]),
+    (F32, [3, 6]),
+    (F32, ["t", 3]),
+    (F32, ["t", 3]),
+    (F32, [6]),
+    (F32, [6]),
+]
 DELTA = [(F32, ["t", 2, 3]), (F32, ["t", 2, 3]), (F32, ["t", 4, 5]), (F32, ["t", 4]), (F32, ["t", 4])]  # fmt: skip
 FUNCTIONS: dict[str, tuple[Any, list[Any], list[int]]] = {
     "conv": (causal_conv_ragged, CONV, [2, 6]),
@@ -72,7 +88,12 @@ def test_a_graph_updates_the_state_as_the_definition_says(
         parameters = {"activation": "none"}
     elif name == "delta":
         parameters = {"scale": 3**-0.5, "normalised": True}
-    symbol = {"conv": "mo.causal_conv.ragged", "ssd": "mo.ssd.ragged", "scan": "mo.selective_scan.ragged", "delta": "mo.gated_delta.ragged"}[name]  # fmt: skip
+    symbol = {
+        "conv": "mo.causal_conv.ragged",
+        "ssd": "mo.ssd.ragged",
+        "scan": "mo.selective_scan.ragged",
+        "delta": "mo.gated_delta.ragged",
+    }[name]
     reference = REFERENCES[symbol](*arrays, expected, layer, **parameters)
     model = session().load(staged(function, inputs, state))
     (out,) = model.execute(*arrays, Tensor.from_numpy(buffer), layer)

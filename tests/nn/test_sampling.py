@@ -37,7 +37,7 @@ def test_min_p(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("backend", ["interpreter", "engine"])
 def test_rejection(rng: np.random.Generator, backend: str) -> None:
-    """Acceptance ratios far from any random number decide; the target's token follows at the first rejected position."""
+    """Acceptance ratios far from any random number decide; the target's token follows the first rejected position."""
     batch, steps, vocab = 5, 3, 11
     target = np.abs(normal(rng, (batch * (steps + 1), vocab))) + 0.1
     tokens = rng.integers(0, vocab, (batch, steps))

@@ -42,7 +42,9 @@ def test_a_step_brings_the_tokens_of_its_batch():
     engine.submit(a)
     engine.submit(b)
     assert not engine.idle
-    assert engine.step() == [TextGenerationOutput(a.request_id, expected([1, 2], 1), GenerationStatus.ACTIVE)]  # fmt: skip
+    assert engine.step() == [
+        TextGenerationOutput(a.request_id, expected([1, 2], 1), GenerationStatus.ACTIVE)
+    ]
     assert engine.step() == [TextGenerationOutput(b.request_id, expected([3, 4, 5], 1), FULL)]
     assert engine.step() == [TextGenerationOutput(a.request_id, expected([1, 2], 2)[1:], FULL)]
     assert engine.idle and pipeline.cache.free_pages == 64

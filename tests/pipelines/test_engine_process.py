@@ -440,7 +440,10 @@ def test_shutdown(served, finish):
     if finish:
         assert len(tokens) == 20
         # the cancellation was read before the last token came, or not at all
-        assert all(m.error == protocol.ErrorInfo("RuntimeError", "the engine is shutting down") for m in late)  # fmt: skip
+        assert all(
+            m.error == protocol.ErrorInfo("RuntimeError", "the engine is shutting down")
+            for m in late
+        )
     wait_for(lambda: pipeline.cache.free_pages == 64)
 
 
@@ -734,7 +737,10 @@ def test_a_model_in_a_process():
 
     there, here = process.remote.run(contexts()), Generation.of(pipeline).run(contexts())
     for there_output, here_output in zip(there, here, strict=True):
-        assert (there_output.tokens, there_output.final_status) == (here_output.tokens, here_output.final_status)  # fmt: skip
+        assert (there_output.tokens, there_output.final_status) == (
+            here_output.tokens,
+            here_output.final_status,
+        )
         assert (there_output.log_probabilities is None) == (here_output.log_probabilities is None)
     assert sum(len(output.tokens) for output in there) > 20
     logs_there, logs_here = there[1].log_probabilities, here[1].log_probabilities

@@ -46,7 +46,8 @@ def folder_of(path: Path, kind: str, **changed) -> Path:
     """A random checkpoint with the bundled model's tokenizer."""
     given = {
         "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 2, **changed,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 2,
+        **changed,
     }  # fmt: skip
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**given)
@@ -89,12 +90,19 @@ def test_config_and_tokenizer(tmp_path, session):
     path = tmp_path / "m.gguf"
     result = CliRunner().invoke(cli, ["quantize", str(tmp_path / "m"), str(path), "--type", "q8_0"])
     assert result.exit_code == 0, result.output
-    ours, folder = HuggingFaceConfig.load(HuggingFaceRepo(str(path))), json.loads((TINY / "config.json").read_text())  # fmt: skip
-    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-                "max_position_embeddings", "vocab_size", "tie_word_embeddings", "eos_token_id"):  # fmt: skip
+    ours, folder = (
+        HuggingFaceConfig.load(HuggingFaceRepo(str(path))),
+        json.loads((TINY / "config.json").read_text()),
+    )
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                "head_dim", "max_position_embeddings", "vocab_size", "tie_word_embeddings",
+                "eos_token_id"):  # fmt: skip
         assert ours.get(key) == folder[key], key
     assert ours.rms_norm_eps == pytest.approx(folder["rms_norm_eps"])
-    actual, expected = load_tokenizer(HuggingFaceRepo(str(path))), load_tokenizer(HuggingFaceRepo(str(TINY)))  # fmt: skip
+    actual, expected = (
+        load_tokenizer(HuggingFaceRepo(str(path))),
+        load_tokenizer(HuggingFaceRepo(str(TINY))),
+    )
     for text in [*TEXTS, (TINY / "heldout.txt").read_text("utf-8")[:5000]]:
         assert actual.encode(text) == expected.encode(text)
     messages = [{"role": "user", "content": "Hi"}]
@@ -104,7 +112,10 @@ def test_config_and_tokenizer(tmp_path, session):
 
 def test_families(tmp_path, session):
     """Names of biases and norms of heads; Qwen's rows keep their order."""
-    for kind, arch, extra in (("Qwen2", "qwen2", "blk.0.attn_q.bias"), ("Qwen3", "qwen3", "blk.1.attn_k_norm.weight")):  # fmt: skip
+    for kind, arch, extra in (
+        ("Qwen2", "qwen2", "blk.0.attn_q.bias"),
+        ("Qwen3", "qwen3", "blk.1.attn_k_norm.weight"),
+    ):
         folder = folder_of(tmp_path / kind, kind, head_dim=64)
         export_gguf(folder, tmp_path / f"{kind}.gguf", "f32", session)
         reader, values = read(tmp_path / f"{kind}.gguf")
@@ -142,7 +153,9 @@ def test_tokenizers(tmp_path, session):
     digits = Tokenizer(models.BPE())
     digits.pre_tokenizer, digits.decoder = splits, decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    digits.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))  # fmt: skip
+    digits.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=140, show_progress=False))
@@ -156,7 +169,9 @@ def test_tokenizers(tmp_path, session):
         for at in range(1, len(text))
         if text[:at] in vocabulary and text[at:] in vocabulary
     ]
-    pieces = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))  # fmt: skip
+    pieces = Tokenizer(
+        models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    )
     pieces.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
@@ -185,7 +200,10 @@ def test_mistakes(tmp_path, session):
             export_gguf(folder, tmp_path / "m.gguf", "q8_0", session)
         assert not list(tmp_path.glob("m.gguf*"))
 
-    save_file({**weights, "model.extra.weight": weights["model.norm.weight"]}, folder / "model.safetensors")  # fmt: skip
+    save_file(
+        {**weights, "model.extra.weight": weights["model.norm.weight"]},
+        folder / "model.safetensors",
+    )
     refused("the weight 'extra.weight' has no name in GGUF files")
     bad = weights["model.layers.0.mlp.up_proj.weight"].copy()
     bad[0, 0] = np.nan

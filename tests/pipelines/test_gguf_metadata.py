@@ -1,4 +1,4 @@
-"""Metadata of GGUF files that does not fit: an error of the model's files, in bounded time and memory, in every family."""
+"""Metadata of GGUF files that does not fit: an error of the model's files, in bounded time and memory, everywhere."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ SIZES = {
 }  # fmt: skip
 """Metadata that a family may read."""
 STRANGE: list[Any] = [
-    0, -1, 1, 3, 2**31, 2**40, 2**63 - 1, 2**64 - 1, 0.0, -0.5, 2.5, 1e308, float("inf"), float("nan"), "", "abc", "12", True, False,
-    np.zeros(0, np.uint32), np.array([0] * LAYERS), np.array([-1] * LAYERS), np.array([2**63 - 1] * LAYERS), np.array([2] * 3),
+    0, -1, 1, 3, 2**31, 2**40, 2**63 - 1, 2**64 - 1, 0.0, -0.5, 2.5, 1e308, float("inf"), float("nan"), "", "abc",
+    "12", True, False,
+    np.zeros(0, np.uint32), np.array([0] * LAYERS), np.array([-1] * LAYERS), np.array([2**63 - 1] * LAYERS),
+    np.array([2] * 3),
     np.array([np.nan] * LAYERS), np.array([True, False] * 2), ["a"] * LAYERS, [], [np.zeros(2)] * LAYERS, 2**62,
 ]  # fmt: skip
 FILES = (

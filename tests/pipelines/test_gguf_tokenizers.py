@@ -45,8 +45,10 @@ def texts() -> list[str]:
     alphabet = "aZé ß\t\n\r 　012９.,!?'’—sdtrevmlDL_日本어кп$+<=>^|`~(){}🙂́ा\u200b"
     draw = random.Random(7)
     given = [
-        "", " ", "   a", "Hello, world!", "I'll say: we'VE 'don't'", "1234567 12 1 3.1415", "camelCase HTTPServer XMLHttp",
-        "  two  spaces\n\n\ttab \r\n end ", "größer 日本語 テスト 한국어 кириллица", "x=1;y+=2 // a/b\n", "a<|end|>b <|end|>",
+        "", " ", "   a", "Hello, world!", "I'll say: we'VE 'don't'", "1234567 12 1 3.1415",
+        "camelCase HTTPServer XMLHttp",
+        "  two  spaces\n\n\ttab \r\n end ", "größer 日本語 テスト 한국어 кириллица",
+        "x=1;y+=2 // a/b\n", "a<|end|>b <|end|>",
         "naïve café — “quoted” … ।", "🙂🙃 👩‍👩‍👧",
     ]  # fmt: skip
     return given + ["".join(draw.choices(alphabet, k=draw.randrange(40))) for _ in range(150)]
@@ -103,10 +105,12 @@ FOLDERS = {
     "gpt-2": lambda: byte_level(use_regex=True),
     "starcoder": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True), use_regex=True),
     "llama-bpe": lambda: byte_level(isolated(
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
     ), ignore_merges=True),
     "qwen2": lambda: byte_level(isolated(
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
+        r"|\s+"
     )),
     "falcon": lambda: byte_level(
         pre_tokenizers.Punctuation("contiguous"), use_regex=True, after=isolated("[0-9][0-9][0-9]")
@@ -118,7 +122,8 @@ FOLDERS = {
     "bloom": lambda: byte_level(isolated(r" ?[^(\s|[.,!?…。，、।۔،])]+")),
     "tekken": lambda: byte_level(isolated(
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?"
-        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
     ), ignore_merges=True),
     "gpt-4o": lambda: byte_level(isolated(
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -126,8 +131,8 @@ FOLDERS = {
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )),
     "deepseek-v3": lambda: byte_level(isolated(r"\p{N}{1,3}"), isolated("[一-龥぀-ゟ゠-ヿ]+"), isolated(
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
-        r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
     )),
 }  # fmt: skip
 
@@ -208,7 +213,8 @@ def test_sentencepiece_pairs(prefix, tmp_path):
     tokens, kinds = with_bytes(pieces)
     scores = [0.0] * 259 + [-float(i) for i in range(len(pieces))]
     ours = write(
-        tmp_path / "m.gguf", "llama", tokens, kinds, token_scores=scores, unk_token_id=0, bos_token_id=1, eos_token_id=2,
+        tmp_path / "m.gguf", "llama", tokens, kinds, token_scores=scores, unk_token_id=0, bos_token_id=1,
+        eos_token_id=2,
         add_space_prefix=prefix,
     )  # fmt: skip
     numbers = {text: number for number, text in enumerate(tokens)}
@@ -284,11 +290,13 @@ def test_wordpiece(lowers, tmp_path):
 
 
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 2**33), st.floats(), st.sampled_from(["", "default", "llama-bpe", "qwen2", "a"]),
+    st.none(), st.booleans(), st.integers(-3, 2**33), st.floats(),
+    st.sampled_from(["", "default", "llama-bpe", "qwen2", "a"]),
     st.lists(st.sampled_from(["a", "b", "ab", "<0x41>", "a b", "▁", "##a", "[UNK]", ""]), max_size=6),
     st.lists(st.integers(-1, 7), max_size=6).map(np.array), st.lists(st.floats(width=32), max_size=6).map(np.array),
 )  # fmt: skip
-KEYS = ["pre", "tokens", "token_type", "merges", "scores", "add_bos_token", "add_eos_token", "add_space_prefix", "bos_token_id",
+KEYS = ["pre", "tokens", "token_type", "merges", "scores", "add_bos_token", "add_eos_token", "add_space_prefix",
+        "bos_token_id",
         "eos_token_id", "unknown_token_id", "padding_token_id", "seperator_token_id", "cls_token_id", "mask_token_id",
         "precompiled_charsmap", "remove_extra_whitespaces"]  # fmt: skip
 

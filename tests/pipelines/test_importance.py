@@ -76,7 +76,9 @@ def sums_of_hooks(model, windows: list[list[int]]) -> dict[str, np.ndarray]:
 
 def test_sums_are_those_of_hooks(session):
     """The bundled model in its bfloat16, transformers in float32. The last 10 tokens do not fill a window."""
-    tokens = transformers.AutoTokenizer.from_pretrained(TINY)((TINY / "heldout.txt").read_text("utf-8")[:2000]).input_ids[:138]  # fmt: skip
+    tokens = transformers.AutoTokenizer.from_pretrained(TINY)(
+        (TINY / "heldout.txt").read_text("utf-8")[:2000]
+    ).input_ids[:138]
     matrix = matrix_of(TINY, tokens, session, 64)
     model = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     expected = sums_of_hooks(model, [tokens[:64], tokens[64:128]])
@@ -92,7 +94,14 @@ def test_sums_of_experts(session, tmp_path):
     """A random Mixtral: each expert has the sums of the tokens that its router sent to it."""
     from transformers.models.mixtral import modeling_mixtral
 
-    folder = folder_of(tmp_path / "m", "Mixtral", num_local_experts=4, num_experts_per_tok=2, intermediate_size=64, tie_word_embeddings=False)  # fmt: skip
+    folder = folder_of(
+        tmp_path / "m",
+        "Mixtral",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        intermediate_size=64,
+        tie_word_embeddings=False,
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(model, modeling_mixtral.MixtralForCausalLM)
     tokens = np.random.default_rng(0).integers(3, 4096, 64).tolist()
@@ -182,7 +191,18 @@ def test_files_have_smaller_weighted_errors(kind, session, tmp_path):
     """Without a text the file does not change; with one, products with the text's inputs have smaller errors."""
     text = (TINY / "heldout.txt").read_text("utf-8")
     export_gguf(TINY, tmp_path / "plain.gguf", kind, session)
-    done = CliRunner().invoke(cli, ["quantize", str(TINY), str(tmp_path / "fitted.gguf"), "--type", kind, "--imatrix", _written(tmp_path, text[:4000])])  # fmt: skip
+    done = CliRunner().invoke(
+        cli,
+        [
+            "quantize",
+            str(TINY),
+            str(tmp_path / "fitted.gguf"),
+            "--type",
+            kind,
+            "--imatrix",
+            _written(tmp_path, text[:4000]),
+        ],
+    )
     assert done.exit_code == 0, done.output
     tokens = transformers.AutoTokenizer.from_pretrained(TINY)(text[:4000]).input_ids
     matrix = matrix_of(TINY, tokens, session, 512)
@@ -226,5 +246,7 @@ def test_bad_input(session, tmp_path):
         done = run(cli, ["quantize", str(TINY), out, *args])
         assert done.exit_code == 2 and message in done.stderr
     assert not Path(out).exists()
-    with pytest.raises(InputError, match="the text has the token 9999, and the model's vocabulary 4096 tokens"):  # fmt: skip
+    with pytest.raises(
+        InputError, match="the text has the token 9999, and the model's vocabulary 4096 tokens"
+    ):
         matrix_of(TINY, [9999] * 8, session, 8)

@@ -109,7 +109,22 @@ def sound_header() -> Any:
     }
 
 
-STRANGE: list[Any] = [None, True, -1, 2**64, 40.5, "", "zz", "ab", [], [[]], [["ab"]], [["ab", 3]], {}, {"a": 1}]  # fmt: skip
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    2**64,
+    40.5,
+    "",
+    "zz",
+    "ab",
+    [],
+    [[]],
+    [["ab"]],
+    [["ab", 3]],
+    {},
+    {"a": 1},
+]
 
 
 @given(data=st.data())

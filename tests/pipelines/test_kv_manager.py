@@ -209,7 +209,12 @@ def test_the_memory_of_groups():
     assert pages(7 * full + 3 * small) == (7, 3)
     with pytest.raises(ValueError, match="give a smaller max_length"):
         pages(7 * full + 3 * small - 1)
-    for available, length in ((7 * full + 3 * small, 31), (7 * full + 3 * small - 1, 30), (2 * (full + small), 10), (full, 0)):  # fmt: skip
+    for available, length in (
+        (7 * full + 3 * small, 31),
+        (7 * full + 3 * small - 1, 30),
+        (2 * (full + small), 10),
+        (full, 0),
+    ):
         assert fitting_length(params, 2, 31, available, 4) == length
     cache = load_kv_manager(params, 3, 31, 2, [CPU()], None, step_tokens=4)
     assert [tuple(b.shape) for b in (cache.blocks, *cache.group_blocks)] == [

@@ -19,7 +19,8 @@ TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 WINDOW, WINDOWS = 128, 4
 
 FILE_TYPES = {
-    "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
+    "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17,
+    "q6_k": 18,
     "iq4_nl": 25, "iq4_xs": 30,
 }  # fmt: skip
 """llama.cpp's numbers of kinds of files."""

@@ -277,7 +277,9 @@ def test_pages_that_the_window_has_passed():
     pages.check()
 
 
-@pytest.mark.parametrize(("length", "step", "most"), [(100, 1, 4), (100, 3, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "step", "most"), [(100, 1, 4), (100, 3, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)]
+)
 def test_the_most_pages_of_a_request(length, step, most):
     assert PagePool(50, 7).most_pages(length, step, 3) == most
     assert PagePool(50).most_pages(length, step, 3) == pages_of(length, 3)

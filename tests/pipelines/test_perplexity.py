@@ -20,7 +20,9 @@ TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 def test_against_transformers(tmp_path):
     text = (TINY / "heldout.txt").read_text("utf-8")[:4000]
     (tmp_path / "text.txt").write_text(text, "utf-8")
-    result = CliRunner().invoke(cli, ["perplexity", str(TINY), str(tmp_path / "text.txt"), "--window", "64", "--windows", "5",
+    result = CliRunner().invoke(cli,
+                                       ["perplexity", str(TINY), str(tmp_path / "text.txt"), "--window", "64",
+                                           "--windows", "5",
                                        "--quantization-encoding", "float32"])  # fmt: skip
     assert result.exit_code == 0, result.output
     tokens = transformers.AutoTokenizer.from_pretrained(TINY)(

@@ -149,7 +149,7 @@ def test_what_is_encoded(name, shape, kind, expected):
 
 
 def test_the_cache(session, rng, tmp_path, monkeypatch):
-    """A second start reads the blocks of the first; another encoding replaces them, a changed file is quantised again."""
+    """A second start reads the first's blocks; another encoding replaces them, a changed file is quantised again."""
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path / "cache"))
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"1")

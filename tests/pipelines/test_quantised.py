@@ -234,7 +234,14 @@ def test_rope_factors(tmp_path, rng):
     assert np.std(log_probabilities(file, windows) - expected) > 0.05 * np.std(expected)
 
 
-TEXTS = ["Hello, world!", "  two  spaces\n\n\ttab", "1234567 a1b2", "größer 日本語 🙂", "<|im_start|>user\nHi<|im_end|>", ""]  # fmt: skip
+TEXTS = [
+    "Hello, world!",
+    "  two  spaces\n\n\ttab",
+    "1234567 a1b2",
+    "größer 日本語 🙂",
+    "<|im_start|>user\nHi<|im_end|>",
+    "",
+]
 
 
 def test_the_tokenizer_of_a_file(files):

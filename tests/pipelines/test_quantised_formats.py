@@ -195,7 +195,8 @@ def test_fp8_of_a_scale_a_tensor(rng):
     np.testing.assert_array_equal(values_of(data), expected.numpy())
 
 
-NF4 = np.array([-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.0795803, 0.1609302,
+NF4 = np.array([-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.0795803,
+                0.1609302,
                 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0], np.float32)  # fmt: skip
 
 
@@ -267,16 +268,19 @@ def test_mxfp4(rng, least: int, encoding: str | None):
 SMALL = np.zeros((4, 64), np.int8)
 MISTAKES: dict[str, tuple[dict[str, np.ndarray], dict[str, Any], str]] = {
     "missing": ({"weight_scale": np.ones((4, 1), np.float32)}, COMPRESSED, "lacks the weight 'a.weight'"),
-    "scales": ({"weight": SMALL, "weight_scale": np.ones((3, 1), np.float32)}, COMPRESSED, "int8 weights with 3 scales"),
+    "scales": ({"weight": SMALL, "weight_scale": np.ones((3, 1), np.float32)}, COMPRESSED,
+        "int8 weights with 3 scales"),
     "zeros": (
         {"weight": SMALL, "weight_scale": np.ones((4, 1), np.float32), "weight_zero_point": np.ones((4, 1), np.int8)},
         COMPRESSED, "has zero points of int8",
     ),
     "groups": (
-        {"weight_packed": np.zeros((4, 8), np.int32), "weight_scale": np.ones((4, 4), np.float32), "weight_shape": np.array([4, 64])},
+        {"weight_packed": np.zeros((4, 8), np.int32), "weight_scale": np.ones((4, 4), np.float32),
+            "weight_shape": np.array([4, 64])},
         COMPRESSED, r"\[4, 8\] words and \[4, 4\] scales",
     ),
-    "blocks": ({"weight": SMALL.astype(ml_dtypes.float8_e4m3fn), "weight_scale_inv": np.ones((2, 2), np.float32)}, {"quant_method": "fp8"}, "scales, expected"),
+    "blocks": ({"weight": SMALL.astype(ml_dtypes.float8_e4m3fn), "weight_scale_inv": np.ones((2, 2), np.float32)},
+        {"quant_method": "fp8"}, "scales, expected"),
     "block size": ({}, {"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
     "settings": (
         {"weight": np.zeros((4, 1), np.uint8), "weight__quant_state__bitsandbytes__nf4": np.frombuffer(b"{", np.uint8)},
@@ -284,10 +288,12 @@ MISTAKES: dict[str, tuple[dict[str, np.ndarray], dict[str, Any], str]] = {
     ),
     "shape": (
         {"weight": np.zeros((4, 1), np.uint8), "weight__absmax": np.ones(1, np.float32), "weight__quant_map": NF4,
-         "weight__quant_state__bitsandbytes__nf4": np.frombuffer(b'{"shape": [1099511627776, 8], "blocksize": 64}', np.uint8)},
+         "weight__quant_state__bitsandbytes__nf4": np.frombuffer(b'{"shape": [1099511627776, 8], "blocksize": 64}',
+             np.uint8)},
         {"quant_method": "bitsandbytes"}, "4 bytes in blocks of 64 of the shape",
     ),
-    "words": ({"qweight": np.zeros((4, 8), np.int32), "qzeros": np.zeros((1, 3), np.int32)}, {"quant_method": "gptq", "bits": 3}, "multiple of 3"),
+    "words": ({"qweight": np.zeros((4, 8), np.int32), "qzeros": np.zeros((1, 3), np.int32)},
+        {"quant_method": "gptq", "bits": 3}, "multiple of 3"),
 }  # fmt: skip
 
 
@@ -303,19 +309,40 @@ def test_parts_that_lie(data):
     """Parts of any dtype and shape and settings of any value give a checkpoint error, or weights; nothing large is
     allocated.
     """
-    names = ["weight", "qweight", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape", "SCB",
+    names = ["weight", "qweight", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_packed",
+             "weight_shape", "SCB",
              "weight__absmax", "weight__quant_map", "weight__nested_absmax", "weight__nested_quant_map"]  # fmt: skip
-    dtypes = [np.int8, np.uint8, np.int32, np.float32, np.int64, ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16]  # fmt: skip
+    dtypes = [
+        np.int8,
+        np.uint8,
+        np.int32,
+        np.float32,
+        np.int64,
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.bfloat16,
+    ]
     parts: dict[str, np.ndarray] = {}
     for name in data.draw(st.lists(st.sampled_from(names), unique=True)):
-        shape = data.draw(st.sampled_from([(4, 64), (64, 4), (3, 32), (16,), (2,), (256,), (4, 1), (1,), (0, 3), (2, 3, 16)]))  # fmt: skip
+        shape = data.draw(
+            st.sampled_from(
+                [(4, 64), (64, 4), (3, 32), (16,), (2,), (256,), (4, 1), (1,), (0, 3), (2, 3, 16)]
+            )
+        )
         parts[name] = np.ones(shape, data.draw(st.sampled_from(dtypes)))
     sizes = st.sampled_from([0, 1, 2, 8, 64, 512, 10**13, -1])
-    settings = {"shape": [data.draw(sizes), data.draw(sizes)], "blocksize": data.draw(sizes), "nested_blocksize": data.draw(sizes), "nested_offset": 0.5}  # fmt: skip
+    settings = {
+        "shape": [data.draw(sizes), data.draw(sizes)],
+        "blocksize": data.draw(sizes),
+        "nested_blocksize": data.draw(sizes),
+        "nested_offset": 0.5,
+    }
     if data.draw(st.booleans()):
-        parts["weight__quant_state__bitsandbytes__nf4"] = np.frombuffer(json.dumps(settings).encode(), np.uint8)  # fmt: skip
+        parts["weight__quant_state__bitsandbytes__nf4"] = np.frombuffer(
+            json.dumps(settings).encode(), np.uint8
+        )
     config = {"quant_method": data.draw(st.sampled_from(METHODS)), "bits": data.draw(st.sampled_from([3, 4])),
-              "weight_block_size": data.draw(st.sampled_from([None, [2, 2], [128, 128], [64], "x", [10**13, 1]]))}  # fmt: skip
+              "weight_block_size": data.draw(st.sampled_from([None, [2, 2], [128, 128], [64], "x", [10**13,
+                              1]]))}  # fmt: skip
     if config["quant_method"] == "awq":
         config["bits"] = 4
     with suppress(ModelFilesError):

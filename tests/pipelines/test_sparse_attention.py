@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 in pipelines: index keys are cached beside latents, in chunks, shared prefixes and preempted requests."""
+"""DeepSeek V3.2 in pipelines: index keys are cached beside latents: chunks, shared prefixes, preempted requests."""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ def test_pages_are_copied_out_and_back(dtype: DType, rng: np.random.Generator) -
     cache = PagedKVCacheManager(
         params, num_layers=2, num_pages=2, max_batch_size=2, max_seq_len=40, devices=[CPU()], swap_slots=2,
     )  # fmt: skip
-    raw = np.from_dlpack(cache.blocks.view(DType.uint8, (2, cache.blocks.num_elements * dtype.size_in_bytes // 2)))  # fmt: skip
+    raw = np.from_dlpack(
+        cache.blocks.view(DType.uint8, (2, cache.blocks.num_elements * dtype.size_in_bytes // 2))
+    )
     raw[:] = rng.integers(0, 256, raw.shape)
     before = raw.copy()
     assert cache.pages.swap is not None

@@ -1,4 +1,4 @@
-"""Architectures of users: folders with ``ARCHITECTURES``, built from the exports of `max.pipelines.lib` and `llama3`."""
+"""Architectures of users: folders with ``ARCHITECTURES``, built from exports of `max.pipelines.lib` and `llama3`."""
 
 from __future__ import annotations
 

@@ -238,7 +238,8 @@ def torch_backend() -> None:
     )
     check(F.tile(to_max(other), [2, 3]), other.repeat(2, 3))
     pool = F.avg_pool2d(
-        to_max(x).permute([0, 2, 3, 1]), kernel_size=(2, 3), stride=(2, 3), padding=(0, 0), ceil_mode=False, count_boundary=True
+        to_max(x).permute([0, 2, 3, 1]), kernel_size=(2, 3), stride=(2, 3), padding=(0, 0), ceil_mode=False,
+        count_boundary=True
     )  # fmt: skip
     check(pool.permute([0, 3, 1, 2]), torch.nn.functional.avg_pool2d(x, (2, 3)))
     q = torch.randn(1, 5, 2, 8)

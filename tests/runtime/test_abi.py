@@ -99,7 +99,9 @@ def probe(
 
 def test_a_kernel_uses_a_context_that_ctypes_laid_out():
     target = k.host_target()
-    ir = k.specialize(probe, [k.TensorSpec(k.i64, (None,)), k.TensorSpec(k.i64, (None,)), k.i64], {}, target)  # fmt: skip
+    ir = k.specialize(
+        probe, [k.TensorSpec(k.i64, (None,)), k.TensorSpec(k.i64, (None,)), k.i64], {}, target
+    )
     entry = ENTRY(compile_kernels([ir], target)[ir.key])
     calls = list[str]()
     barrier = BARRIER(lambda ctx: calls.append("barrier"))
@@ -176,7 +178,8 @@ def test_bases_fill_their_vector(inputs: int, outputs: int):
 def test_nobody_has_a_number_of_its_own(tmp_path: Path):
     """Kernels, pool, executor, compiler and engine work with all layouts changed: each number is used by its name."""
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "runtime" / "moved_layouts.py"], cwd=ROOT, capture_output=True, text=True, timeout=200,
+        [sys.executable, ROOT / "tests" / "runtime" / "moved_layouts.py"], cwd=ROOT, capture_output=True, text=True,
+        timeout=200,
         env={"MAX_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.stdout.endswith("sound\n"), done.stderr[-3000:]

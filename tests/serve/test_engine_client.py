@@ -146,7 +146,7 @@ def test_a_stream_that_is_closed_cancels_its_request() -> None:
 
 
 def test_one_task_reads_several_requests() -> None:
-    """Waiting events of a stream are returned together; streams are cancelled one by one; an error is the last event."""
+    """Waiting events of a stream are returned together; streams are cancelled singly; an error is the last event."""
 
     async def test(client: EngineClient, workers: Workers) -> None:
         (worker,) = workers.started

@@ -172,7 +172,14 @@ def test_the_marks_of_each_family(marks) -> None:
 
 def test_marks_that_a_file_names_come_first() -> None:
     """Their names are of no family; the vocabulary has those of one besides."""
-    named = {"prefix": "<a>", "suffix": "<b>", "middle": "<c>", "end": "<d>", "repository": "<e>", "separator": "<f>"}  # fmt: skip
+    named = {
+        "prefix": "<a>",
+        "suffix": "<b>",
+        "middle": "<c>",
+        "end": "<d>",
+        "repository": "<e>",
+        "separator": "<f>",
+    }
     vocabulary = {name: 300 + i for i, name in enumerate(named.values())}
     vocabulary |= {name: 400 + i for i, name in enumerate(("<PRE>", "<SUF>", "<MID>"))}
     infill = Infill.of(vocabulary, encode, named)

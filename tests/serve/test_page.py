@@ -25,7 +25,8 @@ MARKDOWN = {
     "1. a\n  - b\n    - c": '<ol start="1"><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li></ol>',
     "- a\n  ```py\n  if x:\n    y\n  ```": '<ul><li><p>a</p><div class="code"><pre><code>if x:\n  y</code></pre>'
     '<button type="button">Copy</button></div></li></ul>',
-    "|a|b|\n|:-:|-:|\n|c|d|": '<table><tr><th style="text-align: center;">a</th><th style="text-align: right;">b</th></tr>'
+    "|a|b|\n|:-:|-:|\n|c|d|": '<table><tr><th style="text-align: center;">a</th>'
+    '<th style="text-align: right;">b</th></tr>'
     '<tr><td style="text-align: center;">c</td><td style="text-align: right;">d</td></tr></table>',
     "[a](https://b.c) [d](javascript:e) <img src=x onerror=f()>": '<p><a href="https://b.c" rel="noopener noreferrer" '
     'target="_blank">a</a> [d](javascript:e) &lt;img src=x onerror=f()&gt;</p>',
@@ -148,5 +149,8 @@ def test_narrow_screens(page: Browser) -> None:
     page.click("#options")
     assert page.run("return document.documentElement.scrollWidth") == 390
     # nothing is cut off at the side
-    script = "return [...document.querySelectorAll('button, select, input')].every(node => node.getBoundingClientRect().right <= 390)"
+    script = (
+        "return [...document.querySelectorAll('button, select, input')]"
+        ".every(node => node.getBoundingClientRect().right <= 390)"
+    )
     assert page.run(script)

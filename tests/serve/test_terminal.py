@@ -109,7 +109,8 @@ def test_a_benchmark_as_it_is_written_for_max(server: RunningServer, tmp_path) -
     file = tmp_path / "benchmark.yaml"
     file.write_text("num-prompts: 2\noutput_lengths: 3\nrequest-rate: 50\n")
     done = max_(
-        "benchmark", "--backend", "modular", "--base-url", server.url, "--endpoint", "/v1/completions", "--model", "tiny",
+        "benchmark", "--backend", "modular", "--base-url", server.url, "--endpoint", "/v1/completions", "--model",
+        "tiny",
         "--dataset-name", "sonnet", "--sonnet-input-len", "30", "--sonnet-prefix-len", "10", "--config-file", str(file),
     )  # fmt: skip
     assert done.returncode == 0 and "not of sonnets" in done.stderr, done.stdout + done.stderr

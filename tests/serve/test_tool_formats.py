@@ -23,7 +23,10 @@ from tests.serve.conftest import TINY
 
 WEATHER = '{"city": "Oslo (N)", "days": 3, "tags": ["a\\"]", {"b": null}]}'
 VALUES = json.loads(WEATHER)
-V3 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{W}\n```<｜tool▁call▁end｜>"
+V3 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+    "```json\n{W}\n```<｜tool▁call▁end｜>"
+)
 V31 = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{W}<｜tool▁call▁end｜>"
 CALL = ("get_weather", VALUES)
 NONE = ("get_time", {})
@@ -35,7 +38,8 @@ CASES = [
      + "<｜tool▁calls▁end｜>", "", "", [CALL, NONE]),
     ("deepseek", "no <｜call, {just} text <｜tool", "", "no <｜call, {just} text <｜tool", []),
     ("pythonic", 'get_weather(city="x") is text', "", 'get_weather(city="x") is text', []),
-    ("pythonic", '[get_weather(city="Oslo (N)", days=3, tags=[\'a"]\', {"b": None}]), get_time()]', "", "", [CALL, NONE]),
+    ("pythonic", '[get_weather(city="Oslo (N)", days=3, tags=[\'a"]\', {"b": None}]), get_time()]', "", "",
+        [CALL, NONE]),
     ("pythonic", ' <|python_start|>[get_weather(city="Oslo (N)", days=3, tags=["a\\"]", {"b": null}])]<|python_end|>',
      "", "", [CALL]),
     ("pythonic", "[1, 2, 3] is a list", "", "[1, 2, 3] is a list", []),
@@ -44,7 +48,8 @@ CASES = [
     ("pythonic", "", "", "", []),
     ("harmony", "<|channel|>analysis<|message|>Think < it.<|end|><|start|>assistant<|channel|>final<|message|>Hi.\n"
      "<|return|>", "Think < it.", "Hi.\n", []),
-    ("harmony", "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+    ("harmony",
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
      "<|constrain|>json<|message|>{W}<|call|>", "Hm", "", [CALL]),
     ("harmony", "<|start|>assistant to=functions.get_time<|channel|>commentary<|message|>{}<|call|>", "", "", [NONE]),
     ("harmony", "<|channel|>commentary<|message|>I call it.<|end|><|start|>assistant<|channel|>commentary "
@@ -120,7 +125,10 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOLS = (Tool("get_weather", "", SCHEMA), Tool("get_time", "", {"type": "object", "properties": {}, "additionalProperties": False}))  # fmt: skip
+TOOLS = (
+    Tool("get_weather", "", SCHEMA),
+    Tool("get_time", "", {"type": "object", "properties": {}, "additionalProperties": False}),
+)
 
 
 def tokenizer_with(marks: Sequence[str]) -> tuple[Any, dict[str, int]]:

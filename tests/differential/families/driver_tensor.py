@@ -455,7 +455,8 @@ DTYPES = [
 ]
 NUMBERS = [
     "0", "1", "-1", "3", "127", "128", "255", "256", "-129", "2.0", "2.5", "-0.5", "1e10", "1e300", "True", "False",
-    "np.float32(1.5)", "np.int64(7)", "np.uint8(200)", "np.bool_(True)", "float('inf')", "2**33", "2**63", "None", "'1'",
+    "np.float32(1.5)", "np.int64(7)", "np.uint8(200)", "np.bool_(True)", "float('inf')", "2**33", "2**63", "None",
+    "'1'",
 ]  # fmt: skip
 
 
@@ -496,7 +497,8 @@ def drawn(seed: int) -> list[str]:
         given = draw.choice(["", "", f", {new}"])
         found.append(f"Tensor.zeros({shape}, D.{kind}).view(D.{other}{given}).shape")
         found.append(
-            f"t = Tensor.zeros({shape}, D.{kind}); t.inplace_copy_from(Tensor.zeros({draw.choice([shape, new])}, D.{draw.choice([kind, other])})); t"
+            f"t = Tensor.zeros({shape}, D.{kind}); t.inplace_copy_from(Tensor.zeros({draw.choice([shape, new])}, "
+            f"D.{draw.choice([kind, other])})); t"
         )
     return found
 

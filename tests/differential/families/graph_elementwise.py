@@ -9,7 +9,9 @@ UNARY = (
     "sigmoid silu sin sqrt tanh trunc"
 ).split()
 UNARY_OPERATORS = ["-x", "~x", "abs(x)", "round(x)", "+x", "x.T", "bool(x)", "float(x)"]
-BINARY = "add sub mul div floor_div mod pow max min equal not_equal greater greater_equal logical_and logical_or logical_xor".split()
+BINARY = (
+    "add sub mul div floor_div mod pow max min equal not_equal greater greater_equal logical_and logical_or logical_xor"
+).split()
 OPERATORS = [
     "+",
     "-",
@@ -30,10 +32,14 @@ OPERATORS = [
     "@",
 ]
 SCALARS = [
-    "1", "2", "-1", "0", "300", "-129", "2**31", "2**40", "2**63", "-2**63", "2**64", "1.0", "0.5", "-2.5", "1e30", "1e300", "float('inf')", "float('nan')",
-    "True", "False", "None", "'a'", "1j", "[1, 2]", "(1.0, 2.0)", "[]", "np.float32(1.5)", "np.float64(0.1)", "np.float16(3)", "np.int8(3)", "np.int64(300)", "np.uint8(7)",
-    "np.bool_(True)", "np.ones(4, np.float32)", "np.ones(4, np.float64)", "np.ones(4, np.int32)", "np.ones((1, 4), np.int64)", "np.ones(3, np.float32)", "np.ones((), np.float32)",
-    "np.ones(4, bool)", "Dim(3)", "Dim('a')", "Dim('a') * 2", "Shape([4])", "x.shape", "x.shape[0]", "f32", "object()", "CPU",
+    "1", "2", "-1", "0", "300", "-129", "2**31", "2**40", "2**63", "-2**63", "2**64", "1.0", "0.5", "-2.5", "1e30",
+    "1e300", "float('inf')", "float('nan')",
+    "True", "False", "None", "'a'", "1j", "[1, 2]", "(1.0, 2.0)", "[]", "np.float32(1.5)", "np.float64(0.1)",
+    "np.float16(3)", "np.int8(3)", "np.int64(300)", "np.uint8(7)",
+    "np.bool_(True)", "np.ones(4, np.float32)", "np.ones(4, np.float64)", "np.ones(4, np.int32)",
+    "np.ones((1, 4), np.int64)", "np.ones(3, np.float32)", "np.ones((), np.float32)",
+    "np.ones(4, bool)", "Dim(3)", "Dim('a')", "Dim('a') * 2", "Shape([4])", "x.shape", "x.shape[0]", "f32",
+    "object()", "CPU",
 ]  # fmt: skip
 WRONG_UNARY = [
     "'a'",

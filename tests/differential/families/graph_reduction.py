@@ -26,6 +26,16 @@ AXES = [
     "Dim(1)",
 ]
 
+EPSILONS = [
+    "1e-5",
+    "epsilon=1e-6",
+    "0",
+    "1",
+    "None",
+    "weight_offset=1.0, epsilon=1e-5",
+    "1e-5, 1.0, False",
+]
+
 
 def programs(seed: int) -> list[str]:
     draw = Draw(seed)
@@ -130,7 +140,7 @@ def programs(seed: int) -> list[str]:
             found.append(
                 line(
                     [tensor(dtype, shape), tensor(other, last)],
-                    f"ops.rms_norm(x, y, {draw.choice(['1e-5', 'epsilon=1e-6', '0', '1', 'None', 'weight_offset=1.0, epsilon=1e-5', '1e-5, 1.0, False'])})",
+                    f"ops.rms_norm(x, y, {draw.choice(EPSILONS)})",
                 )
             )
             found.append(

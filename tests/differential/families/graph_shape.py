@@ -10,10 +10,16 @@ AXES = ["0", "1", "-1", "-2", "2", "3", "-4", "7", "None", "1.0", "'a'", "True",
 def reshapes(draw: Draw) -> list[str]:
     found = []
     for given, shapes in {
-        "f32[2, 3, 4]": ["[6, 4]", "[-1]", "[2, -1]", "[-1, -1]", "[5, -1]", "[24]", "[25]", "(2, 12)", "24", "[2, 3, 4, 1]", "[0, -1]", "[-2, 12]", "['a', 24]", "[Dim(6), 4]", "None", "'ab'", "[2.0, 12]", "x.shape", "[]", "Shape([24])", "np.array([6, 4])"],
-        "f32[a, 4]": ["['a', 2, 2]", "[-1]", "[4, 'a']", "[-1, 2]", "['b', 4]", "[Dim('a') * 4]", "[Dim('a') * 2, 2]", "[Dim('a') // 2, 8]", "[2, -1]", "[3, -1]", "[8, -1]", "['a', -1]", "[8]", "[-1, 'a']", "x.shape", "[1, 'a', 1, 4]"],
-        "f32[a, b]": ["[Dim('a') * 'b']", "[-1]", "['b', 'a']", "['b', -1]", "['a', -1]", "[2, -1]", "['c', -1]", "[Dim('a') * Dim('b'), 1]"],
-        "f32[]": ["[1]", "[-1]", "[]", "[2]", "[1, 1]"], "f32[0, 3]": ["[0]", "[3, 0]", "[-1]", "[0, -1]", "[-1, 3]", "[1]"],
+        "f32[2, 3, 4]": ["[6, 4]", "[-1]", "[2, -1]", "[-1, -1]", "[5, -1]", "[24]", "[25]", "(2, 12)", "24",
+            "[2, 3, 4, 1]", "[0, -1]", "[-2, 12]", "['a', 24]", "[Dim(6), 4]", "None", "'ab'", "[2.0, 12]", "x.shape",
+            "[]", "Shape([24])", "np.array([6, 4])"],
+        "f32[a, 4]": ["['a', 2, 2]", "[-1]", "[4, 'a']", "[-1, 2]", "['b', 4]", "[Dim('a') * 4]", "[Dim('a') * 2, 2]",
+            "[Dim('a') // 2, 8]", "[2, -1]", "[3, -1]", "[8, -1]", "['a', -1]", "[8]", "[-1, 'a']", "x.shape",
+            "[1, 'a', 1, 4]"],
+        "f32[a, b]": ["[Dim('a') * 'b']", "[-1]", "['b', 'a']", "['b', -1]", "['a', -1]", "[2, -1]", "['c', -1]",
+            "[Dim('a') * Dim('b'), 1]"],
+        "f32[]": ["[1]", "[-1]", "[]", "[2]", "[1, 1]"],
+        "f32[0, 3]": ["[0]", "[3, 0]", "[-1]", "[0, -1]", "[-1, 3]", "[1]"],
         "buffer f32[4]": ["[2, 2]"], "bool[4]": ["[2, 2]", "[-1, 2]"],
     }.items():  # fmt: skip
         for shape in shapes:
@@ -363,13 +369,26 @@ def copies(draw: Draw) -> list[str]:
 def makers(draw: Draw) -> list[str]:
     found = []
     for arguments in (
-        "0, 10, 2, dtype=si64, device=CPU", "0, 10, dtype=si64, device=CPU", "0, 10, 3, dtype=si32, device=CPU", "0, 1, 0.25, dtype=f32, device=CPU", "10, 0, -1, dtype=si32, device=CPU",
-        "0, 10, -1, dtype=si32, device=CPU", "0, 10, 0, dtype=si32, device=CPU", "0, 10, 2", "0, 10, 2, dtype=si32", "10, dtype=si32, device=CPU", "0, x, 1, dtype=si64, device=CPU", "0, x, 1, out_dim='n', dtype=si64, device=CPU",
-        "0, x, 1, 'n', dtype=si64, device=CPU", "0, x, out_dim='n', dtype=si64, device=CPU", "0, x, 1, 7, dtype=si64, device=CPU", "0, 10, 1, out_dim=10, dtype=si64, device=CPU", "0, 10, 1, out_dim=9, dtype=si64, device=CPU", "0, 10, 1, out_dim='n', dtype=si64, device=CPU",
-        "0, Dim('a'), 1, dtype=si64, device=CPU", "0, Dim('a'), dtype=si64, device=CPU", "0, Dim('a'), 1, out_dim='a', dtype=si64, device=CPU", "0, Dim('a'), 2, dtype=si32, device=CPU", "1, Dim('a') + 1, dtype=si64, device=CPU",
-        "0, 5, 1, dtype=bool, device=CPU", "0, 5, 1, dtype=bf16, device=CPU", "0, 5, 1, dtype=f16, device=CPU", "0, 5.5, 1, dtype=si32, device=CPU", "'a', 5, 1, dtype=si32, device=CPU", "0, y, 1, out_dim='n', dtype=si32, device=CPU", "0, 5, y, out_dim='n', dtype=f32, device=CPU",
-        "0, 300, 1, dtype=ui8, device=CPU", "-1, 5, 1, dtype=ui8, device=CPU", "0, 5, 1, dtype=f32, device=GPU", "0, 1, 0.1, dtype=f64, device=CPU", "None, 5, 1, dtype=f32, device=CPU", "0, z, 1, out_dim='n', dtype=f32, device=CPU", "0, z, 1, out_dim='n', dtype=si64, device=CPU", "start=0, stop=4, step=1, dtype=f32, device=CPU",
-        "0, x, 1, out_dim=None, dtype=si64, device=CPU", "np.int64(0), np.int64(5), np.int64(1), dtype=si64, device=CPU", "0, 5, 1, None, dtype='float32', device=CPU", "0, w, 1, out_dim='n', dtype=si64, device=CPU", "0, 5, dtype=si64, device='cpu'",
+        "0, 10, 2, dtype=si64, device=CPU", "0, 10, dtype=si64, device=CPU", "0, 10, 3, dtype=si32, device=CPU",
+        "0, 1, 0.25, dtype=f32, device=CPU", "10, 0, -1, dtype=si32, device=CPU",
+        "0, 10, -1, dtype=si32, device=CPU", "0, 10, 0, dtype=si32, device=CPU", "0, 10, 2", "0, 10, 2, dtype=si32",
+        "10, dtype=si32, device=CPU", "0, x, 1, dtype=si64, device=CPU", "0, x, 1, out_dim='n', dtype=si64, device=CPU",
+        "0, x, 1, 'n', dtype=si64, device=CPU", "0, x, out_dim='n', dtype=si64, device=CPU",
+        "0, x, 1, 7, dtype=si64, device=CPU", "0, 10, 1, out_dim=10, dtype=si64, device=CPU",
+        "0, 10, 1, out_dim=9, dtype=si64, device=CPU", "0, 10, 1, out_dim='n', dtype=si64, device=CPU",
+        "0, Dim('a'), 1, dtype=si64, device=CPU", "0, Dim('a'), dtype=si64, device=CPU",
+        "0, Dim('a'), 1, out_dim='a', dtype=si64, device=CPU", "0, Dim('a'), 2, dtype=si32, device=CPU",
+        "1, Dim('a') + 1, dtype=si64, device=CPU",
+        "0, 5, 1, dtype=bool, device=CPU", "0, 5, 1, dtype=bf16, device=CPU", "0, 5, 1, dtype=f16, device=CPU",
+        "0, 5.5, 1, dtype=si32, device=CPU", "'a', 5, 1, dtype=si32, device=CPU",
+        "0, y, 1, out_dim='n', dtype=si32, device=CPU", "0, 5, y, out_dim='n', dtype=f32, device=CPU",
+        "0, 300, 1, dtype=ui8, device=CPU", "-1, 5, 1, dtype=ui8, device=CPU", "0, 5, 1, dtype=f32, device=GPU",
+        "0, 1, 0.1, dtype=f64, device=CPU", "None, 5, 1, dtype=f32, device=CPU",
+        "0, z, 1, out_dim='n', dtype=f32, device=CPU", "0, z, 1, out_dim='n', dtype=si64, device=CPU",
+        "start=0, stop=4, step=1, dtype=f32, device=CPU",
+        "0, x, 1, out_dim=None, dtype=si64, device=CPU",
+        "np.int64(0), np.int64(5), np.int64(1), dtype=si64, device=CPU", "0, 5, 1, None, dtype='float32', device=CPU",
+        "0, w, 1, out_dim='n', dtype=si64, device=CPU", "0, 5, dtype=si64, device='cpu'",
     ):  # fmt: skip
         found.append(line("si64[]; si32[]; f32[]; si64[a]", f"ops.range({arguments})"))
     for name in ("uniform", "normal", "gaussian"):

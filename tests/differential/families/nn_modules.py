@@ -234,7 +234,8 @@ FAMILY = plain_family(
     PROGRAMS,
     {
         **{name: getattr(nn, name) for name in dir(nn) if name[0].isupper()},
-        "np": np, "nn": nn, "ops": ops, "f32": f32, "cpu": cpu, "Weight": Weight, "Tensor": Tensor, "WeightData": WeightData,
+        "np": np, "nn": nn, "ops": ops, "f32": f32, "cpu": cpu, "Weight": Weight, "Tensor": Tensor,
+        "WeightData": WeightData,
         "Graph": Graph, "TensorType": TensorType, "recursive_named_layers": recursive_named_layers,
         "A": arange, "L": linear, "Two": Two, "Own": Own, "Sub": Sub, "NoCall": NoCall, "Sym": Sym,
         "sd": values, "names": names, "load": load, "quiet": quiet, "run": run,
