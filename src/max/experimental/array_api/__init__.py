@@ -2,13 +2,17 @@
 
 ``x.__array_namespace__()`` is this module. Functions take and return `Tensor`; names and arguments are those of the
 standard, which also says what each computes. What is absent is listed in docs/eager.md.
+
+`linalg` is the extension of that name. There is no `fft`, whose results are complex.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from max.dtype import DType
+from max.experimental.array_api import linalg
 from max.experimental.array_api.bits import (
     bitwise_and,
     bitwise_invert,
@@ -168,7 +172,7 @@ __all__ = [
     "divide", "e", "empty", "empty_like", "equal", "exp", "expand_dims", "expm1", "eye", "finfo",
     "flip", "float32", "float64", "floor", "floor_divide", "from_dlpack", "full", "full_like",
     "greater", "greater_equal", "hypot", "iinfo", "inf", "int16", "int32", "int64", "int8",
-    "isdtype", "isfinite", "isin", "isinf", "isnan", "less", "less_equal", "linspace", "log",
+    "isdtype", "isfinite", "isin", "isinf", "isnan", "less", "less_equal", "linalg", "linspace", "log",
     "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or",
     "logical_xor", "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min",
     "minimum", "moveaxis", "multiply", "nan", "negative", "newaxis", "nextafter", "nonzero",
@@ -187,3 +191,12 @@ bool = DType.bool
 int8, int16, int32, int64 = DType.int8, DType.int16, DType.int32, DType.int64
 uint8, uint16, uint32, uint64 = DType.uint8, DType.uint16, DType.uint32, DType.uint64
 float32, float64 = DType.float32, DType.float64
+
+_COMPLEX = frozenset({"complex64", "complex128", "conj", "imag", "real", "fft"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _COMPLEX:
+        advice = "; `functional.irfft` takes pairs of numbers" if name == "fft" else ""
+        raise AttributeError(f"{__name__} has no {name!r}, as no dtype is complex{advice}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
