@@ -30,7 +30,9 @@ else:
 
 LIB = "max.pipelines.lib."
 CONFIG = "max.pipelines.config."
-_ENUMS = (CONFIG + "enums", "max.pipelines.checkpoints.encodings", "max.pipelines.checkpoints.hub")
+MODELS = "max.pipelines.models."
+_ENCODINGS = "max.pipelines.checkpoints.encodings"
+_ENUMS = (CONFIG + "enums", _ENCODINGS, "max.pipelines.checkpoints.hub")
 
 MODULES: dict[str, tuple[str, ...]] = {
     "max.driver.buffer": ("max.driver",),
@@ -54,17 +56,53 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.nn.norm.rms_norm": ("max.nn.norm",),
     "max.pipelines.architectures.llama3_legacy": ("max.pipelines.architectures.llama3",),
     "max.pipelines.context": ("max.pipelines.core", "max.interfaces"),
+    **{
+        f"max.pipelines.context.{part}": ("max.pipelines.core", "max.interfaces")
+        for part in (
+            "context",
+            "context_validators",
+            "exceptions",
+            "outputs",
+            "sampling_params",
+            "status",
+            "tokens",
+        )
+    },
     "max.pipelines.interfaces": ("max.interfaces", LIB + "interfaces"),
+    "max.pipelines.kv_cache.config": (CONFIG + "kv_cache_config",),
+    "max.pipelines.kv_cache.memory_planner": ("max.pipelines.registry.memory_planner",),
+    "max.pipelines.kv_cache.registry": ("max.pipelines.kv_cache.manager",),
+    "max.pipelines.lib.config.config": (CONFIG + "pipeline_config",),
     "max.pipelines.lib.config.config_enums": _ENUMS,
     "max.pipelines.lib.config.kv_cache_config": (CONFIG + "kv_cache_config",),
     "max.pipelines.lib.config.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.config_enums": _ENUMS,
+    "max.pipelines.lib.interfaces.arch_config": (MODELS + "arch_config",),
+    "max.pipelines.lib.interfaces.batch_processor": (MODELS + "batch_processor",),
     "max.pipelines.lib.interfaces.kv_cache": (LIB + "interfaces",),
     "max.pipelines.lib.interfaces.pipeline_model": (LIB + "interfaces", "max.nn.transformer"),
+    "max.pipelines.lib.memory_estimation": (MODELS + "pipeline_model",),
     "max.pipelines.lib.max_config": (CONFIG + "model_config",),
     "max.pipelines.lib.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.pipeline": (LIB + "interfaces", "max.pipelines"),
+    "max.pipelines.lib.pipeline_args": (CONFIG + "later_config",),
+    "max.pipelines.lib.pipeline_runtime_config": (CONFIG + "later_config",),
+    "max.pipelines.lib.utils": (MODELS + "model_templates", MODELS + "arch_config"),
+    "max.pipelines.modeling": ("max.interfaces",),
+    "max.pipelines.modeling.config_enums": _ENUMS,
+    "max.pipelines.modeling.types": ("max.interfaces",),
+    **{
+        f"max.pipelines.modeling.types.{part}": ("max.interfaces",)
+        for part in ("pipeline", "pipeline_variants", "task", "tokenizer")
+    },
     "max.pipelines.nn": ("max.nn",),
+    "max.pipelines.request": ("max.interfaces",),
+    "max.pipelines.weights": (
+        "max.pipelines.checkpoints.hub",
+        "max.pipelines.checkpoints.weight_path_parser",
+    ),
+    "max.pipelines.weights.hf_utils": ("max.pipelines.checkpoints.hub",),
+    "max.pipelines.weights.weight_path_parser": ("max.pipelines.checkpoints.weight_path_parser",),
     "max.pipelines.tokenizer": (LIB + "tokenizer",),
     "max.random": ("max.experimental.random",),
     "max.tensor": ("max.experimental.tensor",),
@@ -83,11 +121,56 @@ _SCALES = {
     for name in ("InputScaleSpec", "ScaleGranularity", "ScaleOrigin", "WeightScaleSpec")
 }
 
+_PARAMS = {
+    name: "max.nn.kv_cache.cache_params.KVCacheParams"
+    for name in ("KVCacheParamInterface", "MHAKVCacheParams")
+} | {"KVCacheInputsPerDevice": "max.nn.kv_cache.cache_values.PagedCacheValues"}
+
+_LIB_NAMES = {
+    **{
+        name: MODELS + "arch_config"
+        for name in (
+            "ArchConfig", "ArchConfigWithAttentionKVCache", "ArchConfigWithBoundedMaxSeqLen", "ArchConfigWithKVCache",
+            "ArchConfigWithPermissiveMaxSeqLen", "ArchConfigWithStoredKVParams",
+        )
+    },
+    **{
+        name: MODELS + "batch_processor"
+        for name in (
+            "BatchProcessor", "BatchProcessorRuntime", "PaddedEncoderBatchProcessor", "RaggedBatchProcessor",
+            "SingleReplicaEmbeddingBatchProcessor", "SingleReplicaRaggedBatchProcessor",
+            "build_single_replica_ragged_token_arrays", "process_ragged_kv_outputs", "ragged_kv_symbolic_inputs",
+            "single_replica_context_batch",
+        )
+    },
+    **{
+        name: MODELS + "model_templates"
+        for name in (
+            "CompilationTimer", "GraphPipelineModel", "GraphPipelineModelWithKVCache", "PipelineModelWithKVCache",
+        )
+    },
+    "MemoryPlan": MODELS + "pipeline_model",
+    "PipelineArgs": CONFIG + "later_config",
+    "PipelineRuntimeConfig": CONFIG + "later_config",
+    "WeightPathParser": "max.pipelines.checkpoints.weight_path_parser",
+    **{
+        name: _ENCODINGS
+        for name in (
+            "is_float4_encoding", "parse_supported_encoding_from_file_name", "supported_encoding_dtype",
+            "supported_encoding_quantization", "supported_encoding_supported_on",
+        )
+    },
+}  # fmt: skip
+
 NAMES: dict[str, dict[str, str]] = {
     "max.driver": {"CUDA": "max.driver.Accelerator"},
     "max.engine": {"DType": "max.dtype"},
     "max.graph": {"DType": "max.dtype"},
-    "max.interfaces": {"InputContext": "max.interfaces.TextGenerationContext"},
+    "max.interfaces": {
+        "EmbeddingsGenerationContextType": "max.interfaces.EmbeddingsContext",
+        "InputContext": "max.interfaces.TextGenerationContext",
+        "InputModality": "max.interfaces.task",
+    },
     "max.nn": {
         **_SCALES,
         "Conv1d": "max.nn.Conv1D",
@@ -102,9 +185,13 @@ NAMES: dict[str, dict[str, str]] = {
         "RMSNormV2": "max.nn.RMSNorm",
     },
     "max.nn.kv_cache": {
-        name: "max.pipelines.kv_cache.manager"
-        for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
+        **{
+            name: "max.pipelines.kv_cache.manager"
+            for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
+        },
+        **_PARAMS,
     },
+    "max.nn.kv_cache.cache_params": {**_PARAMS},
     "max.nn.quant_config": _SCALES,
     "max.nn.layer": {
         "LayerV2": "max.nn.layer.Module",
@@ -115,11 +202,20 @@ NAMES: dict[str, dict[str, str]] = {
         "LinearV2": "max.nn.linear.Linear",
         "MLPV2": "max.nn.linear.MLP",
     },
-    "max.pipelines": {"PipelineTask": "max.interfaces"},
+    "max.pipelines": {"PipelineTask": "max.interfaces", **_LIB_NAMES},
     "max.pipelines.core": {"PipelineTask": "max.interfaces"},
     "max.pipelines.kv_cache": {
+        "KVCacheConfig": CONFIG + "kv_cache_config",
         "KVCacheParams": "max.nn.kv_cache",
         "KVCacheStrategy": "max.nn.kv_cache",
+        "MemoryPlanner": "max.pipelines.registry.memory_planner",
+        "PagedKVCacheManager": "max.pipelines.kv_cache.manager",
+        "estimate_kv_cache_size": "max.pipelines.kv_cache.manager",
+        "load_kv_manager": "max.pipelines.kv_cache.manager",
+    },
+    "max.pipelines.lib": _LIB_NAMES,
+    "max.pipelines.lib.interfaces": {
+        name: _LIB_NAMES[name] for name in _LIB_NAMES if _LIB_NAMES[name].startswith(MODELS)
     },
 }
 """For each module, names of other versions; the value is a module, or a module and another name in it."""
@@ -189,7 +285,7 @@ class _Finder:
     ) -> ModuleSpec | None:
         if not fullname.startswith("max."):
             return None
-        if fullname in _PARENTS:
+        if fullname in _PARENTS and fullname not in MODULES:
             spec = PathFinder.find_spec(fullname, path, target)
             if spec is not None and spec.submodule_search_locations is None:
                 spec.submodule_search_locations = []

@@ -35,3 +35,14 @@ class PipelineTask(str, Enum):
             PipelineTask.SPEECH_TOKEN_GENERATION: TextGenerationOutput,
         }
         return dict[RequestID, SchedulerResult[outputs[self]]]
+
+
+class InputModality(str, Enum):
+    """What a request consists of."""
+
+    TEXT = "text"
+    """Text."""
+    IMAGE = "image"
+    """Images."""
+    VIDEO = "video"
+    """Videos."""

@@ -81,6 +81,7 @@ from max.nn.stacked_linear import FusedMLP, StackedLinear
 from max.nn.transformer import (
     DistributedTransformer,
     DistributedTransformerBlock,
+    ReturnHiddenStates,
     ReturnLogits,
     Transformer,
     TransformerBlock,
@@ -156,6 +157,7 @@ __all__ = [
     "RaggedAttention",
     "RejectionSampler",
     "RejectionSamplerWithResiduals",
+    "ReturnHiddenStates",
     "ReturnLogits",
     "RotaryEmbedding",
     "Sequential",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from max.serve.infill import Infill
 from max.serve.request_context import current_request
 from max.serve.vocabulary import Vocabulary
 from max.serve.worker.client import EngineClient
+
+logger = logging.getLogger("max.serve")
 
 LONG_TEXT = 4096
 """Characters from which on a text is encoded in a thread, so that streams go on meanwhile."""
@@ -99,9 +102,21 @@ class ServedModel:
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """How it calls tools: as the server's option says, else as its template teaches."""
+        """How it calls tools: as the server's option says, else its architecture, else as its template teaches."""
         if self.tool_parser is not None:
             return FORMATS[ALIASES.get(self.tool_parser, self.tool_parser)]
+        declared = PIPELINE_REGISTRY.architecture_of(self.config).tool_parser
+        if callable(declared):
+            declared = declared(self.config.model_config.huggingface_model_repo)
+        if declared is not None and (own := FORMATS.get(ALIASES.get(declared, declared))):
+            return own
+        if declared is not None:
+            logger.warning(
+                "the architecture names the tool parser %s, which is none of %s; the chat template says how tools are "
+                "called",
+                declared,
+                ", ".join(sorted({*FORMATS, *ALIASES})),
+            )
         return format_of_template(self.template)
 
     @cached_property

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
+from max._earlier import earlier_names
+from max._lazy import lazy_module
 from max.dtype import DType
 from max.nn.kv_cache.recurrent_state import RecurrentState
+
+if TYPE_CHECKING:
+    from max.nn.kv_cache import cache_values
+    from max.nn.kv_cache.cache_values import PagedCacheValues
+else:
+    # parameters are read before anything is staged
+    cache_values = lazy_module("max.nn.kv_cache.cache_values")
 
 __all__ = ["CACHE_DTYPES", "CacheGroup", "KVCacheParams", "KVCacheStrategy"]
 
@@ -77,6 +88,8 @@ class KVCacheParams:
             that no layer can see any more are given back.
         groups: Where layers differ in shape or window, those of the second group and of further ones; the other fields
             are those of the first group.
+        num_layers: The number of layers, which later versions state here; a page then has 128 tokens by default.
+        devices: The devices (`DeviceRef`), which later versions state here; `n_devices` is their number.
 
     Raises:
         ValueError: Values do not fit each other.
@@ -97,8 +110,22 @@ class KVCacheParams:
     states: tuple[RecurrentState, ...] = field(default=(), repr=False)
     window: int | None = None
     groups: tuple[CacheGroup, ...] = field(default=(), repr=False)
+    num_layers: int | None = field(default=None, kw_only=True)
+    devices: Sequence[Any] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
+        if self.devices is not None:
+            if self.n_devices not in (1, len(self.devices)):
+                raise ValueError(
+                    f"KVCacheParams: n_devices is {self.n_devices}, and {len(self.devices)} devices are given"
+                )
+            self.n_devices = len(self.devices)
+        if self.num_layers is not None:
+            if self.num_layers < 1:
+                raise ValueError(
+                    f"KVCacheParams: num_layers is {self.num_layers}, expected 1 or more"
+                )
+            self.page_size = self.page_size or 128
         if self.dtype not in CACHE_DTYPES:
             raise ValueError(
                 f"KVCacheParams: dtype is {self.dtype.name}, expected one of "
@@ -213,3 +240,58 @@ class KVCacheParams:
         return replace(
             self, n_devices=self.n_devices // self.data_parallel_degree, data_parallel_degree=1
         )
+
+    @property
+    def tensor_parallel_degree(self) -> int:
+        """The number of devices that share the heads."""
+        return self.n_devices // self.data_parallel_degree
+
+    @property
+    def bytes_per_block(self) -> int:
+        """The bytes of a page on all devices that share its heads.
+
+        Raises:
+            ValueError: `num_layers` or `page_size` is not set.
+        """
+        if self.num_layers is None or self.page_size is None:
+            raise ValueError("KVCacheParams: bytes_per_block needs num_layers and page_size")
+        rows = (1 if self.is_mla else 2) * self.num_layers * self.page_size
+        size = self.stored_head_dim * self.dtype.size_in_bytes
+        return self.tensor_parallel_degree * rows * self.n_kv_heads_per_device * size
+
+    def get_symbolic_inputs(self, namespace: str = "") -> tuple[PagedCacheValues, ...]:
+        """The types of a graph's inputs for the cache, as the fields of one object.
+
+        Args:
+            namespace: Not used: the inputs of one cache have the names of one batch.
+
+        Raises:
+            ValueError: `num_layers` or `devices` is not set, or there are several devices.
+        """
+        return (cache_values.symbolic_values(self),)
+
+    def flattened_kv_inputs(self) -> list[Any]:
+        """The types of a graph's inputs for the cache, in their order.
+
+        Raises:
+            ValueError: As `get_symbolic_inputs`.
+        """
+        return list(self.get_symbolic_inputs()[0].values)
+
+    def unflatten_kv_inputs(self, it: Iterator[Any]) -> tuple[PagedCacheValues, ...]:
+        """The cache out of a graph's inputs; it takes as many as `flattened_kv_inputs` has.
+
+        Args:
+            it: The inputs, from the first one of the cache.
+
+        Raises:
+            ValueError: There are too few.
+        """
+        count = len(self.flattened_kv_inputs())
+        values = [value for _, value in zip(range(count), it, strict=False)]
+        if len(values) < count:
+            raise ValueError(f"a paged cache has {count} values, got {len(values)}")
+        return (cache_values.PagedCacheValues.of(values, len(self.groups)),)
+
+
+__getattr__ = earlier_names(__name__)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from types import GenericAlias
 from typing import Any
 
 from max.dtype import DType
 from max.graph import BufferType, BufferValue, DeviceRef, Dim, TensorType, TensorValue, Type, Value
 from max.nn.kv_cache.cache_params import KVCacheParams
 
-__all__ = ["PagedCacheValues", "paged_cache_types"]
+__all__ = ["PagedCacheValues", "paged_cache_types", "symbolic_values"]
 
 
 @dataclass
@@ -36,6 +37,23 @@ class PagedCacheValues:
     states: tuple[BufferValue, ...] = ()
     groups: tuple[tuple[BufferValue, TensorValue], ...] = ()
     other_blocks: tuple[tuple[BufferValue, ...], ...] = ()
+
+    # later versions write the types of the fields in brackets
+    __class_getitem__ = classmethod(GenericAlias)
+
+    @property
+    def max_prompt_length(self) -> TensorValue:
+        """The most new tokens of a sequence, uint32 ``[1]``, on the CPU."""
+        return self.max_lengths[0, 0:1]
+
+    @property
+    def max_cache_length(self) -> TensorValue:
+        """The most cached tokens of a sequence, uint32 ``[1]``, on the CPU."""
+        return self.max_lengths[0, 1:2]
+
+    def flatten(self) -> list[Value[Any]]:
+        """The values; see :attr:`values`."""
+        return self.values
 
     @classmethod
     def of(
@@ -201,3 +219,31 @@ def _pages_type(
     heads, row = params.n_kv_heads_per_device, params.stored_head_dim
     shape = [num_pages, kinds, num_layers, params.page_size, heads, row]
     return BufferType(params.dtype, shape, device)
+
+
+def symbolic_values(params: KVCacheParams) -> PagedCacheValues:
+    """The types of a graph's inputs for a paged cache, as the fields of one object.
+
+    Args:
+        params: The parameters of the cache, with its layers and its device.
+
+    Raises:
+        ValueError: The parameters lack the layers or the devices, or have several devices.
+    """
+    devices = params.devices or ()
+    if params.num_layers is None or not devices:
+        raise ValueError(
+            "KVCacheParams: the graph's inputs need num_layers and devices; KVCacheConfig.to_params takes both"
+        )
+    if len(devices) > 1:
+        raise ValueError(
+            f"KVCacheParams: {len(devices)} devices; get_symbolic_inputs and flattened_kv_inputs are for one"
+        )
+    types: Any = paged_cache_types(params, params.num_layers, devices[0])
+    groups, slots = 4 + 2 * len(params.groups), bool(params.states)
+    return PagedCacheValues(
+        *types[:4],
+        groups=tuple(zip(types[4:groups:2], types[5:groups:2], strict=True)),
+        slots=types[groups] if slots else None,
+        states=tuple(types[groups + 1 :]),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from types import GenericAlias
 
 from max.driver import Tensor
 
@@ -16,6 +17,13 @@ class KVCacheInputs:
     A subclass is a dataclass. Iterating gives the tensors in the order of the fields, those of
     nested inputs in their place: the order of a graph's inputs.
     """
+
+    # later versions write the types of the fields in brackets
+    __class_getitem__ = classmethod(GenericAlias)
+
+    def flatten(self) -> list[Tensor]:
+        """The tensors, in the order of a graph's inputs."""
+        return list(self)
 
     def __iter__(self) -> Iterator[Tensor]:
         for field in fields(self):  # type: ignore[arg-type]
@@ -68,6 +76,16 @@ class RaggedKVCacheInputs(KVCacheInputs):
     group_blocks: Sequence[Tensor] = ()
     group_tables: Sequence[Tensor] = ()
     other_blocks: Sequence[Sequence[Tensor]] = ()
+
+    @property
+    def kv_blocks(self) -> Tensor:
+        """The pages: `blocks`."""
+        return self.blocks
+
+    @property
+    def inputs(self) -> list[RaggedKVCacheInputs]:
+        """The inputs of each replica of the model: these, of the only one."""
+        return [self]
 
     def __iter__(self) -> Iterator[Tensor]:
         others = self.other_blocks or ((),) * (1 + len(self.group_blocks))

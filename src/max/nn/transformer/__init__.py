@@ -4,11 +4,17 @@ from max.nn.transformer.distributed_transformer import (
     DistributedTransformer,
     DistributedTransformerBlock,
 )
-from max.nn.transformer.transformer import ReturnLogits, Transformer, TransformerBlock
+from max.nn.transformer.transformer import (
+    ReturnHiddenStates,
+    ReturnLogits,
+    Transformer,
+    TransformerBlock,
+)
 
 __all__ = [
     "DistributedTransformer",
     "DistributedTransformerBlock",
+    "ReturnHiddenStates",
     "ReturnLogits",
     "Transformer",
     "TransformerBlock",

@@ -17,7 +17,7 @@ from max.nn.linear import Linear, LinearV1
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer._same_form import groups_of_same_form
 
-__all__ = ["ReturnLogits", "Transformer", "TransformerBlock"]
+__all__ = ["ReturnHiddenStates", "ReturnLogits", "Transformer", "TransformerBlock"]
 
 
 class ReturnLogits(str, Enum):
@@ -31,6 +31,22 @@ class ReturnLogits(str, Enum):
 
     ALL = "all"
     """All tokens."""
+
+
+class ReturnHiddenStates(str, Enum):
+    """The hidden states that a model returns beside its logits."""
+
+    NONE = "none"
+    """None."""
+
+    LAST = "last"
+    """Those of the last token of each sequence, before the last norm."""
+
+    ALL = "all"
+    """Those of all tokens, before the last norm."""
+
+    ALL_NORMALIZED = "all_normalized"
+    """Those of all tokens, after the last norm."""
 
 
 class TransformerBlock(Module):

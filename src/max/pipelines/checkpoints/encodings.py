@@ -102,3 +102,53 @@ class SupportedEncoding(str, Enum):
             cls.gptq: ("gptq",),
         }
         return next((e for e, words in marks.items() if any(w in low for w in words)), None)
+
+
+def supported_encoding_dtype(encoding: SupportedEncoding | str) -> DType:
+    """The dtype of weights in memory; uint8 for a packed encoding.
+
+    Args:
+        encoding: The encoding, or its name.
+    """
+    return SupportedEncoding(encoding).dtype
+
+
+def supported_encoding_quantization(
+    encoding: SupportedEncoding | str,
+) -> QuantizationEncoding | None:
+    """The packed form of a graph's weights; None for a plain dtype.
+
+    Args:
+        encoding: The encoding, or its name.
+    """
+    return SupportedEncoding(encoding).quantization_encoding
+
+
+def supported_encoding_supported_on(
+    encoding: SupportedEncoding | str, device_spec: DeviceSpec
+) -> bool:
+    """Whether models with such weights run on a device.
+
+    Args:
+        encoding: The encoding, or its name.
+        device_spec: The device.
+    """
+    return SupportedEncoding(encoding).supported_on(device_spec)
+
+
+def is_float4_encoding(encoding: SupportedEncoding | str | None) -> bool:
+    """Whether an encoding has floats of 4 bits.
+
+    Args:
+        encoding: The encoding, or its name; None: it is not known.
+    """
+    return encoding is not None and SupportedEncoding(encoding) is SupportedEncoding.float4_e2m1fnx2
+
+
+def parse_supported_encoding_from_file_name(name: str) -> SupportedEncoding | None:
+    """The encoding that a file's name states; None where it states none.
+
+    Args:
+        name: The name.
+    """
+    return SupportedEncoding.parse_from_file_name(name)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max._spelling import did_you_mean
 from max.dtype import DType
 from max.pipelines.config.options import StrictConfig, option
 from max.pipelines.core.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from max.nn.kv_cache import cache_params
+    from max.nn.kv_cache.cache_params import KVCacheParams
+else:
+    # reading a configuration imports no engine
+    cache_params = lazy_module("max.nn.kv_cache.cache_params")
 
 __all__ = ["CACHE_FORMATS", "KVCacheConfig"]
 
@@ -119,3 +128,66 @@ class KVCacheConfig(StrictConfig):
             default: The dtype without `kv_cache_format`.
         """
         return default if self.kv_cache_format is None else CACHE_FORMATS[self.kv_cache_format]
+
+    def to_params(
+        self,
+        dtype: DType,
+        n_kv_heads: int,
+        head_dim: int,
+        num_layers: int,
+        devices: Sequence[Any],
+        data_parallel_degree: int = 1,
+        is_mla: bool = False,
+        num_q_heads: int | None = None,
+        kvcache_quant_config: None = None,
+        page_size: int | None = None,
+        window_size: int | None = None,
+        allow_kv_head_replication: bool = False,
+        speculative_method: None = None,
+        num_draft_tokens: int = 0,
+    ) -> KVCacheParams:
+        """The shape of a model's cache, with these options.
+
+        Args:
+            dtype: The dtype of the cache.
+            n_kv_heads: The number of KV heads.
+            head_dim: The size of a head.
+            num_layers: The number of layers with keys and values.
+            devices: Where the model runs, as `DeviceRef`.
+            data_parallel_degree: The copies of the model.
+            is_mla: Whether the model caches latents.
+            num_q_heads: Not used: query heads have no cache.
+            kvcache_quant_config: None: `kv_cache_format` sets how keys and values are stored.
+            page_size: Tokens per page; None: `kv_cache_page_size`.
+            window_size: The most tokens that a token sees in any layer, itself included; None: all before it.
+            allow_kv_head_replication: Not used: heads are divided over the devices.
+            speculative_method: None: nothing drafts tokens.
+            num_draft_tokens: 0, as nothing drafts tokens.
+
+        Raises:
+            ValueError: An argument asks for what is not supported, or does not fit the others.
+        """
+        for name, value in (
+            ("kvcache_quant_config", kvcache_quant_config),
+            ("speculative_method", speculative_method),
+            ("num_draft_tokens", num_draft_tokens or None),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"KVCacheConfig.to_params: {name} is {value!r}, which is not supported"
+                )
+        swaps = self.enable_kvcache_swapping_to_host
+        return cache_params.KVCacheParams(
+            dtype=dtype,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            devices=devices,
+            data_parallel_degree=data_parallel_degree,
+            is_mla=is_mla,
+            page_size=page_size or self.kv_cache_page_size,
+            window=window_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            enable_kvcache_swapping_to_host=swaps,
+            host_kvcache_swap_space_gb=self.host_kvcache_swap_space_gb if swaps else None,
+        )

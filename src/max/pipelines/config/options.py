@@ -190,6 +190,15 @@ class StrictConfig:
             raise unknown_fields(unknown, options, cls.__name__)
         return cls(**values)
 
+    def given_options(self) -> dict[str, Any]:
+        """The options that are not at their defaults."""
+        given: dict[str, Any] = {}
+        for name, f in options_of(type(self)).items():
+            default = f.default_factory() if callable(f.default_factory) else f.default
+            if (value := getattr(self, name)) != default:
+                given[name] = value
+        return given
+
     def check_supported(self) -> None:
         """Checks that this release supports all values.
 

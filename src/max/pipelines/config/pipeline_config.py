@@ -6,12 +6,13 @@ import logging
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines.config.enums import PipelineRole
 from max.pipelines.config.kv_cache_config import KVCacheConfig
+from max.pipelines.config.later_config import PipelineArgs, PipelineRuntimeConfig, flat_options
 from max.pipelines.config.model_config import (
     MAXModelConfig,
     ProfilingConfig,
@@ -49,7 +50,8 @@ class PipelineConfig(StrictConfig):
 
     The parts are ``model_config`` (:class:`MAXModelConfig`), ``model_config.kv_cache_config``,
     ``sampling_config`` and ``profiling_config``. ``model`` is short for ``model_path``, ``devices``
-    for ``device_specs``.
+    for ``device_specs``. Parts may be given as objects: ``models={"main": MAXModelConfig(…)}``,
+    ``runtime=PipelineRuntimeConfig(…)``.
 
     Args:
         kwargs: Fields and their values.
@@ -166,7 +168,8 @@ class PipelineConfig(StrictConfig):
 
     def __init__(self, **kwargs: Any) -> None:
         defer_resolve = kwargs.pop("defer_resolve", False)
-        values = {self.ALIASES.get(name, name): value for name, value in kwargs.items()}
+        options = flat_options(kwargs)
+        values = {self.ALIASES.get(name, name): value for name, value in options.items()}
         own = options_of(PipelineConfig)
         for name, part in self.PARTS.items():
             mine = {n: values.pop(n) for n in list(values) if n in options_of(part)}
@@ -174,6 +177,7 @@ class PipelineConfig(StrictConfig):
         if unknown := [name for name in values if name not in own]:
             raise unknown_fields(unknown, self.help(), "PipelineConfig")
         self._model_config.kv_cache_config = self._kv_cache_config
+        self._model_config.pipeline_config = self
         for name, f in own.items():
             default = f.default_factory() if callable(f.default_factory) else f.default
             setattr(self, name, converted(PipelineConfig, name, values.get(name, default)))
@@ -212,6 +216,58 @@ class PipelineConfig(StrictConfig):
     def model_config(self) -> MAXModelConfig:
         """The model."""
         return self._model_config
+
+    @classmethod
+    def from_args(cls, args: PipelineArgs) -> Self:
+        """A configuration of options in one list.
+
+        Args:
+            args: The options.
+
+        Raises:
+            ConfigError: As for the class.
+        """
+        return cls(**args.options)
+
+    @property
+    def model(self) -> MAXModelConfig:
+        """The model: `model_config`."""
+        return self._model_config
+
+    @property
+    def models(self) -> dict[str, MAXModelConfig]:
+        """The models by their roles: ``main`` only."""
+        return {"main": self._model_config}
+
+    @property
+    def runtime(self) -> PipelineRuntimeConfig:
+        """The options of batches, by the names of 26.x."""
+        return PipelineRuntimeConfig.of(self)
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """The options of the sampling graph: `sampling_config`."""
+        return self._sampling_config
+
+    @property
+    def profiling(self) -> ProfilingConfig:
+        """The options of profiling: `profiling_config`."""
+        return self._profiling_config
+
+    @property
+    def draft_model(self) -> None:
+        """The model that drafts tokens; None: there is none."""
+        return None
+
+    @property
+    def lora(self) -> None:
+        """The adapters; None: adapters are not in use."""
+        return None
+
+    @property
+    def speculative(self) -> None:
+        """The options of drafts; None: there are none."""
+        return None
 
     @property
     def draft_model_config(self) -> MAXModelConfig | None:

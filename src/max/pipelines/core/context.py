@@ -19,6 +19,7 @@ from max.interfaces import (
 )
 from max.pipelines.core.exceptions import InputError, PromptTooLongError
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
+from max.pipelines.core.token_buffer import TokenBuffer
 
 CHUNK_SIZE = 128
 """The token array grows in multiples of this."""
@@ -37,7 +38,7 @@ class TextContext:
 
     Args:
         max_length: The most tokens of the sequence, the prompt included.
-        tokens: The prompt, 1-d; copied.
+        tokens: The prompt, 1-d, or a `TokenBuffer` of it; copied.
         request_id: Identifies the request.
         eos_token_ids: Tokens that end the sequence.
         eos_sequences: Sequences of tokens that end the sequence.
@@ -87,6 +88,8 @@ class TextContext:
     """The error that has ended the generation."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.tokens, TokenBuffer):
+            self.tokens = self.tokens.all
         if self.reasoning_budget is not None and self._reasoning_limit is None:
             self._reasoning_limit = ReasoningLimit(self.reasoning_budget)
         if self.tokens.ndim != 1:

@@ -49,12 +49,16 @@ class TextEncoder:
             pipeline_config, PipelineTask.EMBEDDINGS_GENERATION
         )
         model = PIPELINE_REGISTRY.architecture_of(pipeline_config).pipeline_model
-        if not isinstance(tokenizer, EncoderTokenizer) or not issubclass(model, EncoderModel):
-            raise TypeError(f"TextEncoder: {model.__name__} is no EncoderModel")
+        if not isinstance(tokenizer, EncoderTokenizer):
+            raise TypeError(
+                f"TextEncoder: the tokenizer of {model.__name__} is {type(tokenizer).__name__}, expected TextTokenizer "
+                "or EncoderTokenizer"
+            )
         self._tokenizer = tokenizer
         self._files = read_sentence_files(self._model_config.huggingface_model_repo)
         keys = ConfigKeys(self._model_config.huggingface_config)
-        head = model.read_head(keys)
+        # a model of another base makes vectors
+        head = model.read_head(keys) if issubclass(model, EncoderModel) else None
         self.scores_per_text: int | None = None if head is None else head.outputs
         """The number of a ranker's scores; None: the model makes vectors."""
         self._activation = None if head is None else read_scores_activation(keys, head.outputs)

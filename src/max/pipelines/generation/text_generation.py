@@ -37,6 +37,7 @@ from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.interface_forms import initial_inputs
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
@@ -272,6 +273,8 @@ class TextGenerationPipeline(
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
                 num_steps = 1  # a chunk has no next token; penalties depend on each token
+            if not self._pipeline_model.continues_steps:
+                num_steps = 1
             limit = _reasoning_limit(context)
             if limit is not None:
                 num_steps = limit.bounded_steps(num_steps, len(context.generated_tokens))
@@ -289,10 +292,8 @@ class TextGenerationPipeline(
                 sampling = cast(SamplingInputs, last.inputs.sampling)
                 inputs.update(sampling=sampling.advance(flat))
             return inputs
-        return self._pipeline_model.prepare_initial_token_inputs(
-            context_batch=flat,
-            kv_cache_inputs=self._kv_manager.get_runtime_inputs(flat, num_steps),
-        )
+        cache_inputs = self._kv_manager.get_runtime_inputs(flat, num_steps)
+        return initial_inputs(self._pipeline_model, flat, cache_inputs)
 
     @property
     def repeats_steps(self) -> bool:
@@ -360,7 +361,7 @@ class TextGenerationPipeline(
                     kv_cache_inputs=self._kv_manager.next_step(cast(Any, cache), batch, step + 1)
                 )
                 model_inputs = self._pipeline_model.prepare_next_token_inputs(tokens, model_inputs)
-            elif step == 0 and steps[-1] is chosen:
+            elif step == 0 and steps[-1] is chosen and self._pipeline_model.continues_steps:
                 self._last_step = LastStep.of(batch, model_inputs, tokens)
         generated = np.array(steps, np.int32).T
         responses = self.update_context_and_prepare_responses(

@@ -34,6 +34,7 @@ from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
 from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.interface_forms import flat_batch
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.weight_names import WeightNames
 
@@ -236,9 +237,10 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         Raises:
             ValueError: The batch is empty, or no cache is given.
         """
-        if not context_batch or kv_cache_inputs is None:
+        batch = flat_batch(context_batch)  # of one replica, in the form of 26.x
+        if not batch or kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
-        parts = [context.next_tokens for context in context_batch]
+        parts = [context.next_tokens for context in batch]
         offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
         return DecoderInputs(
             self.on_device(np.concatenate(parts).astype(np.int64)),

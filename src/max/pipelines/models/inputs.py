@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from max.driver import Tensor
@@ -10,11 +11,12 @@ from max.nn.kv_cache.manager import KVCacheInputs
 from max.pipelines.sampling.inputs import SamplingInputs
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ModelInputs:
     """The base of a model's inputs.
 
-    A subclass has one attribute per tensor; iteration yields the tensors in the order in which they
-    were set.
+    A subclass has one attribute per tensor, and may be a dataclass of them; iteration yields the tensors in the order
+    in which they were set.
 
     Args:
         kv_cache_inputs: The cache's pages and tables.
@@ -42,6 +44,15 @@ class ModelInputs:
                 raise AttributeError(f"{type(self).__name__} has no {name!r}")
             setattr(self, name, value)
 
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """The inputs of the model's graph, in their order, as models of 26.x define them.
+
+        Raises:
+            NotImplementedError: The subclass does not define them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define buffers")
+
     def __iter__(self) -> Iterator[Tensor]:
         for value in vars(self).values():
             if isinstance(value, Tensor):
@@ -56,6 +67,7 @@ class ModelOutputs:
         next_token_logits: Logits of the last token of each request, if ``logits`` has more.
         logit_offsets: Where each request's rows of ``logits`` begin.
         next_tokens: The chosen tokens ``[batch]``, int64, of a model that samples in its graph.
+        hidden_states: Hidden states that the model returns besides; not used.
     """
 
     def __init__(
@@ -64,13 +76,16 @@ class ModelOutputs:
         next_token_logits: Tensor | None = None,
         logit_offsets: Tensor | None = None,
         next_tokens: Tensor | None = None,
+        hidden_states: Tensor | None = None,
     ) -> None:
         self.logits = logits
         self.next_token_logits = next_token_logits
         self.logit_offsets = logit_offsets
         self.next_tokens = next_tokens
+        self.hidden_states = hidden_states
 
     logits: Tensor
     next_token_logits: Tensor | None = None
     logit_offsets: Tensor | None = None
     next_tokens: Tensor | None = None
+    hidden_states: Tensor | None = None

@@ -14,6 +14,7 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
+from max.pipelines.models.interface_forms import cache_shape
 
 
 @runtime_checkable
@@ -30,9 +31,11 @@ class KVCacheMixin(Protocol):
             available_cache_memory: Bytes for the cache; None: no limit.
         """
         model: Any = self  # the protocol is mixed into a PipelineModel
-        params = self.get_kv_params(
+        params, layers = cache_shape(
+            self,
+            model.pipeline_config,
             model.huggingface_config,
-            len(model.devices),
+            model.devices,
             model.kv_cache_config,
             model.kv_cache_config.cache_dtype(model.encoding.cache_dtype),
         )
@@ -40,7 +43,7 @@ class KVCacheMixin(Protocol):
             params,
             model.pipeline_config.max_batch_size,
             model.max_seq_len,
-            self.get_num_layers(model.huggingface_config),
+            layers,
             model.devices,
             session,
             available_cache_memory,

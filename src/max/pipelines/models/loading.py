@@ -9,12 +9,14 @@ from max.driver import Device
 from max.engine import InferenceSession
 from max.graph.weights import WeightData, WeightsFormat
 from max.interfaces import BaseContextType
-from max.nn.transformer.transformer import ReturnLogits
+from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
 from max.pipelines.checkpoints.quantise import quantised_state_dict
 from max.pipelines.checkpoints.quantised_formats import convert_quantised
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
-from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
+from max.pipelines.models.interface_forms import takes, takes_any
+from max.pipelines.models.model_templates import GraphTemplate
+from max.pipelines.models.pipeline_model import MemoryPlan, PipelineModel, WeightsAdapter
 from max.pipelines.models.weight_names import WeightNames
 
 
@@ -39,20 +41,21 @@ def load_model(
         Exception: The architecture's own code raised it; a note names the class.
     """
     model_config = config.model_config
-    encoding = model_config.quantization_encoding
-    assert encoding is not None
+    assert model_config.quantization_encoding is not None
     try:
-        return pipeline_model(
+        arguments: dict[str, Any] = dict(
             pipeline_config=config,
             session=session,
-            huggingface_config=model_config.huggingface_config,
-            encoding=encoding,
             devices=list(devices),
             kv_cache_config=config.kv_cache_config,
             weights=model_config.load_weights(),
             adapter=_adapter(pipeline_model, weight_adapters, config, session),
             return_logits=ReturnLogits.ALL if config.enable_echo else ReturnLogits.LAST_TOKEN,
         )
+        model = pipeline_model(**arguments, **_of_its_version(pipeline_model, config))
+        if isinstance(model, GraphTemplate):
+            _ = model.model  # loaded here where the constructor did not
+        return model
     except UserError:
         raise
     except WeightsError as error:
@@ -64,6 +67,32 @@ def load_model(
         name = f"{pipeline_model.__module__}.{pipeline_model.__qualname__}"
         error.add_note(f"raised while {name} loaded {model_config.model_path}")
         raise
+
+
+def _of_its_version(
+    pipeline_model: type[PipelineModel[BaseContextType]], config: PipelineConfig
+) -> dict[str, Any]:
+    """The arguments that constructors of 25.x or of 26.x take besides, by what the class's own one names."""
+    init, model_config = pipeline_model.__init__, config.model_config
+    if takes(init, "encoding"):
+        return {
+            "huggingface_config": model_config.huggingface_config,
+            "encoding": model_config.quantization_encoding,
+        }
+    plan = MemoryPlan(
+        planned_max_batch_size=config.max_batch_size or 1,
+        footprint=model_config.weights_size(),
+        planned_max_length=config.max_length,
+        available_cache_memory=config.available_cache_memory(),
+        planned_max_batch_total_tokens=config.max_batch_context_length,
+    )
+    offers = {
+        "memory_plan": plan,
+        "max_batch_size": config.max_batch_size or 1,
+        "return_hidden_states": ReturnHiddenStates.NONE,
+    }
+    # one that passes on what comes leaves these to the base
+    return offers if takes_any(init) else {n: v for n, v in offers.items() if takes(init, n)}
 
 
 def _adapter(

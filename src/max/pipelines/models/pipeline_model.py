@@ -10,14 +10,16 @@ step of a :class:`PipelineModel`::
 
 A model with ``samples_in_graph`` takes ``inputs.sampling`` and returns ``outputs.next_tokens``;
 for other models the pipeline samples from ``outputs.next_token_logits`` (or ``outputs.logits``)
-with a separate graph.
+with a separate graph. A model of 26.x has no ``prepare_next_token_inputs``, and makes the inputs of each
+step anew; `max.pipelines.models.interface_forms` calls its methods.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic
 
 from max.driver import Device, Tensor
 from max.dtype import DType
@@ -28,14 +30,83 @@ from max.graph.weights import WeightsAdapter as WeightsAdapter
 from max.interfaces import BaseContextType, LogProbabilities
 from max.nn.comm import Signals
 from max.nn.kv_cache.manager import KVCacheInputs
-from max.nn.transformer.transformer import ReturnLogits
+from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.kv_cache.memory import cache_bytes
+from max.pipelines.models.arch_config import ArchConfig, upper_bounded_default
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.interface_forms import (
+    cache_shape,
+    constructor_of_either_form,
+    longest_sequence,
+    offered,
+    replica_views,
+)
 from max.pipelines.models.kv_cache import KVCacheMixin
+
+__all__ = [
+    "AlwaysSignalBuffersMixin",
+    "BatchProcessorRuntime",
+    "MemoryPlan",
+    "PipelineModel",
+    "WeightsAdapter",
+    "upper_bounded_default",
+]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the memory holds, as constructors of 26.x get it.
+
+    Args:
+        planned_max_batch_size: The most requests that run at once.
+        footprint: The bytes of the weights.
+        planned_max_length: The longest sequence.
+        available_cache_memory: Bytes for the KV cache.
+        planned_max_batch_total_tokens: The most tokens of all requests of a batch; None: no bound.
+    """
+
+    planned_max_batch_size: int
+    footprint: int
+    planned_max_length: int | None
+    available_cache_memory: int | None = None
+    planned_max_batch_total_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class BatchProcessorRuntime:
+    """What a batch processor knows of its model's pipeline.
+
+    Args:
+        pipeline_config: The configuration of the pipeline.
+        devices: Where the model runs.
+        return_logits: Which logits the graph returns.
+        max_batch_size: The most requests that run at once.
+        max_seq_len: The longest sequence.
+        max_batch_input_tokens: The most tokens of prompts of a step.
+        enable_chunked_prefill: Whether long prompts are read in chunks.
+        data_parallel_degree: The copies of the model.
+        return_hidden_states: The hidden states to return.
+        signal_buffers: Buffers of collectives, one a device; none on a single device.
+        lora_manager: None: adapters are not in use.
+        pad_token_id: The token that fills padded batches.
+    """
+
+    pipeline_config: PipelineConfig
+    devices: list[Device]
+    return_logits: ReturnLogits
+    max_batch_size: int
+    max_seq_len: int
+    max_batch_input_tokens: int
+    enable_chunked_prefill: bool = True
+    data_parallel_degree: int = 1
+    return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE
+    signal_buffers: Sequence[Tensor] = ()
+    lora_manager: None = None
+    pad_token_id: int = 0
 
 
 class PipelineModel(ABC, Generic[BaseContextType]):
@@ -53,11 +124,30 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         weights: The checkpoint's weights.
         adapter: Renames the checkpoint's weights to the model's; None without an adapter for the format.
         return_logits: Which logits the graph returns.
+
+    The arguments of 26.x, in their order, are taken too: without config.json's object and the encoding, with
+    ``memory_plan``, ``return_hidden_states`` and ``max_batch_size``.
     """
 
     samples_in_graph: bool = False
     """Whether the graph takes :class:`SamplingInputs` and returns the next tokens."""
 
+    model_config_cls: ClassVar[type[Any] | None] = None
+    """The class of the config in 26.x; by default that of ``SupportedArchitecture(config=…)``."""
+
+    batch_processor_cls: ClassVar[type[Any] | None] = None
+    """Makes the inputs of batches and the outputs, where the model's own methods do not (26.x)."""
+
+    memory_plan: MemoryPlan | None = None
+    """What the memory holds, for models of 26.x."""
+
+    return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE
+    """The hidden states to return: none."""
+
+    max_batch_size: int = 1
+    """The most requests that run at once, for models of 26.x."""
+
+    @constructor_of_either_form
     def __init__(
         self,
         pipeline_config: PipelineConfig,
@@ -75,11 +165,14 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         self.huggingface_config = huggingface_config
         self.encoding = encoding
         self.devices = devices
+        self.device_refs = [DeviceRef.from_device(device) for device in devices]
         self.kv_cache_config = kv_cache_config
         self.weights = weights
         self.adapter = adapter
         self.return_logits = return_logits
-        self.max_seq_len = self.calculate_max_seq_len(pipeline_config, huggingface_config)
+        self.max_seq_len = longest_sequence(self, pipeline_config, huggingface_config)
+        self._batch_processor: Any = None
+        self._arch_config: Any = None
 
     @property
     def dtype(self) -> DType:
@@ -98,12 +191,61 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             return []
         return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
 
+    @property
+    def arch_config(self) -> Any:
+        """The config of the architecture, of `model_config_cls`, read once.
+
+        Raises:
+            TypeError: The model has no `model_config_cls`.
+        """
+        if self._arch_config is None:
+            config_cls = self._config_cls("arch_config")
+            options = offered(
+                config_cls.initialize,
+                {"pipeline_config": self.pipeline_config, "max_seq_len": self.max_seq_len},
+            )
+            self._arch_config = config_cls.initialize(**options)
+        return self._arch_config
+
     @classmethod
-    @abstractmethod
+    def _config_cls(cls, method: str) -> type[ArchConfig]:
+        if cls.model_config_cls is None:
+            raise TypeError(
+                f"{cls.__name__} does not define {method}, and has no model_config_cls; give "
+                "SupportedArchitecture config=…, or define the method"
+            )
+        return cls.model_config_cls
+
+    @property
+    def batch_processor(self) -> Any:
+        """The object of `batch_processor_cls`; None without one."""
+        if self._batch_processor is None and self.batch_processor_cls is not None:
+            config = None if self.model_config_cls is None else self.arch_config
+            self._batch_processor = self.batch_processor_cls(config, self._batch_runtime())
+        return self._batch_processor
+
+    def _batch_runtime(self) -> BatchProcessorRuntime:
+        config = self.pipeline_config
+        return BatchProcessorRuntime(
+            pipeline_config=config,
+            devices=self.devices,
+            return_logits=self.return_logits,
+            max_batch_size=config.max_batch_size or self.max_batch_size,
+            max_seq_len=self.max_seq_len,
+            max_batch_input_tokens=config.prefill_chunk_size,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            return_hidden_states=self.return_hidden_states,
+            signal_buffers=self.signal_buffers,
+            pad_token_id=getattr(self.huggingface_config, "pad_token_id", None) or 0,
+        )
+
+    @classmethod
     def calculate_max_seq_len(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
         """The longest sequence: the configured ``max_length``, at most what the model supports.
+
+        By default that of `model_config_cls`.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -111,7 +253,10 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
         Raises:
             ValueError: ``max_length`` is more than the model supports.
+            TypeError: The model does not define it, and has no `model_config_cls`.
         """
+        config_cls = cls._config_cls("calculate_max_seq_len")
+        return longest_sequence(config_cls, pipeline_config, huggingface_config)
 
     @classmethod
     def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
@@ -160,9 +305,10 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         most = 32 if all(device.is_host for device in devices) else 512
         if not issubclass(cls, KVCacheMixin):
             return most
-        params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
-        layers = cls.get_num_layers(huggingface_config)
-        length = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
+        params, layers = cache_shape(
+            cls, pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
+        )
+        length = longest_sequence(cls, pipeline_config, huggingface_config)
         one = cache_bytes(
             params,
             layers,
@@ -199,7 +345,6 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             model_inputs: Made by one of the ``prepare_*`` methods.
         """
 
-    @abstractmethod
     def prepare_initial_token_inputs(
         self,
         context_batch: Sequence[BaseContextType],
@@ -208,13 +353,30 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     ) -> ModelInputs:
         """Makes the inputs of a batch's first step from each request's ``next_tokens``.
 
+        By default `batch_processor` makes them. In 26.x the first parameter is ``replica_batches``: a batch for each
+        replica of the model, here of one.
+
         Args:
             context_batch: The requests.
             kv_cache_inputs: The cache's pages and tables for the requests.
             return_n_logits: The number of last tokens whose logits are returned.
-        """
 
-    @abstractmethod
+        Raises:
+            NotImplementedError: The model does not define it, and has no batch processor.
+        """
+        if self.batch_processor is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} defines neither prepare_initial_token_inputs nor batch_processor_cls"
+            )
+        return self.batch_processor.prepare_initial_token_inputs(
+            replica_views(context_batch), kv_cache_inputs, return_n_logits
+        )
+
+    @property
+    def continues_steps(self) -> bool:
+        """Whether the inputs of a step are made of those of the step before, by `prepare_next_token_inputs`."""
+        return type(self).prepare_next_token_inputs is not PipelineModel.prepare_next_token_inputs
+
     def prepare_next_token_inputs(
         self, next_tokens: Tensor, prev_model_inputs: ModelInputs
     ) -> ModelInputs:
@@ -223,7 +385,13 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         Args:
             next_tokens: The tokens of the last step ``[batch]``.
             prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is already updated.
+
+        Raises:
+            NotImplementedError: The model does not define it: each step has inputs of its own.
         """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define prepare_next_token_inputs: each step has inputs of its own"
+        )
 
     def compute_log_probabilities(
         self,
@@ -263,20 +431,3 @@ class AlwaysSignalBuffersMixin:
             return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
         # on one device a collective is the identity, and does not read the buffer
         return [Tensor.zeros((1,), DType.uint8, device) for device in self.devices]
-
-
-def upper_bounded_default(upper_bound: int, default: int | None) -> int:
-    """A configured value; without one, its upper bound.
-
-    Args:
-        upper_bound: The upper bound.
-        default: The configured value.
-
-    Raises:
-        ValueError: The value exceeds the bound.
-    """
-    if default is None:
-        return upper_bound
-    if default > upper_bound:
-        raise ValueError(f"{default} is over the upper bound, {upper_bound}")
-    return default

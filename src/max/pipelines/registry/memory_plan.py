@@ -17,6 +17,7 @@ from max.pipelines.kv_cache.memory import (
     sequence_bytes,
     state_bytes,
 )
+from max.pipelines.models.interface_forms import cache_shape
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 
@@ -42,13 +43,14 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         return
     if not issubclass(pipeline_model, KVCacheMixin):
         return
-    params = pipeline_model.get_kv_params(
+    params, layers = cache_shape(
+        pipeline_model,
+        config,
         model.huggingface_config,
-        len(model.devices),
+        model.devices,
         config.kv_cache_config,
         config.kv_cache_config.cache_dtype(encoding.cache_dtype),
     )
-    layers = pipeline_model.get_num_layers(model.huggingface_config)
     states, step = state_bytes(params), config.step_tokens
     page = config.kv_cache_config.kv_cache_page_size
     # a sequence has a page of each group of layers at least

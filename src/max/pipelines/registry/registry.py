@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from max._lazy import lazy_module
 from max._spelling import similar_names
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
 from max.pipelines.checkpoints.composite_config import COMPOSITES
@@ -18,6 +19,12 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
+from max.pipelines.tokenization.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from max.pipelines.encoders import context as encoder_context
+else:
+    encoder_context = lazy_module("max.pipelines.encoders.context")
 
 PipelineTypes: TypeAlias = Pipeline[Any, Any]
 
@@ -362,7 +369,11 @@ class PipelineRegistry:
         """
         architecture = self.architecture_of(pipeline_config, override_architecture)
         model = pipeline_config.model_config
-        return architecture.tokenizer(
+        tokenizer: Any = architecture.tokenizer
+        # architectures of 26.x declare it for embeddings too
+        if tokenizer is TextTokenizer and architecture.task is PipelineTask.EMBEDDINGS_GENERATION:
+            tokenizer = encoder_context.EncoderTokenizer
+        return tokenizer(
             model_path=model.model_path,
             revision=model.huggingface_model_revision,
             max_length=pipeline_config.max_length,
@@ -394,7 +405,7 @@ class PipelineRegistry:
                 f"{architecture.name} is for {architecture.task.value}, not for {task.value}",
                 self._for_task(architecture.name, task),
             )
-        pipeline_class = get_pipeline_for_task(task, pipeline_config)
+        pipeline_class = architecture.pipeline_cls or get_pipeline_for_task(task, pipeline_config)
         tokenizer = self.retrieve_tokenizer(pipeline_config, override_architecture)
 
         def factory() -> PipelineTypes:

@@ -10,6 +10,7 @@ from max.pipelines.config.enums import RopeType
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, UserError
+from max.pipelines.models.interface_forms import longest_sequence
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.registry.memory_plan import fit_to_memory
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
@@ -45,6 +46,8 @@ def resolve(config: PipelineConfig) -> None:
     _resolve_encoding(config, architecture)
     _resolve_arguments(config, architecture)
     _resolve_length(config, architecture)
+    if architecture.requires_max_batch_context_length and config.max_batch_context_length is None:
+        config.max_batch_context_length = config.max_length
     fit_to_memory(config, architecture)
     _resolve_batch(config, architecture)
 
@@ -95,8 +98,8 @@ def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitectu
 
 def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
     try:
-        config.max_length = architecture.pipeline_model.calculate_max_seq_len(
-            config, config.model_config.huggingface_config
+        config.max_length = longest_sequence(
+            architecture.pipeline_model, config, config.model_config.huggingface_config
         )
     except UserError:
         raise
@@ -114,6 +117,11 @@ def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture)
 
 
 def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    planner_cls = architecture.memory_planner
+    if config.max_batch_size is None and planner_cls is not None:
+        planner, model = planner_cls(None), config.model_config
+        size = planner.estimate_weights_size(config)
+        config.max_batch_size = planner.infer_max_batch_size(config, model.devices, size)
     if config.max_batch_size is None:
         model = config.model_config
         encoding = model.quantization_encoding

@@ -1,0 +1,174 @@
+"""The configuration as 26.x divides it: `PipelineRuntimeConfig` for batches, `PipelineArgs` for all options at once.
+
+Here a `PipelineConfig` has these options itself. ``config.runtime`` reads them by the names of 26.x.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from max._spelling import did_you_mean
+from max.pipelines.core.exceptions import ConfigError
+
+__all__ = ["PipelineArgs", "PipelineRuntimeConfig", "flat_options"]
+
+RUNTIME = {
+    name: name
+    for name in (
+        "ce_delay_ms", "custom_architectures", "enable_chunked_prefill", "enable_in_flight_batching",
+        "enable_prioritize_first_decode", "ep_size", "execute_empty_batches", "force", "max_batch_size",
+        "max_num_steps", "max_queue_size_tg", "min_batch_size_tg", "pipeline_role", "use_experimental_kernels",
+        "use_vendor_blas", "zmq_endpoint_base",
+    )
+} | {
+    "max_batch_input_tokens": "prefill_chunk_size",
+    "max_batch_total_tokens": "max_batch_context_length",
+}  # fmt: skip
+"""Options of batches in 26.x, and their names here."""
+
+WITHOUT_EFFECT = {
+    "config_file": None, "section_name": None, "debug_verify_replay": False, "device_graph_capture": (None, False),
+    "disable_overlap": False, "disable_vendor_blas_fallback": False, "enable_overlap_scheduler": (None, False, True),
+    "ep_use_allreduce": False, "header_only_weights": False, "kvcache_ce_watermark": 0.95, "lora": None,
+    "max_vision_cache_entries": 256, "model_override": [], "prefer_module_v3": False, "reasoning_parser": None,
+    "speculative": None, "draft_model": None, "subfolder": None, "tokenizer_impl": None, "tool_parser": None,
+    "use_vendor_ccl": "false", "vision_cache_utilization": 0.05, "vision_config_overrides": {}, "sliding_window": None,
+    "task": None, "eager_usage_validator": None, "emit_reasoning_content": False, "allow_unsupported_logprobs": False,
+}  # fmt: skip
+"""Options of 26.x that have no counterpart here, with the value (or a tuple of values) that changes nothing."""
+
+
+class PipelineRuntimeConfig:
+    """The options of batches and scheduling, by the names of 26.x.
+
+    Args:
+        options: Names and their values.
+
+    Raises:
+        ConfigError: A name is unknown, or a value asks for what is not supported.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        check_names(options, {*RUNTIME, *WITHOUT_EFFECT}, "PipelineRuntimeConfig")
+        self.given = renamed(options)
+        self._config: Any = None  # the PipelineConfig
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """The options of a configuration, as they are when they are read.
+
+        Args:
+            config: The `PipelineConfig`.
+        """
+        runtime = cls()
+        runtime._config = config
+        return runtime
+
+    @property
+    def max_num_input_tokens(self) -> int:
+        """The most tokens of prompts that are read in one step."""
+        return self.max_batch_input_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in RUNTIME and name in WITHOUT_EFFECT:
+            value = WITHOUT_EFFECT[name]
+            return value[0] if isinstance(value, tuple) else value
+        if name.startswith("_") or name not in RUNTIME:
+            raise AttributeError(f"PipelineRuntimeConfig has no {name!r}")
+        if self._config is not None:
+            return getattr(self._config, RUNTIME[name])
+        if RUNTIME[name] in self.given:
+            return self.given[RUNTIME[name]]
+        raise AttributeError(
+            f"PipelineRuntimeConfig: {name} was not given; a PipelineConfig has its default"
+        )
+
+
+class PipelineArgs:
+    """All options of a pipeline, for `PipelineConfig.from_args`.
+
+    Args:
+        options: Options of `PipelineConfig` and of its parts, by the names of 26.x or of this package; ``runtime``,
+            ``kv_cache``, ``sampling`` and ``profiling`` as objects.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    @classmethod
+    def from_flat_kwargs(cls, **options: Any) -> Self:
+        """The options in one list.
+
+        Args:
+            options: As for the class.
+        """
+        return cls(**options)
+
+
+def check_names(options: dict[str, Any], known: set[str], what: str) -> None:
+    """Checks that options are known.
+
+    Args:
+        options: Names and their values.
+        known: The names.
+        what: Whose options they are, for the error.
+
+    Raises:
+        ConfigError: A name is unknown.
+    """
+    for name in options:
+        if name not in known:
+            near = did_you_mean(name, sorted(known))
+            raise ConfigError(
+                f"{what} has no field {name!r}{near}", "PipelineConfig.help() lists the fields."
+            )
+
+
+def renamed(options: dict[str, Any]) -> dict[str, Any]:
+    """Options by the names of this package; those without a counterpart are checked and left out.
+
+    Args:
+        options: Names and their values.
+
+    Raises:
+        ConfigError: A value asks for what is not supported.
+    """
+    own: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in WITHOUT_EFFECT:
+            own[RUNTIME.get(name, name)] = value
+            continue
+        neutral = WITHOUT_EFFECT[name]
+        fits = neutral if isinstance(neutral, tuple) else (neutral, None)
+        if value not in fits and getattr(value, "value", value) != "undefined":
+            raise ConfigError(
+                f"{name} is {value!r}, which is not in this release", f"Leave out {name}."
+            )
+    return own
+
+
+def flat_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a `PipelineConfig`, in the form of 26.x or of 25.x, as options of it and its parts.
+
+    Args:
+        options: Names and their values; parts may be objects.
+
+    Raises:
+        ConfigError: There are several models, or a value asks for what is not supported.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "models" and value is not None:
+            if [*value] != ["main"]:
+                raise ConfigError(
+                    f"models has {', '.join(map(str, value)) or 'nothing'}",
+                    "It must have one model, main.",
+                )
+            flat |= value["main"].given_options()
+        elif name == "runtime" and isinstance(value, PipelineRuntimeConfig):
+            flat |= value.given
+        elif hasattr(value, "given_options"):
+            flat |= value.given_options()
+        elif name != "models":
+            flat[name] = value
+    return renamed(flat)

@@ -1,0 +1,391 @@
+"""Batch processors: objects that make a batch's inputs and read its outputs, beside a model of 26.x.
+
+A model names one by ``batch_processor_cls``. A subclass makes its own class of inputs in ``_make_inputs``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.dtype import DType
+from max.graph import BufferType, DeviceRef, TensorType
+from max.nn.comm import Signals
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.manager import KVCacheInputs
+from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.pipeline_model import BatchProcessorRuntime
+
+__all__ = [
+    "BatchProcessor",
+    "BatchProcessorRuntime",
+    "PaddedEncoderBatchProcessor",
+    "RaggedBatchProcessor",
+    "SingleReplicaEmbeddingBatchProcessor",
+    "SingleReplicaRaggedBatchProcessor",
+    "build_single_replica_ragged_token_arrays",
+    "padded_encoder_symbolic_inputs",
+    "process_ragged_kv_outputs",
+    "ragged_kv_symbolic_inputs",
+    "single_replica_context_batch",
+]
+
+ContextT = TypeVar("ContextT")
+InputsT = TypeVar("InputsT", bound=ModelInputs)
+
+
+class BatchProcessor(ABC, Generic[ContextT, InputsT]):
+    """Makes the inputs of batches, and model outputs of what a graph returns.
+
+    Args:
+        config: The config of the architecture, of the model's ``model_config_cls``; None without one.
+        runtime: What it knows of the pipeline.
+        inputs: Not used: inputs are not staged ahead.
+    """
+
+    def __init__(
+        self, config: Any, runtime: BatchProcessorRuntime, inputs: Sequence[Any] = ()
+    ) -> None:
+        self.config, self.runtime = config, runtime
+
+    @abstractmethod
+    def get_symbolic_inputs(
+        self, *, kv_params: KVCacheParams, device_refs: list[DeviceRef]
+    ) -> list[TensorType | BufferType]:
+        """The types of the graph's inputs before those of the cache.
+
+        Args:
+            kv_params: The shape of the cache.
+            device_refs: Where the model runs.
+        """
+
+    @abstractmethod
+    def prepare_initial_token_inputs(
+        self,
+        replica_batches: Sequence[Sequence[ContextT]],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> InputsT:
+        """The inputs of a batch's step.
+
+        Args:
+            replica_batches: The requests, a list for each replica of the model.
+            kv_cache_inputs: The cache's pages and tables for the requests.
+            return_n_logits: The number of last tokens whose logits are returned.
+        """
+
+    @abstractmethod
+    def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
+        """The outputs of a model, of what its graph returned.
+
+        Args:
+            outputs: The tensors that the graph returned.
+        """
+
+
+class RaggedBatchProcessor(BatchProcessor[ContextT, InputsT]):
+    """The base for ragged batches over a paged KV cache."""
+
+
+class SingleReplicaRaggedBatchProcessor(RaggedBatchProcessor[ContextT, InputsT]):
+    """Ragged batches: ``tokens`` int64 ``[total_seq_len]``, ``input_row_offsets`` uint32 ``[batch + 1]`` and
+    ``return_n_logits`` int64 ``[1]``.
+    """
+
+    _include_signal_buffers = False
+
+    def get_symbolic_inputs(
+        self, *, kv_params: KVCacheParams, device_refs: list[DeviceRef]
+    ) -> list[TensorType | BufferType]:
+        """The types of tokens, offsets and the number of logits.
+
+        Args:
+            kv_params: The shape of the cache.
+            device_refs: Where the model runs.
+        """
+        return ragged_kv_symbolic_inputs(
+            kv_params=kv_params,
+            device_refs=device_refs,
+            include_signal_buffers=self._include_signal_buffers,
+        )
+
+    def prepare_initial_token_inputs(
+        self,
+        replica_batches: Sequence[Sequence[ContextT]],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> InputsT:
+        """The inputs of a batch's step.
+
+        Args:
+            replica_batches: The requests, in one list.
+            kv_cache_inputs: The cache's pages and tables for the requests.
+            return_n_logits: The number of last tokens whose logits are returned.
+
+        Raises:
+            ValueError: There are several lists.
+        """
+        tokens, offsets, count = _ragged_inputs(self, replica_batches, return_n_logits)
+        return self._make_inputs(
+            tokens=tokens,
+            input_row_offsets=offsets,
+            return_n_logits=count,
+            kv_cache_inputs=kv_cache_inputs,
+            signal_buffers=list(self.runtime.signal_buffers),
+        )
+
+    def _make_inputs(
+        self,
+        *,
+        tokens: Tensor,
+        input_row_offsets: Tensor,
+        return_n_logits: Tensor,
+        kv_cache_inputs: KVCacheInputs | None,
+        signal_buffers: list[Tensor],
+    ) -> InputsT:
+        """The architecture's inputs of the step's tensors."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
+
+    def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
+        """The outputs of a model; see `process_ragged_kv_outputs`.
+
+        Args:
+            outputs: The tensors that the graph returned.
+        """
+        return process_ragged_kv_outputs(
+            outputs,
+            return_logits=self.runtime.return_logits,
+            return_hidden_states=self.runtime.return_hidden_states,
+        )
+
+
+class SingleReplicaEmbeddingBatchProcessor(BatchProcessor[ContextT, InputsT]):
+    """Ragged batches of texts for embeddings, without a cache."""
+
+    def get_symbolic_inputs(
+        self, *, kv_params: KVCacheParams, device_refs: list[DeviceRef]
+    ) -> list[TensorType | BufferType]:
+        """The types of tokens, offsets and the number of logits.
+
+        Args:
+            kv_params: Not used.
+            device_refs: Where the model runs.
+        """
+        return ragged_kv_symbolic_inputs(
+            kv_params=None, device_refs=device_refs, include_signal_buffers=False
+        )
+
+    def prepare_initial_token_inputs(
+        self,
+        replica_batches: Sequence[Sequence[ContextT]],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> InputsT:
+        """The inputs of a batch.
+
+        Args:
+            replica_batches: The requests, in one list.
+            kv_cache_inputs: Not used.
+            return_n_logits: The number of last tokens whose outputs are returned.
+
+        Raises:
+            ValueError: There are several lists.
+        """
+        tokens, offsets, count = _ragged_inputs(self, replica_batches, return_n_logits)
+        return self._make_inputs(tokens=tokens, input_row_offsets=offsets, return_n_logits=count)
+
+    def _make_inputs(
+        self, *, tokens: Tensor, input_row_offsets: Tensor, return_n_logits: Tensor
+    ) -> InputsT:
+        """The architecture's inputs of the batch's tensors."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
+
+    def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
+        """The outputs: the first tensor.
+
+        Args:
+            outputs: The tensors that the graph returned.
+        """
+        return ModelOutputs(outputs[0])
+
+
+class PaddedEncoderBatchProcessor(BatchProcessor[ContextT, InputsT]):
+    """Padded batches of texts for encoders: ``next_tokens_batch`` int64 ``[batch, length]`` and ``attention_mask``
+    float32 ``[batch, length]``, 1 where a text has a token.
+    """
+
+    def get_symbolic_inputs(
+        self, *, kv_params: KVCacheParams, device_refs: list[DeviceRef]
+    ) -> list[TensorType | BufferType]:
+        """The types of tokens and mask.
+
+        Args:
+            kv_params: Not used.
+            device_refs: Where the model runs.
+        """
+        return padded_encoder_symbolic_inputs(device_refs[0])
+
+    def prepare_initial_token_inputs(
+        self,
+        replica_batches: Sequence[Sequence[ContextT]],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> InputsT:
+        """The inputs of a batch; texts are padded to the longest one.
+
+        Args:
+            replica_batches: The requests, in one list.
+            kv_cache_inputs: Not used.
+            return_n_logits: Not used.
+
+        Raises:
+            ValueError: There are several lists.
+        """
+        batch = single_replica_context_batch(replica_batches, processor_name=type(self).__name__)
+        texts = [_tokens_of(context).active for context in batch]
+        longest = max(len(text) for text in texts)
+        tokens = np.full((len(texts), longest), self._pad_token_id(), np.int64)
+        mask = np.zeros((len(texts), longest), np.float32)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)], mask[row, : len(text)] = text, 1
+        device = self.runtime.devices[0]
+        return self._make_inputs(
+            next_tokens_batch=Tensor.from_numpy(tokens).to(device),
+            attention_mask=Tensor.from_numpy(mask).to(device),
+        )
+
+    def _pad_token_id(self) -> int:
+        """The token that fills short texts."""
+        return self.runtime.pad_token_id
+
+    def _make_inputs(self, *, next_tokens_batch: Tensor, attention_mask: Tensor) -> InputsT:
+        """The architecture's inputs of the batch's tensors."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
+
+    def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
+        """The outputs: the first tensor.
+
+        Args:
+            outputs: The tensors that the graph returned.
+        """
+        return ModelOutputs(outputs[0])
+
+
+def _tokens_of(context: Any) -> Any:
+    """The token buffer of a view of a request."""
+    return context.tokens
+
+
+def _ragged_inputs(
+    processor: BatchProcessor[Any, Any], replica_batches: Sequence[Sequence[Any]], count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    name = type(processor).__name__
+    batch = single_replica_context_batch(replica_batches, processor_name=name)
+    tokens, offsets = build_single_replica_ragged_token_arrays(batch)
+    device = processor.runtime.devices[0]
+    return (
+        Tensor.from_numpy(tokens).to(device),
+        Tensor.from_numpy(offsets).to(device),
+        Tensor.from_numpy(np.array([count], np.int64)),
+    )
+
+
+def single_replica_context_batch(
+    replica_batches: Sequence[Sequence[ContextT]], *, processor_name: str
+) -> Sequence[ContextT]:
+    """The requests of the only replica.
+
+    Args:
+        replica_batches: The requests, a list for each replica.
+        processor_name: Who asks, for the error.
+
+    Raises:
+        ValueError: There are several replicas.
+    """
+    if len(replica_batches) != 1:
+        raise ValueError(f"{processor_name}: {len(replica_batches)} replicas, expected 1")
+    return replica_batches[0]
+
+
+def build_single_replica_ragged_token_arrays(
+    context_batch: Sequence[Any],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """The new tokens of a batch, and where each request begins.
+
+    Args:
+        context_batch: The requests, as views.
+
+    Returns:
+        Tokens int64 ``[total_seq_len]``, offsets uint32 ``[batch + 1]``.
+    """
+    parts = [_tokens_of(context).active for context in context_batch]
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
+    return np.concatenate(parts).astype(np.int64), offsets
+
+
+def ragged_kv_symbolic_inputs(
+    *,
+    kv_params: KVCacheParams | None,
+    device_refs: list[DeviceRef],
+    include_signal_buffers: bool,
+) -> list[TensorType | BufferType]:
+    """The types of a ragged batch's inputs before those of the cache: tokens, offsets, number of logits.
+
+    Args:
+        kv_params: The shape of the cache; not used.
+        device_refs: Where the model runs.
+        include_signal_buffers: Whether buffers of collectives follow, one a device.
+    """
+    device = device_refs[0]
+    types: list[TensorType | BufferType] = [
+        TensorType(DType.int64, ["total_seq_len"], device),
+        TensorType(DType.uint32, ["input_row_offsets_len"], device),
+        TensorType(DType.int64, ["return_n_logits"], DeviceRef.CPU()),
+    ]
+    return types + Signals(device_refs).input_types() if include_signal_buffers else types
+
+
+def padded_encoder_symbolic_inputs(device_ref: DeviceRef) -> list[TensorType | BufferType]:
+    """The types of a padded batch's tokens and mask.
+
+    Args:
+        device_ref: Where the model runs.
+    """
+    shape = ["batch_size", "seq_len"]
+    return [
+        TensorType(DType.int64, shape, device_ref),
+        TensorType(DType.float32, shape, device_ref),
+    ]
+
+
+def process_ragged_kv_outputs(
+    outputs: Sequence[Any],
+    *,
+    return_logits: ReturnLogits,
+    return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE,
+) -> ModelOutputs:
+    """The outputs of a model of ragged batches.
+
+    Args:
+        outputs: The logits of last tokens; for more tokens besides all logits, and where each request begins in them.
+        return_logits: Which logits the graph returns.
+        return_hidden_states: The hidden states that it returns besides; only none are supported.
+
+    Raises:
+        ValueError: The number of tensors is another.
+    """
+    expected = 1 if return_logits is ReturnLogits.LAST_TOKEN else 3
+    if len(outputs) != expected or return_hidden_states is not ReturnHiddenStates.NONE:
+        raise ValueError(
+            f"process_ragged_kv_outputs: {len(outputs)} tensors with {return_logits} and "
+            f"{return_hidden_states}; expected {expected}, and no hidden states"
+        )
+    if expected == 1:
+        return ModelOutputs(outputs[0], next_token_logits=outputs[0])
+    return ModelOutputs(outputs[1], next_token_logits=outputs[0], logit_offsets=outputs[2])

@@ -1,0 +1,358 @@
+"""The interfaces of 26.x for architectures, without a model: declarations, configurations, caches, batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max import tree
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.graph import BufferType, DeviceRef, Graph, TensorType
+from max.graph.weights import WeightsFormat
+from max.interfaces import PipelineTask
+from max.nn.kv_cache import (
+    CacheGroup,
+    KVCacheInputs,
+    KVCacheParams,
+    MHAKVCacheParams,
+    RaggedKVCacheInputs,
+    RecurrentState,
+)
+from max.nn.transformer import ReturnHiddenStates, ReturnLogits
+from max.pipelines.context import TextContext, TokenBuffer
+from max.pipelines.core import ConfigError, InputError
+from max.pipelines.lib import (
+    KVCacheConfig,
+    MAXModelConfig,
+    ModelInputs,
+    PipelineConfig,
+    PipelineModel,
+    PipelineModelWithKVCache,
+    PipelineRuntimeConfig,
+    SupportedArchitecture,
+    TextTokenizer,
+    WeightPathParser,
+    process_ragged_kv_outputs,
+    supported_encoding_dtype,
+)
+from max.pipelines.lib.interfaces import (
+    ArchConfigWithAttentionKVCache,
+    BatchProcessorRuntime,
+    SingleReplicaRaggedBatchProcessor,
+)
+from max.pipelines.lib.interfaces.batch_processor import PaddedEncoderBatchProcessor
+from max.pipelines.modeling.types import InputModality
+from max.pipelines.models.interface_forms import (
+    ContextView,
+    cache_shape,
+    initial_inputs,
+    offered,
+    replica_views,
+)
+
+
+class Model(PipelineModel[TextContext]):
+    def execute(self, model_inputs: Any) -> Any:
+        raise AssertionError
+
+
+def declared(**changed: Any) -> SupportedArchitecture:
+    return SupportedArchitecture(
+        **{
+            "name": "OwnForCausalLM",
+            "task": PipelineTask.TEXT_GENERATION,
+            "example_repo_ids": [],
+            "default_encoding": "float32",
+            "supported_encodings": {"float32"},
+            "pipeline_model": Model,
+            "tokenizer": TextTokenizer,
+            "context_type": TextContext,
+            "default_weights_format": WeightsFormat.safetensors,
+            **changed,
+        }
+    )
+
+
+def test_declarations_of_later_versions() -> None:
+    class Own(Model):
+        pass
+
+    class Config:
+        pass
+
+    architecture = declared(
+        pipeline_model=Own,
+        config=Config,
+        input_modalities={InputModality.TEXT},
+        supports_overlap_scheduler=False,
+        tool_parser="llama3_json",
+    )
+    assert Own.model_config_cls is Config and Model.model_config_cls is None
+    assert architecture.tool_parser == "llama3_json"
+    with pytest.raises(NotImplementedError, match="OwnForCausalLM: input_modalities has image"):
+        declared(input_modalities={InputModality.TEXT, InputModality.IMAGE})
+    with pytest.raises(NotImplementedError, match="cascade_pipeline_factory is for diffusion"):
+        declared(cascade_pipeline_factory=print)
+
+
+def test_configurations_by_later_names() -> None:
+    config = PipelineConfig(
+        models={"main": MAXModelConfig(served_model_name="own", quantization_encoding="float32")},
+        runtime=PipelineRuntimeConfig(max_batch_input_tokens=64, enable_overlap_scheduler=True),
+        kv_cache=KVCacheConfig(kv_cache_page_size=32),
+        max_length=77,
+    )
+    assert config.model.model_name == "own" and config.models["main"] is config.model
+    assert config.model.max_length == 77 and config.model.kv_cache.kv_cache_page_size == 32
+    assert config.runtime.max_batch_input_tokens == config.prefill_chunk_size == 64
+    config.max_length = 5
+    assert config.model.max_length == 5
+    assert supported_encoding_dtype("bfloat16") is DType.bfloat16
+    with pytest.raises(ConfigError, match="no field 'max_batch_siz'.*max_batch_size"):
+        PipelineRuntimeConfig(max_batch_siz=1)
+    with pytest.raises(ConfigError, match="device_graph_capture is True, which is not in this"):
+        PipelineConfig(device_graph_capture=True)
+    with pytest.raises(ConfigError, match="models has main, draft"):
+        PipelineConfig(models={"main": MAXModelConfig(), "draft": MAXModelConfig()})
+
+
+def test_token_buffers() -> None:
+    context = TextContext(max_length=50, tokens=np.arange(3, 13))
+    context.set_token_indices(active_idx=4)
+    view: Any = ContextView(context)
+    assert isinstance(view, TextContext) and view.request_id == context.request_id
+    assert view.tokens.active.tolist() == [3, 4, 5, 6] and view.tokens.actively_chunked
+    context.update(99)  # the token after a chunk is dropped
+    context.update(20)
+    tokens = view.tokens
+    assert tokens.all.tolist() == [*range(3, 13), 20] and len(tokens) == 11
+    assert (tokens.processed_length, tokens.active_length, tokens.generated_length) == (10, 1, 1)
+    assert tokens.generated.tolist() == [20] and tokens.prompt.tolist() == [*range(3, 13)]
+    with pytest.raises(InputError, match=r"shape \(0,\)"):
+        TokenBuffer(np.array([], np.int64))
+    with pytest.raises(ValueError, match="processed < active"):
+        TokenBuffer(np.arange(3), processed_length=3)
+
+
+def test_contexts_of_token_buffers() -> None:
+    context = TextContext(max_length=50, tokens=TokenBuffer(np.arange(5)))
+    assert context.all_tokens.tolist() == [0, 1, 2, 3, 4]
+
+
+def params(**changed: Any) -> KVCacheParams:
+    config = KVCacheConfig(kv_cache_page_size=32, enable_prefix_caching=False)
+    made = config.to_params(
+        dtype=DType.float32, n_kv_heads=2, head_dim=8, num_layers=3, devices=[DeviceRef.CPU()]
+    )
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_caches_in_graphs() -> None:
+    cache = params()
+    assert MHAKVCacheParams is KVCacheParams and cache.page_size == 32 and cache.n_devices == 1
+    assert cache.bytes_per_block == 2 * 3 * 32 * 2 * 8 * 4
+    types = cache.flattened_kv_inputs()
+    assert [type(t) for t in types] == [BufferType, TensorType, TensorType, TensorType]
+    with Graph("g", input_types=[TensorType(DType.int64, ["n"], DeviceRef.CPU()), *types]) as graph:
+        first, *rest = graph.inputs
+        (kv,) = cache.unflatten_kv_inputs(iter(rest))
+        assert kv.flatten() == rest
+        assert [int(d) for d in kv.max_prompt_length.shape] == [1]
+        graph.output(first.tensor)
+    with pytest.raises(ValueError, match="a paged cache has 4 values, got 2"):
+        cache.unflatten_kv_inputs(iter(rest[:2]))
+    grouped = params(
+        groups=(CacheGroup(1, 2, 16), CacheGroup(2, 1, 8)), states=(RecurrentState("s", 1, (4,)),)
+    )
+    assert len(grouped.flattened_kv_inputs()) == 4 + 2 * 2 + 2
+    with pytest.raises(ValueError, match="need num_layers and devices"):
+        KVCacheParams(DType.float32, 2, 8, page_size=16).get_symbolic_inputs()
+    with pytest.raises(ValueError, match="speculative_method is 'eagle'"):
+        KVCacheConfig().to_params(
+            DType.float32, 1, 8, 1, [DeviceRef.CPU()], speculative_method="eagle"
+        )  # type: ignore[arg-type]
+
+
+def test_leaves_of_caches() -> None:
+    tensors = [Tensor.zeros((n,), DType.uint32) for n in (1, 2, 3, 4)]
+    inputs = RaggedKVCacheInputs(*tensors)
+    assert KVCacheInputs[Tensor, Tensor] is not None
+    for nested in (inputs, (inputs,), {"main": [inputs]}, None):
+        found = tree.leaves(nested)
+        assert [id(x) for x in found] == ([] if nested is None else [id(x) for x in tensors])
+    assert tree.map(lambda x: x + 1, {"a": (1, [2]), "b": None}) == {"a": (2, [3]), "b": None}
+
+
+class LaterModel(PipelineModelWithKVCache[TextContext]):
+    """Takes what 26.x gives."""
+
+    @classmethod
+    def get_kv_params(
+        cls, huggingface_config, pipeline_config, devices, kv_cache_config, cache_dtype
+    ):
+        return kv_cache_config.to_params(cache_dtype, 2, 4, huggingface_config.layers, devices)
+
+    def execute(self, model_inputs: Any) -> Any:
+        raise AssertionError
+
+
+def test_shapes_of_caches_in_either_form() -> None:
+    config = SimpleNamespace(layers=5)
+    arguments: Any = (PipelineConfig(), config, [CPU()], KVCacheConfig(), DType.float32)
+    shape, layers = cache_shape(LaterModel, *arguments)
+    assert layers == 5 and shape.n_devices == 1 and list(shape.devices or ()) == [DeviceRef.CPU()]
+
+    class Earlier:
+        @classmethod
+        def get_kv_params(cls, huggingface_config, n_devices, kv_cache_config, cache_dtype):
+            return KVCacheParams(cache_dtype, 2, 4, page_size=16, n_devices=n_devices)
+
+        @classmethod
+        def get_num_layers(cls, huggingface_config):
+            return huggingface_config.layers + 1
+
+    assert cache_shape(Earlier, *arguments)[1] == 6
+
+    class Other:
+        @classmethod
+        def get_kv_params(cls, huggingface_config, moon):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"get_kv_params needs moon; it is called with hugg"):
+        cache_shape(Other, *arguments)
+
+
+def test_arguments_by_name() -> None:
+    def own(a: int, b: int = 0, **rest: Any) -> None: ...
+
+    assert offered(own, {"a": 1, "c": 3}) == {"a": 1}
+    with pytest.raises(TypeError, match="own needs a"):
+        offered(own, {"b": 1})
+
+
+@dataclass
+class Inputs(ModelInputs):
+    tokens: Any
+    offsets: Any = None
+
+
+def runtime(**changed: Any) -> BatchProcessorRuntime:
+    values: dict[str, Any] = dict(
+        pipeline_config=PipelineConfig(), devices=[CPU()], return_logits=ReturnLogits.LAST_TOKEN,
+        max_batch_size=4, max_seq_len=64, max_batch_input_tokens=32, pad_token_id=9,
+    )  # fmt: skip
+    return BatchProcessorRuntime(**values | changed)
+
+
+def contexts() -> list[TextContext]:
+    made = [TextContext(max_length=64, tokens=np.arange(1, n + 1)) for n in (3, 1, 5)]
+    made[2].update(7)
+    return made
+
+
+def test_batches_of_batch_processors() -> None:
+    class Ragged(SingleReplicaRaggedBatchProcessor[Any, Inputs]):
+        def _make_inputs(
+            self, *, tokens, input_row_offsets, return_n_logits, kv_cache_inputs, signal_buffers
+        ):
+            assert signal_buffers == []
+            return Inputs(tokens, input_row_offsets, kv_cache_inputs=kv_cache_inputs)
+
+    class Padded(PaddedEncoderBatchProcessor[Any, Inputs]):
+        def _make_inputs(self, *, next_tokens_batch, attention_mask):
+            return Inputs(next_tokens_batch, attention_mask)
+
+    batch = contexts()
+    ragged = Ragged(None, runtime()).prepare_initial_token_inputs(replica_views(batch))
+    assert ragged.tokens.to_numpy().tolist() == [1, 2, 3, 1, 7]
+    assert ragged.offsets.to_numpy().tolist() == [0, 3, 4, 5]
+    padded = Padded(None, runtime()).prepare_initial_token_inputs(replica_views(batch[:2]))
+    assert padded.tokens.to_numpy().tolist() == [[1, 2, 3], [1, 9, 9]]
+    assert padded.offsets.to_numpy().tolist() == [[1, 1, 1], [1, 0, 0]]
+    with pytest.raises(ValueError, match="Ragged: 2 replicas"):
+        Ragged(None, runtime()).prepare_initial_token_inputs([[], []])
+    with pytest.raises(NotImplementedError, match="Inputs does not define buffers"):
+        _ = padded.buffers
+
+
+def test_inputs_in_either_form() -> None:
+    class Earlier:
+        def prepare_initial_token_inputs(
+            self, context_batch, kv_cache_inputs=None, return_n_logits=1
+        ):
+            return Inputs([c.tokens[0] for c in context_batch], kv_cache_inputs=kv_cache_inputs)
+
+    class Later:
+        def prepare_initial_token_inputs(
+            self, replica_batches, kv_cache_inputs=None, return_n_logits=1
+        ):
+            return Inputs([c.tokens.active_length for c in replica_batches[0]])
+
+    batch, cache = contexts(), RaggedKVCacheInputs(*[Tensor.zeros((1,), DType.uint32)] * 4)
+    assert initial_inputs(Earlier(), batch, cache).tokens == [1, 1, 1]
+    later = initial_inputs(Later(), batch, cache)
+    assert later.tokens == [3, 1, 1] and later.kv_cache_inputs is cache
+
+
+def test_outputs_of_ragged_batches() -> None:
+    last, every, offsets = (Tensor.zeros((n, 2), DType.float32) for n in (2, 5, 3))
+    for logits in ReturnLogits:
+        tensors = [last] if logits is ReturnLogits.LAST_TOKEN else [last, every, offsets]
+        made = process_ragged_kv_outputs(tensors, return_logits=logits)
+        assert made.next_token_logits is last and made.logits is tensors[len(tensors) // 2]
+        with pytest.raises(ValueError, match="2 tensors with"):
+            process_ragged_kv_outputs([last, every], return_logits=logits)
+    with pytest.raises(ValueError, match="hidden states"):
+        process_ragged_kv_outputs(
+            [last],
+            return_logits=ReturnLogits.LAST_TOKEN,
+            return_hidden_states=ReturnHiddenStates.LAST,
+        )
+
+
+def test_configs_with_a_cache() -> None:
+    class Own(ArchConfigWithAttentionKVCache):
+        num_key_value_heads = 2  # type: ignore[assignment]
+        head_dim = 8  # type: ignore[assignment]
+
+        @property
+        def num_layers(self) -> int:
+            return self.huggingface_config.layers
+
+    class Earlier(Own):
+        @property
+        def model_max_seq_len(self) -> int:
+            return self.huggingface_config.n_positions
+
+    file: Any = SimpleNamespace(layers=3, max_position_embeddings=40, n_positions=20)
+    options: Any = SimpleNamespace(max_length=None)
+    assert Own.calculate_max_seq_len(file, options) == 40
+    assert Earlier.calculate_max_seq_len(file, options) == 20
+    with pytest.raises(ValueError, match="21 is over the upper bound, 20"):
+        Earlier.calculate_max_seq_len(file, SimpleNamespace(max_length=21))  # type: ignore[arg-type]
+    made = Own(DType.float32, 40, huggingface_config=file)
+    assert made.get_max_seq_len() == 40 and made.get_kv_params().num_layers == 3
+
+
+def test_paths_of_weights(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "w.gguf").write_bytes(b"")
+    parse = WeightPathParser.parse
+    assert parse("owner/model", "other/files/w.gguf") == ([Path("w.gguf")], "other/files")
+    assert parse("owner/model", ["owner/model/a/w.gguf"]) == ([Path("a/w.gguf")], None)
+    assert parse(str(tmp_path), ["own/w.gguf"]) == ([Path("own/w.gguf")], None)
+    with pytest.raises(ValueError, match="several repositories: a/b, c/d"):
+        parse("owner/model", ["a/b/w.gguf", "c/d/w.gguf"])
+
+
+def test_models_that_lack_what_either_form_has() -> None:
+    with pytest.raises(TypeError, match="Model does not define calculate_max_seq_len.*config="):
+        Model.calculate_max_seq_len(PipelineConfig(), SimpleNamespace())  # type: ignore[arg-type]
