@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import max.driver
 import max.engine
 import max.graph
 import max.graph.weights
+import max.interfaces
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -38,6 +39,7 @@ NOT_PROGRAMS = {
     "max.graph.ops.conv2d_transpose": "arrays that show padding",
     "max.graph.ops.conv3d": "arrays that show padding",
     "max.graph.dim.SymbolicDim": "one block of MLIR",
+    "max.interfaces.TextGenerationContext": "a drawing",
 }
 """Symbols whose page has blocks that are no programs, and what these are."""
 
@@ -67,8 +69,7 @@ def names_of(name: str, rng: np.random.Generator) -> dict[str, Any]:
     """What the pages take for granted: imports, and names that stand for the reader's own things."""
     known: dict[str, Any] = {"__name__": "example", "Any": Any, "Mapping": Mapping, "Path": Path}
     for module in (max.graph, max.graph.weights, max.driver):
-        public = {s: v for s, v in vars(module).items() if not s.startswith("_")}
-        known |= {s: v for s, v in public.items() if not isinstance(v, ModuleType)}
+        known |= {s: v for s, v in public(module).items() if not isinstance(v, ModuleType)}
     known |= {"np": np, "DType": DType, "ops": ops, "engine": max.engine, "run": run, "rng": rng}
     known |= {"MB": 1 << 20, "device": DeviceRef.CPU(), "counters": HERE / "counters.py"}
     if name.startswith("max.engine"):
@@ -76,6 +77,16 @@ def names_of(name: str, rng: np.random.Generator) -> dict[str, Any]:
         graph = Graph("twice", lambda x: x.tensor + x.tensor, input_types=[x])
         graph.save(Path("bert-base-uncased"))
         known["model"] = InferenceSession(devices=[CPU()]).load(graph)
+    if name.startswith("max.interfaces"):
+        known |= public(max.interfaces)
+        known |= {"MyInputs": max.interfaces.TextGenerationInputs[Any]}
+        known |= {"MyOutput": max.interfaces.TextGenerationOutput}
+        defaults = max.interfaces.SamplingParamsGenerationConfigDefaults(temperature=0.2, top_k=50)
+        known["model_config"] = SimpleNamespace(
+            sampling_params_defaults=defaults, generation_config=SimpleNamespace()
+        )
+    if name.startswith("max.pipelines.lib"):
+        known |= pipeline_names()
     if name.startswith("max.torch"):
         # the folder that the example names; its second example needs a C++ compiler
         library = Path("my_library")
@@ -86,6 +97,37 @@ def names_of(name: str, rng: np.random.Generator) -> dict[str, Any]:
     if name.startswith("max.graph.weights"):
         known["embeddings"] = write_weights(rng)
     return known
+
+
+def public(module: ModuleType) -> dict[str, Any]:
+    """The public names of a module."""
+    # some are loaded when they are asked for
+    names = {*vars(module), *getattr(module, "__all__", ())}
+    return {name: getattr(module, name) for name in names if not name.startswith("_")}
+
+
+def pipeline_names() -> dict[str, Any]:
+    """The classes of a custom architecture, and the reader's own model."""
+    from max.nn.kv_cache import KVCacheStrategy
+    from max.pipelines import core, lib
+
+    class MyModel(lib.PipelineModel[Any]):
+        pass
+
+    adapters = SimpleNamespace(convert_safetensor_state_dict=dict)
+    fields: dict[str, Any] = {
+        "name": "MyModelForCausalLM",
+        "example_repo_ids": [],
+        "default_encoding": lib.SupportedEncoding.bfloat16,
+        "supported_encodings": {lib.SupportedEncoding.bfloat16: [KVCacheStrategy.PAGED]},
+        "pipeline_model": MyModel,
+        "tokenizer": lib.TextTokenizer,
+        "default_weights_format": max.graph.weights.WeightsFormat.safetensors,
+        "task": max.interfaces.PipelineTask.TEXT_GENERATION,
+    }
+    known = {"MyModel": MyModel, "weight_adapters": adapters, "other_fields": fields}
+    known |= {"KVCacheStrategy": KVCacheStrategy, "Tensor": max.driver.Tensor}
+    return public(lib) | public(core) | public(max.interfaces) | known
 
 
 def write_weights(rng: np.random.Generator) -> np.ndarray[Any, Any]:
