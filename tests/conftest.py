@@ -32,6 +32,9 @@ os.environ.setdefault("MAX_AUTOTUNE", "0")
 # every module is verified after each pass, every kernel before it is lowered
 os.environ.setdefault("MAX_CHECK", "2")
 
+# by default every 700 objects: a tenth of the CPU time of tests, as the compiler makes many
+gc.set_threshold(10_000, *gc.get_threshold()[1:])
+
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden"
 
