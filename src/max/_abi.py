@@ -266,6 +266,10 @@ class BaseLayout:
         return self.outputs.stop + num_segments - 1
 
 
+FUNCTION_PREFIX, FUNCTION_DIGITS = "max_function_", 40
+"""The name of an outlined function: this, and as many hexadecimal digits of the hash of its text."""
+
+
 def poll_convention(triple: str) -> str:
     """LLVM's calling convention of the poll function that ``Context.POLL`` points to.
 

@@ -28,7 +28,7 @@ def parameters(node: ast.FunctionDef) -> tuple[str, ...]:
 
 
 def is_inline(node: ast.FunctionDef) -> bool:
-    return any(ast.unparse(d) == "k.inline" for d in node.decorator_list)
+    return any(ast.unparse(d) in ("k.inline", "k.outlined") for d in node.decorator_list)
 
 
 def test_a_name_has_one_signature() -> None:

@@ -85,6 +85,61 @@ def test_the_disk_serves_a_second_jit_without_the_text(tmp_path, counts):
     assert sorted(calls) == ["disk0", "disk1", "disk2"]
 
 
+NINE = "max_function_" + "9" * 40
+
+
+def caller(name, calls=None):
+    """A kernel that calls a function, which stores 9."""
+
+    def modules():
+        if calls is not None:
+            calls.append(name)
+        return kernel.Modules(
+            f"define void @k_{name}(ptr %args, ptr %ctx) {{\n  %p = load ptr, ptr %args\n"
+            f"  call void @{NINE}(ptr %p)\n  ret void\n}}\ndeclare void @{NINE}(ptr)\n",
+            {NINE: f"define void @{NINE}(ptr %p) {{\n  store i64 9, ptr %p\n  ret void\n}}\n"},
+        )
+
+    return jit.Unit(f"{name}-caller", (f"k_{name}",), modules)
+
+
+def run_all(units, cache):
+    loaded = jit.Jit(jit.Machine.host()).load(units, cache=cache)
+    return [call(loaded[u.key][u.exports[0]]) for u in units]
+
+
+def test_kernels_share_a_function(tmp_path, machine_jit, counts):
+    cache, calls = Cache(tmp_path), []
+    units = [caller(f"shares{i}", calls) for i in range(3)]
+    # one link, a link that finds the function loaded, and another JIT that finds all on the disk
+    for part in (units[:1], units[1:]):
+        loaded = machine_jit.load(part, cache=cache)
+        assert [call(loaded[u.key][u.exports[0]]) for u in part] == [9] * len(part)
+    assert counts("compiled", "functions", "cached") == (3, 1, 0)
+    assert run_all(units, cache) == [9, 9, 9]
+    assert counts("compiled", "functions", "cached") == (3, 1, 3)
+    assert len(calls) == 3
+    # a new kernel finds the function on the disk
+    assert run_all([caller("shares3")], cache) == [9]
+    assert counts("compiled", "functions") == (4, 1)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_function_that_the_disk_lost_is_compiled_anew(tmp_path, counts, damaged):
+    cache, calls = Cache(tmp_path), []
+    units = [caller(f"lost{i}", calls) for i in range(2)]
+    assert run_all(units, cache) == [9, 9]
+    key = jit.Jit(jit.Machine.host()).object_key(f"{NINE} True")
+    if damaged:
+        cache.put("object", key, b"not an object file" * 20)
+    else:
+        (path,) = tmp_path.rglob(key)
+        path.unlink()
+    assert run_all(units, cache) == [9, 9]
+    assert counts("compiled", "functions", "cached") == (4, 2, 0)
+    assert run_all(units, cache) == [9, 9] and len(calls) == 4
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_a_damaged_object_is_compiled_anew(tmp_path, machine_jit, counts, damage):
     cache, it = Cache(tmp_path), unit("damaged", 5)

@@ -3,7 +3,8 @@
 Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification at
 level 1, without the vectoriser and the unroller (docs/runtime.md has the measurements). Object code
 is cached by content in :mod:`max._runtime.cache`. Linked code stays for the life of the process, and
-equal kernels are linked once.
+equal kernels are linked once. Outlined functions (`kernel.outlined`) are objects of their own, which all
+kernels share: the names in a kernel's object say which it calls.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import functools
 import itertools
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
+from max._abi import FUNCTION_DIGITS, FUNCTION_PREFIX
 from max._config import dump_log, flags
 from max._dataclass import dataclass
 from max._host import usable_cpus
@@ -82,13 +85,18 @@ class JitStats:
     """Counts since the process started; tests gate on them.
 
     ``compiled`` counts kernels compiled by LLVM, ``cached`` those read from the disk, ``linked`` their
-    sum, ``reused`` requests for kernels that the process had loaded already.
+    sum, ``reused`` requests for kernels that the process had loaded already. ``functions`` counts outlined
+    functions compiled by LLVM.
     """
 
     compiled: int = 0
     cached: int = 0
     linked: int = 0
     reused: int = 0
+    functions: int = 0
+
+
+_FUNCTION_NAMES = re.compile(f"{FUNCTION_PREFIX}[0-9a-f]{{{FUNCTION_DIGITS}}}".encode())
 
 
 class CompileError(RuntimeError):
@@ -186,11 +194,13 @@ class Compiler:
 
 
 class Unit(NamedTuple):
-    """A module to load: its key, the functions to export, and the function that makes its text on a miss."""
+    """A module to load: its key, the functions to export, and the function that makes its text on a miss, with the
+    modules of outlined functions that it calls.
+    """
 
     key: str
     exports: tuple[str, ...]
-    text: Callable[[], str]
+    text: Callable[[], str | kernel.Modules]
     optimize: bool = True
 
 
@@ -207,6 +217,8 @@ class Jit:
         _immortal.append(self._lljit)
         self._loaded: dict[str, dict[str, int]] = {}
         self._started: dict[str, Future[bytes]] = {}
+        self._functions: dict[str, Unit] = {}
+        """The outlined functions that are not loaded and whose text this process made, by key."""
         self._lock = threading.RLock()
         self._local = threading.local()
         self._numbers = itertools.count()
@@ -242,9 +254,9 @@ class Jit:
         """
         if unit.key in self._loaded or unit.key in self._started or not _compiles_ahead():
             return
-        if default_cache().has(_OBJECT_KIND, self.object_key(f"{unit.key} {unit.optimize}")):
+        if default_cache().has(_OBJECT_KIND, self._object_key_of(unit)):
             return
-        text = unit.text()
+        text = self._text(unit)
         with self._lock:  # no compilation starts during a fork
             self._started[unit.key] = _threads().submit(self._work, unit, text)
 
@@ -283,29 +295,57 @@ class Jit:
                 self._load_missing(list(missing.values()), symbols or {}, cache)
             return {unit.key: self._loaded[unit.key] for unit in units}
 
+    def _object_key_of(self, unit: Unit) -> str:
+        return self.object_key(f"{unit.key} {unit.optimize}")
+
+    def _text(self, unit: Unit) -> str:
+        """The text of a unit; starts to compile the functions that it calls."""
+        source = unit.text()
+        if isinstance(source, str):
+            return source
+        for name, text in source.functions.items():
+            function = _function(name, functools.partial(str, text), unit.optimize)
+            if function.key not in self._functions and function.key not in self._loaded:
+                self._functions[function.key] = function
+                self.start(function)
+        return source.text
+
     def _load_missing(
         self, units: Sequence[Unit], symbols: Mapping[str, int], cache: Cache
     ) -> None:
-        keys = [self.object_key(f"{unit.key} {unit.optimize}") for unit in units]
         # cached code skips the stages that a dump shows
         dumped = flags.MAX_DUMP & {"llvm", "asm"}
-        objects = [None if dumped else cache.get(_OBJECT_KIND, key) for key in keys]
-        num_cached = sum(data is not None for data in objects)
+        found: dict[str, bytes | None] = {}
+
+        def cached(unit: Unit) -> bytes | None:
+            if unit.key not in found:
+                key = self._object_key_of(unit)
+                found[unit.key] = None if dumped else cache.get(_OBJECT_KIND, key)
+            return found[unit.key]
+
+        objects = [cached(unit) for unit in units]
+        for i, unit in enumerate(units):
+            called = self._functions_of(unit, objects[i])
+            if any(cached(f) is None and f.key not in self._functions for f in called):
+                objects[i] = None  # only the kernel's text has that of the function
         try:
-            self._link(units, self._complete(units, keys, objects, cache), symbols)
-            stats.cached += num_cached
+            self._link(units, objects, cached, symbols, cache)
+            stats.cached += sum(data is not None for data in objects)
         except CompileError:
-            if not num_cached:
+            if not any(found.values()):
                 raise
             # a valid entry, but not an object that links: compile all units
             logger.debug("cached objects do not link, compiling them")
-            no_objects = [None] * len(units)
-            self._link(units, self._complete(units, keys, no_objects, cache), symbols)
+            self._link(units, [None] * len(units), lambda _: None, symbols, cache)
+
+    def _functions_of(self, unit: Unit, data: bytes | None) -> list[Unit]:
+        """The outlined functions that an object calls and that are not loaded."""
+        found = _functions_called(unit, data)
+        return [self._functions.get(f.key, f) for f in found if f.key not in self._loaded]
 
     def _complete(
         self,
         units: Sequence[Unit],
-        keys: Sequence[str],
         objects: Sequence[bytes | None],
         cache: Cache,
     ) -> list[bytes]:
@@ -313,9 +353,7 @@ class Jit:
         absent = [i for i, data in enumerate(objects) if data is None]
         compiled = dict(zip(absent, self._compile([units[i] for i in absent]), strict=True))
         for i, data in compiled.items():
-            cache.put(_OBJECT_KIND, keys[i], data)
-        if absent:
-            stats.compiled += len(absent)
+            cache.put(_OBJECT_KIND, self._object_key_of(units[i]), data)
         return [compiled[i] if data is None else data for i, data in enumerate(objects)]
 
     def _compile(self, units: Sequence[Unit]) -> list[bytes]:
@@ -327,24 +365,51 @@ class Jit:
             if started is not None:
                 pending.append(started)
             elif on_this_thread:
-                pending.append(self._work(unit, unit.text()))
+                pending.append(self._work(unit, self._text(unit)))
             else:
-                pending.append(_threads().submit(self._work, unit, unit.text()))
+                pending.append(_threads().submit(self._work, unit, self._text(unit)))
         return [data if isinstance(data, bytes) else data.result() for data in pending]
 
     def _work(self, unit: Unit, text: str) -> bytes:
         return self._compiler().compile(unit.key, text, unit.optimize)
 
     def _link(
-        self, units: Sequence[Unit], objects: Iterable[bytes], symbols: Mapping[str, int]
+        self,
+        units: Sequence[Unit],
+        objects: Sequence[bytes | None],
+        cached: Callable[[Unit], bytes | None],
+        symbols: Mapping[str, int],
+        cache: Cache,
     ) -> None:
+        """Links the units with the functions that they call; compiles objects that are None.
+
+        Args:
+            units: The units.
+            objects: Their objects.
+            cached: Gives the object of a function that is on the disk.
+            symbols: Addresses of other functions that the units call.
+            cache: Where new objects are written.
+        """
+        complete = self._complete(units, objects, cache)
+        called = {
+            function.key: function
+            for unit, data in zip(units, complete, strict=True)
+            for function in self._functions_of(unit, data)
+        }
+        functions = list(called.values())
+        function_objects = [cached(function) for function in functions]
         builder = llvm.JITLibraryBuilder()
-        for data in objects:
+        for data in (*complete, *self._complete(functions, function_objects, cache)):
             builder.add_object_img(data)
         builder.add_current_process()
-        for name, address in symbols.items():
+        imported = dict(symbols)
+        for unit, data in zip(units, complete, strict=True):
+            for function in _functions_called(unit, data):
+                imported |= self._loaded.get(function.key, {})
+        for name, address in imported.items():
             builder.import_symbol(name, address)
-        for unit in units:
+        exporting = (*units, *functions)
+        for unit in exporting:
             for name in unit.exports:
                 builder.export_symbol(name)
         try:
@@ -353,9 +418,22 @@ class Jit:
             names = ", ".join(unit.key for unit in units)
             raise CompileError(f"cannot link {names}: {error}") from error
         _immortal.append(tracker)
-        for unit in units:
+        for unit in exporting:
+            self._functions.pop(unit.key, None)
             self._loaded[unit.key] = {name: tracker[name] for name in unit.exports}
         stats.linked += len(units)
+        stats.compiled += objects.count(None)
+        stats.functions += function_objects.count(None)
+
+
+def _function(name: str, text: Callable[[], str], optimize: bool) -> Unit:
+    return Unit(name if optimize else f"{name}.plain", (name,), text, optimize)
+
+
+def _functions_called(unit: Unit, data: bytes | None) -> list[Unit]:
+    """The outlined functions that the object of a unit calls, without their text."""
+    names: set[bytes] = set(_FUNCTION_NAMES.findall(data or b""))
+    return [_function(name.decode(), _absent, unit.optimize) for name in sorted(names)]
 
 
 stats = JitStats()
@@ -453,10 +531,10 @@ def cancel_started(target: kernel.LLVMTarget) -> None:
 
 
 def _unit_of(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> Unit:
-    return _unit(ir.key, functools.partial(kernel.emit_llvm, ir, target))
+    return _unit(ir.key, functools.partial(kernel.emit_modules, ir, target))
 
 
-def _unit(key: str, text: Callable[[], str]) -> Unit:
+def _unit(key: str, text: Callable[[], str | kernel.Modules]) -> Unit:
     optimize = _optimized()
     unit_key = f"{key}.{source_fingerprint('kernel')}"
     return Unit(unit_key if optimize else f"{unit_key}.plain", (f"k_{key}",), text, optimize)
@@ -471,16 +549,16 @@ def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, in
         The addresses by key, or None if the code of a kernel is missing: then call
         :func:`compile_kernels`.
     """
-
-    def absent() -> str:
-        raise _AbsentError
-
-    units = {key: _unit(key, absent) for key in keys}
+    units = {key: _unit(key, _absent) for key in keys}
     try:
         loaded = jit_for(Machine.of(target)).load(list(units.values()))
     except _AbsentError:
         return None
     return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+
+
+def _absent() -> str:
+    raise _AbsentError
 
 
 class _AbsentError(Exception):

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
     from max.kernel.ir.nodes import ArgSlot, KernelIR, Message
     from max.kernel.language import lang, mathlib
     from max.kernel.language.registry import register, registered, registered_names
-    from max.kernel.language.source import InlineFunction, Kernel, from_source, inline, kernel
-    from max.kernel.lowering.module import emit_llvm
+    from max.kernel.language.source import (
+        InlineFunction,
+        Kernel,
+        from_source,
+        inline,
+        kernel,
+        outlined,
+    )
+    from max.kernel.lowering.module import Modules, emit_llvm, emit_modules
     from max.kernel.targets.cpu import CPUTarget, host_target
     from max.kernel.targets.target import LLVMTarget, Target
     from max.kernel.types import (
@@ -131,8 +138,8 @@ _NAMES = {
     "max.kernel.interpreter.interpret": "interpret",
     "max.kernel.ir.nodes": "ArgSlot KernelIR Message",
     "max.kernel.language.registry": "register registered registered_names",
-    "max.kernel.language.source": "InlineFunction Kernel from_source inline kernel",
-    "max.kernel.lowering.module": "emit_llvm",
+    "max.kernel.language.source": "InlineFunction Kernel from_source inline kernel outlined",
+    "max.kernel.lowering.module": "Modules emit_llvm emit_modules",
     "max.kernel.targets.cpu": "CPUTarget host_target",
     "max.kernel.targets.target": "LLVMTarget Target",
     "max.kernel.types": (
@@ -189,10 +196,12 @@ __all__ = [
     "Output",
     "ScalarType",
     "LLVMTarget",
+    "Modules",
     "Target",
     "TensorSpec",
     "bf16",
     "emit_llvm",
+    "emit_modules",
     "f4e2m1fn",
     "f6e2m3fn",
     "f6e3m2fn",
@@ -214,6 +223,7 @@ __all__ = [
     "interpreted_entry",
     "launch_arguments",
     "kernel",
+    "outlined",
     "register",
     "registered",
     "registered_names",

@@ -143,24 +143,45 @@ def plan(
         most_sums: The maximum number of sums of a task.
         repeats: How many times an element of A is multiplied by a column, as in the patches of a convolution.
     """
-    tiles = k.max(k.ceildiv(rows, t.height), 1)
+    sizes = k.tile(k.i64, 2)
+    plan_sizes(sizes, rows, columns, workers, most_sums, repeats, t.height, most_rows)
+    # bounds that always hold, so that divisions by the sizes need no test
+    most_tiles = max(most_rows // t.height, LEAST_TILES)
+    return k.min(k.max(sizes[0], 1), most_tiles), k.min(k.max(sizes[1], 1), BLOCK_PANELS)
+
+
+@k.outlined
+def plan_sizes(
+    sizes: Any, rows: Any, columns: Any, workers: Any, most_sums: k.i64, repeats: k.i64,  # pyright: ignore
+    height: int, most_rows: int,
+) -> None:  # fmt: skip
+    """Writes the tiles of rows and the panels of a task to `sizes`; see `plan`."""
+    tiles = k.max(k.ceildiv(rows, height), 1)
     strips = k.max(k.ceildiv(columns, COLUMNS), 1)
-    blocks = k.ceildiv(tiles, most_rows // t.height)
-    task_tiles = k.ceildiv(tiles, blocks)
-    groups = k.ceildiv(strips, k.min(most_sums // (task_tiles * t.height * COLUMNS), BLOCK_PANELS))
+    blocks = k.ceildiv(tiles, most_rows // height)
+    task_tiles = k.max(k.ceildiv(tiles, blocks), 1)
+    most_panels = k.min(most_sums // (task_tiles * height * COLUMNS), BLOCK_PANELS)
+    groups = k.max(k.ceildiv(strips, k.max(most_panels, 1)), 1)
     panels = k.ceildiv(strips, groups)
     least_tasks = TASKS_PER_WORKER * workers
-    while k.ceildiv(tiles, task_tiles) * k.ceildiv(strips, panels) < least_tasks and (
+    while _pieces(tiles, task_tiles) * _pieces(strips, panels) < least_tasks and (
         task_tiles > LEAST_TILES or panels > LEAST_PANELS
     ):
-        tall = task_tiles * t.height >= panels * COLUMNS * repeats or panels <= LEAST_PANELS
+        tall = task_tiles * height >= panels * COLUMNS * repeats or panels <= LEAST_PANELS
         if tall and task_tiles > LEAST_TILES:
             blocks += 1
-            task_tiles = k.max(k.ceildiv(tiles, blocks), LEAST_TILES)
+            task_tiles = k.max(_pieces(tiles, blocks), LEAST_TILES)
         else:
             groups += 1
-            panels = k.max(k.ceildiv(strips, groups), LEAST_PANELS)
-    return task_tiles, panels
+            panels = k.max(_pieces(strips, groups), LEAST_PANELS)
+    sizes[0] = task_tiles
+    sizes[1] = panels
+
+
+@k.inline
+def _pieces(total: Any, size: Any) -> Any:
+    """`total` by `size`, rounded up; pieces larger than `total` are one too."""
+    return k.ceildiv(total, k.min(k.max(size, 1), total))
 
 
 @k.inline
@@ -175,7 +196,8 @@ def task_at(b: Blocking, row_block: Any, group: Any) -> Task:
     row = row_block * b.tiles * b.height
     rows = k.min(b.tiles * b.height, b.rows - row)
     strip = group * b.panels
-    return Task(row, rows, strip, k.min(b.panels, b.strips - strip))
+    # no task is empty; known to be positive, the sizes divide without a test
+    return Task(row, k.max(rows, 1), strip, k.max(k.min(b.panels, b.strips - strip), 1))
 
 
 @k.inline

@@ -42,8 +42,8 @@ MultiplyRows = Callable[..., None]
 Its loop over k runs in as many parts as the tile has rows, and calls `prefetch_step` at each step.
 """
 NOTHING, PANEL, ROWS = 0, 1, 2
-"""What a register tile prefetches. A branch at run time, which is always predicted, takes less code than a loop for
-each of them.
+"""What a register tile prefetches. Most tiles prefetch nothing and have a loop of their own; a branch at run time takes
+less code than loops for each of the others.
 """
 CACHE_LANES = 16
 """Lanes of 32 bits of a cache line."""
@@ -135,6 +135,17 @@ def multiply_tile_row(
         multiply(c[half:], tile, row, height, t, step.ahead, prefetches)
 
 
+@k.outlined
+def multiply_rows_of_tile(
+    c: Any, step: PanelStep, row: Any, tile_height: Any, t: Tiling, multiply: MultiplyRows,
+    heights: tuple[int, ...], lane: int,
+) -> None:  # fmt: skip
+    """Multiplies `tile_height` rows, one of `heights`, by all columns of a panel."""
+    for height in k.unroll(heights):
+        if height == tile_height:
+            multiply_tile_row(c, step, row, height, t, multiply, lane)
+
+
 @k.inline
 def multiply_panel(
     results: Results, c: Any, step: PanelStep, task: Task, b: Blocking, t: Tiling,
@@ -161,9 +172,7 @@ def multiply_panel(
         sums = c[sums_row(b, row, step.strip, step.blocks) * COLUMNS :]
         if step.n == step.blocks - 1:
             prefetch_strip(results, task.row + row, task.strip + step.strip, t.height)
-        for height in k.unroll(heights):
-            if height == tile_height:
-                multiply_tile_row(sums, step, row, height, t, multiply, lane)
+        multiply_rows_of_tile(sums, step, row, tile_height, t, multiply, heights, lane)
         done = k.min(remaining, tile_height)
         if step.n == step.blocks - 1:
             store_strip(results, sums, task.row + row, done, task.strip + step.strip)

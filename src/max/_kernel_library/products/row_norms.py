@@ -28,7 +28,7 @@ def is_small(elements: Any, ctx: Any) -> Any:
     return elements <= SMALL_ELEMENTS and ctx.num_workers <= SMALL_WORKERS
 
 
-@k.inline
+@k.outlined
 def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
     """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`, in f32."""
     epsilon, offset, multiply_first = norm

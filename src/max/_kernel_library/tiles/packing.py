@@ -38,7 +38,7 @@ def pack_block(panel: Any, stride: Any, source: Any, mask: Any, count: int, t: T
         panel.store(r * stride, value=block[r], mask=inside)
 
 
-@k.inline
+@k.outlined
 def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> None:
     """Packs rows side by side: `panel[i * stride + r]` is lane `i` of row `r`.
 

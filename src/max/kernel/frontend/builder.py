@@ -5,6 +5,7 @@ loops.
 from __future__ import annotations
 
 import builtins
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -78,12 +79,15 @@ class Builder:
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = [Scope("kernel")]
-        self.next_id = 0
-        self.next_slot = 0
-        self.next_label = 0
+        self.next_id: int = 0
+        self.next_slot: int = 0
+        self.next_label: int = 0
+        self._next_numbers: dict[int, int] = {}
         self.line = 0
         self.constants: dict[Any, Const] = {}
         self.shared: dict[Any, tuple[Ref, Scope, int]] = {}
+        self.floor = 0
+        """The scope of the innermost function of its own: values are not hoisted out of it."""
         self.definitions: dict[int, Let] = {}
         """The definitions of values other than memory accesses, by id."""
         self.intervals: dict[int, tuple[int, int]] = {}
@@ -120,7 +124,7 @@ class Builder:
             target = top
             key = None
         else:
-            level = 0
+            level = self.floor
             for arg in args:
                 if isinstance(arg, Ref) and arg.level > level:
                     level = arg.level
@@ -253,6 +257,30 @@ class Builder:
         self.scopes[-1].body.extend(scope.body)
         scope.home = self.scopes[-1]
         scope.home_generation = scope.home.generation
+
+    @contextmanager
+    def outlined(self, name: str) -> Generator[Scope]:
+        """Opens the body of a function of its own, and closes it.
+
+        No value is hoisted out of it, of values outside only those are used that the body refers to, and numbers
+        depend on the function's name: equal bodies of several kernels are then equal code.
+
+        Args:
+            name: The function's name.
+        """
+        outer = self.floor, self.shared, self.next_id, self.next_slot, self.next_label
+        base = (zlib.crc32(name.encode()) + 1) << 24
+        # a second body continues, as numbers are unique in a kernel
+        first = self._next_numbers.get(base, base)
+        scope = self.open("branch")
+        self.floor, self.shared = len(self.scopes) - 1, {}
+        self.next_id, self.next_slot, self.next_label = first, first, first
+        try:
+            yield scope
+        finally:
+            self._next_numbers[base] = max(self.next_id, self.next_slot, self.next_label)
+            self.floor, self.shared, self.next_id, self.next_slot, self.next_label = outer
+        self.close()
 
     def unwind(self, depth: int) -> None:
         """Closes the innermost bodies until ``depth`` are open."""

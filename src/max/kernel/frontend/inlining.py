@@ -41,6 +41,8 @@ def call_inline(
     try:
         if isinstance(node, ast.Lambda):
             return fe.expr(node.body)
+        if isinstance(function, InlineFunction) and function.outlined:
+            return _outlined_body(fe, node, frame)
         return _inline_body(fe, node, frame)
     except NeverReturns:
         pass  # checked below, in the caller's frame
@@ -52,6 +54,14 @@ def call_inline(
         # the branch of an expression needs a value, which the other branch's is merged with
         fe.fail(f"{source.name} raises on every path and has no value for this expression")
     raise NeverReturns
+
+
+def _outlined_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> None:
+    with fe.b.outlined(node.name) as scope:
+        result = _inline_body(fe, node, frame)
+    if result is not None:
+        fe.fail(f"{node.name} is outlined and returns {describe(result)}; it can only write memory")
+    fe.b.emit(Block(fe.b.label(), tuple(scope.body), outlined=True))
 
 
 def _inline_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> Any:

@@ -129,10 +129,14 @@ class If:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A body that `Leave` can end early."""
+    """A body that `Leave` can end early.
+
+    An ``outlined`` one becomes a function of its own, which all kernels with an equal body share.
+    """
 
     label: int
     body: tuple[Stmt, ...]
+    outlined: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,7 +89,7 @@ class _Printer:
             out(f"{pad}{atom(s.cond)} do:")
             self.block(s.body, pad + "  ")
         elif isinstance(s, Block):
-            out(f"{pad}block @{s.label}:")
+            out(f"{pad}{'outlined' if s.outlined else 'block'} @{s.label}:")
             self.block(s.body, pad + "  ")
         elif isinstance(s, Leave):
             out(f"{pad}leave @{s.label}")

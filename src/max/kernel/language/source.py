@@ -119,6 +119,9 @@ class Function:
 class InlineFunction(Function):
     """A helper, inlined where a kernel calls it, and generic in the types of its arguments."""
 
+    #: Whether its code is a function of its own, see `outlined`.
+    outlined = False
+
     def __repr__(self) -> str:
         return f"<inline function {self.__name__}>"
 
@@ -146,6 +149,18 @@ def kernel(fn: Callable[..., Any]) -> Kernel:
 def inline(fn: Callable[..., Any]) -> InlineFunction:
     """Marks a function as a helper of kernels: inlined at each call."""
     return InlineFunction(fn)
+
+
+def outlined(fn: Callable[..., Any]) -> InlineFunction:
+    """Marks a function as a helper without a result whose machine code all kernels share.
+
+    The frontend inlines it like any other helper. Its code is a function of its own, compiled once for all kernels that
+    call it with arguments of equal types: for long loops that many kernels have in common. A call costs a few
+    nanoseconds, and variables of the caller that it writes are in memory there.
+    """
+    function = InlineFunction(fn)
+    function.outlined = True
+    return function
 
 
 _source_numbers = itertools.count(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from max.kernel.ir.nodes import Block, Effect, For, If, Leave, Parallel, Ref, Stmt, While
+from max.kernel.lowering.functions import call_outlined
 from max.kernel.lowering.workers import poll
 from max.kernel.lowering.writer import Writer
 
@@ -106,7 +107,10 @@ def lower_if(w: Writer, s: If) -> None:
 
 
 def lower_block(w: Writer, s: Block) -> None:
-    """A body that `Leave` can end early."""
+    """A body that `Leave` can end early, or a function of its own."""
+    if s.label in w.outlined:
+        call_outlined(w, s)
+        return
     if w.body(s.body):
         w.jump(f"leave{s.label}")
     w.start(f"leave{s.label}")

@@ -42,8 +42,18 @@ class Writer:
         """The blocks that go to the block of all errors, with the number of the message and its values as words."""
         self.tile_functions: dict[str, str] = {}  # which emulate operations on matrix tiles
         self.tile_globals: list[str] = []
+        self.functions: dict[str, str] | None = None
+        """The modules of functions that the code calls, by name; None: their bodies are part of this function."""
+        self.outlined: dict[int, tuple[Ref | int, ...]] = {}
+        """The bodies that are functions of their own, by label, with the values and slots that they use from here."""
         self._temps = 0
         self._labels = 0
+
+    def nested(self) -> Writer:
+        """A writer of a function that this one calls."""
+        w = Writer(self.target, self._statements)
+        w.loop_depth, w.contraction = self.loop_depth, self.contraction
+        return w
 
     # ***** instructions *****
     def out(self, line: str) -> None:

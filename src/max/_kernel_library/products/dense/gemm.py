@@ -28,6 +28,7 @@ from max._kernel_library.products.blocking import (
 from max._kernel_library.products.dense.panels import COPY_STRIDE, copy_rows, storage, widen_block
 from max._kernel_library.products.panel_tiles import (
     CACHE_LANES,
+    NOTHING,
     KBlock,
     PanelStep,
     multiply_panel,
@@ -73,16 +74,21 @@ def multiply_rows(
     if not x.first:
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     at = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
-    steps = k.ceildiv(x.depth, height)
     # two steps of a widened panel multiply one row of pairs
     widens = ahead.dtype != x.panel.dtype
     lines = COLUMNS // CACHE_LANES // (2 if widens else 1)
-    for part in range(height):
-        begin = part * steps
-        next_row = a.elements[(row + height + part) * a.stride :]
-        for n in range(begin, k.min(begin + steps, x.depth)):
-            prefetch_step(ahead, next_row, n, n - begin, prefetches, height, lines=lines)
+    if prefetches == NOTHING:
+        # most tiles; with a branch in the loop they take 6 to 12 % longer
+        for n in range(x.depth):
             multiply_step(sums, a.elements, at, x.panel, n, height, t)
+    else:
+        steps = k.ceildiv(x.depth, height)
+        for part in range(height):
+            begin = part * steps
+            next_row = a.elements[(row + height + part) * a.stride :]
+            for n in range(begin, k.min(begin + steps, x.depth)):
+                prefetch_step(ahead, next_row, n, n - begin, prefetches, height, lines=lines)
+                multiply_step(sums, a.elements, at, x.panel, n, height, t)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 
 

@@ -101,7 +101,7 @@ def gemv_panel(
     store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)
 
 
-@k.inline
+@k.outlined
 def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
     """Multiplies all rows of `a` `[M, K]`, some per pass, by a panel; `c` are the sums, `COLUMNS` a row."""
     rows, size = a.shape[0], a.shape[1]

@@ -136,7 +136,7 @@ def quantised_scratch(t: QuantisedTiling, tile: int, matrix_tiles: bool, ctx: An
     return Scratch(sums, strip, ctx.scratch(k.i32, exact))
 
 
-@k.inline
+@k.outlined
 def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantisedTiling) -> None:
     """Multiplies all rows by a strip, some rows per pass."""
     i = k.i64(0)
@@ -149,7 +149,7 @@ def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantisedTi
             i += count
 
 
-@k.inline
+@k.outlined
 def gemm_strip(
     memory: Scratch, q: Rounded, packed: Any, blocks: Any, first_tile: Any, last_tile: Any, tile: int,
     tiles: Any, t: QuantisedTiling,

@@ -1,0 +1,123 @@
+"""`@k.outlined`: the results of inlined code, and one function for all kernels with an equal body."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from max import kernel as k
+from tests.kernel_language.harness import compiled, interpreted, spec_of
+
+
+@k.outlined
+def add_runs(out: k.Output, x: k.Input, first, count, width: int) -> None:
+    for i in range(first, first + count):
+        total = k.splat(k.f32(0), width)
+        for j, mask in k.vectors(x.shape[1], width):
+            total += x.load(i, j, width=width, mask=mask)
+        out[i] = k.reduce_add(total)
+
+
+@k.kernel
+def sums(out: k.Output, x: k.Input, ctx: k.Context):
+    for i in ctx.parallel(x.shape[0]):
+        add_runs(out, x, i, k.i64(1), 8)
+
+
+@k.kernel
+def shifted_sums(out: k.Output, x: k.Input, shift: k.f32, ctx: k.Context):  # pyright: ignore
+    for i in ctx.parallel(x.shape[0]):
+        add_runs(out, x, i, k.i64(1), 8)
+        out[i] = out[i] + shift
+
+
+@k.outlined
+def largest(best, x: k.Input) -> None:
+    for i in range(x.shape[0]):
+        if x[i] > best[0]:
+            best[0] = x[i]
+            best[1] = k.f32(i)
+
+
+@k.kernel
+def find_largest(out: k.Output, x: k.Input):
+    best = k.tile(k.f32, 2, fill=-1.0)
+    largest(best, x)
+    out[0] = best[0]
+    out[1] = best[1]
+
+
+@k.outlined
+def checked_shares(out: k.Output, x: k.Input, divisor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] // divisor
+
+
+@k.kernel
+def shares(out: k.Output, x: k.Input, divisor: k.i64):  # pyright: ignore
+    checked_shares(out, x, divisor)
+
+
+@k.outlined
+def with_result(x: k.Input):
+    return x[0]
+
+
+@k.kernel
+def uses_result(out: k.Output, x: k.Input):
+    out[0] = with_result(x)
+
+
+def test_results_are_those_of_numpy_and_of_plain_python() -> None:
+    rng = np.random.default_rng(3)
+    for shape in ((1, 1), (7, 19), (3, 64)):
+        x = rng.integers(-9, 9, shape).astype(np.float32)
+        for kernel, extra in ((sums, ()), (shifted_sums, (np.float32(0.5),))):
+            out, plain = np.zeros(shape[0], np.float32), np.zeros(shape[0], np.float32)
+            compiled(kernel, [out, x, *extra], num_workers=2)
+            interpreted(kernel, [plain, x, *extra], num_workers=2)
+            expected = x.sum(1) + (extra[0] if extra else 0)
+            assert np.array_equal(out, expected) and np.array_equal(plain, expected)
+
+
+def test_variables_of_the_caller_are_written() -> None:
+    x = np.random.default_rng(4).permutation(33).astype(np.float32)
+    out, plain = np.zeros(2, np.float32), np.zeros(2, np.float32)
+    compiled(find_largest, [out, x])
+    interpreted(find_largest, [plain, x])
+    assert out.tolist() == plain.tolist() == [32.0, float(x.argmax())]
+
+
+def modules(kernel: k.Kernel, *args) -> k.Modules:
+    target = k.host_target()
+    return k.emit_modules(k.specialize(kernel, [spec_of(a) for a in args], None, target), target)
+
+
+def test_kernels_share_a_function() -> None:
+    out, x = np.zeros(2, np.float32), np.zeros((2, 3), np.float32)
+    first, second = modules(sums, out, x), modules(shifted_sums, out, x, np.float32(1))
+    assert first.functions == second.functions and len(first.functions) == 1
+    (name,) = first.functions
+    assert f"call void @{name}(" in first.text and f"define void @{name}(" in first.functions[name]
+    # another type, another function
+    assert name not in modules(sums, np.zeros(2, np.float64), x).functions
+    # one module has all
+    target = k.host_target()
+    text = k.emit_llvm(k.specialize(sums, [spec_of(out), spec_of(x)], None, target), target)
+    assert "max_function" not in text
+
+
+def test_a_body_that_raises_stays_in_its_kernel() -> None:
+    x = np.arange(-6, 6)
+    out = np.zeros(12, np.int64)
+    compiled(shares, [out, x, np.int64(4)])
+    assert out.tolist() == (x // 4).tolist()
+    assert not modules(shares, out, x, np.int64(4)).functions
+    with pytest.raises(ZeroDivisionError, match="integer division by zero"):
+        compiled(shares, [out, x, np.int64(0)])
+
+
+def test_a_result_is_refused() -> None:
+    x = np.zeros(1, np.float32)
+    with pytest.raises(k.KernelError, match="with_result is outlined and returns"):
+        compiled(uses_result, [x, x])
