@@ -178,6 +178,8 @@ NAMES: dict[str, dict[str, str]] = {
         "Conv2DV1": "max.nn.Conv2dV1",
         "Conv3d": "max.nn.Conv3D",
         "EmbeddingV2": "max.nn.Embedding",
+        "KVCacheInputs": "max.nn.kv_cache.KVCacheInputs",
+        "KVCacheParams": "max.nn.kv_cache.KVCacheParams",
         "LayerNormV2": "max.nn.LayerNorm",
         "LayerV2": "max.nn.Module",
         "LinearV2": "max.nn.Linear",
