@@ -24,6 +24,8 @@ OUTSIDE = {
 _SHIM, _LOCAL_SHIM = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
 _LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+_CELL = re.compile(r"<td\b.*?</td>", re.S)
+_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 
 
 def on_config(config: Any) -> Any:
@@ -73,6 +75,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if not page.file.generated_by:
         markdown = _relinked(markdown, source, Path(page.file.src_uri))
     return _outside_fences(_spaced_lists, markdown.replace("<!-- run -->\n", ""))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lets names in tables break after their separators, never within a word.
+
+    Args:
+        html: The page's body.
+    """
+
+    def breakable(code: re.Match[str]) -> str:
+        text = re.sub(r"(?<=\w)([_/.])(?=\w\w)", r"\1<wbr>", code[0])
+        return re.sub(r"(?<![\w-])--?\w+", r'<span class="unbroken">\g<0></span>', text)
+
+    return _CELL.sub(lambda cell: _CODE.sub(breakable, cell[0]), html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
