@@ -167,8 +167,8 @@ def flat_options(options: dict[str, Any]) -> dict[str, Any]:
             flat |= value["main"].given_options()
         elif name == "runtime" and isinstance(value, PipelineRuntimeConfig):
             flat |= value.given
-        elif hasattr(value, "given_options"):
-            flat |= value.given_options()
+        elif (given := getattr(value, "given_options", None)) is not None:
+            flat |= given()
         elif name != "models":
             flat[name] = value
     return renamed(flat)

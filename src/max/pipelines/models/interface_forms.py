@@ -132,7 +132,7 @@ class ContextView:
         setattr(self._context, name, value)
 
     @property
-    def __class__(self) -> type[Any]:  # isinstance asks for the request's class
+    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  # what isinstance asks
         return type(self._context)
 
 
