@@ -17,7 +17,7 @@ PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("imports", ("<frozen importlib._bootstrap>",)),
     ("measuring", ("max/engine/_limits.py",)),
     ("packing", ("max/engine/_once.py",)),
-    ("LLVM, loading and linking of code", ("max/_runtime/jit.py",)),
+    ("LLVM, loading and linking of code", ("max/_runtime/jit.py", "max/_runtime/llvm_compiler.py")),
     ("kernel frontend", ("max/_compiler/kernels.py", "max/kernel/specialize.py")),
     ("passes", ("max/_compiler/passes/",)),
     ("lowering", ("max/_compiler/",)),
