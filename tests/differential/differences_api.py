@@ -206,6 +206,12 @@ NN: tuple[Difference, ...] = (
         r"page_size=0|Layer\(\)|set_shared_weight\(\"w2\",3|,3\]\)|\[3\]\)|\]\)\(3\)|list\(sd",
     ),
     Difference(
+        "`KVCacheParams` has `num_layers` and `tensor_parallel_degree`",
+        "an extension: names of 26.x",
+        _LAYERS,
+        program=r"kv\(num_layers=|tensor_parallel_degree",
+    ),
+    Difference(
         "layer_norm takes an input whose last dimension is known to be that of its weight",
         "a guard: in MAX a wrong size is read beyond the weight's memory",
         _LAYERS,

@@ -485,7 +485,7 @@ def llama_as_it_is() -> None:
 
     prompt = [5, 17, 240, 33]
     want = generated(TINY, prompt, 6)
-    with package("own_llama", LATER) as code:
+    with package("llama_as_it_is", LATER) as code:
         try:
             got = generated(TINY, prompt, 6, custom_architectures=[str(code)])
             model = PIPELINE_REGISTRY.architectures["LlamaForCausalLM"].pipeline_model

@@ -16,8 +16,7 @@ builtin.module {
     %15 = mo.broadcast_to(%14) : (!mo.tensor<[], bf16, cpu:0>) -> !mo.tensor<[n, 4], bf16, cpu:0>
     %16 = mo.div(%13, %15) : (!mo.tensor<[n, 4], bf16, cpu:0>, !mo.tensor<[n, 4], bf16, cpu:0>) -> !mo.tensor<[n, 4], bf16, cpu:0>
     %17 = mo.broadcast_to(%1) : (!mo.tensor<[4], f32, cpu:0>) -> !mo.tensor<[n, 4], f32, cpu:0>
-    %18 = mo.div(%0, %17) : (!mo.tensor<[n, 4], f32, cpu:0>, !mo.tensor<[n, 4], f32, cpu:0>) -> !mo.tensor<[n, 4], f32, cpu:0>
-    %19 = mo.floor(%18) : (!mo.tensor<[n, 4], f32, cpu:0>) -> !mo.tensor<[n, 4], f32, cpu:0>
-    mo.output(%12, %16, %19) : (!mo.tensor<[n, 4], f32, cpu:0>, !mo.tensor<[n, 4], bf16, cpu:0>, !mo.tensor<[n, 4], f32, cpu:0>) -> ()
+    %18 = mo.floor_div(%0, %17) : (!mo.tensor<[n, 4], f32, cpu:0>, !mo.tensor<[n, 4], f32, cpu:0>) -> !mo.tensor<[n, 4], f32, cpu:0>
+    mo.output(%12, %16, %18) : (!mo.tensor<[n, 4], f32, cpu:0>, !mo.tensor<[n, 4], bf16, cpu:0>, !mo.tensor<[n, 4], f32, cpu:0>) -> ()
   }
 }

@@ -172,7 +172,7 @@ class PipelineRegistry:
                 ``ARCHITECTURES``.
 
         Raises:
-            ConfigError: A module cannot be imported, or has no such list.
+            ConfigError: A module cannot be imported, has no such list, or another module of its name is imported.
         """
         for entry in modules:
             folder, _, name = entry.rpartition(":")
@@ -188,6 +188,13 @@ class PipelineRegistry:
                     f"custom architecture {entry!r} cannot be imported: {error}",
                     "Give a module's name, or the folder that holds it as folder:module.",
                 ) from error
+            origin = getattr(module, "__file__", None)
+            root = Path(folder).expanduser().resolve()
+            if folder and origin and not Path(origin).resolve().is_relative_to(root):
+                raise ConfigError(
+                    f"custom architecture {entry!r}: a module {name!r} is imported already, from {origin}",
+                    "Rename the package, or run it in a process of its own.",
+                )
             architectures = getattr(module, "ARCHITECTURES", None)
             if not isinstance(architectures, list):
                 raise ConfigError(
