@@ -167,7 +167,7 @@ def plan_sizes(
     while _pieces(tiles, task_tiles) * _pieces(strips, panels) < least_tasks and (
         task_tiles > LEAST_TILES or panels > LEAST_PANELS
     ):
-        tall = task_tiles * height >= panels * COLUMNS * repeats or panels <= LEAST_PANELS
+        tall = task_tiles * height >= panels * COLUMNS * repeats or panels <= LEAST_PANELS  # pyright: ignore
         if tall and task_tiles > LEAST_TILES:
             blocks += 1
             task_tiles = k.max(_pieces(tiles, blocks), LEAST_TILES)

@@ -177,7 +177,8 @@ class PipelineConfig(StrictConfig):
         if unknown := [name for name in values if name not in own]:
             raise unknown_fields(unknown, self.help(), "PipelineConfig")
         self._model_config.kv_cache_config = self._kv_cache_config
-        self._model_config.pipeline_config = self
+        # a class variable only to be no option
+        self._model_config.pipeline_config = self  # pyright: ignore[reportAttributeAccessIssue]
         for name, f in own.items():
             default = f.default_factory() if callable(f.default_factory) else f.default
             setattr(self, name, converted(PipelineConfig, name, values.get(name, default)))

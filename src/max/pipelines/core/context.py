@@ -88,8 +88,9 @@ class TextContext:
     """The error that has ended the generation."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, TokenBuffer):
-            self.tokens = self.tokens.all
+        given: Any = self.tokens
+        if isinstance(given, TokenBuffer):
+            self.tokens = given.all
         if self.reasoning_budget is not None and self._reasoning_limit is None:
             self._reasoning_limit = ReasoningLimit(self.reasoning_budget)
         if self.tokens.ndim != 1:
