@@ -3,8 +3,8 @@ here.
 
 A struct is a :class:`Words`: 64-bit fields, each member the index of its field. A kernel sees :class:`Context` and
 :class:`ErrorRecord` (docs/architecture.md, section 2); the rest is between the native part of the pool
-(`max._runtime.native`) and the Python that lays programs out. :class:`BaseLayout` orders the addresses that an
-execution adds to a program's values.
+(`max._runtime.native`) and the Python that lays programs out, or between `max._runtime.native_compiler` and Python
+(:class:`CompileJob`). :class:`BaseLayout` orders the addresses that an execution adds to a program's values.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "SCRATCH_ALIGNMENT",
     "WORD_BYTES",
     "BaseLayout",
+    "CompileJob",
     "Context",
     "ErrorRecord",
     "ErrorState",
@@ -178,6 +179,19 @@ class Event(Words):
 
 
 # ***** the pool *****
+class CompileJob(Words):
+    """A module that `max._runtime.native_compiler` compiles. Texts are C strings."""
+
+    TEXT = 0  # ptr: the module
+    TRIPLE = 1  # ptr
+    LAYOUT = 2  # ptr: the data layout
+    MACHINE = 3  # ptr: the target machine
+    BUILDER = 4  # ptr: the pass builder
+    BUFFER = 5  # ptr, result: the memory buffer, to be disposed of
+    START = 6  # ptr, result: the object code
+    SIZE = 7  # result: its bytes
+
+
 class PoolState(Words):
     """A pool's struct. What is written while workers spin has a pair of cache lines to itself."""
 

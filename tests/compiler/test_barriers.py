@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import _interpreter
+from max import kernel as k
 from max._compiler.memory import MemoryPlan, plan_memory
 from max._compiler.template import Buffer, Jump, Launch
 from max._runtime import program
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.engine.explain import explain_graph
 from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, ops
 from tests.compiler.reordered import ORDERS, reorder, reordered
 from tests.compiler.test_random_graphs import draw_case
@@ -385,6 +387,13 @@ def serial_and_parallel(graph: Graph) -> None:
     graph.output(a, b, ops.cumsum(last, axis=1), ops.concat([row, b, last], axis=0))
 
 
+def sizes_as_elements(graph: Graph) -> None:
+    """A serial launch writes the sizes that a parallel one reads."""
+    x = graph.inputs[0].tensor
+    sizes = TensorValue(x.shape)
+    graph.output(x * sizes[0].cast(x.dtype) - sizes[1].cast(x.dtype))
+
+
 TWO = (tensor(), tensor())
 STATE = (buffer(), tensor())
 CASES: dict[Callable[[Graph], None], tuple[TensorType | BufferType, ...]] = {
@@ -399,6 +408,7 @@ CASES: dict[Callable[[Graph], None], tuple[TensorType | BufferType, ...]] = {
     branches: TWO,
     data_dependent_sizes: TWO,
     products: TWO,
+    sizes_as_elements: (TensorType(DType.float32, ["rows", SIDE], DEVICE),),
     serial_then_parallel: TWO,
     serial_and_parallel: TWO,
 }
@@ -420,6 +430,67 @@ def test_programs_out_of_order(case: Callable[[Graph], None], order: str) -> Non
         assert_close(output.to_numpy(), wanted, scale=10.0)
     for array, wanted in zip(arrays, expected_arrays, strict=True):
         assert_close(array, wanted, scale=10.0)
+
+
+@k.register("barriers.twice")
+def twice(out: k.Output, x: k.Input, ctx: k.Context):
+    for i, j in ctx.parallel(out.shape):
+        out[i, j] = x[i, j] * 2
+
+
+@k.register("barriers.add_to")
+def add_to(state: k.InOut, x: k.Input, ctx: k.Context):
+    for i, j in ctx.parallel(state.shape):
+        state[i, j] = state[i, j] + x[i, j]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_custom_ops_out_of_order(order: str) -> None:
+    """Their results are read by other launches, and the buffers that they change are read before and after."""
+    with Graph("custom", input_types=STATE) as graph:
+        state, x = graph.inputs[0].buffer, graph.inputs[1].tensor
+        before = ops.cumsum(state[...], axis=0)
+        (doubled,) = ops.custom("barriers.twice", DEVICE, [x], [x.type])
+        ops.inplace_custom("barriers.add_to", DEVICE, [state, doubled.tensor])
+        ops.inplace_custom("barriers.add_to", DEVICE, [state, x])
+        graph.output(before, ops.cumsum(doubled.tensor, axis=1), ops.cumsum(state[...], axis=1))
+    rng = np.random.default_rng(7)
+    held, x = rng.uniform(-2, 2, (2, SIDE, SIDE)).astype(np.float32)
+    after = held + 3 * x
+    expected = [np.cumsum(held, 0), np.cumsum(2 * x, 1), np.cumsum(after, 1)]
+    with reordered(order):
+        model = SESSION.load(graph)
+    for output, wanted in zip(model.execute(held, x), expected, strict=True):
+        assert_close(output.to_numpy(), wanted, scale=100.0)
+    assert_close(held, after)
+
+
+def test_what_custom_ops_read_and_write() -> None:
+    """A kernel reads its inputs, tensors and buffers; it reads and writes the buffers that it changes."""
+    with Graph("custom", input_types=STATE) as graph:
+        state, x = graph.inputs
+        (read,) = ops.inplace_custom("barriers.twice", DEVICE, [state], [x.type])
+        (doubled,) = ops.custom("barriers.twice", DEVICE, [x], [x.type])
+        ops.inplace_custom("barriers.add_to", DEVICE, [state, doubled])
+        graph.output(read)
+    first, second, last = explain_graph(graph)["launches"]
+    assert (first["reads"], second["reads"]) == ([0], [1]), "the inputs are the first buffers"
+    assert not {0, 1} & {*first["writes"], *second["writes"]}
+    assert {*last["reads"]} == {0, *second["writes"]} and last["writes"] == [0]
+    assert not any(launch["serial"] for launch in (first, second, last))
+
+
+def test_a_kernel_of_the_library_that_changes_a_buffer_writes_it() -> None:
+    types = [
+        BufferType(DType.int32, ["pairs", 2], DEVICE),
+        TensorType(DType.uint32, ["starts"], DEVICE),
+        TensorType(DType.int32, ["batch"], DEVICE),
+    ]
+    with Graph("counts", input_types=types) as graph:
+        ops.inplace_custom("mo.frequencies.update", DEVICE, list(graph.inputs))
+        graph.output()
+    (update,) = explain_graph(graph)["launches"]
+    assert sorted(update["reads"]) == [0, 1, 2] and update["writes"] == [0]
 
 
 def test_reordering_moves_launches() -> None:

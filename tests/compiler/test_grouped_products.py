@@ -117,3 +117,98 @@ def test_weights_of_several_products() -> None:
     arrays = [tokens, rng.integers(0, EXPERTS, (30, 1)), rng.random((30, 1)).astype(np.float32)]
     for got, want in zip(model.execute(*arrays), _interpreter.run(graph, arrays), strict=True):
         assert_close(got.to_numpy(), want, scale=16)
+
+
+Groups = tuple[TensorValue, TensorValue, TensorValue]
+GROUPS = [
+    TensorType(DType.uint32, ("ends",), DEVICE),
+    TensorType(DType.int32, ("groups",), DEVICE),
+    TensorType(DType.uint32, (2,), DEVICE),
+]
+
+
+def groups_of(counts: list[int]) -> list[np.ndarray]:
+    """The groups of rows of experts 0, 1, …: where they begin, their experts, and statistics."""
+    ends = np.cumsum([0, *counts]).astype(np.uint32)
+    most = max(counts, default=0)
+    return [ends, np.arange(len(counts), dtype=np.int32), np.array([most, len(counts)], np.uint32)]
+
+
+def product(x: TensorValue, w: TensorValue, groups: Groups) -> TensorValue:
+    """The product of groups in any dtypes, as no layer stages it."""
+    out = TensorType(x.dtype, [x.shape[0], w.shape[1]], DEVICE)
+    symbol = "mo.grouped_matmul.ragged"
+    return ops.custom(symbol, DEVICE, [x, w, *groups], [out], parameters={})[0].tensor
+
+
+def by_groups(x: np.ndarray, w: np.ndarray, counts: list[int]) -> np.ndarray:
+    """The product in float64."""
+    ends = np.cumsum(counts)[:-1]
+    parts = np.split(x.astype(np.float64), ends) if counts else []
+    rows = [part @ one.astype(np.float64).T for part, one in zip(parts, w, strict=True)]
+    return np.concatenate(rows) if rows else np.zeros((len(x), w.shape[1]))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def test_pairs_that_interleave() -> None:
+    """Two pairs of one gate and one up weight. The gate's activation comes before the up product, whose weight is
+    staged after the first products: the launch of a pair stands where its first product was.
+    """
+    weights = Weights("float32")
+    rows = TensorType(DType.float32, ("m", HIDDEN), DEVICE)
+    with Graph("g", input_types=[rows, rows, *GROUPS]) as graph:
+        x, z, *rest = (value.tensor for value in graph.inputs)
+        starts, ids, stats = rest
+        gate = weights(64, HIDDEN)
+        one = ops.silu(product(x, gate, (starts, ids, stats)))
+        other = ops.silu(product(z, gate, (starts, ids, stats)))
+        up = weights(64, HIDDEN)
+        other = other * product(z, up, (starts, ids, stats))
+        one = one * product(x, up, (starts, ids, stats))
+        graph.output(one, other)
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    products = [name for name in model.kernel_summaries if "grouped_products" in name]
+    assert len(products) == 2 and all("silu+mul" in name for name in products)
+    rng = np.random.default_rng(0)
+    a, b = [(rng.standard_normal((EXPERTS, 64, HIDDEN)) / 16).astype(np.float32) for _ in range(2)]
+    counts = [3, 0, 7, 1, 5]
+    x, z = rng.standard_normal((2, sum(counts), HIDDEN)).astype(np.float32)
+    got = model.execute(x, z, *groups_of(counts))
+    for y, rows_of in zip(got, (x, z), strict=True):
+        want = silu(by_groups(rows_of, a, counts)) * by_groups(rows_of, b, counts)
+        assert_close(y.to_numpy(), want.astype(np.float32), scale=16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows_dtype", "dtype", "packed"),
+    [
+        ((5, 32, 32), "float32", "float32", True),
+        ((5, 31, 64), "float32", "float32", False),
+        ((5, 64, 31), "float32", "float32", False),
+        ((5, 64, 64), "float32", "float16", False),
+        ((5, 64, 64), "float16", "float32", False),
+        ((0, 64, 64), "float32", "float32", False),
+        ((1, 64, 64), "float32", "float32", True),
+        ((5, 0, 64), "float32", "float32", False),
+        ((5, 64, 64), "float8_e4m3fn", "float8_e4m3fn", False),
+    ],
+)
+def test_weights_that_are_packed(
+    shape: tuple[int, int, int], rows_dtype: str, dtype: str, packed: bool
+) -> None:
+    """Those of the rows' dtype that fill panels; the others are multiplied as they are."""
+    rng = np.random.default_rng(2)
+    w = (rng.standard_normal(shape) / 8).astype(dtype)
+    counts = ([4, 0, 9, 2, 1] * shape[0])[: shape[0]]
+    x = rng.standard_normal((sum(counts), shape[2])).astype(rows_dtype)
+    types = [TensorType(DType[rows_dtype], ("m", shape[2]), DEVICE), *GROUPS]
+    with Graph("g", input_types=types) as graph:
+        rows, *groups = (value.tensor for value in graph.inputs)
+        graph.output(product(rows, ops.constant(w, DType[dtype], DEVICE), tuple(groups)))
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    assert any("grouped_products" in name for name in model.kernel_summaries) == packed
+    (y,) = model.execute(x, *groups_of(counts))
+    assert_close(y.to_numpy(), by_groups(x, w, counts).astype(rows_dtype), scale=16)

@@ -14,6 +14,7 @@ from max._compiler.placing import Place
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.engine.explain import explain_graph
 from max.graph import DeviceRef, Graph, TensorType, ops
 
 ROWS, COLUMNS = 3, 4
@@ -174,6 +175,39 @@ def test_an_early_row_result_leaves_the_operands_of_later_ones_alone() -> None:
     spec = RegionSpec((3, 4), True, values, (early, last))
     other = Place(12, Layout.contiguous((3, 4)), DType.float32)
     assert in_place_pairs(spec, [(other, 0), (out, 0)], [(x, 0)]) == ()
+
+
+def test_a_product_with_its_epilogue_takes_the_memory_of_its_residual() -> None:
+    """Temporaries of 64 rows: one for the sum before and the product added to it, unless the product reads that sum."""
+    cpu = DeviceRef.CPU()
+    types = [TensorType(DType.float32, shape, cpu) for shape in ((64, 64), (64, 64))]
+
+    def blocks(reads_residual: bool) -> int:
+        with Graph("residual", input_types=types) as graph:
+            x, w = (value.tensor for value in graph.inputs)
+            residual = ops.cumsum(x, axis=0)
+            y = residual + (residual if reads_residual else x) @ w
+            graph.output(ops.cumsum(y, axis=1))
+        described = explain_graph(graph)
+        names = [launch["name"] for launch in described["launches"]]
+        assert [name.partition("+")[0] for name in names] == ["cumsum", "matmul", "cumsum"], names
+        sums = [m for m in described["memory"] if m["bytes"] == 64 * 64 * 4]
+        return len({m["offset"] for m in sums if (m["first"], m["last"]) in ((0, 1), (1, 2))})
+
+    assert blocks(reads_residual=False) == 1 and blocks(reads_residual=True) == 2
+
+
+def test_launches_of_one_operand_run_side_by_side() -> None:
+    """A kernel of the library reads its operands: no launch waits for another that reads the same."""
+    cpu = DeviceRef.CPU()
+    with Graph("side", input_types=[TensorType(DType.float32, (64, 64), cpu)]) as graph:
+        x = graph.inputs[0].tensor
+        one, other = ops.cumsum(x, axis=0), ops.cumsum(x, axis=1)
+        graph.output(one, other, ops.cumsum(one, axis=1))
+    first, second, third = explain_graph(graph)["launches"]
+    assert first["reads"] == second["reads"] and len(first["reads"]) == 1
+    assert not {*first["reads"]} & {*first["writes"], *second["writes"]}
+    assert [launch["barrier"] for launch in (first, second, third)] == [False, False, True]
 
 
 @pytest.mark.parametrize("first", [0, 100, 300])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from max._backends import BackendOptions, Backends, backends_for
 from max._compiler import mok
+from max._compiler.mok import GroupedProductsOp
 from max._compiler.pipeline import PASSES, optimise
 from max.mlir import ModuleOp, print_module, verify_module
 from tests.devices.fake import fake_devices
@@ -511,6 +513,9 @@ def test_pass(name: str, golden: Callable[[str, str], None], backends: Backends)
     verify_module(module)
     optimise(module, backends, last)
     verify_module(module)
+    # a value that a removed op still uses would never be dropped
+    users = {use.operation for op in module.walk() for value in op.results for use in value.uses}
+    assert users <= {*module.walk()}
     golden(print_module(module), f"passes/{name}.mlir")
 
 
@@ -522,6 +527,21 @@ def test_printed_module_parses_back(name: str, backends: Backends) -> None:
     verify_module(again)
     assert again.is_structurally_equivalent(module)
     assert print_module(again) == print_module(module)
+
+
+@pytest.mark.parametrize(
+    ("limit", "streamed"), [(73728, [True, False, False, False]), (73729, [False] * 4)]
+)
+def test_packed_experts_that_caches_do_not_hold(
+    backends: Backends, limit: int, streamed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the limit's bytes: the pair has 9 strips of 2048 floats, each of the others 6."""
+    module = mok.parse(SOURCES["pack_experts"][1])
+    packing = replace(backends.host.packing, streamed_bytes=limit)
+    monkeypatch.setattr(backends.host, "packing", packing)
+    optimise(module, backends, "pack-experts")
+    products = [op for op in module.walk() if isinstance(op, GroupedProductsOp)]
+    assert [op.attr("streamed") for op in products] == streamed
 
 
 def test_every_pass_has_a_golden_file() -> None:

@@ -56,6 +56,27 @@ def test_loops(devices: list[FakeDevice], rng: np.random.Generator) -> None:
     compare(devices, forward, [(np.array(5, np.int64), HOST), (floats(rng, 2, 5), ONE)])
 
 
+def test_a_loop_whose_condition_has_effects(
+    devices: list[FakeDevice], rng: np.random.Generator
+) -> None:
+    """The carried value and the buffer are on a device; the chain comes after the predicate."""
+    types = [BufferType(F32, [1], ONE), TensorType(F32, [1], ONE)]
+    with Graph("effects", input_types=types) as graph:
+        limit, x = graph.inputs[0].buffer, graph.inputs[1].tensor
+
+        def condition(y: Any) -> Any:
+            ops.buffer_store(limit, ops.buffer_load(limit) - 1)
+            return (y < ops.buffer_load(limit)).reshape([])
+
+        (y,) = ops.while_loop([x], condition, lambda y: [y + 1])
+        graph.output(y)
+    held = on(devices[0], np.array([10], np.float32))
+    model = mixed_session(devices).load(graph)
+    (y,) = arrays(model.execute(held, on(devices[0], np.array([0], np.float32))))
+    # 0 < 9, 1 < 8, … 4 < 5, and not 5 < 4
+    assert y == [5] and held.to(CPU()).to_numpy() == [4]
+
+
 def test_buffers(devices: list[FakeDevice], rng: np.random.Generator) -> None:
     types = [BufferType(F32, ["n", 4], ONE), TensorType(F32, ["n", 4], HOST)]
     with Graph("buffers", input_types=types) as graph:

@@ -13,7 +13,7 @@ from max import kernel as k
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import BufferType, DeviceRef, Graph, TensorType, Weight, ops
+from max.graph import BufferType, DeviceRef, Dim, Graph, TensorType, TensorValue, Weight, ops
 from tests.tolerance import assert_close
 
 DEVICE = DeviceRef.CPU()
@@ -105,6 +105,37 @@ def test_branches_see_sizes_around_them(run) -> None:
     )
     x = np.arange(5, dtype=np.float32)
     assert_close(run(graph, np.array(False), x, np.float32(3))[0], x + 6)
+
+
+def test_branches_and_loops_see_the_sizes_of_their_subgraph(run) -> None:
+    """Its sizes have other names than those of its caller, and are no sizes of operands of the branch or the body."""
+    with Graph("outer", input_types=[tensor("n"), tensor(dtype=BOOL)]) as graph:
+        x, choice = [v.tensor for v in graph.inputs]
+        sized = graph.add_subgraph("sized", input_types=[tensor("rows"), tensor(dtype=BOOL)])
+        with sized:
+            y, flag = [v.tensor for v in sized.inputs]
+            rows = TensorType(I32, [], DEVICE)
+            (ones,) = ops.cond(
+                flag,
+                [tensor("rows")],
+                lambda: ops.broadcast_to(constant(1.0, F32), ["rows"]),
+                lambda: ops.broadcast_to(constant(2.0, F32), ["rows"]),
+            )
+            total, _ = ops.while_loop(
+                [constant(0), constant(0)],
+                lambda total, i: i < TensorValue(Dim("rows")).cast(I32),
+                lambda total, i: [total + TensorValue(Dim("rows")).cast(I32), i + 1],
+            )
+            assert total.type == rows
+            sized.output(y + ones, total)
+        for _ in range(2):
+            x, squared = [v.tensor for v in ops.call(sized, x, choice)]
+        graph.output(x, squared)
+    x = np.arange(5, dtype=np.float32)
+    for choice in (True, False):
+        got, squared = run(graph, x, np.array(choice))
+        assert_close(got, x + (2 if choice else 4))
+        assert squared == 25
 
 
 def test_nested_choices(run) -> None:

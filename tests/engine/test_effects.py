@@ -41,6 +41,45 @@ def test_loads_see_stores_in_order(load: Load, rng: np.random.Generator) -> None
         assert_close(got, want)
 
 
+def test_a_load_copies_where_its_buffer_changes_later(load: Load) -> None:
+    def exchange(b, x):
+        before = b[...]
+        b[...] = x
+        return before
+
+    model = load([buffer(3), tensor(3)], exchange)
+    held, x = np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)
+    (before,) = model.execute(held, x)
+    assert before.to_numpy().tolist() == [1, 2, 3] and held.tolist() == [4, 5, 6]
+    assert "copy" in model.kernel_summaries
+
+    def double(b, x):
+        b[...] = x
+        return b[...] * 2 + b[...]
+
+    model = load([buffer(3), tensor(3)], double)
+    assert "copy" not in model.kernel_summaries
+    assert model.execute(held, x)[0].to_numpy().tolist() == [12, 15, 18]
+
+
+def test_buffers_of_one_execution(load: Load) -> None:
+    """They begin with their value each time; each is one memory of its own."""
+
+    def build(x):
+        one, other = [ops.buffer_create(buffer("n", 2), init_value=v) for v in (1.0, 2.0)]
+        one[...] = one[...] + x
+        other[...] = other[...] * one[...]
+        one[...] = one[...] - 5
+        return one[...], other[...]
+
+    model = load([tensor("n", 2)], build)
+    for rows in (3, 1, 4):
+        x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+        one, other = [y.to_numpy() for y in model.execute(x)]
+        assert_close(one, x - 4)
+        assert_close(other, 2 * (x + 1))
+
+
 def test_a_buffer_through_subgraphs(load: Load, session: InferenceSession) -> None:
     with Graph("counter", input_types=[buffer("n"), tensor("n")]) as graph:
         with graph.add_subgraph("add", input_types=[buffer("n"), tensor("n")]) as sub:

@@ -336,7 +336,8 @@ def slices(draw: Draw, name: str) -> Any:
             index.append(draw.axis(size))
             continue
         step = draw.choice([1, 1, 2, 3, -1, -2])
-        bounds = st.one_of(st.none(), st.integers(-size, size if step > 0 else size - 1))
+        beyond = int(step < 0)
+        bounds = st.one_of(st.none(), st.integers(-size - beyond, size - beyond))
         index.append(slice(draw(bounds), draw(bounds), step))
     if count > front or draw.choice([True, False]):
         index.insert(front, ...)

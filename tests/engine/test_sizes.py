@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from max import kernel as k
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.graph import Graph, TensorValue, ops
+from max.graph import Dim, Graph, TensorValue, ops
 from tests.engine.conftest import DEVICE, tensor
 from tests.engine.test_robustness import in_threads
 from tests.tolerance import assert_close
@@ -45,6 +47,39 @@ def test_one_size_after_another(load: Load) -> None:
     assert len(model.kernel_summaries) >= 4
     with pytest.raises(RuntimeError, match="cannot be captured"):
         model.capture(1, x, 3)
+
+
+@k.register("sizes.copy")
+def copy(out: k.Output, x: k.Input, ctx: k.Context):
+    for i in ctx.parallel(x.shape[0]):
+        out[i] = x[i]
+
+
+@pytest.mark.parametrize("size", ["k", Dim("k") * 2, Dim("n") + Dim("k")], ids=str)
+@pytest.mark.parametrize("op", ["custom", "range"])
+def test_sizes_that_nothing_determines(load: Load, op: str, size: Any) -> None:
+    """A range has the size of one symbol; no op tells how long the result of a custom op is."""
+
+    def build(x, n):
+        if op == "range":
+            return ops.range(0, n, 1, size, dtype=I64, device=DEVICE)
+        return ops.custom("sizes.copy", DEVICE, [x], [tensor(size)])[0].tensor
+
+    if (op, size) == ("range", "k"):
+        assert (
+            len(
+                load([tensor("n"), tensor(dtype=I64)], build)
+                .execute(np.zeros(2, np.float32), 5)[0]
+                .to_numpy()
+            )
+            == 5
+        )
+        return
+    with pytest.raises(
+        NotImplementedError,
+        match=r"the size .*k.* of its result does not follow from the inputs of model",
+    ):
+        load([tensor("n"), tensor(dtype=I64)], build)
 
 
 def test_each_call_discovers_its_own(session: InferenceSession) -> None:

@@ -138,3 +138,52 @@ def test_unsigned_indices_that_int64_does_not_hold(shape: tuple[Any, ...], t: in
         model.execute(x, np.array(t, np.uint64))
     with pytest.raises((IndexError, _interpreter.InterpreterError)):
         _interpreter.run(graph, [x, np.array(t, np.uint64)])
+
+
+def within(index: slice, size: int) -> bool:
+    """Whether the bounds of a slice are in the range that the reference gives."""
+    beyond = int((index.step or 1) < 0)
+    bounds = (b for b in (index.start, index.stop) if b is not None)
+    return all(-size - beyond <= b <= size - beyond for b in bounds)
+
+
+def sliced(index: slice, size: Any) -> Graph:
+    """A graph of a slice of a vector."""
+    return Graph("slice", lambda x: x[index], [TensorType(DType.int32, [size], DEVICE)])
+
+
+@pytest.mark.parametrize("step", [None, 2, -1, -3])
+def test_bounds_of_slices_beside_numpy(step: int | None, rng: np.random.Generator) -> None:
+    """In range they select what they do in NumPy; out of range, where NumPy clamps them, they are errors.
+
+    Sizes that the graph knows, and sizes that only a run knows. Of the latter a slice whose stop comes before its start
+    may be an error, as its size in the graph is negative; one that selects nothing of any size may have any bounds.
+    """
+    for _ in range(8):
+        start, stop = (None if rng.integers(5) == 0 else int(rng.integers(-8, 8)) for _ in "ab")
+        index = slice(start, stop, step)
+        symbolic = sliced(index, "n")
+        model = SESSION.load(symbolic)
+        for size in (0, 1, 4, 6):
+            x = np.arange(size, dtype=np.int32)
+            fits, want = within(index, size), x[index]
+            for compiled in (False, True):
+                try:
+                    got = (
+                        model.execute(x)[0].to_numpy()
+                        if compiled
+                        else _interpreter.run(symbolic, [x])[0]
+                    )
+                except (IndexError, ValueError, _interpreter.InterpreterError):
+                    assert not fits or not want.size, (index, size)
+                else:
+                    assert fits or not want.size, (index, size)
+                    np.testing.assert_array_equal(got, want, str((index, size)))
+            if not fits:
+                with pytest.raises(IndexError, match=f"out of range for axis 0 of size {size}"):
+                    sliced(index, size)
+                continue
+            graph = sliced(index, size)
+            np.testing.assert_array_equal(_interpreter.run(graph, [x])[0], want)
+            if size == 6:
+                np.testing.assert_array_equal(SESSION.load(graph).execute(x)[0].to_numpy(), want)

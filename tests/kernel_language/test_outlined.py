@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max.kernel.frontend import inlining, outlining
 from tests.kernel_language.harness import compiled, interpreted, spec_of
 
 
@@ -121,3 +122,139 @@ def test_a_result_is_refused() -> None:
     x = np.zeros(1, np.float32)
     with pytest.raises(k.KernelError, match="with_result is outlined and returns"):
         compiled(uses_result, [x, x])
+
+
+# ***** bodies that are compiled once *****
+@k.outlined
+def add_quotients(out: k.Output, x: k.Input, divisor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = out[i] + x[i] // divisor
+        if x[i] == 3:
+            return
+
+
+@k.kernel
+def quotients(out: k.Output, x: k.Input, divisor: k.i64):  # pyright: ignore
+    add_quotients(out, x, divisor)
+
+
+@k.kernel
+def positive_quotients(out: k.Output, x: k.Input, divisor: k.i64):  # pyright: ignore
+    if divisor > 0:
+        add_quotients(out, x, divisor)
+        add_quotients(out, x, divisor)
+
+
+@k.kernel
+def nonzero_quotients(out: k.Output, x: k.Input, divisor: k.i64):  # pyright: ignore
+    if divisor != 0:
+        add_quotients(out, x, divisor)
+
+
+@k.kernel
+def quotients_by_sizes(out: k.Output, x: k.Input, divisor: k.i64):  # pyright: ignore
+    for i in range(x.shape[0]):
+        add_quotients(out[i:], x[i:], x.shape[0])
+    add_quotients(out, x, 7)
+
+
+@k.outlined
+def fill(to, first, value) -> None:
+    for i in range(first, to.shape[0]):
+        to[i] = value
+
+
+@k.kernel
+def fill_result(out: k.Output, x: k.Input):
+    fill(out, 1, x[0])
+
+
+@k.kernel
+def fill_operand(out: k.Output, x: k.Input):
+    fill(x, 1, out[0])
+
+
+@k.kernel
+def sums_of_halves(out: k.Output, x: k.Input):
+    half = x.shape[0] // 2
+    add_runs(out, x, 0, half, 8)
+    add_runs(out[half:], x[half:], k.i64(0), x.shape[0] - half, 8)
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch):
+    """The names of the outlined functions whose bodies the frontend compiles; functions of this file count as fixed."""
+    names: list[str] = []
+    compile_body = outlining._compiled
+
+    def counted(fe, function, *rest):
+        names.append(function.name)
+        return compile_body(fe, function, *rest)
+
+    monkeypatch.setattr(outlining, "_compiled", counted)
+    monkeypatch.setattr(outlining, "_is_fixed", lambda function: True)
+    monkeypatch.setattr(outlining, "_bodies", type(outlining._bodies)())
+    return names
+
+
+X = np.zeros((2, 3), np.float32)
+NUMBERS = np.arange(-6, 6)
+CALLS = {
+    "sums": (sums, [np.zeros(2, np.float32), X]),
+    "shifted": (shifted_sums, [np.zeros(2, np.float32), X, np.float32(1)]),
+    "f64": (sums, [np.zeros(2, np.float64), X]),
+    "halves": (sums_of_halves, [np.zeros(2, np.float32), X]),
+    "tile": (find_largest, [np.zeros(2, np.float32), np.zeros(3, np.float32)]),
+    "raises": (quotients, [np.zeros(12, np.int64), NUMBERS, np.int64(4)]),
+    "positive": (positive_quotients, [np.zeros(12, np.int64), NUMBERS, np.int64(4)]),
+    "nonzero": (nonzero_quotients, [np.zeros(12, np.int64), NUMBERS, np.int64(4)]),
+    "sizes": (quotients_by_sizes, [np.zeros(12, np.int64), NUMBERS, np.int64(4)]),
+}
+
+
+def printed(kernel: k.Kernel, args) -> tuple[str, k.Modules]:
+    target = k.host_target()
+    ir = k.specialize(kernel, [spec_of(a) for a in args], None, target)
+    return ir.text, k.emit_modules(ir, target)
+
+
+def test_bodies_that_are_used_again_are_the_same_code(bodies, monkeypatch) -> None:
+    """Each kernel, after all others and twice, as when every body is compiled at its call."""
+    with monkeypatch.context() as alone:
+        alone.setattr(outlining, "_is_fixed", lambda function: False)
+        expected = {name: printed(*call) for name, call in CALLS.items()}
+    bodies.clear()
+    assert {name: printed(*call) for name, call in CALLS.items()} == expected
+    assert bodies.count("add_runs") == 4, "two dtypes, and halves from 0 and from a number"
+    bodies.clear()
+    for name, call in reversed(CALLS.items()):
+        assert printed(*call) == expected[name]
+    # a tile is memory of the caller, and a body that raises has a message of its kernel
+    assert bodies == ["add_quotients", "largest"]
+    out = np.zeros(12, np.int64)
+    compiled(positive_quotients, [out, NUMBERS, np.int64(4)])
+    expected_sums = np.where(np.arange(12) <= 9, NUMBERS // 4 * 2, 0)
+    assert out.tolist() == expected_sums.tolist()
+
+
+def test_a_body_that_writes_is_not_used_for_a_read_only_view(bodies) -> None:
+    x = np.zeros(3, np.float32)
+    printed(fill_result, [x, x])
+    with pytest.raises(k.KernelError, match="read-only|Input"):
+        printed(fill_operand, [x, x])
+    printed(fill_result, [x, x])
+    assert bodies == ["fill", "fill"]
+
+
+def test_bodies_of_functions_whose_names_may_change_are_compiled_each_time(monkeypatch) -> None:
+    compiled_bodies = []
+    inline = inlining._inline_body
+
+    def counted(fe, node, frame):
+        compiled_bodies.append(node.name)
+        return inline(fe, node, frame)
+
+    monkeypatch.setattr(inlining, "_inline_body", counted)
+    for _ in range(2):
+        printed(*CALLS["sums"])
+    assert compiled_bodies == ["add_runs", "add_runs"]

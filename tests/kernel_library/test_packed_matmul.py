@@ -8,7 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from max._kernel_library.products.dense.gemm import reads_rows_in_place
 from max._kernel_library.products.dense.panels import panel_elements
+from max.dtype import DType
 from tests.kernel_library.harness import interpreted, run
 
 BF16 = ml_dtypes.bfloat16
@@ -41,3 +43,35 @@ def test_copied_rows_of_several_tasks(columns: int) -> None:
     (got,) = run("mok.packed_matmul", [x, weight], result, attributes, workers=1)
     want = x.astype(np.float64) @ w.astype(np.float64).T
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [7, 80, 100, 300])
+@pytest.mark.parametrize(
+    ("dtype", "inner"),
+    [
+        (np.float32, 1024),  # rows share the sets of the L1 cache
+        (np.float32, 3072),
+        (BF16, 2048),
+        (np.float16, 1700),  # a last group with fewer K blocks
+    ],
+)
+def test_copied_rows_of_several_k_blocks(rows: int, dtype: type, inner: int) -> None:
+    """A copy holds as many K blocks as it has room for, and is made again for other rows and K blocks."""
+    rng = np.random.default_rng(rows)
+    x, w = (rng.standard_normal((n, inner)).astype(dtype) for n in (rows, 70))
+    (weight,) = run("mok.pack", [w], [(dtype, (3, panel_elements(inner)))], {"encoding": "rows"})
+    attributes = {"encoding": "rows", "columns": 70, "streamed": False}
+    result = [(np.float32, (rows, 70))]
+    want = x.astype(np.float64) @ w.astype(np.float64).T
+    for workers in (1, 2):
+        (got,) = run("mok.packed_matmul", [x, weight], result, attributes, workers=workers)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_that_are_read_in_place() -> None:
+    f32, f16, bf16 = DType.float32, DType.float16, DType.bfloat16
+    assert reads_rows_in_place(f32, f32, 1000) and not reads_rows_in_place(f32, f32, 1024)
+    assert reads_rows_in_place(bf16, bf16, 1024) and not reads_rows_in_place(bf16, bf16, 4096)
+    assert not reads_rows_in_place(bf16, bf16, 33) and not reads_rows_in_place(f32, bf16, 33)
+    assert reads_rows_in_place(f16, f16, 33) and reads_rows_in_place(f32, f32, "k")
+    assert not reads_rows_in_place(bf16, bf16, "k")

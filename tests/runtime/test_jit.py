@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from max import kernel
 from max._config import flags
 from max._host import usable_cpus
-from max._runtime import jit, platform
+from max._runtime import jit, native_compiler, platform
 from max._runtime.cache import Cache
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -220,6 +221,95 @@ def test_bad_modules_raise(text, message, machine_jit):
     assert call(jit.compile_llvm({"good": store("good", 3)}, jit.Machine.host())["good"]) == 3
 
 
+REFUSED = {
+    "parse": "define void @k_bad( {",
+    "verify": "define i64 @k_bad(i64 %a) {\n  %b = add i64 %c, 1\n  %c = add i64 %b, 1\n  ret i64 %b\n}",
+}
+SOUND = """
+declare i64 @other(i64)
+define internal i64 @twice(i64 %a) alwaysinline {
+  %b = shl i64 %a, 1
+  ret i64 %b
+}
+define i64 @k_one(i64 %a) {
+  %b = call i64 @twice(i64 %a)
+  %c = call i64 @twice(i64 %b)
+  ret i64 %c
+}
+define i64 @k_two(i64 %a) {
+  %b = call i64 @other(i64 %a)
+  ret i64 %b
+}
+"""
+
+
+@pytest.fixture
+def compilers(machine_jit):
+    """A compiler that calls LLVM function by function, and one that compiles a module in one native call."""
+    machine_jit._prepare_threads()
+    assert machine_jit._native is not None
+    return jit.Compiler(machine_jit.machine), machine_jit._compiler()
+
+
+def test_one_native_call_compiles_as_many_calls_do(compilers, monkeypatch):
+    plain, native = compilers
+    expected = plain.compile("sound", SOUND)
+    ran = []
+    monkeypatch.setattr(jit.Compiler, "_optimize", lambda self, module: ran.append(module))
+    assert native.compile("sound", SOUND) == expected and not ran
+    assert b"k_one" in expected and b"twice" not in expected, "the helper is inlined"
+
+
+@pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
+def test_the_native_call_leaves_errors_to_the_other_calls(text, compilers):
+    _, native = compilers
+    made = []
+    call = native.native
+    native.native = lambda *args: made.append(call(*args))
+    with pytest.raises(jit.CompileError, match="refuses the module of bad"):
+        native.compile("bad", text)
+    assert made == [None]
+    native.native = call
+    assert native.compile("sound", SOUND)
+
+
+def test_the_native_call_does_not_need_pythons_lock(compilers):
+    """A thread that compiles advances to its end while another one keeps the lock."""
+    plain, native = compilers
+    lines = "".join(f"  %x{i + 1} = mul i64 %x{i}, %x{i // 2}\n" for i in range(3000))
+    text = f"define i64 @k_long(i64 %x0) {{\n{lines}  ret i64 %x3000\n}}\n"
+    start = time.thread_time()
+    expected = plain.compile("long", text)
+    whole = time.thread_time() - start
+    interval, done = sys.getswitchinterval(), []
+    thread = threading.Thread(target=lambda: done.append(native.compile("long", text)))
+
+    def by_others():
+        return time.process_time() - time.thread_time()
+
+    before, deadline = by_others(), time.monotonic() + 60
+    sys.setswitchinterval(600.0)  # the lock is released by calls of the system only
+    try:
+        thread.start()
+        while by_others() - before < whole / 2 and time.monotonic() < deadline:
+            pass
+        used = by_others() - before
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert used >= whole / 2 and done == [expected]
+
+
+def test_another_release_of_llvmlite_compiles_without_the_native_call(machine_jit, monkeypatch):
+    def gone(address, library):
+        raise AttributeError("LLVMPY_ContextCreate")
+
+    monkeypatch.setattr(native_compiler, "NativeCompile", gone)
+    machine_jit._prepare_threads()
+    assert machine_jit._native is None
+    assert machine_jit._compiler().compile("sound", SOUND)
+
+
 def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
     units = [unit(f"many{i}", i) for i in range(40)]
     monkeypatch.setattr(jit, "_cores", lambda: 4)
@@ -247,7 +337,8 @@ def compilations(monkeypatch):
     compile = jit.Compiler.compile
 
     def counted(self, name, text, optimize=True):
-        done.append((name, threading.current_thread().name))
+        if name != native_compiler.EXPORT:
+            done.append((name, threading.current_thread().name))
         return compile(self, name, text, optimize)
 
     monkeypatch.setattr(jit.Compiler, "compile", counted)
@@ -285,6 +376,7 @@ def test_errors_of_started_units_are_raised_by_load(machine_jit, monkeypatch, tm
 
 def test_cancelled_units_can_still_be_loaded(machine_jit, monkeypatch, tmp_path, two_cores):
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
+    machine_jit._prepare_threads()
     go, done = threading.Event(), compilations(monkeypatch)
     counted = jit.Compiler.compile
 

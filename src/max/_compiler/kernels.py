@@ -80,7 +80,7 @@ class KernelTable:
         self.infos: dict[str, KernelInfo] = {}
         self._irs_by_request: dict[Any, k.KernelIR] = {}
         self._inlines: dict[str, Any] = {}
-        self._written: dict[Any, frozenset[int] | None] = {}
+        self._written: dict[Any, frozenset[int]] = {}
 
     def region(
         self, text: NestText, arguments: Sequence[Argument]
@@ -191,8 +191,8 @@ class KernelTable:
                 slots.append(Number(argument.view.strides[slot.axis]))
         return tuple(slots)
 
-    def writes(self, kernel: Any) -> frozenset[int] | None:
-        """The positions of the tensor parameters that a kernel may write; None for all."""
+    def writes(self, kernel: Any) -> frozenset[int]:
+        """The positions of the tensor parameters that a kernel may write."""
         if kernel not in self._written:
             parameters = [
                 p

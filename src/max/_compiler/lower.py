@@ -42,7 +42,6 @@ from max.mlir import (
     GraphOp,
     IfOp,
     MoOp,
-    OpaqueType,
     ShapedType,
     SubgraphOp,
     WhileOp,
@@ -89,8 +88,6 @@ class GraphLowering:
             if isinstance(argument.type, ChainType):
                 continue
             type_ = argument.type
-            if isinstance(type_, OpaqueType):
-                raise UnsupportedOpError(f"input of type {type_}: opaque values are not supported")
             assert isinstance(type_, ShapedType)
             self.placing.known_symbols.update(name for dim in type_.shape for name in dim.symbols)
             shape = shape_of(argument)
@@ -317,16 +314,15 @@ class GraphLowering:
 
     def buffer_store_slice(self, op: MoOp) -> None:
         target = self.placing.place(op.operands[1])
-        starts = [simplify(s) if not isinstance(s, int) else s for s in op.attr("start")]
-        steps = [s if isinstance(s, int) else s.value for s in op.attr("step")]
-        layout = target.layout.slice(starts, steps, shape_of(op.operands[0]))
+        steps = [step.value for step in op.attr("step")]
+        layout = target.layout.slice(op.attr("start"), steps, shape_of(op.operands[0]))
         self.regions.copy(
             self.placing.place(op.operands[0]), replace(target, layout=layout), "buffer_store_slice"
         )
 
     def shape_to_tensor(self, op: MoOp) -> None:
         place = self.placing.allocate(op.results[0])
-        dims = [simplify(dim) if not isinstance(dim, int) else dim for dim in op.attr("shape")]
+        dims = [simplify(dim) for dim in op.attr("shape")]
         lines = "".join(f"    o0[{i}] = d{i}\n" for i in range(len(dims)))
         params = "".join(f", d{i}: k.i64" for i in range(len(dims)))
         source = f"def region(o0: k.Output{params}, ctx: k.Context):\n{lines or '    pass'}\n"

@@ -38,11 +38,7 @@ class LibraryLowering:
         self.placing = placing
 
     def read_sizes(self, op: MoOp) -> None:
-        """Adds a host step that reads the sizes of an op's results which depend on values of its operands.
-
-        Raises:
-            UnsupportedOpError: No rule determines a size.
-        """
+        """Adds a host step that reads the sizes of an op's results which depend on values of its operands."""
         for result in op.results:
             if not isinstance(result.type, ShapedType):
                 continue
@@ -53,20 +49,15 @@ class LibraryLowering:
             ]
             if not unknown:
                 continue
-            rule = SIZE_RULES.get(op.name)
-            symbols = [dim.symbol_name if dim in unknown else "" for dim in result.type.shape]
-            if rule is None or None in symbols:
-                raise UnsupportedOpError(
-                    f"{op.name}: the size {unknown[0]} of its result does not follow from the inputs of "
-                    f"{self.placing.graph.sym_name}"
-                )
+            # `resolve_sizes` has checked that the op has a rule, and that each size is a symbol
+            rule = SIZE_RULES[op.name]
+            names = tuple([str(dim) if dim in unknown else "" for dim in result.type.shape])
             sliced = rule == "slice"
             bounds = [
                 self.placing.place(on_host(v)) for v in op.operands[0 if rule == "range" else 1 :]
             ]
             shape = shape_of(op.operands[0]) if sliced else ()
             pointers = tuple([place.pointer() for place in bounds])
-            names = tuple([name or "" for name in symbols])
             self.placing.launches.append(HostStep(rule, names, pointers, bounds[0].dtype, shape))
             self.placing.known_symbols.update(filter(None, names))
 
@@ -163,9 +154,9 @@ class LibraryLowering:
                 Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static)
             )
             kernel_arguments.append(arguments[-1])
-            writes = arg.source != "operand" or may_write is None or position in may_write
-            written.append(writes)
-            if writes and arg.source == "operand":
+            written.append(arg.source != "operand" or position in may_write)
+            if arg.source == "operand":
+                # read, also where the kernel writes it
                 both.append(place.buffer)
         for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
             arguments.append(Argument(place.pointer(offset), view))
@@ -226,7 +217,6 @@ class LibraryLowering:
 
     def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
         """Launches the kernel registered under the op's symbol; its arguments are the results, then the operands."""
-        self.read_sizes(op)
         kernel = k.registered(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
         for result in op.results:
@@ -240,9 +230,7 @@ class LibraryLowering:
             arguments.append(
                 Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None, True))
             )
-            mutable = isinstance(value.type, BufferType) and (
-                may_write is None or position in may_write
-            )
+            mutable = isinstance(value.type, BufferType) and position in may_write
             written.append(position < num_results or mutable)
             if mutable:
                 both.append(place.buffer)

@@ -7,6 +7,7 @@ their own, which all kernels share: the names in a kernel's object say which it 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -37,10 +38,14 @@ from max._runtime.llvm_compiler import (
 if TYPE_CHECKING:
     import llvmlite
     import llvmlite.binding as llvm
+
+    from max._runtime import native_compiler
 else:
     # loads LLVM: not before the first kernel
     llvmlite = lazy_module("llvmlite")
     llvm = lazy_module("llvmlite.binding")
+    # a start from the disk cache compiles nothing
+    native_compiler = lazy_module("max._runtime.native_compiler")
 
 logger = logging.getLogger("max.runtime")
 
@@ -94,11 +99,35 @@ class Jit:
         self._lock = threading.RLock()
         self._local = threading.local()
         self._numbers = itertools.count()
+        self._native: native_compiler.NativeCompile | None = None
+        """What the compiler threads call, once `_prepare_threads` has linked it."""
+        self._prepared = False
 
     def _compiler(self) -> Compiler:
         if not hasattr(self._local, "compiler"):
             self._local.compiler = Compiler(self.machine)
+        self._local.compiler.native = self._native
         return self._local.compiler
+
+    def _prepare_threads(self) -> None:
+        """Links the function that compiles a module without Python's lock, once."""
+        with self._lock:
+            if self._prepared:
+                return
+            self._prepared = True
+            name, text = native_compiler.EXPORT, native_compiler.TEXT
+            key = self.object_key(f"{name}-{content_key(text)} False")
+            cache = default_cache()
+            data = cache.get(_OBJECT_KIND, key)
+            if data is None:
+                data = self._compiler().compile(name, text, optimize=False)
+                cache.put(_OBJECT_KIND, key, data)
+            builder = llvm.JITLibraryBuilder().add_object_img(data).export_symbol(name)
+            tracker = builder.link(self._lljit, name)
+            _immortal.append(tracker)
+            # a release without one of llvmlite's functions compiles as before
+            with contextlib.suppress(AttributeError):
+                self._native = native_compiler.NativeCompile(tracker[name], llvm.ffi.lib)
 
     def object_key(self, key: str) -> str:
         """The key on disk: the hash of the unit's key and of everything that determines the object code."""
@@ -128,6 +157,7 @@ class Jit:
             return
         if default_cache().has(_OBJECT_KIND, self._object_key_of(unit)):
             return
+        self._prepare_threads()
         text = self._text(unit)
         with self._lock:  # no compilation starts during a fork
             self._started[unit.key] = _threads().submit(self._work, unit, text)
@@ -197,7 +227,7 @@ class Jit:
 
         objects = [cached(unit) for unit in units]
         for i, unit in enumerate(units):
-            called = self._functions_of(unit, objects[i])
+            called = self._not_loaded(_functions_called(unit, objects[i]))
             if any(cached(f) is None and f.key not in self._functions for f in called):
                 objects[i] = None  # only the kernel's text has that of the function
         try:
@@ -210,10 +240,9 @@ class Jit:
             logger.debug("cached objects do not link, compiling them")
             self._link(units, [None] * len(units), lambda _: None, symbols, cache)
 
-    def _functions_of(self, unit: Unit, data: bytes | None) -> list[Unit]:
-        """The outlined functions that an object calls and that are not loaded."""
-        found = _functions_called(unit, data)
-        return [self._functions.get(f.key, f) for f in found if f.key not in self._loaded]
+    def _not_loaded(self, functions: Iterable[Unit]) -> list[Unit]:
+        """Those of some outlined functions that are not loaded, with their text where it is known."""
+        return [self._functions.get(f.key, f) for f in functions if f.key not in self._loaded]
 
     def _complete(
         self,
@@ -230,7 +259,9 @@ class Jit:
 
     def _compile(self, units: Sequence[Unit]) -> list[bytes]:
         """The objects of the units; makes the text of one unit while LLVM compiles earlier ones."""
-        on_this_thread = len(units) == 1 or not _compiles_ahead()
+        on_this_thread = len(units) <= 1 or not _compiles_ahead()
+        if not on_this_thread:
+            self._prepare_threads()
         pending: list[Future[bytes] | bytes] = []
         for unit in units:
             started = self._started.pop(unit.key, None)
@@ -266,18 +297,17 @@ class Jit:
         called = {
             function.key: function
             for unit, data in zip(units, complete, strict=True)
-            for function in self._functions_of(unit, data)
+            for function in _functions_called(unit, data)
         }
-        functions = list(called.values())
+        functions = self._not_loaded(called.values())
         function_objects = [cached(function) for function in functions]
         builder = llvm.JITLibraryBuilder()
         for data in (*complete, *self._complete(functions, function_objects, cache)):
             builder.add_object_img(data)
         builder.add_current_process()
         imported = dict(symbols)
-        for unit, data in zip(units, complete, strict=True):
-            for function in _functions_called(unit, data):
-                imported |= self._loaded.get(function.key, {})
+        for key in called:
+            imported |= self._loaded.get(key, {})
         for name, address in imported.items():
             builder.import_symbol(name, address)
         exporting = (*units, *functions)

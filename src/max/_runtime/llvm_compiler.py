@@ -7,8 +7,10 @@ vectoriser and the unroller (docs/runtime.md has the measurements).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
 from max._config import dump_log
@@ -107,6 +109,15 @@ def create_target_machine(machine: Machine, level: int = 2) -> llvm.TargetMachin
     )
 
 
+SPEED_LEVEL = 1
+"""The level of the pipeline that optimises functions."""
+
+
+def _address(reference: Any) -> int:
+    """The address of an object of LLVM."""
+    return ctypes.cast(reference._ptr, ctypes.c_void_p).value or 0
+
+
 class Compiler:
     """Compiles LLVM IR text to object code for one machine; not thread-safe.
 
@@ -117,10 +128,13 @@ class Compiler:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._target_machine = create_target_machine(machine)
-        options = llvm.create_pipeline_tuning_options(speed_level=1)
+        options = llvm.create_pipeline_tuning_options(speed_level=SPEED_LEVEL)
         options.loop_vectorization = options.slp_vectorization = False
         options.loop_unrolling = options.loop_interleaving = False
         self._builder = llvm.create_pass_builder(self._target_machine, options)
+        self._layout = str(self._target_machine.target_data)
+        self.native: Callable[[bytes, bytes, bytes, int, int], bytes | None] | None = None
+        """Compiles optimised modules in one call, if given: a `max._runtime.native_compiler.NativeCompile`."""
 
     def compile(self, name: str, text: str, optimize: bool = True) -> bytes:
         """Verifies and optimises a module, and emits its object code.
@@ -134,6 +148,17 @@ class Compiler:
         Raises:
             CompileError: The text does not parse or does not verify.
         """
+        dumps = dump_log("llvm"), dump_log("asm")
+        if self.native is not None and optimize and dumps == (None, None):
+            data = self.native(
+                text.encode(),
+                self.machine.triple.encode(),
+                self._layout.encode(),
+                _address(self._target_machine),
+                _address(self._builder),
+            )
+            if data is not None:
+                return data  # else the calls below say what is wrong
         context = llvm.create_context()
         try:
             module = llvm.parse_assembly(text, context)
@@ -141,15 +166,15 @@ class Compiler:
         except RuntimeError as error:
             raise CompileError(f"LLVM refuses the module of {name}: {error}") from error
         module.triple = self.machine.triple
-        module.data_layout = str(self._target_machine.target_data)
+        module.data_layout = self._layout
         target_machine = (
             self._target_machine if optimize else create_target_machine(self.machine, 0)
         )
         if optimize:
             self._optimize(module)
-        if dump := dump_log("llvm"):
+        if dump := dumps[0]:
             dump.info("LLVM IR of %s\n%s", name, module)
-        if dump := dump_log("asm"):
+        if dump := dumps[1]:
             dump.info("assembly of %s\n%s", name, target_machine.emit_assembly(module))
         return target_machine.emit_object(module)
 

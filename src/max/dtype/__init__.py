@@ -37,6 +37,8 @@ class _Names(EnumMeta):
         if name.startswith("_"):
             raise AttributeError(name)
         hint = did_you_mean(name, cls._member_map_)
+        if name.startswith("complex"):
+            hint = "; complex numbers are pairs of floats (max.graph.ops.as_interleaved_complex)"
         raise AttributeError(f"{cls.__name__} has no {name!r}{hint}", name=name)
 
 

@@ -29,6 +29,7 @@ from max._kernel_library.attention.online_softmax import (
     SPLIT_ROWS,
     RowState,
     merge_parts,
+    padded,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.tiles import amx_tiles
@@ -125,8 +126,7 @@ def dense_scratch(most_rows: int, size: int, width: int, p: Plan, ctx: Any) -> S
     value_panels = ctx.scratch(p.right.lane, (p.keys // p.right.pair * p.stride,))
     # rows go through the softmax by fours: a row tile takes `state_rows` rows
     most_scores = max(p.row_threshold * p.in_place.keys, p.state_rows * p.keys)
-    # whole rows of either plan
-    most_scores = -(-most_scores // p.in_place.keys) * p.in_place.keys
+    most_scores = padded(most_scores, p.in_place.keys)  # whole rows of either plan
     scores = ctx.scratch(k.f32, (most_scores,))
     rounded = ctx.scratch(k.bf16, (p.state_rows * p.keys if p.right.pair == 2 else 1,))
     most = max(most_rows // p.plain.height * p.state_rows, p.row_threshold)

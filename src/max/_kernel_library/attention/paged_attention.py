@@ -207,9 +207,7 @@ def attend(
         keys, values = elements_of(keys, head_dim), elements_of(values, head_dim)
         if value_size:
             values = values[:, :value_size]
-        ahead = None
-        if p.prefetches_next:
-            ahead = next_keys(task, batch, key + count, last_end, head_dim, p)
+        ahead = next_keys(task, batch, key + count, last_end, head_dim, p)
         attend_block(task, keys, values, key, scores, tile_height, memory, p, ahead)
         key += count
 
@@ -311,10 +309,9 @@ def attention(
             memory.tiles.configure()
 
     grain = k.i64(1)
-    if p.prefetches_next:
-        # neighbouring heads go to one worker, which prefetches the keys of the next head
-        if grid.splits == 1 and grid.tasks >= 4 * ctx.num_workers * p.kv_heads:
-            grain = k.i64(p.kv_heads)
+    # neighbouring heads go to one worker, which prefetches the keys of the next head
+    if grid.splits == 1 and grid.tasks >= 4 * ctx.num_workers * p.kv_heads:
+        grain = k.i64(p.kv_heads)
     for index, split in ctx.parallel((grid.tasks, grid.splits), grain=grain):
         task = find_task(batch, index, grid.tokens, p)
         rows = task.tokens * p.group

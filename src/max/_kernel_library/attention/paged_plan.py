@@ -47,7 +47,6 @@ class Plan:
         kv_heads: KV heads.
         gemv_rows: Rows per pass where the cache is read in place.
         gemv_vectors: Keys, or vectors of a value, that are multiplied by them at once.
-        prefetches_next: Whether the block that is read next is prefetched too, and everything into the L2 cache.
         row_threshold: The maximum number of rows of a task that reads the cache in place.
         short_tokens: Tokens of a task.
         long_tokens: Tokens of a task where there are many.
@@ -70,7 +69,6 @@ class Plan:
     kv_heads: int
     gemv_rows: int
     gemv_vectors: int
-    prefetches_next: bool
     row_threshold: int
     short_tokens: int
     long_tokens: int
@@ -211,18 +209,6 @@ def vectors_per_pass(group: int, target: k.Target) -> int:
     return 2 if rows_per_pass(group, target) == 3 and target.registers < 32 else 4
 
 
-def prefetches_next_block(target: k.Target) -> bool:
-    """Whether few rows prefetch the keys of the next block while they multiply values, and into the L2 cache.
-
-    Measured with AVX2: values of a block do not fit the L1 cache beside its keys. 16 sequences take half the time.
-    Targets with more registers were not measured.
-
-    Args:
-        target: The target.
-    """
-    return target.registers < 32
-
-
 def tile_heights_of(group: int, t: Tiling, target: k.Target) -> tuple[int, ...]:
     """The heights of register tiles; where few rows are packed too, a lower one for them.
 
@@ -277,7 +263,6 @@ def plan_paged(
         kv_heads=kv_heads,
         gemv_rows=rows_per_pass(group, target),
         gemv_vectors=vectors_per_pass(group, target),
-        prefetches_next=prefetches_next_block(target),
         row_threshold=0 if target.batch_invariant else ROW_THRESHOLD,
         short_tokens=max(TASK_ROWS // group, 1),
         long_tokens=long_tokens,

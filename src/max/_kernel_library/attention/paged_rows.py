@@ -35,7 +35,7 @@ from max._kernel_library.attention.paged_plan import (
 from max._kernel_library.tiles import amx_tiles
 from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
 from max._kernel_library.tiles.packing import pack_columns, pack_rows
-from max._kernel_library.tiles.strips import CACHE_LINE, L1, L2
+from max._kernel_library.tiles.strips import CACHE_LINE, L2
 from max._kernel_library.tiles.tiling import Matrix, Tiling
 
 
@@ -84,19 +84,20 @@ def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) ->
 
 
 @k.inline
-def prefetch_rows_of_block(keys: Any, values: Any, j: Any, locality: int) -> None:
-    """Prefetches the keys `AHEAD` further than `j` and the values at `j`, four rows each.
+def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
+    """Prefetches the keys `AHEAD` further than `j` and the values at `j`, four rows each, into the L2 cache: the values
+    of a block do not fit the L1 cache beside its keys.
 
     A row of one head is too short, and the next one too far, for the hardware prefetcher.
     """
     for r in k.static_range(4):
         if j + AHEAD + r < keys.shape[0]:
             for column in k.static_range(0, keys.shape[1], CACHE_LINE // keys.dtype.size):
-                keys.prefetch(j + AHEAD + r, column, locality=locality)
+                keys.prefetch(j + AHEAD + r, column, locality=L2)
         if values is not None:
             if j + r < values.shape[0]:
                 for column in k.static_range(0, values.shape[1], CACHE_LINE // values.dtype.size):
-                    values.prefetch(j + r, column, locality=locality)
+                    values.prefetch(j + r, column, locality=L2)
 
 
 @k.inline
@@ -110,7 +111,7 @@ def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = No
     count, head_dim = keys.shape[0], keys.shape[1]
     if rows <= p.row_threshold:
         for j in range(0, count, 4):
-            prefetch_rows_of_block(keys, values, j, L2 if p.prefetches_next else L1)
+            prefetch_rows_of_block(keys, values, j)
             for i in range(0, rows, p.gemv_rows):
                 c = Matrix(scores[i * KEYS + j :], KEYS)
                 queries, vectors = memory.queries[i:], p.gemv_vectors

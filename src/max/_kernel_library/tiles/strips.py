@@ -23,6 +23,8 @@ COLUMNS = 32
 """Columns of a strip."""
 CACHE_LINE = 64
 """Bytes of a cache line."""
+SET_PERIOD = 4096
+"""Bytes after which addresses share a set of the L1 cache: 64 sets of a line."""
 L1, L2 = 3, 2
 """Localities of prefetches into all caches, and into the L2 cache and those behind it."""
 

@@ -83,6 +83,9 @@ class Builder:
         self.next_slot: int = 0
         self.next_label: int = 0
         self._next_numbers: dict[int, int] = {}
+        self._num_formals = 0
+        self.nonzero_formals: set[int] = set()
+        """The ids of formals that stand for values proved non-zero."""
         self.line = 0
         self.constants: dict[Any, Const] = {}
         self.shared: dict[Any, tuple[Ref, Scope, int]] = {}
@@ -114,6 +117,11 @@ class Builder:
         """A new name for a value that the next opened body binds, such as a loop variable."""
         self.next_id += 1
         return Ref(self.next_id, type, len(self.scopes))
+
+    def formal(self, type: Type) -> Ref:
+        """A name that stands for an argument in an outlined body; `max.kernel.frontend.outlining` replaces it."""
+        self._num_formals += 1
+        return Ref(-self._num_formals, type, 0)
 
     # ***** values *****
     def op(self, name: str, args: tuple[Atom, ...], type: Type, attr: Any = None) -> Ref:
@@ -269,7 +277,7 @@ class Builder:
             name: The function's name.
         """
         outer = self.floor, self.shared, self.next_id, self.next_slot, self.next_label
-        base = (zlib.crc32(name.encode()) + 1) << 24
+        base = _base_number(name)
         # a second body continues, as numbers are unique in a kernel
         first = self._next_numbers.get(base, base)
         scope = self.open("branch")
@@ -282,7 +290,24 @@ class Builder:
             self.floor, self.shared, self.next_id, self.next_slot, self.next_label = outer
         self.close()
 
+    def continue_outlined(self, name: str, count: int) -> int:
+        """Takes ``count`` numbers for a further body of a function; returns the number before the first.
+
+        Args:
+            name: The function's name.
+            count: The highest number of the body minus that before its first.
+        """
+        base = _base_number(name)
+        first = self._next_numbers.get(base, base)
+        self._next_numbers[base] = first + count
+        return first
+
     def unwind(self, depth: int) -> None:
         """Closes the innermost bodies until ``depth`` are open."""
         while len(self.scopes) > depth:
             self.close()
+
+
+def _base_number(name: str) -> int:
+    """The number before the first one in the body of an outlined function."""
+    return (zlib.crc32(name.encode()) + 1) << 24

@@ -187,7 +187,7 @@ def divide(fe: Frontend, op: str, x: Atom, y: Atom) -> Atom:
     divisor_min, divisor_max = interval(b, y)
     if (divisor_min, divisor_max) == (-1, -1):
         return b.op("neg", (x,), type) if op == "floordiv" else b.const(0, type)
-    if divisor_min <= 0 <= divisor_max and not _is_nonzero(b, y):
+    if divisor_min <= 0 <= divisor_max and not is_nonzero(b, y):
         active = fe.active_lanes(type.width)
         zero = b.op("eq", (y, b.const(0, type)), type.with_dtype(BOOL.dtype))
         counts = zero if active is None else b.op("and", (zero, active), zero.type)
@@ -219,7 +219,8 @@ def _quotient(b: Builder, op: str, x: Atom, y: Atom, wraps: bool) -> Atom:
     return b.op(op, (x, y), x.type, "wrap" if wraps and signed else None)
 
 
-def _is_nonzero(b: Builder, y: Atom) -> bool:
+def is_nonzero(b: Builder, y: Atom) -> bool:
+    """Whether an integer is known not to be 0, apart from its interval."""
     if isinstance(y, Const):
         values = y.value if isinstance(y.value, tuple) else (y.value,)
         return all(values)
@@ -234,4 +235,4 @@ def _is_nonzero(b: Builder, y: Atom) -> bool:
     if test is None or test.op != "eq" or not isinstance(test.args[1], Const):
         return False
     zero = test.args[0] is other and test.args[1].value == 0
-    return zero and isinstance(chosen, Const) and _is_nonzero(b, chosen)
+    return zero and isinstance(chosen, Const) and is_nonzero(b, chosen)

@@ -11,6 +11,7 @@ from typing import Any
 
 from max.kernel.frontend.builder import Scope
 from max.kernel.frontend.conversions import annotated, coerce, loose_type, unify
+from max.kernel.frontend.outlining import outlined_body
 from max.kernel.frontend.state import FALLS, Frame, Frontend, NeverReturns, Suppressed
 from max.kernel.frontend.values import Closure, describe, is_number, is_runtime, tuple_like
 from max.kernel.ir.nodes import Block, Const, Ref
@@ -42,7 +43,8 @@ def call_inline(
         if isinstance(node, ast.Lambda):
             return fe.expr(node.body)
         if isinstance(function, InlineFunction) and function.outlined:
-            return _outlined_body(fe, node, frame)
+            outlined_body(fe, function, frame, lambda: _inline_body(fe, node, frame))
+            return None
         return _inline_body(fe, node, frame)
     except NeverReturns:
         pass  # checked below, in the caller's frame
@@ -54,14 +56,6 @@ def call_inline(
         # the branch of an expression needs a value, which the other branch's is merged with
         fe.fail(f"{source.name} raises on every path and has no value for this expression")
     raise NeverReturns
-
-
-def _outlined_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> None:
-    with fe.b.outlined(node.name) as scope:
-        result = _inline_body(fe, node, frame)
-    if result is not None:
-        fe.fail(f"{node.name} is outlined and returns {describe(result)}; it can only write memory")
-    fe.b.emit(Block(fe.b.label(), tuple(scope.body), outlined=True))
 
 
 def _inline_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> Any:

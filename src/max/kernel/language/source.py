@@ -154,9 +154,9 @@ def inline(fn: Callable[..., Any]) -> InlineFunction:
 def outlined(fn: Callable[..., Any]) -> InlineFunction:
     """Marks a function as a helper without a result whose machine code all kernels share.
 
-    The frontend inlines it like any other helper. Its code is a function of its own, compiled once for all kernels that
-    call it with arguments of equal types: for long loops that many kernels have in common. A call costs a few
-    nanoseconds, and variables of the caller that it writes are in memory there.
+    The frontend inlines it like any other helper, and compiles the body once for equal calls. Its code is a function of
+    its own, compiled once for all kernels that call it with arguments of equal types: for long loops that many kernels
+    have in common. A call costs a few nanoseconds, and variables of the caller that it writes are in memory there.
     """
     function = InlineFunction(fn)
     function.outlined = True

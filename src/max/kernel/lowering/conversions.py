@@ -64,15 +64,7 @@ def narrow(w: Writer, text: str, dtype: ScalarType, width: int) -> str:
     floats = vector_name("float", width)
     shorts = vector_name("i16", width)
     if dtype is bf16:
-        if w.target.has("avx512bf16") and (
-            width % 16 == 0 and width or (w.target.has("avx512vl") and width in (4, 8))
-        ):
-            short = vector_name("bfloat", width)
-            if width > 16:
-                # LLVM 22 aborts if the upper half of a pair of registers is undefined
-                text = w.temp(f"freeze {floats} {text}")
-            rounded = w.temp(f"fptrunc {floats} {text} to {short}")
-            return w.temp(f"bitcast {short} {rounded} to {shorts}")
+        # x86's vcvtneps2bf16 is not used: it replaces subnormals by zeros
         if w.target.is_arm64 and w.target.has("bf16") and width % 4 == 0:
             short = vector_name("bfloat", width)
             rounded = w.temp(f"fptrunc {floats} {text} to {short}")

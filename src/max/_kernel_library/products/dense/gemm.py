@@ -1,8 +1,8 @@
 """GEMM with packed dense weights: tasks of rows by panels (`max._kernel_library.products.blocking`), in register tiles.
 
 A is not packed: a tile's rows are broadcast from where they are, each at its own offset, so that no worker waits for a
-packing phase. Elements that have to be widened, and rows that do not begin at whole lanes, are copied to scratch
-memory, K block by K block.
+packing phase. Elements that have to be widened, and rows that do not begin at whole lanes or share the sets of the L1
+cache, are copied to scratch memory, as many K blocks at a time as it holds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from max._kernel_library.products.blocking import (
 from max._kernel_library.products.dense.panels import COPY_STRIDE, copy_rows, storage, widen_block
 from max._kernel_library.products.panel_tiles import (
     CACHE_LANES,
-    NOTHING,
     KBlock,
     PanelStep,
+    for_each_step,
     multiply_panel,
-    prefetch_step,
 )
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
-from max._kernel_library.tiles.strips import COLUMNS, Results
+from max._kernel_library.tiles.strips import COLUMNS, SET_PERIOD, Results
 from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
+from max.dtype import DType
 
 
 class DenseRows(NamedTuple):
@@ -77,23 +77,32 @@ def multiply_rows(
     # two steps of a widened panel multiply one row of pairs
     widens = ahead.dtype != x.panel.dtype
     lines = COLUMNS // CACHE_LANES // (2 if widens else 1)
-    if prefetches == NOTHING:
-        # most tiles; with a branch in the loop they take 6 to 12 % longer
-        for n in range(x.depth):
-            multiply_step(sums, a.elements, at, x.panel, n, height, t)
-    else:
-        steps = k.ceildiv(x.depth, height)
-        for part in range(height):
-            begin = part * steps
-            next_row = a.elements[(row + height + part) * a.stride :]
-            for n in range(begin, k.min(begin + steps, x.depth)):
-                prefetch_step(ahead, next_row, n, n - begin, prefetches, height, lines=lines)
-                multiply_step(sums, a.elements, at, x.panel, n, height, t)
+    for_each_step(
+        lambda n: multiply_step(sums, a.elements, at, x.panel, n, height, t),  # pyright: ignore[reportUnknownLambdaType]
+        x, row, height, ahead, prefetches, lines=lines,
+    )  # fmt: skip
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 
 
+def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
+    """Whether the rows of the left operand are read in place, else K blocks of them are copied.
+
+    They are copied where a row of pairs does not end with a pair, and where all rows of a tile share the sets of the
+    L1 cache: with 12 rows in 8 ways no element is read from it.
+
+    Args:
+        x: The dtype of the rows.
+        panels: That of the packed weights.
+        inner: K; not an int where only a run knows it.
+    """
+    known = isinstance(inner, int)
+    whole_pairs = DType.bfloat16 not in (x, panels) or (known and inner % 2 == 0)
+    shares_sets = known and inner * x.size_in_bytes % SET_PERIOD == 0
+    return whole_pairs and not shares_sets
+
+
 class GemmMemory(NamedTuple):
-    """Scratch memory of a worker: sums, a widened K block of a panel, a copy of a K block of rows."""
+    """Scratch memory of a worker: sums, a widened K block of a panel, a copy of K blocks of rows."""
 
     sums: Any
     wide: Any
@@ -125,8 +134,8 @@ def gemm_task(
         memory: Scratch memory.
         task: The task.
         b: The blocking.
-        copied: What the copy of rows holds: the number of its first row times the K blocks, plus that of its K block;
-            -1: nothing.
+        copied: What the copy of rows holds: the number of its first row times the K blocks, plus that of its group of
+            K blocks; -1: nothing.
         in_place: Whether A is read in place, else copied.
         t: The tiling.
 
@@ -137,17 +146,21 @@ def gemm_task(
     widens = stored.pair != t.pair
     rows, size = a.shape[0], a.shape[1]
     blocks, block = cut_depth(size, LANES_K * t.pair, STEP)
+    held = k.max(BLOCK_ROWS // task.rows, 1)  # K blocks that the copy has room for
     for turn in range(blocks * task.strips):
         n, strip = turn // task.strips, turn % task.strips
         begin = n * block
         length = k.min(block, size - begin)
         depth = k.ceildiv(length, t.pair)
         if not in_place:
-            # the copy serves all panels of a K block, and the next task of the same rows
-            if copied != task.row * blocks + n:
-                copied = task.row * blocks + n
-                part = a[task.row : task.row + task.rows, begin : begin + length]
-                copy_rows(memory.copy, part, t)
+            # the copy serves all panels of its K blocks, and the next task of the same rows
+            group = n // held
+            if copied != task.row * blocks + group:
+                copied = task.row * blocks + group
+                for i in range(k.min(held, blocks - group * held)):
+                    at = (group * held + i) * block
+                    part = a[task.row : task.row + task.rows, at : k.min(at + block, size)]
+                    copy_rows(memory.copy[i * task.rows * COPY_STRIDE :], part, t)
         panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
         if widens:
             widen_block(memory.wide, panel, k.ceildiv(length, 2), panels.dtype, t)
@@ -155,7 +168,7 @@ def gemm_task(
             left = a[task.row :].reshape((rows - task.row) * size).view(t.lane)
             left, stride = left[begin // t.pair :], size // t.pair
         else:
-            left, stride = memory.copy, k.i64(COPY_STRIDE)
+            left, stride = memory.copy[n % held * task.rows * COPY_STRIDE :], k.i64(COPY_STRIDE)
         ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
         left_rows = DenseRows(left, stride, task.rows - 1)
         x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)

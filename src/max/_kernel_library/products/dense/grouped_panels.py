@@ -15,7 +15,7 @@ from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.products.blocking import Blocking, Task, plan
 from max._kernel_library.products.dense import gemm_amx
-from max._kernel_library.products.dense.gemm import gemm_memory, gemm_task
+from max._kernel_library.products.dense.gemm import gemm_memory, gemm_task, reads_rows_in_place
 from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD, gemv_by_panel
 from max._kernel_library.products.groups import (
     check_groups_dtypes,
@@ -34,7 +34,6 @@ from max._kernel_library.tiles.strips import (
     store_strip,
 )
 from max._kernel_library.tiles.tiling import tiling
-from max.dtype import DType
 
 
 @k.kernel
@@ -55,7 +54,7 @@ def grouped_panels(
     expert after expert.
 
     There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0.
-    `in_place` says that rows of `x` are whole lanes.
+    For `in_place` see `reads_rows_in_place`.
     """
     t = tiling(ctx.target, x.dtype, panels.dtype)
     results = Results(out, extra, epilogue, t.width, parts)
@@ -127,11 +126,7 @@ def lower_grouped_panels(
     """
     x, panels = operands[:2]
     check_groups_dtypes("mok.grouped_products", list(operands[2:5]))
-    inner = x.shape[1]
-    # a row of an odd number of elements does not end with a pair
-    in_place = DType.bfloat16 not in (x.dtype, panels.dtype) or (
-        isinstance(inner, int) and inner % 2 == 0
-    )
+    in_place = reads_rows_in_place(x.dtype, panels.dtype, x.shape[1])
     args = (
         view("result", 0, results[0], static=False),
         *(view("operand", i, operands[i], static=False) for i in range(5)),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Limit, Operand, product, view
-from max._kernel_library.products.dense.gemm import gemm_panels
+from max._kernel_library.products.dense.gemm import gemm_panels, reads_rows_in_place
 from max._kernel_library.products.dense.gemm_amx import gemm_panels_amx
 from max._kernel_library.products.dense.panels import storage, widened
 from max._kernel_library.products.row_norms import Norm, norm_arguments, normalise
@@ -29,7 +29,6 @@ from max._kernel_library.tiles.strips import (
     store_strip,
 )
 from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add, tiling
-from max.dtype import DType
 
 ROW_THRESHOLD = 8
 """Default row threshold for the GEMV path, used when no measurement exists."""
@@ -165,7 +164,7 @@ def matmul_panels(
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
 
-    Up to `row_threshold` rows take the GEMV path. `in_place` says that rows of A are whole lanes. With `parts` there
+    Up to `row_threshold` rows take the GEMV path. For `in_place` see `reads_rows_in_place`. With `parts` there
     are several products; see `max._kernel_library.tiles.strips`.
     """
     t = tiling(ctx.target, a.dtype, panels.dtype)
@@ -216,9 +215,7 @@ def lower_matmul(
         Limit(kinds, ROW_THRESHOLD, MOST_GEMV_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
-    # a row of an odd number of elements does not end with a pair
-    pairs = DType.bfloat16 in (x.dtype, operands[1].dtype)
-    in_place = not pairs or (isinstance(inner, int) and inner % 2 == 0)
+    in_place = reads_rows_in_place(x.dtype, operands[1].dtype, inner)
     params = {"in_place": in_place, **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}

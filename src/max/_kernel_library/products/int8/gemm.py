@@ -21,11 +21,10 @@ from max._kernel_library.products.blocking import (
 from max._kernel_library.products.int8.gemv import Int8Rows, add_four_products, sum_rows
 from max._kernel_library.products.int8.panels import FOUR
 from max._kernel_library.products.panel_tiles import (
-    NOTHING,
     KBlock,
     PanelStep,
+    for_each_step,
     multiply_panel,
-    prefetch_step,
 )
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
 from max._kernel_library.tiles.strips import COLUMNS, Results
@@ -68,18 +67,11 @@ def multiply_rows_int8(
             if a.has_lowest == 1:
                 for n in range(x.depth):
                     multiply_step_int8(sums, x, at, n, height, second, t)
-        elif prefetches == NOTHING:
-            # most tiles; with a branch in the loop they take 4 % longer
-            for n in range(x.depth):
-                multiply_step_int8(sums, x, at, n, height, second, t)
         else:
-            steps = k.ceildiv(x.depth, height)
-            for part in range(height):
-                begin = part * steps
-                next_row = a.elements[(row + height + part) * a.stride :]
-                for n in range(begin, k.min(begin + steps, x.depth)):
-                    prefetch_step(ahead, next_row, n, n - begin, prefetches, height, FOUR)
-                    multiply_step_int8(sums, x, at, n, height, second, t)
+            for_each_step(
+                lambda n: multiply_step_int8(sums, x, at, n, height, False, t),  # pyright: ignore[reportUnknownLambdaType]
+                x, row, height, ahead, prefetches, lane=FOUR,
+            )  # fmt: skip
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 
 

@@ -1,0 +1,372 @@
+"""Outlined functions: a body that was compiled once is used again for equal calls, by all kernels of the process.
+
+The body of a call is compiled with *formals* in place of the values of its arguments. Of a formal it knows the type,
+and for integers the interval and whether it may be 0, so that these and the compile-time arguments determine the body.
+At each call the body is copied: formals become the arguments, and numbers continue those of the kernel.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, cast
+
+from max.kernel.frontend.division import interval, is_nonzero
+from max.kernel.frontend.state import Frame, Frontend
+from max.kernel.frontend.values import (
+    Closure,
+    ContextValue,
+    Runtime,
+    SlotVar,
+    describe,
+    is_number,
+    tuple_like,
+)
+from max.kernel.frontend.views import View
+from max.kernel.ir.nodes import (
+    Alloc,
+    Assign,
+    Atom,
+    Barrier,
+    Block,
+    Const,
+    Effect,
+    For,
+    If,
+    Leave,
+    Let,
+    Parallel,
+    Raise,
+    Ref,
+    Stmt,
+    Store,
+    While,
+)
+from max.kernel.language.source import InlineFunction
+
+__all__ = ["outlined_body"]
+
+
+class _Body(NamedTuple):
+    """A compiled body."""
+
+    statements: tuple[Stmt, ...]
+    formals: tuple[Ref, ...]
+    first: int
+    """The number before that of its first value, slot and label."""
+    last: int
+    """The highest number of a value, slot or label."""
+    level: int
+    """The level of its outermost values."""
+    leaves: bool
+    """Whether it has a return at run time."""
+    writable: tuple[bool, ...]
+    """For each view among the arguments, whether the body needs it to be writable."""
+
+
+_MOST_BODIES = 256
+_bodies: OrderedDict[Hashable, _Body] = OrderedDict()
+_lock = threading.Lock()
+
+
+def outlined_body(
+    fe: Frontend, function: InlineFunction, frame: Frame, compile_body: Callable[[], Any]
+) -> None:
+    """Emits the body of a call as a block of its own.
+
+    Args:
+        fe: The frontend.
+        function: The function.
+        frame: The frame of the call, with its arguments.
+        compile_body: Compiles the function in that frame, and returns its result.
+    """
+    arguments = _Arguments(fe)
+    try:
+        if fe.check or any(fe.tail_masks) or not _is_fixed(function):
+            raise _UnknownError
+        env = {name: arguments.formal(value) for name, value in frame.env.items()}
+    except _UnknownError:  # such as a tile, which is memory of the caller
+        body, _ = _compiled(fe, function, compile_body, _Arguments(fe))
+        fe.b.emit(Block(fe.b.label(), body.statements, outlined=True))
+        return
+    key = (function, fe.target, fe.is_conditional, frame.in_branch,
+       fe.parallel_depth > 0, fe.loop_depth > 0, *arguments.key)  # fmt: skip
+    with _lock:
+        body = _bodies.get(key)
+        if body is not None and arguments.may_use(body):
+            _bodies.move_to_end(key)
+        else:
+            body = None
+    reusable = False
+    if body is None:
+        frame.env = env
+        body, reusable = _compiled(fe, function, compile_body, arguments)
+        first = body.first
+    else:
+        first = fe.b.continue_outlined(function.name, body.last - body.first)
+        fe.may_have_left |= body.leaves
+    copy = _Copy(body, first, len(fe.b.scopes), arguments.actuals, fe.b.line)
+    statements = copy.statements(body.statements)
+    fe.b.emit(Block(fe.b.label(), statements, outlined=True))
+    if reusable and not copy.uses_others:
+        with _lock:
+            _bodies[key] = body
+            while len(_bodies) > _MOST_BODIES:
+                _bodies.popitem(last=False)
+
+
+def _compiled(
+    fe: Frontend, function: InlineFunction, compile_body: Callable[[], Any], arguments: _Arguments
+) -> tuple[_Body, bool]:
+    """Compiles a body; also tells whether nothing in it belongs to this kernel alone."""
+    b = fe.b
+    before = len(fe.messages), fe.phases, fe.scratch_bytes
+    left, fe.may_have_left = fe.may_have_left, False
+    try:
+        with b.outlined(function.name) as scope:
+            first, level = b.next_id, len(b.scopes) - 1
+            scope.nonzero.update(f.id for f in arguments.formals if f.id in b.nonzero_formals)
+            result = compile_body()
+            last = max(b.next_id, b.next_slot, b.next_label)
+    finally:
+        leaves, fe.may_have_left = fe.may_have_left, fe.may_have_left or left
+    if result is not None:
+        fe.fail(
+            f"{function.name} is outlined and returns {describe(result)}; it can only write memory"
+        )
+    body = _Body(
+        tuple(scope.body), tuple(arguments.formals), first, last, level, leaves,
+        tuple([view.asked for view in arguments.views]),
+    )  # fmt: skip
+    return body, before == (len(fe.messages), fe.phases, fe.scratch_bytes)
+
+
+def _is_fixed(function: InlineFunction) -> bool:
+    """Whether the names that a function uses keep their values: those of a user's function may change."""
+    return str(function.source.globals.get("__name__", "")).startswith("max.")
+
+
+class _UnknownError(Exception):
+    """An argument that formals cannot stand for."""
+
+
+class _Writable:
+    """Whether a view may be written; remembers that a store has asked."""
+
+    __slots__ = ("asked", "value")
+
+    def __init__(self, value: bool) -> None:
+        self.value, self.asked = value, False
+
+    def __bool__(self) -> bool:
+        self.asked = True
+        return self.value
+
+
+class _Arguments:
+    """The arguments of a call, and formals in their place.
+
+    Args:
+        fe: The frontend.
+    """
+
+    def __init__(self, fe: Frontend) -> None:
+        self._b = fe.b
+        self._of_actual: dict[Ref, Ref] = {}
+        self.formals: list[Ref] = []
+        self.actuals: list[Ref] = []
+        self.views: list[_Writable] = []
+        self.key: list[Hashable] = []
+        """What the body depends on, flat."""
+
+    def formal(self, v: Any) -> Any:
+        """The value with formals for values known at run time.
+
+        Raises:
+            _UnknownError: It holds memory of the caller, or its kind is not known here.
+        """
+        key = self.key
+        if isinstance(v, Ref):
+            return self._formal_of(v)
+        if isinstance(v, Const):
+            key.append((Const, repr(v.value), v.type))
+            return v
+        if isinstance(v, View) and v.memory is None:
+            key.append((View, v.dtype, v.rank))
+            writable = _Writable(bool(v.writable))
+            self.views.append(writable)
+            base = self.formal(v.base)
+            shape = tuple([self.formal(size) for size in v.shape])
+            strides = tuple([self.formal(stride) for stride in v.strides])
+            return View(base, v.dtype, shape, strides, v.name, cast(bool, writable))
+        if isinstance(v, tuple):
+            key.append((type(v), len(v)))
+            return tuple_like(v, [self.formal(item) for item in v])
+        if isinstance(v, ContextValue):
+            key.append(ContextValue)
+            return v
+        if is_number(v):
+            key.append((type(v), repr(v)))
+            return v
+        if isinstance(v, (Runtime, SlotVar, Closure)):
+            raise _UnknownError
+        if isinstance(v, InlineFunction) and not _is_fixed(v):
+            raise _UnknownError
+        try:
+            hash(v)
+        except TypeError:
+            raise _UnknownError from None
+        key.append((type(v), v))
+        return v
+
+    def may_use(self, body: _Body) -> bool:
+        """Whether a body with an equal key writes to no view that is read-only here."""
+        views = zip(self.views, body.writable, strict=True)
+        return all(view.value or not needed for view, needed in views)
+
+    def _formal_of(self, actual: Ref) -> Ref:
+        formal = self._of_actual.get(actual)
+        if formal is not None:
+            self.key.append(formal.id - self.formals[0].id)
+            return formal
+        b = self._b
+        formal = b.formal(actual.type)
+        facts = None
+        if actual.type.dtype.is_integer:
+            low, high = interval(b, actual)
+            facts = b.intervals[formal.id] = _rounded(low), _rounded(high)
+            if is_nonzero(b, actual):
+                b.nonzero_formals.add(formal.id)
+                facts = (*facts, "nonzero")
+        self._of_actual[actual] = formal
+        self.formals.append(formal)
+        self.actuals.append(actual)
+        self.key.append((Ref, actual.type, facts))
+        return formal
+
+
+def _rounded(bound: int) -> int:
+    """A bound of an interval, rounded outwards to a power of two where it is no size that a program could have."""
+    if abs(bound) < _UNLIKELY:
+        return bound
+    power = 1 << (abs(bound) - 1).bit_length()
+    return min(power, _MOST) if bound > 0 else -power
+
+
+_UNLIKELY = 1 << 40
+_MOST = (1 << 63) - 1
+
+
+class _Copy:
+    """A body with other numbers, and with actual values for formals.
+
+    Args:
+        body: The body.
+        first: The number before that of its first value.
+        level: The level of its outermost values.
+        actuals: The values for the formals.
+        line: The line of its statements.
+    """
+
+    def __init__(
+        self, body: _Body, first: int, level: int, actuals: Iterable[Ref], line: int
+    ) -> None:
+        self._refs: dict[Ref, Ref] = dict(zip(body.formals, actuals, strict=True))
+        self._shift = first - body.first
+        self._deeper = level - body.level
+        self._line = line
+        self.uses_others = False
+        """Whether it uses values of the caller that are no arguments, or has functions of its own."""
+
+    def _bound(self, ref: Ref) -> Ref:
+        copy = self._refs[ref] = Ref(ref.id + self._shift, ref.type, ref.level + self._deeper)
+        return copy
+
+    def _atom(self, a: Atom) -> Atom:
+        if isinstance(a, Const):
+            return a
+        copy = self._refs.get(a)
+        if copy is None:
+            self.uses_others = True
+            return a
+        return copy
+
+    def _atoms(self, atoms: Iterable[Atom]) -> tuple[Atom, ...]:
+        return tuple([self._atom(a) for a in atoms])
+
+    def statements(self, body: Iterable[Stmt]) -> tuple[Stmt, ...]:
+        """A copy of statements, in their order."""
+        return tuple([_COPIES[s.__class__](self, s) for s in body])
+
+    def let_(self, s: Let) -> Let:
+        args = self._atoms(s.args)
+        attr = s.attr + self._shift if s.op == "read" else s.attr
+        return Let(self._bound(s.ref), s.op, args, attr, self._line)
+
+    def effect_(self, s: Effect) -> Effect:
+        return Effect(s.op, self._atoms(s.args), s.attr, self._line)
+
+    def alloc_(self, s: Alloc) -> Alloc:
+        return Alloc(s.slot + self._shift, s.type, s.count)
+
+    def assign_(self, s: Assign) -> Assign:
+        slot = s.slot + self._shift
+        return Assign(slot, self._atom(s.index), self._atom(s.value), self._line)
+
+    def store_(self, s: Store) -> Store:
+        mask = None if s.mask is None else self._atom(s.mask)
+        return Store(self._atom(s.pointer), self._atom(s.value), mask, self._line)
+
+    def for_(self, s: For) -> For:
+        start, stop = self._atom(s.start), self._atom(s.stop)
+        var = self._bound(s.var)
+        return For(var, start, stop, s.step, self.statements(s.body), self._line, s.most)
+
+    def while_(self, s: While) -> While:
+        head = self.statements(s.head)
+        return While(head, self._atom(s.cond), self.statements(s.body), self._line)
+
+    def if_(self, s: If) -> If:
+        then, orelse = self.statements(s.then), self.statements(s.orelse)
+        return If(self._atom(s.cond), then, orelse, self._line)
+
+    def block_(self, s: Block) -> Block:
+        # a body in a body has numbers of its own
+        self.uses_others |= s.outlined
+        return Block(s.label + self._shift, self.statements(s.body), s.outlined)
+
+    def leave_(self, s: Leave) -> Leave:
+        return Leave(s.label + self._shift)
+
+    def parallel_(self, s: Parallel) -> Parallel:
+        total, grain = self._atom(s.total), self._atom(s.grain)
+        begin, end = self._bound(s.begin), self._bound(s.end)
+        body = self.statements(s.body)
+        return Parallel(begin, end, total, grain, s.multiple, s.phase, body, self._line)
+
+    def barrier_(self, s: Barrier) -> Barrier:
+        return Barrier(self._line)
+
+    def raise_(self, s: Raise) -> Raise:
+        return Raise(s.message, self._atoms(s.values), self._line)
+
+
+_COPIES: dict[type[Any], Callable[[_Copy, Any], Any]] = {
+    Let: _Copy.let_,
+    Effect: _Copy.effect_,
+    Alloc: _Copy.alloc_,
+    Assign: _Copy.assign_,
+    Store: _Copy.store_,
+    For: _Copy.for_,
+    While: _Copy.while_,
+    If: _Copy.if_,
+    Block: _Copy.block_,
+    Leave: _Copy.leave_,
+    Parallel: _Copy.parallel_,
+    Barrier: _Copy.barrier_,
+    Raise: _Copy.raise_,
+}
