@@ -20,6 +20,19 @@ IMPORTS = [
     "from max.nn.attention.multi_latent_attention import LatentAttentionWithRope",
     "from max.pipelines.lib.tokenizer import TextAndVisionTokenizer",
     "from max.pipelines.architectures.gemma3 import model",
+    "import max.experimental.sharding",
+    "from max.experimental import sharding",
+    "from max.experimental.nn import LoRA",
+    "from max.experimental.functional import distributed_broadcast",
+    "from max.nn import HyperConnection",
+    "from max.nn.activation import GatedActivation",
+    "from max.nn.kv_cache.utils import build_max_lengths_tensors",
+    "from max.nn.moe import StackedMoE",
+    "from max.nn.quant_ops import quantized_matmul",
+    "from max.graph.ops import fft",
+    "from max.driver import DeviceEvent",
+    "from max.engine import MefStore",
+    "from max.pipelines.lib.interfaces import ModuleV3PipelineModelWithKVCache",
     "import modular.engine",
     "from modular.engine import InferenceSession",
 ]
@@ -52,6 +65,53 @@ def test_programs_that_look_for_an_optional_module_go_on(name: str) -> None:
     assert caught.value.name == name
     with pytest.raises(ImportError, match="is not in this release"):
         exec(f"import {name}.something")
+
+
+LATER = {
+    "max.driver": "CompletionFlag DeviceEvent DeviceQueue LaunchTraceEntry SymmetricPool begin_launch_trace "
+    "enable_all_peer_access launch_trace set_virtual_device_count take_launch_trace",
+    "max.engine": "CompiledModel MefStore",
+    "max.experimental": "realization_context sharding",
+    "max.experimental.functional": "call_on_mesh distributed_broadcast distributed_scatter fft shard",
+    "max.experimental.nn": "HyperConnection LoRA common_layers hyper_connection lora_layers lora_parameters",
+    "max.experimental.tensor": "DeviceMesh Replicated realization_context",
+    "max.graph": "DevicePlacementPolicy GraphBlock GraphDebugConfig",
+    "max.graph.ops": "allgather_rms_norm fft irfft2 parallel reduce_scatter_rms_norm shard_and_stack side_stream",
+    "max.nn": "HyperConnection KVCacheMetrics build_max_lengths_tensors hyper_connection quant_ops",
+    "max.nn.kernels": "hyper_connection_gates",
+    "max.nn.kv_cache": "KVCacheMetrics MultiKVCacheBuffer MultiKVCacheParams RecurrentStateParams "
+    "build_max_lengths_tensors metrics utils",
+    "max.nn.moe": "BlockScaledStrategy SigmoidTopKRouter StackedMoE",
+    "max.pipelines.lib": "ModuleV3PipelineModel graph_specs tool_parsing",
+}
+
+
+@pytest.mark.parametrize("module", LATER)
+def test_names_of_later_versions_say_so(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in LATER[module].split():
+        with pytest.raises(
+            (AttributeError, ImportError), match=rf"{module}\.{name} is not in this release\. \w"
+        ):
+            getattr(found, name)
+
+
+@pytest.mark.parametrize("module", _absent.LATER)
+def test_names_of_the_table_are_absent(module: str) -> None:
+    """The table has no name that exists, and the error of each says what to use."""
+    found = importlib.import_module(module)
+    for names, instead in _absent.LATER[module].items():
+        for name in names.split():
+            with pytest.raises(AttributeError) as error:
+                getattr(found, name)
+            assert str(error.value) == f"{module}.{name} is not in this release. {instead}"
+
+
+def test_complex_numbers_are_pairs_of_floats() -> None:
+    with pytest.raises(
+        AttributeError, match=r"no 'complex64'; complex numbers are pairs of floats"
+    ):
+        _ = importlib.import_module("max.dtype").DType.complex64
 
 
 def test_names_that_max_has_not_are_told_as_python_does() -> None:

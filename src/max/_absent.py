@@ -23,13 +23,25 @@ else:
     fnmatch = lazy_module("fnmatch")
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
-_OWN_KERNEL = "Write it with max.graph.ops, or as a custom op (docs/custom-ops.md)."
-_NO_GPU = "GPUs are not supported."
-_FLOAT8 = "max.nn.Linear with a Float8Config, and max.nn.kernels.dynamic_scaled_matmul, multiply scaled 8-bit floats."
 _ADAPTERS = "LoRA adapters are absent; merge one into the weights before they are loaded."
-_LATENT = "Multi-head latent attention is absent; max.nn.AttentionWithRope is attention with GQA."
 _DRAFTS = "Speculative decoding is absent; TextGenerationPipeline generates without a draft model."
-_FORMATS = "Weights in GGUF and GPTQ encodings are for max.nn.Linear and max.nn.GPTQLinear."
+_GPUS = "It is of GPUs and their streams; what runs on a device here runs in order."
+_COLLECTIVES = (
+    "It is for several GPUs; the collectives of max.nn.comm are there, and norms of their own."
+)
+_SHARDING = "A tensor is on one device; modules of max.nn are split by max.graph.ShardingStrategy."
+_STREAMS = "How it mixes streams is not documented; write it with max.graph.ops."
+_MODULE_ADAPTERS = (
+    "max.nn.LinearLoRA has adapters for each sequence; one adapter is merged into the weights."
+)
+_ROUTERS = "max.nn.MoE takes a gate of your own (gate_cls), and quant_config of 8-bit floats."
+_CACHES = "A model has one KVCacheParams; its inputs are those of flattened_kv_inputs (docs/compatibility.md)."
+_METRICS = "The server counts the use of its cache in /metrics (docs/serving.md)."
+_TEMPLATES = "PipelineModelWithKVCache and GraphPipelineModelWithKVCache are the bases of models (docs/add-a-model.md)."
+_PARSERS = "SupportedArchitecture(tool_parser=) takes the name of a format, or a function (docs/compatibility.md)."
+_STORE = "Compiled programs are kept in the cache, which MAX_CACHE_DIR names (docs/runtime.md)."
+_COMPILER = "It is of MAX's compiler; docs/compiler.md tells of this one."
+_COMPLEX = "Complex numbers are pairs of floats: ops.as_interleaved_complex and complex_mul; irfft is there."
 _FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
 
 ABSENT: dict[str, str] = {
@@ -39,6 +51,57 @@ ABSENT: dict[str, str] = {
     "max.engine.InputSpec": _FOREIGN,
     "max.engine.Torch*": _FOREIGN,
     "max.support": "It is of MAX's own tools.",
+    "max.driver.Completion*": _GPUS,
+    "max.driver.DeviceEvent": _GPUS,
+    "max.driver.DeviceQueue": _GPUS,
+    "max.driver.LaunchTrace*": _GPUS,
+    "max.driver.*launch_trace": _GPUS,
+    "max.driver.SymmetricPool": _GPUS,
+    "max.driver.enable_all_peer_access": _GPUS,
+    "max.driver.*virtual*": "CPU(0), CPU(1), … are devices that stand for others (docs/runtime.md).",
+    "max.engine.CompiledModel": _STORE,
+    "max.engine.MefStore": _STORE,
+    "max.graph.GraphBlock": _COMPILER,
+    "max.graph.GraphDebugConfig": _COMPILER,
+    "max.graph.DevicePlacementPolicy": _COMPILER,
+    "max.graph.ops.allgather_rms_norm*": _COLLECTIVES,
+    "max.graph.ops.reduce_scatter_rms_norm*": _COLLECTIVES,
+    "max.graph.ops.*fft*": _COMPLEX,
+    "max.graph.ops.parallel": _COLLECTIVES,
+    "max.graph.ops.shard_and_stack": _COLLECTIVES,
+    "max.graph.ops.side_stream": _GPUS,
+    "max.experimental.functional.*fft*": _COMPLEX,
+    "max.experimental.functional.call_on_mesh": _SHARDING,
+    "max.experimental.functional.distributed_*": _SHARDING,
+    "max.experimental.functional.shard*": _SHARDING,
+    "max.experimental.sharding": _SHARDING,
+    "max.experimental.*.DeviceMesh": _SHARDING,
+    "max.experimental.*.Sharded": _SHARDING,
+    "max.experimental.*.Replicated": _SHARDING,
+    "max.experimental.*realization_context": "Operations are recorded until a value is needed (docs/eager.md).",
+    "max.experimental.nn.LoRA": _MODULE_ADAPTERS,
+    "max.experimental.nn.lora_*": _MODULE_ADAPTERS,
+    "max.experimental.nn.common_layers": _MODULE_ADAPTERS,
+    "max.*HyperConnection": _STREAMS,
+    "max.*hyper_connection*": _STREAMS,
+    "max.nn.activation.GatedActivation": "max.nn.MLP and MoE are gated by silu, gelu, …; others are a product of ops.",
+    "max.nn.quant_ops": "max.nn.Linear(quant_config=) and max.nn.kernels.dynamic_scaled_matmul multiply 8-bit floats.",
+    "max.nn*.StackedMoE": _ROUTERS,
+    "max.nn*.SigmoidTopKRouter": _ROUTERS,
+    "max.nn.moe.*Strategy": _ROUTERS,
+    "max.nn*.KVCacheMetrics": _METRICS,
+    "max.nn.kv_cache.metrics": _METRICS,
+    "max.nn*.build_max_lengths_tensors": _CACHES,
+    "max.nn.kv_cache.utils": _CACHES,
+    "max.nn*.Multi*KVCache*": _CACHES,
+    "max.nn.kv_cache.Recurrent*": _CACHES,
+    "max.nn.kv_cache.*LeafRegion": _CACHES,
+    "max.pipelines.*ModuleV3PipelineModel*": _TEMPLATES,
+    "max.pipelines.*graph_specs": _TEMPLATES,
+    "max.pipelines.*ToolParser": _PARSERS,
+    "max.pipelines.*ReasoningParser": _PARSERS,
+    "max.pipelines.*tool_parsing": _PARSERS,
+    "max.pipelines.*lib.reasoning": _PARSERS,
     "max.pipelines.lib.*lora*": _ADAPTERS,
     "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3, and "
     "encoders; --custom-architectures adds your own (docs/add-a-model.md).",
@@ -49,6 +112,53 @@ ABSENT: dict[str, str] = {
     "modular.engine": "Its work is done by max.engine.InferenceSession, which loads a max.graph.Graph.",
 }  # fmt: skip
 """Patterns of dotted names, and what to do instead. A pattern stands for all that is in what it names, too."""
+
+_OF_CACHES = (
+    "AttnKey AttnKeyInterface BatchCharacteristics CacheLeafKind CacheLeafParamInterface HostStagingAlloc "
+    "KVCacheAssignments KVCacheBuffer KVCacheBufferInterface KVCacheGroupId KVCacheMemory KVCacheQuantizationConfig "
+    "KVConnectorConfigInterface KVConnectorType KVHashAlgo MHAAttnKey MLAAttnKey MLAKVCacheParams MSAAttnKey "
+    "MSAKVCacheParams NullKVConnectorConfig PACKED_PAGE_STRIDE RecurrentStateBuffer RecurrentStateParams "
+    "RecurrentStateRegion compute_max_seq_len_fitting_in_cache compute_num_device_blocks "
+    "contiguous_page_view_and_stride estimated_memory_size packed_page_stride padded_lut_cols page_stride_of page_view "
+    "recurrent_leaf recurrent_leaves "
+    "spec_decode_cache_slack"
+)
+_OF_MODELS = {
+    "AudioGenerationTokenizer DenoisingCacheConfig DenoisingCacheSettings PixelGenerationPipeline "
+    "PixelGenerationTokenizer VisionPreprocessCache": "Models here take and give text, tokens or vectors.",
+    "CompiledArtifacts GraphRole GraphSpec ModuleV3MultiGraphPipelineModelWithKVCache ModuleV3Outputs "
+    "ModuleV3SingleReplicaBatchProcessor MultiGraphPipelineModelWithKVCache SupportsSSMStateWarmup compile_graphs "
+    "init_graphs": _TEMPLATES,
+    "LoRAConfig": _ADAPTERS,
+    "SpeculativeConfig Speculator UnifiedEagleOutputs UnifiedSpecDecodeInputs": _DRAFTS,
+}
+LATER: dict[str, dict[str, str]] = {
+    "max.driver": {"HostHazardError Usage": _GPUS},
+    "max.engine": {
+        "ArtifactBodyMismatch CompilationStopped CompileOnlyExecutionError CompileOnlyModel "
+        "MissingArtifactError": _STORE
+    },
+    "max.experimental.functional": {"reduce_scatter": _SHARDING, "side_stream": _GPUS},
+    "max.experimental.tensor": {"external_shard_names": _SHARDING},
+    "max.graph": {"Module ProfileScopeColor": _COMPILER},
+    "max.graph.ops": {"distributed_broadcast distributed_scatter": _COLLECTIVES},
+    "max.nn.comm": {"MulticastPool": _COLLECTIVES},
+    "max.nn.kv_cache": {_OF_CACHES: _CACHES},
+    "max.nn.kv_cache.cache_params": {_OF_CACHES: _CACHES},
+    "max.nn.moe": {
+        "EplbExpertContainer GateUpFormat GatedActivation Nvfp4Scales apply_eplb_placement "
+        "interleaved_block_scales_shape make_concatenated_gated_activation_fn make_interleaved_gated_activation_fn "
+        "make_stacked_gated_activation_fn": _ROUTERS
+    },
+    "max.nn.sampling": {
+        "AcceptanceSampler greedy_acceptance_sampler stochastic_acceptance_sampler "
+        "synthetic_acceptance_sampler": _DRAFTS
+    },
+    "max.pipelines": _OF_MODELS,
+    "max.pipelines.lib": _OF_MODELS,
+    "max.pipelines.lib.interfaces": _OF_MODELS,
+}
+"""For each module names of later versions, separated by spaces, and what to do instead."""
 
 
 def message(name: str) -> str | None:
@@ -63,6 +173,10 @@ def message(name: str) -> str | None:
         for pattern, instead in ABSENT.items():
             if fnmatch.fnmatchcase(prefix, pattern):
                 return f"{prefix} is not in this release. {instead}"
+    module, _, last = name.rpartition(".")
+    for names, instead in LATER.get(module, {}).items():
+        if last in names.split():
+            return f"{name} is not in this release. {instead}"
     return None
 
 

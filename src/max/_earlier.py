@@ -47,10 +47,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.graph.weights.load": ("max.graph.weights",),
     "max.graph.weights.weights": ("max.graph.weights",),
     "max.kv_cache": ("max.pipelines.kv_cache.manager",),
+    "max.nn.kv_cache.input_types": ("max.nn.kv_cache.cache_values",),
     "max.nn.layer.layer": ("max.nn.layer",),
     "max.nn.layer.layer_list": ("max.nn.layer",),
     "max.nn.layer.missing_layer": ("max.nn.identity",),
     "max.nn.legacy": ("max.nn",),
+    "max.nn.moe.moe_fp8": ("max.nn.moe",),
     "max.nn.norm.group_norm": ("max.nn.norm",),
     "max.nn.norm.layer_norm": ("max.nn.norm",),
     "max.nn.norm.rms_norm": ("max.nn.norm",),
@@ -184,7 +186,14 @@ NAMES: dict[str, dict[str, str]] = {
         "LayerV2": "max.nn.Module",
         "LinearV2": "max.nn.Linear",
         "MLPV2": "max.nn.MLP",
+        "MoEQuantized": "max.nn.MoEFp8",
         "RMSNormV2": "max.nn.RMSNorm",
+        "TensorParallelLatentAttentionWithRope": "max.nn.attention.multi_latent_attention",
+        "split_batch": "max.nn.data_parallelism",
+        "split_batch_replicated": "max.nn.data_parallelism",
+    },
+    "max.nn.attention": {
+        "TensorParallelLatentAttentionWithRope": "max.nn.attention.multi_latent_attention",
     },
     "max.nn.kv_cache": {
         **{
@@ -204,7 +213,13 @@ NAMES: dict[str, dict[str, str]] = {
         "LinearV2": "max.nn.linear.Linear",
         "MLPV2": "max.nn.linear.MLP",
     },
-    "max.pipelines": {"PipelineTask": "max.interfaces", **_LIB_NAMES},
+    "max.nn.moe": {"MoEQuantized": "max.nn.moe.MoEFp8"},
+    "max.pipelines": {
+        "EmbeddingsPipeline": LIB + "embeddings_pipeline",
+        "PipelineTask": "max.interfaces",
+        "RepoType": "max.pipelines.checkpoints.hub",
+        **_LIB_NAMES,
+    },
     "max.pipelines.core": {"PipelineTask": "max.interfaces"},
     "max.pipelines.kv_cache": {
         "KVCacheConfig": CONFIG + "kv_cache_config",
@@ -260,6 +275,8 @@ class _Alias(_Loader):
                     return getattr(target, name)
                 except AttributeError:
                     continue
+            if _absent.message(f"{module.__name__}.{name}") is not None:
+                raise _absent.missing(module.__name__, name)
             where = " or ".join(self.targets)
             raise AttributeError(
                 f"module {module.__name__!r} has no attribute {name!r}; its names are in {where}"

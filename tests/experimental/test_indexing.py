@@ -109,6 +109,29 @@ def test_random_indices(first: int, count: int) -> None:
     assert selected > 0.8 * count
 
 
+def test_bounds_of_slices() -> None:
+    """In the range of the reference they select what they do in NumPy; out of range they are errors."""
+    rng = np.random.default_rng(5)
+    refused = 0
+    for _ in range(120):
+        size = int(rng.integers(0, 6))
+        array = np.arange(size * 2, dtype=np.int32).reshape(size, 2)
+        start, stop = (None if rng.integers(4) == 0 else int(rng.integers(-8, 8)) for _ in "ab")
+        index = slice(start, stop, (None, 1, 2, -1, -2)[rng.integers(5)])
+        beyond = int((index.step or 1) < 0)
+        given = [bound for bound in (start, stop) if bound is not None]
+        x = Tensor.constant(array)
+        if all(-size - beyond <= bound <= size - beyond for bound in given):
+            np.testing.assert_array_equal(x[index].to_numpy(), array[index], str((size, index)))
+            continue
+        refused += 1
+        with pytest.raises(IndexError, match=f"out of range for axis 0 of size {size}; expected"):
+            _ = x[index]
+        with pytest.raises(IndexError, match="out of range"):
+            x[index] = 1
+    assert refused > 20
+
+
 def test_where_the_axes_of_arrays_are() -> None:
     array = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     x, rows, mask = Tensor.constant(array), np.array([1, 0, 1]), array[0, 0] > 7

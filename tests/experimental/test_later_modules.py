@@ -19,9 +19,12 @@ from max.experimental.nn import (
     Linear,
     Module,
     ModuleList,
+    PinnedDeviceTensor,
     RMSNorm,
     RotaryEmbedding,
     TransposedRotaryEmbedding,
+    as_subgraph,
+    module_dataclass,
 )
 from max.graph import DeviceRef, TensorType
 
@@ -67,6 +70,44 @@ def test_forward_and_lists_of_modules() -> None:
     )
     with pytest.raises(TypeError, match="Tower.compile"):
         tower.compile()
+
+
+def test_parts_as_subgraphs() -> None:
+    """A part that is marked computes what it does without, eager and compiled, whatever it is."""
+
+    class Marked(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self.layers):
+                x = x + as_subgraph(layer, name="layer", prefix=f"layers.{number}.")(x)
+            return as_subgraph(lambda a, by: (a * by, a))(x, by=2.0)[0]
+
+    plain, marked = Tower(3, 4), Marked(3, 4)
+    weights = {name: floats(*map(int, value.shape)) for name, value in plain.parameters}
+    for tower in (plain, marked):
+        tower.load_state_dict(weights)
+    x = floats(5, 4)
+    check(marked, x, plain(Tensor.from_dlpack(x)).to_numpy() * 2)
+    assert as_subgraph(floats).__name__ == "floats"
+    refused: Any = as_subgraph
+    with pytest.raises(TypeError, match="3 is a int, expected a function or a module"):
+        refused(3)
+    with pytest.raises(TypeError, match="prefix is 4, expected text"):
+        refused(floats, prefix=4)
+
+
+def test_tensors_that_stay_on_their_device() -> None:
+    @module_dataclass
+    class Scaled(Module):
+        weight: PinnedDeviceTensor
+        by: float
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight * self.by
+
+    scale, x = floats(4), floats(3, 4)
+    module = Scaled(Tensor.from_dlpack(scale), 2.0)
+    assert [name for name, _ in module.parameters] == ["weight"]
+    check(module, x, x * scale * 2)
 
 
 def test_a_module_that_defines_neither() -> None:

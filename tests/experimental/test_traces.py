@@ -533,6 +533,59 @@ def test_a_call_with_fewer_frames_than_that_of_the_trace() -> None:
     assert done.wait(60) and not failures, failures
 
 
+def test_errors_name_the_line_of_a_call_with_fewer_frames() -> None:
+    """The trace's gather was called by a function, this one stands at the end of its stack."""
+    table, lines = Tensor.constant(array(4, 2)), list[str]()
+    done = threading.Event()
+
+    def gather(y: Tensor, indices: Tensor) -> Tensor:
+        return array_api.take(y, indices, axis=0)
+
+    def work() -> None:
+        for turn in range(8):
+            indices = Tensor.from_dlpack(np.int64([9 if turn == 7 else 1]))
+            y = table * 2
+            z = gather(y, indices) if turn < 7 else F.gather(y, indices, axis=0)
+            try:
+                _ = z.realize
+            except IndexError as error:
+                lines.append(str(error).rpartition("test_traces.py:")[2].rstrip(")"))
+        done.set()
+
+    _thread.start_new_thread(work, ())
+    assert done.wait(60) and lines == [str(work.__code__.co_firstlineno + 4)]
+
+
+def test_a_replay_that_left_a_tensor_is_held_by_nothing() -> None:
+    x = Tensor.constant(array(3))
+    for _ in range(8):
+        beside = x * 3
+        _ = (x + 1).realize
+        assert not beside.real and not _replays._replays
+
+
+def test_a_replay_that_another_value_interrupts_is_held_by_nothing() -> None:
+    x = Tensor.constant(array(3))
+    for turn in range(8):
+        beside = x * 3
+        _ = (x + 1).realize
+        here = F.tanh(x)
+        _ = (beside if turn == 7 else here + 1).realize
+    assert beside.real and not here.real and not _replays._replays
+
+
+def test_a_replay_that_fails_is_held_by_nothing() -> None:
+    table = Tensor.constant(array(4, 2))
+    for turn in range(8):
+        z = F.gather(table * 2, Tensor.from_dlpack(np.int64([9 if turn == 7 else 1])), axis=0)
+        if turn == 7:
+            with pytest.raises(IndexError):
+                _ = z.realize
+        else:
+            _ = z.realize
+    assert not _replays._replays
+
+
 def test_nans_are_looked_for_in_the_middle_of_a_trace() -> None:
     x = Tensor.constant([4.0, -1.0])
     for turn in range(6):

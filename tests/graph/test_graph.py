@@ -261,7 +261,7 @@ def test_chains() -> None:
         assert graph.device_chains[CPU].to_mlir() is not first.to_mlir()
         assert list(graph.device_chains) == [CPU] and len(graph.device_chains) == 1
         graph.device_chains[DeviceRef.GPU()] = first
-        assert graph._current_chain.to_mlir() is first.to_mlir()
+        assert graph.device_chains[CPU].to_mlir() is first.to_mlir()
         assert graph.always_ready_chain is graph.always_ready_chain
         assert repr(first) == "_ChainValue(chain)"
 

@@ -26,12 +26,12 @@ def indexings(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Any, ...]]:
         if kind == "int":
             items.append(draw(st.integers(-size, size - 1)))
             continue
-        last = size if kind == "slice" else size - 1
-        bound = st.one_of(st.none(), st.integers(-size, last))
+        beyond = int(kind == "back")
+        bound = st.one_of(st.none(), st.integers(-size - beyond, size - beyond))
         step = draw(st.integers(1, 3)) * (1 if kind == "slice" else -1)
         items.append(slice(draw(bound), draw(bound), draw(st.sampled_from([step, step, None]))))
         if kind == "back" and items[-1].step is None:
-            items[-1] = slice(None, None, step)
+            items[-1] = slice(items[-1].start, items[-1].stop, step)
     if draw(st.booleans()) and len(items) == len(shape):
         items.insert(draw(st.integers(0, len(items))), Ellipsis)
     for _ in range(draw(st.integers(0, 2))):
@@ -125,6 +125,12 @@ def test_tensors_as_bounds(start: int, stop: int, step: int) -> None:
             ValueError,
             "slice: index 6 is out of range for axis 0 of size 5; expected -5 to 5",
         ),
+        (
+            np.s_[5::-1],
+            ValueError,
+            "slice: index 5 is out of range for axis 0 of size 5; expected -6 to 4",
+        ),
+        (np.s_[:-7:-1], ValueError, "slice: index -7 is out of range for axis 0"),
         (np.s_[::0], ValueError, "slice: the step of axis 0 is 0, expected an int, not 0"),
         (np.s_[0, 0, 0], ValueError, "slice: 3 indices for a tensor of rank 2"),
         (np.s_[..., ...], ValueError, r"more than one '\.\.\.'"),

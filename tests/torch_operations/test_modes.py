@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from max.dtype import DType  # noqa: E402
@@ -61,6 +66,142 @@ def test_compile_whole_with_a_dynamic_size() -> None:
         torch.testing.assert_close(compiled(x, y), torch.tanh(x) * y + 1)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_by_inductor(dynamic: bool) -> None:
+    """The operation stands among fused kernels; each result is written before the next kernel reads it."""
+
+    def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = call(x + 1, y * 2)
+        second = call(first.t().contiguous().t() - y, x)
+        return torch.relu(first) + second.sum()
+
+    flat = torch.compile(Module(), backend="inductor", fullgraph=True, dynamic=dynamic)
+    rows = torch.compile(twice, backend="inductor", fullgraph=True, dynamic=dynamic)
+    for n in (3, 8, 17):
+        x, y = torch.rand(n), torch.rand(n)
+        torch.testing.assert_close(flat(x, y), torch.tanh(x) * y + 1)
+        first = torch.tanh(x + 1) * (y * 2)
+        want = torch.relu(first) + (torch.tanh(first - y) * x).sum()
+        torch.testing.assert_close(rows(x, y), want)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_dynamic_sizes_are_traced_once(backend: str) -> None:
+    traced = CompileCounterWithBackend(backend)
+    compiled = torch.compile(Module(), backend=traced, fullgraph=True, dynamic=True)
+    for n in (3, 8, 17, 40, 5):
+        x, y = torch.rand(n), torch.rand(n)
+        torch.testing.assert_close(compiled(x, y), torch.tanh(x) * y + 1)
+    assert traced.frame_count == 1
+
+
+def test_compile_with_an_operation_of_given_shapes() -> None:
+    """Without input_types each shape has a graph, which is made where the sizes are known: at the run."""
+    shapes: list[Any] = []
+
+    @graph_op
+    def summed(x):
+        shapes.append(list(x.shape))
+        return ops.sum(x, axis=1)
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape[0], 1)
+        summed(out, x * 2)
+        return out
+
+    compiled = torch.compile(rows, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (3, 5, 3):
+        x = torch.rand(n, 4)
+        torch.testing.assert_close(compiled(x), (x * 2).sum(1, keepdim=True))
+    assert shapes == [[3, 4], [5, 4]]
+
+
+def in_threads(work: Any, count: int = 4) -> list[BaseException]:
+    """Runs ``work(0)`` to ``work(count - 1)`` at once; returns what was raised."""
+    errors: list[BaseException] = []
+
+    def caught(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=caught, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_compiled_and_exported_programs_in_threads() -> None:
+    size = torch.export.Dim("size", min=2, max=100)
+    example = (torch.rand(5), torch.rand(5))
+    exported = torch.export.export(Module(), example, dynamic_shapes=({0: size}, {0: size}))
+    programs = [
+        torch.compile(Module(), backend="aot_eager", fullgraph=True, dynamic=True),
+        exported.module(),
+    ]
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for n in range(2, 25):
+            x, y = torch.rand(n, generator=generator), torch.rand(n, generator=generator)
+            torch.testing.assert_close(programs[seed % 2](x, y), torch.tanh(x) * y + 1)
+
+    assert in_threads(work) == []
+
+
+SAVED = """
+import sys, torch
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, ops
+from max.torch import graph_op
+
+vector = TensorType(DType.float32, ["n"], DeviceRef.CPU())
+
+def made(by):
+    @graph_op(input_types=[vector], name="by")
+    def scaled(x):
+        return x * by
+    return scaled
+
+if sys.argv[2] != "none":
+    two = made(2.0)
+    three = made(3.0)
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        three(out, x)
+        return out + 1
+
+if sys.argv[2] == "save":
+    torch.export.save(torch.export.export(Net(), (torch.ones(3),)), sys.argv[1])
+elif sys.argv[2] == "none":
+    made(2.0)(torch.empty(3), torch.ones(3))
+    try:
+        torch.export.load(sys.argv[1]).module()(torch.ones(3))
+    except RuntimeError as error:
+        print(error)
+else:
+    print(torch.export.load(sys.argv[1]).module()(torch.ones(3)).tolist())
+"""
+
+
+def test_exported_programs_that_were_saved(tmp_path: Path) -> None:
+    """Another process that makes the same operations runs them; one that lacks them says so."""
+
+    def run(what: str) -> str:
+        command = [sys.executable, "-c", SAVED, str(tmp_path / "net.pt2"), what]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    run("save")
+    assert run("load") == "[4.0, 4.0, 4.0]"
+    assert "max::by_oi: graph 1 of the operation is not in this process" in run("none")
+
+
 def test_fake_tensors_compute_nothing() -> None:
     with FakeTensorMode():
         x = torch.empty(1 << 40)
@@ -68,23 +209,13 @@ def test_fake_tensors_compute_nothing() -> None:
 
 
 def test_threads() -> None:
-    errors: list[BaseException] = []
-
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        try:
-            for n in range(1, 40):
-                x, y = torch.rand(n, generator=generator), torch.rand(n, generator=generator)
-                torch.testing.assert_close(call(x, y), torch.tanh(x) * y)
-        except BaseException as error:
-            errors.append(error)
+        for n in range(1, 40):
+            x, y = torch.rand(n, generator=generator), torch.rand(n, generator=generator)
+            torch.testing.assert_close(call(x, y), torch.tanh(x) * y)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    assert in_threads(work) == []
 
 
 def test_a_gradient_that_the_user_gives() -> None:

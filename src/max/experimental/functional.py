@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from max._earlier import later_keywords
+from max._earlier import earlier_names, later_keywords
 from max.driver import Device
 from max.dtype import DType
 from max.experimental import _mutation, _operations
@@ -301,3 +301,6 @@ def _store(destination: Any, source: Any, indices: Any) -> None:
         ops.buffer_store(destination, source)
     else:
         ops.buffer_store_slice(destination, source, indices)
+
+
+__getattr__ = earlier_names(__name__)

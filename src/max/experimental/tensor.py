@@ -26,7 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 from max import driver
-from max._earlier import later_keywords
+from max._earlier import earlier_names, later_keywords
 from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
 from max.experimental import _creation, _indexing, _mutation, _replays
@@ -535,3 +535,5 @@ def _type_like(like: TensorType | Tensor) -> TensorType:
 
 bind_tensor(Tensor._of_cell, Tensor.from_graph_value)
 _replays.bind_tensor(Tensor)
+
+__getattr__ = earlier_names(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 from max import mlir
 from max.graph.graph import Graph, _block_of
 from max.graph.symbols import Symbols
-from max.graph.value import TensorValue, Value, _ChainValue, value_of
+from max.graph.value import TensorValue, Value, value_of
 from max.graph.weight import Weight
 
 __all__ = ["Branch", "close_branches"]
@@ -50,7 +50,7 @@ class Branch(Graph):
         for type_ in types:
             self._block.insert_arg(type_, len(self._block.args))
         chain = self._block.insert_arg(mlir.ChainType.get(), len(self._block.args))
-        self._chain = self._chain_input = chain
+        self._chains.begin(chain)
         self._num_inputs = len(types)
         self._symbols = Symbols(self.name, outer._symbols)
         for value in captures:
@@ -60,7 +60,7 @@ class Branch(Graph):
     @property
     def has_effects(self) -> bool:
         """Whether an op of the branch has used its chain."""
-        return self._chain is not self._chain_input
+        return self._chains.advanced
 
     def capture(self, value: mlir.SSAValue) -> mlir.SSAValue:
         """The input for a value of the enclosing graph, added at the first call."""
@@ -142,10 +142,10 @@ class Branch(Graph):
             has_chain: Whether the op takes and returns the chain; without it the chain input is removed.
         """
         values = list(outputs)
-        chain, self._chain_input = self._chain_input, None
-        assert chain is not None and self._chain is not None
+        chain = self._chains.take_input()
+        assert chain is not None
         if has_chain:
-            values.append(_ChainValue(self._chain))
+            values.append(self._chains.current)
         else:
             self._block.erase_arg(chain)
         with self:

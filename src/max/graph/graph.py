@@ -9,9 +9,7 @@ from collections.abc import (
     Callable,
     Generator,
     Iterable,
-    Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
 )
 from contextlib import contextmanager, nullcontext
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple, cast
 from max import mlir
 from max._errors import ArgumentError
 from max.graph._places import location_at, user_place
+from max.graph.chains import Chains, DeviceChainMap
 from max.graph.current import CURRENT, current_graph
 from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary
@@ -38,31 +37,6 @@ __all__ = ["Graph"]
 def _block_of(value: mlir.SSAValue) -> object:
     """The block that defines a value, to compare it by identity; None for an op outside of any block."""
     return value.block if isinstance(value, mlir.BlockArgument) else value.owner.parent_block()
-
-
-class _DeviceChainMap(MutableMapping[DeviceRef, _ChainValue]):
-    """The chain of each device. Side effects of all devices have one order: every entry is the graph's chain."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._devices: dict[DeviceRef, None] = {}
-
-    def __getitem__(self, device: DeviceRef) -> _ChainValue:
-        self._devices[device] = None
-        return self._graph._current_chain
-
-    def __setitem__(self, device: DeviceRef, chain: _ChainValue) -> None:
-        self._devices[device] = None
-        self._graph._current_chain = chain
-
-    def __delitem__(self, device: DeviceRef) -> None:
-        del self._devices[device]
-
-    def __iter__(self) -> Iterator[DeviceRef]:
-        return iter(self._devices)
-
-    def __len__(self) -> int:
-        return len(self._devices)
 
 
 class _AddedWeight(NamedTuple):
@@ -121,7 +95,7 @@ class Graph:
     """The entry graph of the module; the graph itself unless it is a subgraph."""
     mlir_op: mlir.GraphOp
     """The op of the graph in its module."""
-    device_chains: _DeviceChainMap
+    device_chains: DeviceChainMap
     """The order of side effects of each device."""
 
     def __init__(
@@ -163,14 +137,12 @@ class Graph:
         self._subgraphs: dict[str, Graph] = {}
         self._weights: dict[str, _AddedWeight] = {}
         self._symbols = Symbols(name)
-        self._chain: mlir.SSAValue | None = None
-        self._chain_input: mlir.BlockArgument | None = None
-        self._ready_chain: _ChainValue | None = None
+        self._chains = Chains(self.stage)
         self._num_resources = 0
         self._num_streams = 0
         self._seed: TensorValue | None = None
         self._place: tuple[str, int] | None = None
-        self.device_chains = _DeviceChainMap(self)
+        self.device_chains = DeviceChainMap(self._chains)
 
     def _build(self, op: str, input_types: Sequence[Type[Any]]) -> None:
         for index, t in enumerate(input_types):
@@ -263,14 +235,14 @@ class Graph:
                         "(ops.buffer_load), or leave it out: the caller sees what is stored"
                     )
                 values.append(value)
-            chain_input = self._chain_input
+            has_effects = self._chains.advanced
+            chain_input = self._chains.take_input()
             if chain_input is not None:
-                if self._chain is chain_input and chain_input.first_use is None:
-                    # no side effects: calls need no chain
-                    self._block.erase_arg(chain_input)
+                if has_effects or chain_input.first_use is not None:
+                    values.append(self._chains.current)
                 else:
-                    values.append(self._current_chain)
-                self._chain_input = None
+                    # calls need no chain
+                    self._block.erase_arg(chain_input)
             self.stage("mo.output", values, result_types=())
 
     @property
@@ -347,8 +319,8 @@ class Graph:
         """
         if result_types is not None:
             result_types = (*result_types, mlir.ChainType.get())
-        results = self.stage(name, (*operands, self._current_chain), attrs, result_types)
-        self._chain = results[-1]
+        results = self.stage(name, (*operands, self._chains.current), attrs, result_types)
+        self._chains.current = _ChainValue(results[-1])
         return results[:-1]
 
     def check_symbols(self, op: str, dims: Iterable[DimExpr]) -> None:
@@ -402,22 +374,9 @@ class Graph:
     # Side effects
 
     @property
-    def _current_chain(self) -> _ChainValue:
-        """The chain that the next side effect takes."""
-        if self._chain is None:
-            self._chain = self.stage("mo.chain_create")[0]
-        return _ChainValue(self._chain)
-
-    @_current_chain.setter
-    def _current_chain(self, chain: _ChainValue) -> None:
-        self._chain = chain.to_mlir()
-
-    @property
     def always_ready_chain(self) -> _ChainValue:
         """A chain that waits for nothing and is never advanced."""
-        if self._ready_chain is None:
-            self._ready_chain = _ChainValue(self.stage("mo.chain_create")[0])
-        return self._ready_chain
+        return self._chains.ready
 
     # Subgraphs and weights
 
@@ -469,7 +428,7 @@ class Graph:
         else:
             subgraph._build("mo.subgraph", list(input_types))
             chain = subgraph._block.insert_arg(mlir.ChainType.get(), subgraph._num_inputs)
-            subgraph._chain = subgraph._chain_input = chain
+            subgraph._chains.begin(chain)
         for device in devices:
             subgraph.device_chains[device]
         root._module.body.block.insert_op_before(subgraph.mlir_op, root.mlir_op)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, TensorValue, ops
+from max.graph import DeviceRef, Dim, StaticDim, TensorValue, ops
 from max.nn._cache_rows import kv_cache_ragged_radd
 from max.nn._experts import grouped_matmul_ragged
 from max.nn.kv_cache.cache_params import KVCacheParams
@@ -41,7 +41,8 @@ def sgmv_kernel(
     Args:
         input: ``[rows, in_dim]``.
         lora: ``[adapters, out_dim, in_dim]``; adapters of lower rank are filled up with zeros.
-        lora_ids: The adapter of each group, ``[groups]``; -1: the group's results are 0.
+        lora_ids: The adapter of each group, ``[groups]``; -1: the group's results are 0. Elements past the last group
+            are not read.
         lora_ranks: The rank of each group's adapter; unused, as the rest of a matrix is 0.
         input_row_offsets: The first row of each group, and the row after the last one, ``[groups + 1]``. Results of
             rows past it are 0.
@@ -53,14 +54,27 @@ def sgmv_kernel(
 
     Raises:
         ValueError: A shape does not fit. Offsets and adapters that do not fit are an error when the graph runs.
+        TypeError: The adapters, ranks or offsets are no integers.
     """
     op = "sgmv_kernel"
-    if lora_ids.rank != 1 or input_row_offsets.rank != 1:
+    for name, value in (
+        ("lora_ids", lora_ids),
+        ("lora_ranks", lora_ranks),
+        ("input_row_offsets", input_row_offsets),
+    ):
+        if not value.dtype.is_integral():
+            raise TypeError(f"{op}: {name} is {value!r}, expected integers")
+    if lora_ids.rank != 1 or input_row_offsets.rank != 1 or input_row_offsets.shape[0] == 0:
         raise ValueError(
             f"{op}: lora_ids {lora_ids!r} and input_row_offsets {input_row_offsets!r}; expected [groups] and [groups + "
             "1]"
         )
-    count = ops.reshape(ops.cast(TensorValue(lora_ids.shape[0]), DType.uint32), [1])
+    groups, slots = input_row_offsets.shape[0] - 1, lora_ids.shape[0]
+    if isinstance(groups, StaticDim) and isinstance(slots, StaticDim) and int(slots) < int(groups):
+        raise ValueError(f"{op}: {slots} lora_ids for the {groups} groups of input_row_offsets")
+    if slots != groups:
+        lora_ids = lora_ids[(slice(0, groups), groups),]
+    count = ops.reshape(ops.cast(TensorValue(groups), DType.uint32), [1])
     longest = ops.constant([max_lora_seq_len], DType.uint32, DeviceRef.CPU())
     stats = ops.concat([longest, count.to(DeviceRef.CPU())])
     starts = ops.cast(input_row_offsets, DType.uint32)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight
-from max.nn.layer import Module
+from max.nn._module import Module
 
 __all__ = [
+    "Shardable",
     "call_parts",
     "check_per_device",
     "check_strategy",
@@ -24,6 +25,29 @@ _REGISTRIES = frozenset(
 )
 
 
+@runtime_checkable
+class Shardable(Protocol):
+    """A layer that can be split over devices."""
+
+    __module__ = "max.nn.layer"
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How the weights are split; None: not split."""
+        ...
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None: ...
+
+    def shard(self, devices: Iterable[DeviceRef]) -> Sequence[Self]:
+        """The shards, one per device.
+
+        Args:
+            devices: The devices of the shards.
+        """
+        ...
+
+
 def part_of(module: Module, cls: type[M], **changed: object) -> M:
     """A copy of a module with some attributes changed.
 
@@ -31,7 +55,7 @@ def part_of(module: Module, cls: type[M], **changed: object) -> M:
 
     Args:
         module: The module.
-        cls: The class of the new one: that of `module`, or a base of it.
+        cls: The class of the new one: that of `module`, a base of it, or one with the same attributes.
         changed: The attributes that differ.
     """
     shard = object.__new__(cls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from max._earlier import earlier_names
 from max.driver import CPU, Accelerator, Device, Tensor, accelerator_count
 from max.dtype import DType
 from max.graph import BufferType, BufferValue, DeviceRef, TensorValue, ops
@@ -90,3 +91,6 @@ class Signals:
     def input_types(self) -> list[BufferType]:
         """The types of a graph's inputs for these buffers."""
         return [BufferType(DType.uint8, [self.NUM_BYTES], device) for device in self.devices]
+
+
+__getattr__ = earlier_names(__name__)

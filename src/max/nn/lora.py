@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from max._earlier import later_keywords
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.nn._adapters import sgmv_lora_kernel, sgmv_qkv_lora_kernel
+from max.nn._sharding import part_of, parts_of_weight
 from max.nn.attention.attention_with_rope import AttentionWithRope
 from max.nn.float8_config import Float8Config
+from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.linear import Linear
+from max.nn.rotary_embedding import RotaryEmbedding
 
 __all__ = ["AttentionWithRopeAndLoRA", "LinearLoRA", "SupportsLoRA"]
 
@@ -27,7 +32,7 @@ class SupportsLoRA(Protocol):
         """Sets the groups of the batch, before the layer is called.
 
         Args:
-            lora_ids: The adapter of each group, ``[groups]``; -1: none.
+            lora_ids: The adapter of each group, ``[groups]`` or longer; -1: none.
             lora_ranks: Its rank.
             lora_grouped_offsets: The first row of each group, and the row after the last one.
         """
@@ -138,6 +143,45 @@ class LinearLoRA(Linear):
         a, b = TensorValue(self.lora_A), TensorValue(self.lora_B)
         return sgmv_lora_kernel(x, a, b, *self.groups(), 1, bias)
 
+    def shard(self, devices: Iterable[DeviceRef]) -> list[Linear]:
+        """The shards of the layer, one per device, each a `LinearLoRA`; see `Linear.shard`.
+
+        A split of the outputs divides the rows of B, one of the inputs the columns of A.
+        `set_lora_batch_info` is called on each shard.
+
+        Args:
+            devices: The devices of the shards.
+
+        Raises:
+            ValueError: There is no sharding strategy, it is for another number of devices, or the weight cannot be
+                split as the strategy requires.
+        """
+        parts = super().shard(devices)
+        where = [part.device for part in parts]
+        strategy = self.sharding_strategy
+        assert strategy is not None
+        a = b = whole = ShardingStrategy.replicate(len(where))
+        if strategy.axis in (0, -2):
+            b = replace(strategy, axis=1)
+        elif strategy.axis is not None:
+            a = replace(strategy, axis=2)
+        biases = parts_of_weight(self.lora_bias, b, where)
+        if a != whole:
+            biases[1:] = [None] * (len(where) - 1)
+        matrices = zip(
+            parts_of_weight(self.lora_A, a, where),
+            parts_of_weight(self.lora_B, b, where),
+            biases,
+            strict=True,
+        )
+        return [
+            part_of(
+                self, LinearLoRA, weight=part.weight, bias=part.bias, device=part.device, input_scale=part.input_scale,
+                weight_scale=part.weight_scale, lora_A=first, lora_B=second, lora_bias=bias,
+            )
+            for part, (first, second, bias) in zip(parts, matrices, strict=True)
+        ]  # fmt: skip
+
     def __call__(self, x: TensorValue) -> TensorValue:
         """The product, with what the adapters add.
 
@@ -161,15 +205,63 @@ class AttentionWithRopeAndLoRA(AttentionWithRope):
         ValueError: `linear_cls` makes other layers, or weights are stacked.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        if kwargs.get("stacked_qkv"):
-            raise ValueError("AttentionWithRopeAndLoRA: adapters do not go with stacked_qkv")
-        super().__init__(**kwargs)
+    @later_keywords(quant_config="float8_config")
+    def __init__(
+        self,
+        *,
+        rope: RotaryEmbedding,
+        sharding_strategy: ShardingStrategy | None = None,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        devices: Sequence[DeviceRef] | None = None,
+        dtype: DType = DType.float32,
+        linear_cls: Callable[..., Linear] = Linear,
+        stacked_qkv: bool = False,
+        scale: float | None = None,
+        has_bias: bool = False,
+        float8_config: Float8Config | None = None,
+        clip_qkv: float | None = None,
+        use_qk_norm: bool = False,
+        rms_norm_eps: float = 1e-6,
+    ) -> None:
+        name = type(self).__name__
+        if stacked_qkv:
+            raise ValueError(f"{name}: adapters do not go with stacked_qkv")
+        super().__init__(
+            rope=rope,
+            sharding_strategy=sharding_strategy,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            hidden_size=hidden_size,
+            kv_params=kv_params,
+            devices=devices,
+            dtype=dtype,
+            linear_cls=linear_cls,
+            scale=scale,
+            has_bias=has_bias,
+            float8_config=float8_config,
+            clip_qkv=clip_qkv,
+            use_qk_norm=use_qk_norm,
+            rms_norm_eps=rms_norm_eps,
+        )
         for layer in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
             if not isinstance(layer, LinearLoRA):
                 raise ValueError(
-                    f"AttentionWithRopeAndLoRA: linear_cls makes {type(layer).__name__}, expected LinearLoRA"
+                    f"{name}: linear_cls makes {type(layer).__name__}, expected LinearLoRA"
                 )
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[AttentionWithRope]:
+        """The shards of the layer, one per device, with their parts of the adapters; see `AttentionWithRope.shard`.
+
+        Args:
+            devices: The devices of the shards.
+
+        Raises:
+            ValueError: As for `AttentionWithRope.shard`.
+        """
+        return [part_of(part, AttentionWithRopeAndLoRA) for part in super().shard(devices)]
 
     @property
     def qkv_loras(self) -> list[LinearLoRA]:

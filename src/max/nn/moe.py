@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from max._earlier import later_keywords
+from max._earlier import earlier_names, later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
@@ -284,3 +284,6 @@ class MoEFp8(MoE):
             scaled("MoEFp8.gate_up_proj", self.gate_up_proj, self.gate_up_proj_scales, 2),
             scaled("MoEFp8.down_proj", self.down_proj, self.down_proj_scales, 1),
         )
+
+
+__getattr__ = earlier_names(__name__)

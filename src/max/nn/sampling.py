@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from max._earlier import earlier_names
 from max.dtype import DType
 from max.graph import (
     DeviceRef,
@@ -276,3 +277,6 @@ class RejectionSamplerWithResiduals(Module):
             weights = weights / ops.max(-ops.log(least), 1e-20)
         chosen = ops.argmax(weights, axis=-1)
         return ops.reshape(chosen, list(chosen.shape)[:-1])
+
+
+__getattr__ = earlier_names(__name__)

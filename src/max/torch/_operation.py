@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import count
@@ -50,6 +51,7 @@ class Compiled:
     ) -> None:
         self.name, self.roles, self.build, self.by_shape = name, roles, build, by_shape
         self.outputs = roles.count("output")
+        self.in_place = [index for index, role in enumerate(roles) if role == "inout"]
         self.models: dict[Form, Model] = {}
         self.lock = threading.Lock()
 
@@ -103,9 +105,8 @@ class Compiled:
                     f"that is to take it is {out.dtype} {list(out.shape)}"
                 )
             (out.detach() if out.requires_grad else out).copy_(value)
-        for tensor, role in zip(tensors, self.roles, strict=True):
-            if role == "inout":
-                torch.autograd.graph.increment_version(tensor)
+        for index in self.in_place:
+            torch.autograd.graph.increment_version(tensors[index])
 
     def _operand(self, tensor: torch.Tensor, role: str) -> Tensor:
         if role == "inout" and (not tensor.is_contiguous() or tensor.is_neg()):
@@ -119,28 +120,43 @@ class Compiled:
 
 
 # torch keeps what is registered for ever, so one operation serves all graphs of a name and a form; the last
-# argument says which of them, and they go when nobody has them any more
-_running: WeakValueDictionary[int, Compiled] = WeakValueDictionary()
-_numbers = count()
+# argument says which of them, and they go when nobody has them any more. They are counted for each operation, so that a
+# program of torch.export that was saved finds them in another process
+_running: WeakValueDictionary[tuple[str, int], Compiled] = WeakValueDictionary()
+_numbers: defaultdict[str, count[int]] = defaultdict(count)
+
+
+def _registered_name(name: str, roles: Sequence[str]) -> str:
+    """The name under which torch has an operation: that of the user, and how the tensors are used."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+    return f"{plain}_{''.join({'output': 'o', 'inout': 'm'}.get(role, 'i') for role in roles)}"
 
 
 @cache
 def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
-    """The operation of torch of a name, whose tensors are read or written."""
+    """The operation of torch of a name, whose tensors are read or written.
+
+    Args:
+        name: What `_registered_name` gives.
+        roles: What is done with each tensor.
+    """
 
     def run(*arguments: Any) -> None:
         *tensors, number = arguments
-        _running[number](*tensors)
+        compiled = _running.get((name, number))
+        if compiled is None:
+            raise RuntimeError(
+                f"max::{name}: graph {number} of the operation is not in this process; make operations, in the same "
+                "order, before a program that calls them runs, and keep them as long as it does"
+            )
+        compiled(*tensors)
 
     terms = [
         f"Tensor x{i}" if role == "input" else f"Tensor(a{i}!) x{i}" for i, role in enumerate(roles)
     ]
     mutated = [f"x{i}" for i, role in enumerate(roles) if role != "input"]
     schema = f"({', '.join([*terms, 'int graph'])}) -> ()"
-    short = "".join({"output": "o", "inout": "m"}.get(role, "i") for role in roles)
-    operation = torch.library.custom_op(
-        f"max::{name}_{short}", run, mutates_args=mutated, schema=schema
-    )
+    operation = torch.library.custom_op(f"max::{name}", run, mutates_args=mutated, schema=schema)
     operation.register_fake(lambda *arguments: None)
     return operation
 
@@ -208,13 +224,12 @@ class Operation:
     def __init__(self, run: Compiled) -> None:
         self.name = run.name
         self._run = run  # as long as this lives
-        self._number = next(_numbers)
-        _running[self._number] = run
-        name = "".join(c if c.isascii() and c.isalnum() else "_" for c in run.name)
+        name = _registered_name(run.name, run.roles)
+        self._number = next(_numbers[name])
+        _running[name, self._number] = run
         self._operation = _registered(name, tuple(run.roles))
         self.outputs = run.outputs
         self.operands = len(run.roles) - run.outputs
-        self._in_place = [i for i, role in enumerate(run.roles) if role == "inout"]
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
@@ -248,7 +263,7 @@ class Operation:
                     f"{self.name}: argument {index} has the layout {tensor.layout}; make it dense with .to_dense()"
                 )
         if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
-            for index in self._in_place:
+            for index in self._run.in_place:
                 if tensors[index].requires_grad:
                     raise RuntimeError(
                         f"{self.name}: argument {index} is changed in place and needs a gradient; detach it"

@@ -6,6 +6,7 @@ Operands are tensors, or anything that converts to one: numbers, arrays, dimensi
 from collections.abc import Callable
 from types import FunctionType
 
+from max._earlier import earlier_names
 from max.graph.ops import allreduce, random
 from max.graph.ops._errors import naming
 from max.graph.ops.allgather import allgather
@@ -259,3 +260,5 @@ _NAMED = {
 }
 globals().update(_NAMED)
 bind_operations(_NAMED)
+
+__getattr__ = earlier_names(__name__)

@@ -9,8 +9,8 @@ import numpy as np
 from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph.dim import Dim
+from max.graph.ops.binary import maximum, minimum, mod
 from max.graph.ops.constant import constant
-from max.graph.ops.elementwise import maximum, minimum, mod
 from max.graph.ops.gather import gather
 from max.graph.ops.range import range as range_op
 from max.graph.value import TensorValue

@@ -7,7 +7,7 @@ from max.graph import graph as _graph
 from max.graph.dim import Dim
 from max.graph.ops import shape as _shape
 from max.graph.ops._stage import as_tensor
-from max.graph.ops.elementwise import minimum
+from max.graph.ops.binary import minimum
 from max.graph.ops.gather import gather
 from max.graph.ops.range import range as range_
 from max.graph.ops.slicing import slice_tensor

@@ -7,8 +7,8 @@ import operator
 from max.dtype import DType
 from max.graph.dim import DimLike
 from max.graph.ops._stage import as_tensor, stage
+from max.graph.ops.binary import greater_equal
 from max.graph.ops.concat import concat
-from max.graph.ops.elementwise import greater_equal
 from max.graph.ops.gather import gather_nd
 from max.graph.ops.masking import nonzero
 from max.graph.ops.pooling import pair

@@ -6,7 +6,7 @@ from max import mlir
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
-from max.graph.ops.elementwise import not_equal
+from max.graph.ops.binary import not_equal
 from max.graph.ops.gather import scatter_nd
 from max.graph.ops.promotion import cast_to, is_weak, promote_weak
 from max.graph.ops.reduction import sum

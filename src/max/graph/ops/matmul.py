@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from max.graph.dim import Dim
+from max.graph.ops._broadcasting import broadcast_shapes
 from max.graph.ops._stage import stage
-from max.graph.ops.elementwise import broadcast_shapes
 from max.graph.ops.promotion import promoted
 from max.graph.ops.shape import flatten, reshape
 from max.graph.shape import Shape

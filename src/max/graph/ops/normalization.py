@@ -6,10 +6,11 @@ import operator
 
 from max.dtype import DType
 from max.graph.ops._stage import as_tensor, stage
-from max.graph.ops.elementwise import add, mul, rsqrt, sub
+from max.graph.ops.binary import add, mul, sub
 from max.graph.ops.promotion import cast_to, is_weak, promote_weak
 from max.graph.ops.reduction import mean
 from max.graph.ops.shape import reshape
+from max.graph.ops.unary import rsqrt
 from max.graph.value import TensorValue, TensorValueLike
 
 __all__ = ["group_norm", "layer_norm", "normalize_groups", "rms_norm"]

@@ -17,7 +17,7 @@ from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
-from max.graph.ops.elementwise import cast
+from max.graph.ops.unary import cast
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue, TensorValueLike
 

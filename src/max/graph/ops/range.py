@@ -11,7 +11,7 @@ from max.dtype import DType
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
-from max.graph.ops.elementwise import cast
+from max.graph.ops.unary import cast
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr

@@ -7,7 +7,7 @@ import operator
 from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
-from max.graph.ops.elementwise import maximum, minimum
+from max.graph.ops.binary import maximum, minimum
 from max.graph.ops.promotion import cast_to
 from max.graph.value import TensorValue, TensorValueLike, tensor_of
 

@@ -14,18 +14,7 @@ from max import mlir
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor
-from max.graph.ops.elementwise import (
-    abs,
-    add,
-    cast,
-    div,
-    floor_div,
-    maximum,
-    minimum,
-    mul,
-    negate,
-    sub,
-)
+from max.graph.ops.binary import add, div, floor_div, maximum, minimum, mul, sub
 from max.graph.ops.gather import gather
 from max.graph.ops.matmul import matmul
 from max.graph.ops.promotion import cast_to
@@ -33,6 +22,7 @@ from max.graph.ops.range import range as sequence
 from max.graph.ops.reduction import sum
 from max.graph.ops.resize import InterpolationMode, resize
 from max.graph.ops.shape import reshape, transpose
+from max.graph.ops.unary import abs, cast, negate
 from max.graph.value import TensorValue, TensorValueLike
 
 __all__ = ["resize_bicubic", "resize_linear", "resize_nearest"]

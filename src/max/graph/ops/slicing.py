@@ -15,10 +15,10 @@ from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
+from max.graph.ops.binary import equal, greater, where
 from max.graph.ops.constant import constant
-from max.graph.ops.elementwise import cast as cast_elements
-from max.graph.ops.elementwise import equal, greater, where
 from max.graph.ops.shape import reshape
+from max.graph.ops.unary import cast as cast_elements
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
@@ -31,6 +31,9 @@ SliceIndices = Sequence[SliceIndex]
 
 _ZERO, _ONE = DimExpr.constant(0), DimExpr.constant(1)
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
+
+# how far bounds may be below -dim and above dim: of an element, of slices with a positive and with a negative step
+_ELEMENTS, _FORWARD, _BACKWARD = (0, -1), (0, 0), (-1, -1)
 
 Bound = DimExpr | TensorValue
 
@@ -145,7 +148,7 @@ def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
         last = constant(-1, DType.int64)
         stop = where(equal(start, last), constant(_LAST, DType.int64), start + 1)
         return _Axis(start, stop, _ONE, _ONE, dropped=True)
-    start = _bound(op, axis, dim, item, -1)
+    start = _bound(op, axis, dim, item, _ELEMENTS)
     return _Axis(start, start + 1, _ONE, None, dropped=True)
 
 
@@ -160,12 +163,12 @@ def _parse_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr | 
         return _dynamic_slice(op, axis, dim, item, size)
     step = 1 if item.step is None else _step(op, axis, item.step)
     if step > 0:
-        start = _ZERO if item.start is None else _bound(op, axis, dim, item.start, 0)
-        stop = dim if item.stop is None else _bound(op, axis, dim, item.stop, 0)
+        start = _ZERO if item.start is None else _bound(op, axis, dim, item.start, _FORWARD)
+        stop = dim if item.stop is None else _bound(op, axis, dim, item.stop, _FORWARD)
         empty = stop - start
     else:
-        start = dim - 1 if item.start is None else _bound(op, axis, dim, item.start, -1)
-        stop = -_ONE if item.stop is None else _bound(op, axis, dim, item.stop, -1)
+        start = dim - 1 if item.start is None else _bound(op, axis, dim, item.start, _BACKWARD)
+        stop = -_ONE if item.stop is None else _bound(op, axis, dim, item.stop, _BACKWARD)
         empty = start - stop
     if empty.is_static and empty.value < 0:
         stop = start
@@ -201,10 +204,15 @@ def _step(op: str, axis: int, value: Any) -> int:
     return step.value
 
 
-def _bound(op: str, axis: int, dim: DimExpr, value: Any, excess: int) -> DimExpr:
+def _bound(op: str, axis: int, dim: DimExpr, value: Any, beyond: tuple[int, int]) -> DimExpr:
     """Converts a possibly negative index to a dimension that counts from the start.
 
-    `excess` is 0 for a stop, which may be one past the last element, else -1.
+    Args:
+        op: The op, for messages.
+        axis: The axis.
+        dim: Its size.
+        value: The index.
+        beyond: How far below ``-dim`` and above ``dim`` it may be.
     """
     try:
         index = Dim(value).expr
@@ -219,10 +227,10 @@ def _bound(op: str, axis: int, dim: DimExpr, value: Any, excess: int) -> DimExpr
     from_end = index.is_static and index.value < 0
     if dim.is_static and index.is_static:
         size, at = dim.value, index.value
-        if not -size <= at <= size + excess:
+        low, high = beyond[0] - size, size + beyond[1]
+        if not low <= at <= high:
             raise AxisError(
-                f"{op}: index {at} is out of range for axis {axis} of size {size}; expected "
-                f"{-size} to {size + excess}"
+                f"{op}: index {at} is out of range for axis {axis} of size {size}; expected {low} to {high}"
             )
     return dim + index if from_end else index
 
@@ -244,7 +252,9 @@ def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
     """Slices a tensor by NumPy's basic indexing; ``x[...]`` calls it.
 
     An int or a scalar tensor selects one element and drops the axis, a slice selects a range, ``None`` inserts an axis
-    of size 1, ``...`` stands for the remaining axes. Bounds of symbolic axes are checked when the graph runs.
+    of size 1, ``...`` stands for the remaining axes. Bounds of a slice are from ``-dim`` to ``dim``, with a negative
+    step from ``-dim - 1`` to ``dim - 1``: others are errors, where NumPy takes what there is. Bounds of symbolic axes
+    are checked when the graph runs.
     ``(slice, out_dim)`` states the size of the result, which a slice with tensor bounds requires.
 
     Args:

@@ -6,10 +6,11 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph.ops._stage import as_tensor
+from max.graph.ops.binary import logical_and, where
 from max.graph.ops.constant import constant
-from max.graph.ops.elementwise import logical_and, logical_not, where
 from max.graph.ops.range import range
 from max.graph.ops.shape import broadcast_to, reshape
+from max.graph.ops.unary import logical_not
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
 

@@ -246,6 +246,16 @@ class KVCacheParams:
         """The number of devices that share the heads."""
         return self.n_devices // self.data_parallel_degree
 
+    def page_bytes(self, num_layers: int, page_size: int) -> int:
+        """The bytes of one page on one device: keys and values of its tokens in all layers, or their latents.
+
+        Args:
+            num_layers: The number of layers.
+            page_size: Tokens per page.
+        """
+        rows = (1 if self.is_mla else 2) * num_layers * page_size * self.n_kv_heads_per_device
+        return rows * self.stored_head_dim * self.dtype.size_in_bytes
+
     @property
     def bytes_per_block(self) -> int:
         """The bytes of a page on all devices that share its heads.
@@ -255,9 +265,7 @@ class KVCacheParams:
         """
         if self.num_layers is None or self.page_size is None:
             raise ValueError("KVCacheParams: bytes_per_block needs num_layers and page_size")
-        rows = (1 if self.is_mla else 2) * self.num_layers * self.page_size
-        size = self.stored_head_dim * self.dtype.size_in_bytes
-        return self.tensor_parallel_degree * rows * self.n_kv_heads_per_device * size
+        return self.tensor_parallel_degree * self.page_bytes(self.num_layers, self.page_size)
 
     def get_symbolic_inputs(self, namespace: str = "") -> tuple[PagedCacheValues, ...]:
         """The types of a graph's inputs for the cache, as the fields of one object.

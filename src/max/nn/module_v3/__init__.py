@@ -2,6 +2,7 @@
 
 from max.nn.module_v3.conv import Conv2d
 from max.nn.module_v3.embedding import Embedding
+from max.nn.module_v3.later import PinnedDeviceTensor, as_subgraph
 from max.nn.module_v3.linear import Linear
 from max.nn.module_v3.module import Module, TransparentModule, module_dataclass
 from max.nn.module_v3.norm import GemmaRMSNorm, GroupNorm, LayerNorm, RMSNorm
@@ -17,10 +18,12 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
+    "PinnedDeviceTensor",
     "RMSNorm",
     "RotaryEmbedding",
     "Sequential",
     "TransparentModule",
     "TransposedRotaryEmbedding",
+    "as_subgraph",
     "module_dataclass",
 ]

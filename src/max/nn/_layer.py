@@ -1,0 +1,69 @@
+"""The base class of layers, and hooks that observe the calls of layers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+Hook = Callable[["Layer", tuple[Any, ...], dict[str, Any], Any], Any]
+
+_HOOKS: list[Hook] = []
+
+
+def add_layer_hook(fn: Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]) -> None:
+    """Calls a function after each layer's ``__call__``, while graphs are built.
+
+    Args:
+        fn: Called with the layer, its arguments, its keyword arguments, and its outputs (values of a
+            graph). What it returns replaces the outputs, unless it is None.
+    """
+    _HOOKS.append(fn)
+
+
+def remove_layer_hook(fn: Hook) -> None:
+    """Removes one hook; does nothing where it is none.
+
+    Args:
+        fn: The hook.
+    """
+    if fn in _HOOKS:
+        _HOOKS.remove(fn)
+
+
+def clear_hooks() -> None:
+    """Removes all hooks."""
+    _HOOKS.clear()
+
+
+def _with_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        outputs = call(self, *args, **kwargs)
+        # a call of super().__call__ is part of the same call
+        if _HOOKS and getattr(type(self).__call__, "__wrapped__", None) is call:
+            for hook in tuple(_HOOKS):
+                replaced = hook(self, args, kwargs, outputs)
+                outputs = outputs if replaced is None else replaced
+        return outputs
+
+    return called
+
+
+class Layer:
+    """Base of callables that stage ops into a graph; hooks observe the calls. Use `Module` instead."""
+
+    __module__ = "max.nn.layer"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls):
+            cls.__call__ = _with_hooks(cls.__call__)  # type: ignore[assignment,method-assign]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Stages the ops of the layer.
+
+        Raises:
+            NotImplementedError: The subclass does not override it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
