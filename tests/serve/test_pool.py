@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError
+from max.serve.loading import load_model
 from max.serve.pool import ModelPool, ModelStatus, PoolLimits
 from max.serve.request_context import CURRENT_REQUEST, RequestContext
-from max.serve.worker.client import EngineState
+from max.serve.worker.client import EngineState, EngineUnavailableError
 
 SIZES = {"a": 100, "b": 100, "c": 300, "broken": 1}
 
@@ -28,7 +32,7 @@ class Engine:
 
     async def close(self, finish: bool, timeout: float) -> None:
         self.state = EngineState.STOPPED
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
         self.machine.loaded.remove(self.name)
 
 
@@ -38,12 +42,16 @@ class Machine:
     def __init__(self, memory: int = 10**6) -> None:
         self.memory, self.loaded, self.most = memory, list[str](), 0
         self.loads: list[str] = []
+        self.goes_on = asyncio.Event()
+        """Cleared: loads wait."""
+        self.goes_on.set()
 
     def free(self) -> int:
         return self.memory - sum(SIZES[name] for name in self.loaded)
 
     async def load(self, stored: StoredModel):
         self.loads.append(stored.name)
+        await self.goes_on.wait()
         await asyncio.sleep(0.001)
         if stored.name == "broken":
             raise ModelFilesError("the file is cut off", "Pull it again.")
@@ -134,6 +142,116 @@ def test_unload() -> None:
         await until(lambda: not machine.loaded)
 
     run(test)
+
+
+def test_unload_of_a_model_that_loads_and_whose_clients_have_left() -> None:
+    async def test(pool, machine) -> None:
+        machine.goes_on.clear()
+        client = asyncio.ensure_future(request(pool, "a"))
+        await until(lambda: machine.loads)
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+        assert (await pool.unload("a")).status is ModelStatus.LOADING
+        machine.goes_on.set()
+        await until(lambda: machine.loaded)
+        await until(lambda: not machine.loaded)
+
+    run(test)
+
+
+def test_a_model_is_loaded_again_after_its_worker_has_stopped() -> None:
+    async def test(pool, machine) -> None:
+        await request(pool, "a")
+        unloading = asyncio.ensure_future(pool.unload("a"))
+        await asyncio.sleep(0)
+        await request(pool, "a")
+        await unloading
+        assert machine.loads == ["a", "a"] and machine.loaded == ["a"]
+
+    assert run(test).most == 1
+
+
+def test_a_request_comes_in_the_moment_in_which_an_idle_model_expires() -> None:
+    async def test(pool, machine) -> None:
+        await request(pool, "a", keep_alive=-1)
+        pool._expire(await pool.find("a"))
+        await request(pool, "a", 0.01, keep_alive=-1)
+        assert machine.loads == ["a", "a"] and machine.loaded == ["a"]
+
+    assert run(test).most == 1
+
+
+def test_a_model_loads_after_those_that_stop_have_given_back_their_memory() -> None:
+    async def test(pool, machine) -> None:
+        await asyncio.gather(request(pool, "a", keep_alive=0), request(pool, "b", keep_alive=0))
+        await until(lambda: not pool.loaded())
+        assert len(machine.loaded) == 2, "both stop"
+        await request(pool, "c")  # 300 of 400, which the machine checks
+
+    run(test, memory=400)
+
+
+def test_the_model_whose_unload_is_cancelled_stops() -> None:
+    async def test(pool, machine) -> None:
+        await request(pool, "a")
+        unloading = asyncio.ensure_future(pool.unload("a"))
+        await asyncio.sleep(0.002)
+        unloading.cancel()
+        await until(lambda: not machine.loaded)
+
+    run(test)
+
+
+def test_a_model_that_is_deleted_gets_a_request_while_it_stops() -> None:
+    async def test(pool, machine) -> None:
+        await request(pool, "a")
+        deleting = asyncio.ensure_future(pool.forget("a"))
+        await asyncio.sleep(0.002)
+        late = asyncio.ensure_future(request(pool, "a", 0.03))
+        with pytest.raises(ApiError, match="open requests"):
+            await deleting
+        assert await late == "a"
+        await pool.forget("a")
+        assert machine.loaded == []
+
+    run(test)
+
+
+def test_a_stop_while_a_model_loads() -> None:
+    """Those who wait for it get an error of the server, and nothing is loaded for others."""
+
+    async def test(pool, machine) -> None:
+        machine.goes_on.clear()
+        waiting = [asyncio.ensure_future(request(pool, name)) for name in "aab"]
+        await until(lambda: machine.loads)
+        await pool.close()
+        errors = await asyncio.gather(*waiting, request(pool, "a"), return_exceptions=True)
+        assert [str(error) for error in errors] == ["the server shuts down"] * 4
+        assert {type(error) for error in errors} == {EngineUnavailableError}
+
+    assert run(test).loads == ["a"]
+
+
+def test_a_stop_while_a_worker_starts() -> None:
+    """The worker is ended too: the end of the server would else wait for it."""
+    starts, killed = threading.Event(), threading.Event()
+
+    def start(settings: object) -> SimpleNamespace:
+        starts.set()
+        time.sleep(0.05)
+        return SimpleNamespace(kill=killed.set)
+
+    async def whole() -> None:
+        settings: Any = SimpleNamespace()
+        starter: Any = start
+        loading = asyncio.ensure_future(load_model("a", settings, settings, starter))
+        await asyncio.to_thread(starts.wait)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert killed.is_set()
+
+    asyncio.run(whole())
 
 
 def test_the_model_that_was_idle_longest_makes_room() -> None:

@@ -15,7 +15,7 @@ from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError, model_not_found
 from max.serve.model import ServedModel
 from max.serve.request_context import current_request
-from max.serve.worker.client import EngineState
+from max.serve.worker.client import EngineState, EngineUnavailableError
 
 logger = logging.getLogger("max.serve")
 
@@ -76,6 +76,8 @@ class PoolEntry:
     error: str = ""
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+    stopping: asyncio.Task[None] | None = field(default=None, repr=False)
+    """Stops the worker that it had; until it ends, the worker holds its memory."""
 
     @property
     def status(self) -> ModelStatus:
@@ -112,7 +114,7 @@ class ModelPool:
         self._entries: dict[str, PoolEntry] = {}
         self._one_load = asyncio.Lock()
         self._released = asyncio.Event()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
         self.loads = 0
         """The number of models that were loaded."""
 
@@ -128,6 +130,11 @@ class ModelPool:
     def loaded(self) -> list[ServedModel]:
         """The models that are loaded."""
         return [entry.model for entry in self._entries.values() if entry.model is not None]
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that run or wait, of all models."""
+        return sum(model.engine.open_requests for model in self.loaded())
 
     def is_pinned(self, model: ServedModel) -> bool:
         """Whether a model is the one that the server was started with.
@@ -169,6 +176,7 @@ class ModelPool:
 
         Raises:
             ApiError: There is none of that name, or it cannot be loaded.
+            EngineUnavailableError: The server shuts down.
         """
         entry = await (self._default() if name is None else self.find(name))
         if keep_alive is not None:
@@ -211,7 +219,7 @@ class ModelPool:
         if entry.status not in (ModelStatus.LOADED, ModelStatus.LOADING):
             raise ApiError(f"{name!r} is not loaded", param="model", code="model_not_loaded")
         entry.keep_alive = 0.0
-        if not entry.users:
+        if not entry.users and entry.loading is None:  # else after the requests, or after the load
             await self._unload(entry)
         return entry
 
@@ -227,18 +235,22 @@ class ModelPool:
         entry = self._entries.get(name)
         if entry is None:
             return
-        if entry.pinned or entry.users or entry.loading is not None:
-            raise ApiError(f"{name!r} has open requests", status=409, param="model")
-        await self._unload(entry)
+        while True:  # requests may come while its worker stops
+            if entry.pinned or entry.users or entry.loading is not None:
+                raise ApiError(f"{name!r} has open requests", status=409, param="model")
+            if entry.model is None and entry.stopping is None:
+                break
+            await self._unload(entry)
         self._entries.pop(name, None)
 
     async def close(self) -> None:
-        """Unloads all models; their open requests end with an error."""
+        """Unloads all models; open requests end with an error, and so do those that wait for a model."""
+        self._closed = True
         for entry in self._entries.values():
             if entry.loading is not None:
                 entry.loading.cancel()
         pending = [entry.loading for entry in self._entries.values() if entry.loading is not None]
-        await asyncio.gather(*pending, *self._closing, return_exceptions=True)
+        await asyncio.gather(*pending, *self._stopping(), return_exceptions=True)
         await asyncio.gather(
             *(m.engine.close(finish=False, timeout=_stop_s(m, 2.0)) for m in self.loaded()),
             return_exceptions=True,
@@ -261,7 +273,8 @@ class ModelPool:
             self._entries.setdefault(name, PoolEntry(name, stored)).stored = stored
         for name in [name for name in self._entries if name not in catalog]:
             entry = self._entries[name]
-            if not entry.pinned and not entry.users and entry.status is not ModelStatus.LOADED:
+            loaded = entry.status is ModelStatus.LOADED or entry.stopping is not None
+            if not entry.pinned and not entry.users and not loaded:
                 del self._entries[name]
 
     async def _ensure_loaded(self, entry: PoolEntry) -> ServedModel:
@@ -269,11 +282,13 @@ class ModelPool:
             if entry.pinned:  # its worker cannot be started any more: its requests say so
                 assert entry.model is not None
                 return entry.model
+            if self._closed:
+                raise EngineUnavailableError("the server shuts down")
             if entry.loading is None:
                 entry.error = ""
                 entry.loading = asyncio.ensure_future(self._load_entry(entry))
             # a request that is cancelled does not end the load, for which others may wait
-            await asyncio.shield(entry.loading)
+            await asyncio.wait({entry.loading})
             if entry.error:
                 raise ApiError(
                     f"the model {entry.name!r} cannot be loaded: {entry.error}",
@@ -290,6 +305,8 @@ class ModelPool:
             async with self._one_load:
                 if entry.model is not None:  # its engine has stopped
                     await self._unload(entry)
+                if entry.stopping is not None:  # two workers would need twice the memory
+                    await asyncio.wait({entry.stopping})
                 await self._make_room(stored.size)
                 begin = time.monotonic()
                 entry.model = await self._load(stored)
@@ -309,6 +326,9 @@ class ModelPool:
     async def _make_room(self, size: int) -> None:
         """Unloads idle models until a model of some size fits; waits where all are busy."""
         while not self._fits(size):
+            if stopping := self._stopping():
+                await asyncio.wait(stopping, return_when=asyncio.FIRST_COMPLETED)
+                continue
             victim = min(self._idle(), key=lambda entry: entry.used_at, default=None)
             if victim is not None:
                 await self._unload(victim)
@@ -317,12 +337,18 @@ class ModelPool:
             await self._released.wait()
 
     def _fits(self, size: int) -> bool:
-        evictable = [e for e in self._entries.values() if e.model is not None and not e.pinned]
-        if len(evictable) >= self._limits.max_models:
+        holders = sum(
+            (entry.model is not None and not entry.pinned) or entry.stopping is not None
+            for entry in self._entries.values()
+        )
+        if holders >= self._limits.max_models:
             return False
         free = self._free_memory()
         # a model that alone does not fit is refused by its own plan of the memory
-        return not evictable or free is None or free >= size * _HEADROOM
+        return not holders or free is None or free >= size * _HEADROOM
+
+    def _stopping(self) -> list[asyncio.Task[None]]:
+        return [entry.stopping for entry in self._entries.values() if entry.stopping is not None]
 
     def _idle(self) -> Iterator[PoolEntry]:
         for entry in self._entries.values():
@@ -330,14 +356,26 @@ class ModelPool:
                 yield entry
 
     async def _unload(self, entry: PoolEntry) -> None:
+        if (stopping := self._begin_unload(entry)) is not None:
+            await asyncio.shield(stopping)  # the worker stops also where the caller is cancelled
+
+    def _begin_unload(self, entry: PoolEntry) -> asyncio.Task[None] | None:
+        """Takes the model from its entry, so that no later request gets it, and stops its worker."""
         model, entry.model = entry.model, None
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
         entry.keep_alive = None
         if model is not None:
+            entry.stopping = asyncio.ensure_future(self._stop(entry, model))
+        return entry.stopping
+
+    async def _stop(self, entry: PoolEntry, model: ServedModel) -> None:
+        try:
             await model.engine.close(finish=False, timeout=_stop_s(model, 5.0))
             logger.info("unloaded %s", entry.name)
+        finally:
+            entry.stopping = None
 
     def _release(self, entry: PoolEntry) -> None:
         entry.users -= 1
@@ -356,9 +394,7 @@ class ModelPool:
     def _expire(self, entry: PoolEntry) -> None:
         if entry.users or entry.model is None:
             return
-        task = asyncio.ensure_future(self._unload(entry))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._begin_unload(entry)
 
 
 def _stop_s(model: ServedModel, seconds: float) -> float:
