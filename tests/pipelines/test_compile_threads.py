@@ -76,6 +76,19 @@ def test_the_end_waits_for_native_code_alone() -> None:
         threads.submit(lambda: 1)
 
 
+def test_the_end_does_not_wait_for_what_is_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_threads, "COMPILE_S", 0.2)
+    threads, go = GrammarThreads(2), threading.Event()
+    slow = [threads.submit(go.wait, 60) for _ in range(2)]
+    with pytest.raises(GrammarTooSlowError):
+        slow[0].result(30)
+    begin = time.monotonic()
+    threads.close()
+    assert time.monotonic() - begin < 30 and slow[1].done() and not go.is_set()
+    go.set()
+    wait_until_quiet()
+
+
 def test_a_system_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request fails with an error that says to try again; none is lost."""
     monkeypatch.setattr(compile_threads, "COMPILE_S", 0.2)

@@ -90,6 +90,38 @@ def test_a_damaged_file_gives_sound_pages_or_none(tmp_path_factory, seed, at, bi
     assert read(path) == {} == read(path.parent)
 
 
+def test_what_is_left_out_is_said(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "file"
+    assert read(path) == {} and not caplog.text, "a file that is absent is none that is damaged"
+    pages = write(path, 3)
+    assert read(path) == pages and not caplog.text
+
+    def said() -> str:
+        caplog.clear()
+        read(path)
+        return caplog.text
+
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert f"1 of {len(pages)} pages of {path} are damaged" in said()
+    path.write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
+    assert f"1 of {len(pages)} pages of {path} are damaged" in said()
+    for content in (b"", b"something else", whole[:40], whole.replace(b'"key"', b'"kez"')):
+        path.write_bytes(content)
+        assert f"{path} are not used: the file is damaged, or not of this model" in said()
+    write(path, 3, "other")
+    assert "not of this model" in said()
+    path.unlink()
+    path.mkdir()
+    assert f"{path} is no file" in said()
+    path.rmdir()
+    os.mkfifo(path)
+    assert f"{path} is no file" in said()
+    path.unlink()
+    path.symlink_to(path)
+    assert str(path) in said()
+
+
 def with_header(path: Path, text: bytes) -> Path:
     """Writes a file whose header has a length and a digest that fit it, and one page."""
     digest = hashlib.blake2b(text, digest_size=16).digest()

@@ -230,6 +230,34 @@ def test_shapes_of_caches_in_either_form() -> None:
         cache_shape(Other, *arguments)
 
 
+def test_shape_and_size_of_a_cache_by_the_config() -> None:
+    class Config:
+        @classmethod
+        def calculate_max_seq_len(cls, huggingface_config):
+            return huggingface_config.positions
+
+        @classmethod
+        def initialize(cls, pipeline_config, max_seq_len):
+            made = KVCacheParams(DType.float32, 2, 4, page_size=16, num_layers=max_seq_len // 16)
+            return SimpleNamespace(get_kv_params=lambda: made)
+
+    class Model(PipelineModelWithKVCache[TextContext]):
+        model_config_cls = Config
+
+        def execute(self, model_inputs: Any) -> Any:
+            raise AssertionError
+
+    config: Any = SimpleNamespace(positions=48)
+    rest: Any = ([CPU()], config, KVCacheConfig(), DType.float32)
+    options = PipelineConfig(max_batch_size=3)
+    assert cache_shape(Model, options, config, *rest[:1], *rest[2:])[1] == 3
+    page = 2 * 3 * 16 * 2 * 4 * 4  # keys and values, layers, tokens, heads, elements, bytes
+    assert Model.estimate_kv_cache_size(options, page - 1, *rest) == page - 1
+    size = Model.estimate_kv_cache_size(options, 1 << 40, *rest)
+    # each of three sequences has three pages; a step may write one page more
+    assert size % page == 0 and 9 <= size // page <= 12
+
+
 def test_arguments_by_name() -> None:
     def own(a: int, b: int = 0, **rest: Any) -> None: ...
 

@@ -67,6 +67,17 @@ def test_a_lower_value_comes_first() -> None:
     assert "".join(one.order) == "abcde"
 
 
+def test_a_request_without_a_priority_has_that_of_0() -> None:
+    one = engine()
+    for name in "abcd":
+        if name in "ac":
+            one.put(name, 0)
+        else:
+            one.names[one.add([1, 2], 3).request_id] = name
+    one.run()
+    assert "".join(one.order) == "abcd"
+
+
 def test_requests_of_one_client_keep_their_order() -> None:
     for client in ("", "a"):
         one = engine()

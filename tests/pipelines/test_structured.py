@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,12 @@ from max.interfaces import (
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import InputError
+from max.pipelines.core.exceptions import GrammarsWaitError
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.engine import Engine, Failure, limits_of
 from max.pipelines.generation.generation import Generation
 from max.pipelines.structured import grammar, step_masks
+from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.pipelines.structured.constraint import unpacked
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -217,6 +220,54 @@ def test_a_grammar_that_cannot_be_followed_is_refused_before_its_first_batch(tin
     text = grammar.of_lark("\n".join([f"start: {starts}", *rules]))
     with pytest.raises(InputError, match=r"cannot be followed: .*2400 items; max is 2000"):
         pipeline.prepare(new_context(tokenizer, "x", SamplingParams(), text))
+
+
+def test_masks_that_nothing_ends_take_four_threads_at_most(tiny, monkeypatch) -> None:
+    """Then requests with a grammar are refused until one of them ends; those without one are not."""
+    monkeypatch.setattr(step_masks, "MASK_S", 0.1)
+    tokenizer, pipeline = tiny
+    go = threading.Event()
+
+    class Endless:
+        def __init__(self, matcher) -> None:
+            self.matcher = matcher
+
+        def __getattr__(self, name: str):
+            return getattr(self.matcher, name)
+
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            while not go.is_set():
+                pass  # the time of its thread counts
+
+    def prepared(text: str | None):
+        context = new_context(tokenizer, "x", SamplingParams(temperature=0, max_new_tokens=4), text)
+        pipeline.prepare(context)
+        return context
+
+    regex = grammar.of_regex("[a-z]{3}")
+    try:
+        for _ in range(MOST_OVERDUE):
+            context = prepared(regex)
+            context.set_matcher(Endless(context.matcher))
+            engine = Engine(pipeline, limits_of(pipeline))
+            engine.submit(context)
+            ends = []
+            while not engine.idle:
+                ends += engine.step()
+            assert isinstance(ends[-1], Failure)
+        with pytest.raises(GrammarsWaitError, match="nothing ends them"):
+            prepared(regex)
+        assert len(texts_of(tiny, [prepared(None)])) == 1
+    finally:
+        go.set()
+    end = time.monotonic() + 60
+    while True:
+        try:
+            assert prepared(regex).matcher is not None
+            break
+        except GrammarsWaitError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 def test_a_mask_that_takes_too_long_fails_its_request_alone(tiny, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import signal
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -107,6 +110,107 @@ def test_a_signal_that_stops_a_server_is_named(
         assert server.process.wait(60) == 0
         server.stop()
         assert server.lines[-1] == f"Server stops: {number.name}\n"
+
+
+OPEN_ENDS = (
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 2000}, "engine_unavailable"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "engine_unavailable"),
+    ("/v1/responses", {"input": "a"}, "engine_unavailable"),
+    ("/v1/messages", {"model": "tiny", "max_tokens": 99, "messages": [{"role": "user", "content": "a"}]}, "overloaded"),
+    ("/api/generate", {"model": "tiny", "prompt": "a"}, "the server shuts down"),
+)  # fmt: skip
+"""Requests, and what is in the error that ends them."""
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["late", "twice"])
+def test_open_requests_end_with_an_error(
+    start_server: Callable[..., RunningServer], twice: bool
+) -> None:
+    """Where their time is over or a second signal comes; no answer that was cut looks whole."""
+    server = start_server(
+        "--model", str(TINY), "--served-model-name", "tiny", "--max-batch-size", "1",
+        "--graceful-shutdown-timeout", "60" if twice else "0.5",
+    ).wait_ready()  # fmt: skip
+
+    def send(case: int, stream: bool) -> tuple[int, str]:
+        path, body, _ = OPEN_ENDS[case]
+        answer = httpx.post(server.url + path, json={**body, "stream": stream}, timeout=120)
+        return answer.status_code, answer.text
+
+    first = {**OPEN_ENDS[0][1], "stream": True, "ignore_eos": True}
+    waiting = {(case, stream) for case in range(len(OPEN_ENDS)) for stream in (False, True)}
+    with (
+        ThreadPoolExecutor(len(waiting)) as pool,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+        client.stream("POST", OPEN_ENDS[0][0], json=first) as began,
+    ):
+        lines = began.iter_lines()
+        assert '"text"' in next(lines)
+        server.worker.suspend()  # no request ends by itself
+        futures = {key: pool.submit(send, *key) for key in waiting}
+        while client.get("/load").json()["server_load"] != 1 + len(waiting):
+            time.sleep(0.05)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        if twice:
+            while "open requests to end" not in server.output:
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+        events = [line for line in lines if line]
+        answers = {key: future.result() for key, future in futures.items()}
+    assert server.process.wait(60) == 0 and time.monotonic() - begin < 30
+    server.stop()
+    assert "engine_unavailable" in events[-1] and not any("cancelled" in each for each in events)
+    for (case, _), (status, text) in answers.items():
+        assert status == 503 and OPEN_ENDS[case][2] in text, (OPEN_ENDS[case][0], status, text)
+    assert "Traceback" not in server.output, server.output
+    assert f"{1 + len(waiting)} open requests end with an error" in server.output
+
+
+def test_readers_that_do_not_read_delay_no_stop(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(
+        "--model", str(TINY), "--max-batch-size", "4", "--graceful-shutdown-timeout", "0.2"
+    ).wait_ready()
+    host, port = server.url.removeprefix("http://").split(":")
+    body = (
+        b'{"prompt": "a", "max_tokens": 1500, "logprobs": 20, "stream": true, "ignore_eos": true}'
+    )
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n"
+    readers: list[socket.socket] = []
+    with contextlib.ExitStack() as sockets:
+        for _ in range(4):
+            connection = sockets.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.connect((host, int(port)))
+            connection.sendall(head % len(body) + body)
+            readers.append(connection)
+        part = sockets.enter_context(socket.create_connection((host, int(port))))
+        part.sendall(head % 100 + body[:20])  # a body that does not come
+        for connection in readers:
+            assert connection.recv(1) == b"H"
+        time.sleep(0.5)
+        begin = time.monotonic()
+        assert server.stop() == 0 and time.monotonic() - begin < 20
+    assert "Traceback" not in server.output, server.output
+
+
+def test_a_thread_that_nothing_ends_delays_no_stop(tmp_path: Path) -> None:
+    """As one that compiles a hostile grammar."""
+    code = (
+        "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()\n" + SERVE
+    )
+    options = ["serve", "--port", "0", "--metrics-port", "0", "--models-dir", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *options], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert any("Server ready" in line for line in process.stdout)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_a_worker_says_that_its_server_has_gone(start_server: Callable[..., RunningServer]) -> None:

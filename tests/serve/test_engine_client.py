@@ -26,8 +26,8 @@ from max.serve.worker.client import (
     EngineLostError,
     EngineState,
     EngineUnavailableError,
-    Repeated,
 )
+from max.serve.worker.subscription import Repeated
 
 ACTIVE, END = GenerationStatus.ACTIVE, GenerationStatus.END_OF_SEQUENCE
 

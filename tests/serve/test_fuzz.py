@@ -202,6 +202,59 @@ def test_bodies_that_are_no_json(http: httpx.Client, content, says) -> None:
     assert says in error["message"]
 
 
+@pytest.mark.parametrize("content", ["{", "", "[1]", "null", "[" * 1000, '{"model": "\xff'])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed", "/api/show"])
+def test_bodies_of_ollama_that_are_no_json(http: httpx.Client, path: str, content: str) -> None:
+    answer = http.post(path, content=content.encode("latin-1"))
+    assert answer.status_code == 400, answer.text
+    assert "the body is " in answer.json()["error"]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+DEEP_CALL = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "a", "arguments": '{"a":' * 2000 + "1" + "}" * 2000}}
+    ]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [100, 600, 850])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", lambda deep: {"chat_template_kwargs": {"x": deep}}),
+        ("/v1/chat/completions", lambda deep: {"messages": [{"role": "user", "content": "a", "x": deep}]}),
+        ("/apply-template", lambda deep: {"chat_template_kwargs": {"x": deep}}),
+        ("/tokenize", lambda deep: {"chat_template_kwargs": {"x": deep}}),
+        ("/v1/chat/completions", lambda deep: {"messages": DEEP_CALL}),
+        ("/v1/responses", lambda deep: {"input": [
+            {"type": "function_call", "call_id": "1", "name": "a", "arguments": json.dumps(deep)},
+            {"type": "function_call_output", "call_id": "1", "output": "a"}]}),
+        ("/api/chat", lambda deep: {"model": "tiny", "stream": False, "options": {"x": deep}}),
+    ],
+)  # fmt: skip
+def test_values_that_are_nested_deeply(http: httpx.Client, path: str, fields, depth: int) -> None:
+    """An answer, or an error of the request: values that the reader takes may be too deep for what comes after it."""
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1,
+        **fields(nested(depth)),
+    }
+    if path == "/v1/responses":
+        del body["messages"]
+    answer = http.post(path, json=body)
+    assert answer.status_code in (200, 400), answer.text
+    if depth == 100 and body.get("messages") is not DEEP_CALL:
+        assert answer.status_code == 200, answer.text
+
+
 def test_fields_and_routes_that_do_not_exist(http: httpx.Client) -> None:
     body = {"prompt": "x", "max_tokens": 1, **{f"field{i:04}": 1 for i in range(2000)}}
     warning = http.post("/v1/completions", json=body).headers["Warning"]

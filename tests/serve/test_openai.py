@@ -206,7 +206,7 @@ def test_models(client) -> None:
         ),
         ({"lora": "x"}, "lora", "adapters come later"),
         ({"modalities": ["audio"]}, "modalities", "text"),
-        ({"stop_token_ids": [99999]}, "messages", "tokens are 0 to 4095"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids", "tokens are 0 to 4095"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_new_tokens", "more than max_new_tokens"),
     ],
 )  # fmt: skip

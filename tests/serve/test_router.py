@@ -88,7 +88,9 @@ def test_load_unload_and_keep_alive(router: RunningServer, web: httpx.Client) ->
     assert loaded["success"] and loaded["status"]["value"] == "loaded"
     assert loaded["max_model_len"] == 256
     assert web.get("/v1/models/tiny").json()["status"]["value"] == "loaded"
-    assert web.post("/models/unload", json={"model": "tiny"}).json()["success"]
+    unloaded = web.post("/models/unload", json={"model": "tiny"}).json()
+    assert unloaded["success"]
+    assert all(loaded[name] == unloaded[name] for name in ("id", "created", "root"))
     assert states(web)["tiny"] == "unloaded" and not router.workers
     assert web.post("/models/unload", json={"model": "tiny"}).status_code == 400
     # by Ollama's API

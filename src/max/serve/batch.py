@@ -64,7 +64,7 @@ def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
             continue
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BatchLineError(f"line {number} is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise BatchLineError(f"line {number} is no object")

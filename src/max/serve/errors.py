@@ -71,7 +71,7 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
 
     Args:
         error: The error of a pipeline.
-        param: The parameter that does not fit.
+        param: The parameter that does not fit, where the error does not name one.
     """
     if isinstance(error, PromptTooLongError):
         # clients know the error by its code, or by these words of OpenAI's message
@@ -91,7 +91,9 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
     if isinstance(error, UserError):
         code = "grammar_too_slow" if isinstance(error, GrammarTooSlowError) else None
         return ApiError(
-            ". ".join(filter(None, (error.problem, error.remedy))), param=param, code=code
+            ". ".join(filter(None, (error.problem, error.remedy))),
+            param=error.param or param,
+            code=code,
         )
     return ApiError(str(error), param=param)
 

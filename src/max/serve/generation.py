@@ -12,7 +12,7 @@ from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.request_context import current_request
 from max.serve.text import GeneratedText, TextPiece
-from max.serve.worker.client import Repeated
+from max.serve.worker.subscription import Repeated
 
 
 @dataclass(frozen=True)

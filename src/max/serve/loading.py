@@ -10,8 +10,9 @@ from max.pipelines.core.exceptions import ConfigError
 from max.serve.admission import Admission
 from max.serve.model import ServedModel
 from max.serve.settings import ServerSettings, WorkerSettings
-from max.serve.worker.client import EngineClient, Worker
+from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
+from max.serve.worker.event_reader import Worker
 
 
 async def load_model(
@@ -34,7 +35,15 @@ async def load_model(
         UserError: It cannot be loaded, for a reason that the user can correct.
         RuntimeError: It cannot be loaded.
     """
-    first = worker or await asyncio.to_thread(start_worker, worker_settings)
+    first = worker
+    if first is None:
+        starting = asyncio.ensure_future(asyncio.to_thread(start_worker, worker_settings))
+        try:
+            first = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # nobody else knows of it, and the end of this process would wait for it
+            (await starting).kill()
+            raise
     engine = EngineClient(lambda: start_worker(worker_settings), first)
     engine.start()
     try:

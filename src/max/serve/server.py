@@ -27,6 +27,7 @@ from max.serve.logs import share_handlers
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.pool import ModelPool, PoolLimits
+from max.serve.process_end import end_soon
 from max.serve.request_context import name_requests_in_logs
 from max.serve.settings import ServerSettings, WorkerSettings
 from max.serve.tracing import Tracing
@@ -36,6 +37,8 @@ logger = logging.getLogger("max.serve")
 
 BACKLOG = 2048
 """Connections that the system takes before the server does."""
+LAST_WRITES_S = 3.0
+"""The time in which clients read the errors of requests that a stop ends."""
 
 
 def _say(line: str) -> None:
@@ -92,7 +95,7 @@ class RouterSettings:
 def run_server(
     settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
 ) -> int | None:
-    """Serves a model, or as a router any of a folder, until a signal comes.
+    """Serves a model, or as a router any of a folder, until a signal comes; the process then ends soon.
 
     Args:
         settings: The settings of the server.
@@ -113,6 +116,8 @@ def run_server(
             number = runner.run(_serve(settings, models, listener, tracing))
         if tracing is not None:
             tracing.close()
+        if number is None:
+            end_soon()
         return number
     finally:
         if isinstance(models, FirstModel):
@@ -240,17 +245,16 @@ async def _listen(
         ssl_keyfile=settings.tls_key,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.graceful_timeout_s)),
         timeout_keep_alive=30,
     )
     server = _Server(config)
     async with metrics_listener(settings, metrics):
         with _logged_load(settings, pool):
-            await _run_until_stopped(server, listener, stop, pool)
+            await _run_until_stopped(server, listener, stop, pool, settings.graceful_timeout_s)
 
 
 async def _run_until_stopped(
-    server: QuietServer, listener: socket.socket, stop: _Stop, pool: ModelPool
+    server: QuietServer, listener: socket.socket, stop: _Stop, pool: ModelPool, graceful_s: float
 ) -> None:
     serving = asyncio.ensure_future(server.serve([listener]))
     stopped = asyncio.ensure_future(stop.wait())
@@ -259,14 +263,21 @@ async def _run_until_stopped(
         await serving  # its error says more, where it has one
         raise RuntimeError("the server has ended without a signal")
     _say(f"Server stops: {signal.Signals(stop.number).name}")
-    if open_requests := sum(model.engine.open_requests for model in pool.loaded()):
+    if open_requests := pool.open_requests:
         logger.warning("waiting for %d open requests to end", open_requests)
     server.stop()
     stop.clear()
     again = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({serving, again}, return_when=asyncio.FIRST_COMPLETED)
-    server.force_exit = True
+    first = asyncio.FIRST_COMPLETED
+    await asyncio.wait({serving, again}, timeout=graceful_s, return_when=first)
     again.cancel()
+    if not serving.done():
+        if open_requests := pool.open_requests:
+            logger.warning("%d open requests end with an error", open_requests)
+        closing = asyncio.ensure_future(pool.close())  # their clients get it while the workers stop
+        await asyncio.wait({serving}, timeout=LAST_WRITES_S)
+        await server.close_connections(LAST_WRITES_S)
+        await closing
     await serving
 
 

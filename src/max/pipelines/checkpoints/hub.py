@@ -6,19 +6,19 @@ set, which the huggingface-hub package honours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from max._dataclass import dataclass
 from max._spelling import did_you_mean
 from max.graph.weights import WeightsFormat
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.hub_calls import call_hub
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import (
     TensorEntry,
@@ -30,8 +30,6 @@ from max.pipelines.core.exceptions import ModelFilesError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
-
-T = TypeVar("T")
 
 _INDEX = "model.safetensors.index.json"
 _FORMATS = {".safetensors": "safetensors", ".gguf": "gguf", ".pt": "pytorch", ".bin": "pytorch"}
@@ -50,73 +48,6 @@ def _looks_local(repo_id: str) -> bool:
         or repo_id.count("/") > 1
         or "\\" in repo_id
     )
-
-
-def _resolve_hub() -> None:
-    """Fails at once without a network; huggingface-hub would retry for half a minute.
-
-    Raises:
-        OfflineModeIsEnabled: The hub's name does not resolve, and no proxy is set that might resolve it.
-    """
-    import socket
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
-
-    from huggingface_hub import constants, errors
-
-    host = urlsplit(constants.ENDPOINT).hostname
-    if constants.HF_HUB_OFFLINE or getproxies() or host is None:
-        return
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError as error:
-        raise errors.OfflineModeIsEnabled(f"{host}: {error}") from error
-
-
-def _hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
-    """Runs a call to the hub; its errors become `ModelFilesError` with a remedy."""
-    try:
-        from huggingface_hub import errors
-    except ImportError as error:
-        raise ModelFilesError(
-            f"{repo_id} is no folder, and the package huggingface-hub is not installed",
-            "Give a model folder, or pip install huggingface-hub.",
-        ) from error
-    try:
-        _resolve_hub()
-        return action()
-    except errors.GatedRepoError as error:
-        raise ModelFilesError(
-            f"{repo_id} asks for access that this user does not have",
-            f"Ask for it at https://huggingface.co/{repo_id}, then run `hf auth login`.",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelFilesError(
-            f"{repo_id} is neither a folder nor a model on the Hugging Face hub",
-            "Check the name; for a private model run `hf auth login`.",
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ModelFilesError(
-            f"{repo_id} has no revision {revision!r}", "Check --huggingface-model-revision."
-        ) from error
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        raise ModelFilesError(
-            f"{repo_id} is no folder, is not in the Hugging Face cache, and the hub is not "
-            "reachable (or HF_HUB_OFFLINE is set)",
-            "Give the path of a model folder, or download the model while online: "
-            f"`hf download {repo_id}`.",
-        ) from error
-    except errors.HFValidationError as error:
-        raise ModelFilesError(
-            f"{repo_id!r} is neither a folder nor a name of a model on the Hugging Face hub",
-            "Give the path of a model folder, or a name such as owner/model.",
-        ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelFilesError(
-            f"{repo_id} cannot be fetched from the Hugging Face hub: {first}",
-            "Check the connection, or give the path of a model folder.",
-        ) from error
 
 
 class RepoType(str, Enum):
@@ -206,7 +137,7 @@ class HuggingFaceRepo:
 
             return HfApi().model_info(self.repo_id, revision=self.revision, files_metadata=True)
 
-        return _hub(ask, self.repo_id, self.revision)
+        return call_hub(ask, self.repo_id, self.revision)
 
     @cached_property
     def _sizes(self) -> dict[str, int | None]:
@@ -278,7 +209,7 @@ class HuggingFaceRepo:
             except errors.EntryNotFoundError:
                 return None
 
-        return _hub(fetch, self.repo_id, self.revision)
+        return call_hub(fetch, self.repo_id, self.revision)
 
     @cached_property
     def weight_files(self) -> dict[WeightsFormat, list[str]]:
@@ -459,7 +390,7 @@ def download_weight_files(
                 )
             )
 
-        return _hub(download, huggingface_model_id, revision)
+        return call_hub(download, huggingface_model_id, revision)
 
     with ThreadPoolExecutor(max_workers=max(1, min(max_workers, len(filenames)))) as pool:
         return list(pool.map(fetch, filenames))
@@ -498,7 +429,7 @@ def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | 
     """
     from huggingface_hub import try_to_load_from_cache as load
 
-    return _hub(lambda: load(repo_id, filename, revision=revision), repo_id, revision)
+    return call_hub(lambda: load(repo_id, filename, revision=revision), repo_id, revision)
 
 
 def validate_hf_repo_access(repo_id: str, revision: str) -> None:
@@ -517,4 +448,4 @@ def validate_hf_repo_access(repo_id: str, revision: str) -> None:
 
         HfApi().model_info(repo_id, revision=revision)
 
-    _hub(ask, repo_id, revision)
+    call_hub(ask, repo_id, revision)

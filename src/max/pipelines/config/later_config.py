@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from max._spelling import did_you_mean
+from max.pipelines.config.options import unknown_fields
 from max.pipelines.core.exceptions import ConfigError
 
 __all__ = ["PipelineArgs", "PipelineRuntimeConfig", "flat_options"]
@@ -49,7 +49,9 @@ class PipelineRuntimeConfig:
     """
 
     def __init__(self, **options: Any) -> None:
-        check_names(options, {*RUNTIME, *WITHOUT_EFFECT}, "PipelineRuntimeConfig")
+        known = sorted({*RUNTIME, *WITHOUT_EFFECT})
+        if unknown := [name for name in options if name not in known]:
+            raise unknown_fields(unknown, known, "PipelineRuntimeConfig")
         self.given = renamed(options)
         self._config: Any = None  # the PipelineConfig
 
@@ -103,25 +105,6 @@ class PipelineArgs:
             options: As for the class.
         """
         return cls(**options)
-
-
-def check_names(options: dict[str, Any], known: set[str], what: str) -> None:
-    """Checks that options are known.
-
-    Args:
-        options: Names and their values.
-        known: The names.
-        what: Whose options they are, for the error.
-
-    Raises:
-        ConfigError: A name is unknown.
-    """
-    for name in options:
-        if name not in known:
-            near = did_you_mean(name, sorted(known))
-            raise ConfigError(
-                f"{what} has no field {name!r}{near}", "PipelineConfig.help() lists the fields."
-            )
 
 
 def renamed(options: dict[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,15 @@ def options_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(cls) if not f.name.startswith("_")}
 
 
+def default_of(f: dataclasses.Field[Any]) -> Any:
+    """The default of a field.
+
+    Args:
+        f: The field.
+    """
+    return f.default_factory() if callable(f.default_factory) else f.default
+
+
 def _spell(hint: Any) -> str:
     """A type in words, for messages."""
     names = {
@@ -194,8 +203,7 @@ class StrictConfig:
         """The options that are not at their defaults."""
         given: dict[str, Any] = {}
         for name, f in options_of(type(self)).items():
-            default = f.default_factory() if callable(f.default_factory) else f.default
-            if (value := getattr(self, name)) != default:
+            if (value := getattr(self, name)) != default_of(f):
                 given[name] = value
         return given
 

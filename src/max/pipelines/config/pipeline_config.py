@@ -18,7 +18,14 @@ from max.pipelines.config.model_config import (
     ProfilingConfig,
     SamplingConfig,
 )
-from max.pipelines.config.options import StrictConfig, converted, option, options_of, unknown_fields
+from max.pipelines.config.options import (
+    StrictConfig,
+    converted,
+    default_of,
+    option,
+    options_of,
+    unknown_fields,
+)
 from max.pipelines.config.resolver import resolver
 from max.pipelines.core.exceptions import ConfigError
 
@@ -180,8 +187,8 @@ class PipelineConfig(StrictConfig):
         # a class variable only to be no option
         self._model_config.pipeline_config = self  # pyright: ignore[reportAttributeAccessIssue]
         for name, f in own.items():
-            default = f.default_factory() if callable(f.default_factory) else f.default
-            setattr(self, name, converted(PipelineConfig, name, values.get(name, default)))
+            value = values[name] if name in values else default_of(f)
+            setattr(self, name, converted(PipelineConfig, name, value))
         self._check_ranges()
         self._resolved = False
         self._finds_num_steps = False

@@ -9,11 +9,12 @@ class UserError(ValueError):
     Args:
         problem: One line: what is wrong, with the value.
         remedy: One line: what to do.
+        param: The parameter of the request that does not fit; None: not known.
     """
 
-    def __init__(self, problem: str, remedy: str = "") -> None:
+    def __init__(self, problem: str, remedy: str = "", param: str | None = None) -> None:
         super().__init__(f"{problem}\n{remedy}" if remedy else problem)
-        self.problem, self.remedy = problem, remedy
+        self.problem, self.remedy, self.param = problem, remedy, param
 
 
 class InputError(UserError):

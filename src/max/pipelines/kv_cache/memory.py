@@ -46,9 +46,7 @@ def page_bytes(params: KVCacheParams, num_layers: int) -> int:
         params: The cache's shape.
         num_layers: The number of layers of the group.
     """
-    kinds = 1 if params.is_mla else 2
-    rows = kinds * num_layers * page_size_of(params) * params.n_kv_heads_per_device
-    return params.n_devices * rows * params.stored_head_dim * params.dtype.size_in_bytes
+    return params.n_devices * params.page_bytes(num_layers, page_size_of(params))
 
 
 def state_bytes(params: KVCacheParams) -> int:

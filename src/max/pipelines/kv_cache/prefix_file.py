@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import struct
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 
 from max._dataclass import dataclass
 
+logger = logging.getLogger("max.pipelines")
 _MAGIC = b"max cached prefixes 1\n"
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = 16
@@ -107,7 +109,8 @@ def remove_abandoned_parts(folder: Path) -> None:
 def read_pages(
     path: Path, key: str, page_bytes: Sequence[int]
 ) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yields the sound pages of a file; none where it is absent, damaged, or of another key.
+    """Yields the sound pages of a file; none where it is absent, damaged, or of another key. Of a file that is there,
+    a warning says what was left out.
 
     Args:
         path: The file.
@@ -117,31 +120,49 @@ def read_pages(
     Yields:
         The group, the hash, and the content.
     """
+    entries: list[tuple[int, str, str]] | None = None
+    sound = 0
+    reason = "the file is damaged, or not of this model"
     try:
-        if not path.is_file():
-            return  # opening a pipe would wait for its writer
+        if not path.is_file():  # opening a pipe would wait for its writer
+            if os.path.lexists(path):
+                logger.warning("cached prefixes: %s is no file", path)
+            return
         with path.open("rb") as file:
-            for number, page_hash, digest in _entries(_read_header(file), key, page_bytes):
+            entries = _entries(_read_header(file), key, page_bytes)
+            for number, page_hash, digest in entries or ():
                 content = file.read(page_bytes[number])
                 if len(content) < page_bytes[number]:
-                    return
+                    break
                 if _digest(content).hex() == digest:
                     yield number, bytes.fromhex(page_hash), content
-    except (OSError, ValueError):
-        pass  # the file ends here
+                    sound += 1
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError:
+        pass  # a hash is no hexadecimal number: the file ends here
+    if entries is None:
+        logger.warning("cached prefixes of %s are not used: %s", path, reason)
+    elif sound < len(entries):
+        logger.warning(
+            "cached prefixes: %d of %d pages of %s are damaged",
+            len(entries) - sound,
+            len(entries),
+            path,
+        )
 
 
-def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int, str, str]]:
-    """Group, hash and digest of each page that a header names; none where the header is not one of this key and these
+def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int, str, str]] | None:
+    """Group, hash and digest of each page that a header names; None where the header is not one of this key and these
     pages.
     """
     if not isinstance(header, dict) or header.get("key") != key:
-        return []
+        return None
     groups: Any = header.get("groups")
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        return []
+        return None
     if [group.get("page_bytes") for group in groups] != list(page_bytes):
-        return []
+        return None
     entries: list[tuple[int, str, str]] = []
     for number, group in enumerate(groups):
         pages: Any = group.get("pages")
@@ -150,7 +171,7 @@ def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int
                 case [str() as page_hash, str() as digest]:
                     entries.append((number, page_hash, digest))
                 case _:
-                    return []
+                    return None
     return entries
 
 

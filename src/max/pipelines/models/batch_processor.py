@@ -19,7 +19,7 @@ from max.nn.comm import Signals
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
-from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
 from max.pipelines.models.pipeline_model import BatchProcessorRuntime
 
 __all__ = [
@@ -165,7 +165,19 @@ class SingleReplicaRaggedBatchProcessor(RaggedBatchProcessor[ContextT, InputsT])
         )
 
 
-class SingleReplicaEmbeddingBatchProcessor(BatchProcessor[ContextT, InputsT]):
+class _OneOutputBatchProcessor(BatchProcessor[ContextT, InputsT]):
+    """The base for models without a cache, whose graph returns one tensor."""
+
+    def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
+        """The outputs: the first tensor.
+
+        Args:
+            outputs: The tensors that the graph returned.
+        """
+        return ModelOutputs(outputs[0])
+
+
+class SingleReplicaEmbeddingBatchProcessor(_OneOutputBatchProcessor[ContextT, InputsT]):
     """Ragged batches of texts for embeddings, without a cache."""
 
     def get_symbolic_inputs(
@@ -206,16 +218,8 @@ class SingleReplicaEmbeddingBatchProcessor(BatchProcessor[ContextT, InputsT]):
         """The architecture's inputs of the batch's tensors."""
         raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
 
-    def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
-        """The outputs: the first tensor.
 
-        Args:
-            outputs: The tensors that the graph returned.
-        """
-        return ModelOutputs(outputs[0])
-
-
-class PaddedEncoderBatchProcessor(BatchProcessor[ContextT, InputsT]):
+class PaddedEncoderBatchProcessor(_OneOutputBatchProcessor[ContextT, InputsT]):
     """Padded batches of texts for encoders: ``next_tokens_batch`` int64 ``[batch, length]`` and ``attention_mask``
     float32 ``[batch, length]``, 1 where a text has a token.
     """
@@ -247,8 +251,9 @@ class PaddedEncoderBatchProcessor(BatchProcessor[ContextT, InputsT]):
         Raises:
             ValueError: There are several lists.
         """
-        batch = single_replica_context_batch(replica_batches, processor_name=type(self).__name__)
-        texts = [_tokens_of(context).active for context in batch]
+        name = type(self).__name__
+        batch: Sequence[Any] = single_replica_context_batch(replica_batches, processor_name=name)
+        texts = [context.tokens.active for context in batch]
         longest = max(len(text) for text in texts)
         tokens = np.full((len(texts), longest), self._pad_token_id(), np.int64)
         mask = np.zeros((len(texts), longest), np.float32)
@@ -267,19 +272,6 @@ class PaddedEncoderBatchProcessor(BatchProcessor[ContextT, InputsT]):
     def _make_inputs(self, *, next_tokens_batch: Tensor, attention_mask: Tensor) -> InputsT:
         """The architecture's inputs of the batch's tensors."""
         raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
-
-    def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
-        """The outputs: the first tensor.
-
-        Args:
-            outputs: The tensors that the graph returned.
-        """
-        return ModelOutputs(outputs[0])
-
-
-def _tokens_of(context: Any) -> Any:
-    """The token buffer of a view of a request."""
-    return context.tokens
 
 
 def _ragged_inputs(
@@ -324,9 +316,7 @@ def build_single_replica_ragged_token_arrays(
     Returns:
         Tokens int64 ``[total_seq_len]``, offsets uint32 ``[batch + 1]``.
     """
-    parts = [_tokens_of(context).active for context in context_batch]
-    offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
-    return np.concatenate(parts).astype(np.int64), offsets
+    return ragged([context.tokens.active for context in context_batch])
 
 
 def ragged_kv_symbolic_inputs(

@@ -24,7 +24,6 @@ from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
@@ -33,8 +32,8 @@ from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
 from max.pipelines.models.graph_model import GraphModel
-from max.pipelines.models.inputs import ModelInputs, ModelOutputs
-from max.pipelines.models.interface_forms import flat_batch
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
+from max.pipelines.models.interface_forms import cache_size, flat_batch
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.weight_names import WeightNames
 
@@ -240,10 +239,9 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         batch = flat_batch(context_batch)  # of one replica, in the form of 26.x
         if not batch or kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
-        parts = [context.next_tokens for context in batch]
-        offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
+        tokens, offsets = ragged([context.next_tokens for context in batch])
         return DecoderInputs(
-            self.on_device(np.concatenate(parts).astype(np.int64)),
+            self.on_device(tokens),
             self.on_device(offsets),
             Tensor.from_numpy(np.array([return_n_logits], np.int64)),
             kv_cache_inputs,
@@ -356,15 +354,15 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
-        params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
-        full_batch = cache_bytes(
-            params,
-            cls.get_num_layers(huggingface_config),
-            max_batch_size=pipeline_config.max_batch_size or 1,
-            max_seq_len=cls.calculate_max_seq_len(pipeline_config, huggingface_config),
-            step_tokens=pipeline_config.step_tokens,
+        return cache_size(
+            cls,
+            pipeline_config,
+            available_cache_memory,
+            devices,
+            huggingface_config,
+            kv_cache_config,
+            cache_dtype,
         )
-        return min(available_cache_memory, full_batch)
 
     @classmethod
     def estimate_activation_memory(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from max.driver import Tensor
 from max.nn.kv_cache.manager import KVCacheInputs
@@ -89,3 +92,18 @@ class ModelOutputs:
     logit_offsets: Tensor | None = None
     next_tokens: Tensor | None = None
     hidden_states: Tensor | None = None
+
+
+def ragged(
+    parts: Sequence[npt.NDArray[np.integer[Any]]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """The tokens of a batch in one array, and where each request begins.
+
+    Args:
+        parts: The tokens of each request ``[length]``; at least one request.
+
+    Returns:
+        Tokens int64 ``[total_seq_len]``, offsets uint32 ``[batch + 1]``.
+    """
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
+    return np.concatenate(parts).astype(np.int64), offsets

@@ -20,9 +20,13 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
-from max.pipelines.models.interface_forms import cache_shape, longest_sequence, offered
+from max.pipelines.models.interface_forms import (
+    cache_shape,
+    cache_size,
+    longest_sequence,
+    offered,
+)
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
@@ -177,17 +181,15 @@ class PipelineModelWithKVCache(PipelineModel[BaseContextType], KVCacheMixin):
             kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
-        params, layers = cache_shape(
-            cls, pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
+        return cache_size(
+            cls,
+            pipeline_config,
+            available_cache_memory,
+            devices,
+            huggingface_config,
+            kv_cache_config,
+            cache_dtype,
         )
-        full_batch = cache_bytes(
-            params,
-            layers,
-            max_batch_size=pipeline_config.max_batch_size or 1,
-            max_seq_len=longest_sequence(cls, pipeline_config, huggingface_config),
-            step_tokens=pipeline_config.step_tokens,
-        )
-        return min(available_cache_memory, full_batch)
 
 
 class GraphTemplate(PipelineModel[BaseContextType]):

@@ -176,11 +176,12 @@ class PipelineRegistry:
         """
         for entry in modules:
             folder, _, name = entry.rpartition(":")
-            if not folder and Path(entry).expanduser().is_dir():
+            root = Path(folder).expanduser().resolve() if folder else None
+            if root is None and Path(entry).expanduser().is_dir():
                 package = Path(entry).expanduser().resolve()
-                folder, name = str(package.parent), package.name
-            if folder and (path := str(Path(folder).expanduser().resolve())) not in sys.path:
-                sys.path.insert(0, path)
+                root, name = package.parent, package.name
+            if root is not None and str(root) not in sys.path:
+                sys.path.insert(0, str(root))
             try:
                 module = importlib.import_module(name)
             except ImportError as error:
@@ -189,8 +190,7 @@ class PipelineRegistry:
                     "Give a module's name, or the folder that holds it as folder:module.",
                 ) from error
             origin = getattr(module, "__file__", None)
-            root = Path(folder).expanduser().resolve()
-            if folder and origin and not Path(origin).resolve().is_relative_to(root):
+            if root is not None and origin and not Path(origin).resolve().is_relative_to(root):
                 raise ConfigError(
                     f"custom architecture {entry!r}: a module {name!r} is imported already, from {origin}",
                     "Rename the package, or run it in a process of its own.",

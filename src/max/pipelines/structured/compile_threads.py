@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from max._dataclass import dataclass
@@ -77,19 +77,21 @@ class GrammarThreads:
         return job.future
 
     def close(self) -> None:
-        """Cancels what waits, and waits for what is compiled: native code must not outlive the interpreter."""
+        """Cancels what waits, and waits for what is compiled, but at most until its time is over.
+
+        A grammar that takes longer keeps its thread, for which the interpreter waits: native code must not outlive it.
+        """
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
             for job in waiting:
                 job.over = True
                 del self._open[job]
-            threads = list(self._threads)
+            compiled = [job.future for job in self._open]
             self._changed.notify_all()
         for job in waiting:
             job.future.cancel()
-        for thread in threads:
-            thread.join()
+        wait(compiled)
 
     def _add_threads(self) -> None:
         """Starts a thread for a job that waits, where there may be one more."""

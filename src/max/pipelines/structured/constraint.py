@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from max.interfaces import GenerationStatus, TextGenerationContext
 from max.pipelines.core.context import TextContext
-from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.exceptions import GrammarsWaitError, InputError
+from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.pipelines.structured.grammar import first_line, llguidance, matcher_of, of_json_schema
 from max.pipelines.structured.step_masks import Mask, MaskThread, StepMasks, fill
 
@@ -76,10 +77,16 @@ class Constraints:
 
         Raises:
             InputError: The grammar is invalid.
+            GrammarsWaitError: Threads are busy with masks of earlier requests which take too long, as many as may be.
         """
         grammar = grammar_of(context)
         if context.matcher is not None or grammar is None:
             return
+        if self._thread.overdue >= MOST_OVERDUE:
+            raise GrammarsWaitError(
+                "the grammars of earlier requests take too long to follow, and nothing ends them",
+                "Try again later.",
+            )
         matcher = matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         self._check_beginning(matcher)
         for token in context.generated_tokens.tolist():

@@ -55,6 +55,7 @@ class MaskThread:
 
     def __init__(self) -> None:
         self._pool = self._new_pool()
+        self._left: list[_Work] = []
 
     @staticmethod
     def _new_pool() -> Executor:
@@ -68,8 +69,19 @@ class MaskThread:
         """
         self._pool.submit(work.run)
 
-    def replace(self) -> None:
-        """Takes another thread: this one is left to what it does, as nothing ends it."""
+    @property
+    def overdue(self) -> int:
+        """The threads that were left to masks which take too long, and have not ended."""
+        self._left = [work for work in self._left if not work.finished.is_set()]
+        return len(self._left)
+
+    def replace(self, work: _Work) -> None:
+        """Takes another thread: this one is left to what it does, as nothing ends it.
+
+        Args:
+            work: What it does.
+        """
+        self._left.append(work)
         self._pool.shutdown(wait=False)
         self._pool = self._new_pool()
 
@@ -155,5 +167,5 @@ class StepMasks:
         masks = work.masks.copy()  # the thread still writes to its own
         masks[row] = -1
         self._work = _Work(masks, left)
-        self._thread.replace()
+        self._thread.replace(work)
         self._thread.submit(self._work)

@@ -411,6 +411,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
                     f"stop_token_ids has {token}; the model's tokens are 0 to "
                     f"{len(self.delegate) - 1}",
                     "Give numbers of the model's tokens.",
+                    "stop_token_ids",
                 )
         room = max_tokens_to_generate(len(tokens), self.max_length, params.max_new_tokens)
         response = request.response_format

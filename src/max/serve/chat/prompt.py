@@ -21,7 +21,7 @@ from max.serve.chat.tools.formats import ToolFormat, description
 from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
-from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error, shown
 from max.serve.generation import TextSequence, choices_of
 from max.serve.grammar_threads import in_grammar_thread
 from max.serve.model import ServedModel
@@ -315,9 +315,9 @@ def _function(call: Any, param: str) -> dict[str, Any]:
     try:
         if not isinstance(json.loads(arguments), dict):
             raise ValueError
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise ApiError(
-            f"{param}.function.arguments is {arguments!r}; expected JSON text of an object",
+            f"{param}.function.arguments is {shown(arguments)}; expected JSON text of an object",
             param=f"{param}.function.arguments",
         ) from None
     return {**function, "arguments": arguments}

@@ -20,7 +20,7 @@ from max.serve.generation import RunOptions, TextSequence, generate_choices
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.text import TokenLog
-from max.serve.worker.client import Repeated
+from max.serve.worker.subscription import Repeated
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ToolCall:
         """The arguments as an object; empty where the length cut them off."""
         try:
             value = json.loads(self.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 

@@ -73,7 +73,13 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     # an error without a handler of its own is logged with a traceback, and its connection is closed
-    for expected in (UserError, EngineLostError, EngineUnavailableError, TimeoutError):
+    for expected in (
+        UserError,
+        EngineLostError,
+        EngineUnavailableError,
+        TimeoutError,
+        RecursionError,
+    ):
         app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)
     return Gate(app, state.settings, state.metrics, tracing)

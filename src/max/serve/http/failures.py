@@ -25,6 +25,10 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(str(error), status=500, code="engine_lost")
     if isinstance(error, EngineUnavailableError):
         return ApiError(str(error), status=503, code="engine_unavailable")
+    if isinstance(error, RecursionError):  # by values of the request, which its reader has taken
+        return ApiError(
+            "the arrays and objects of the request are nested too deeply", code="nested_too_deeply"
+        )
     if isinstance(error, TimeoutError):
         return ApiError(str(error), status=504, code="timeout")
     logger.error("a request failed", exc_info=error)

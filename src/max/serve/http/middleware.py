@@ -64,15 +64,13 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if (
-            scope["method"] == "HEAD"
-        ):  # as GET: the layer below sends no body; Ollama's client begins with HEAD /
+        # as GET: the layer below sends no body; Ollama's client begins with HEAD /
+        if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id") or secrets.token_hex(12)
-        request_id = "".join(c for c in request_id if (c.isascii() and c.isalnum()) or c in "-_.")[
-            :128
-        ]
+        given_id = headers.get("x-request-id") or secrets.token_hex(12)
+        safe = "".join(c for c in given_id if (c.isascii() and c.isalnum()) or c in "-_.")
+        request_id = safe[:128]
         scope.setdefault("state", {}).update({"request_id": request_id, BODY_SEND: send})
         context = RequestContext(request_id)
         token = CURRENT_REQUEST.set(context)

@@ -132,9 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
         answering = self.cycle is not None and not self.cycle.response_complete
         if self.transport.is_closing():
             return
-        if self.pipeline or (
-            self._in_head and answering
-        ):  # earlier requests have their answers first
+        # earlier requests have their answers first
+        if self.pipeline or (self._in_head and answering):
             self._arm(HEAD_S)
         elif self._in_head or self._in_body:
             self._refuse(408, "the request did not come in time")

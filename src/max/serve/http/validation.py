@@ -18,7 +18,7 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     location = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         reason = (first.get("ctx") or {}).get("error", "")
-        at = first["loc"][-1]
+        at = first["loc"][-1] if first["loc"] else None  # in other routes the reason says where
         where = f" at character {at}" if isinstance(at, int) else ""
         return ApiError(f"the body is no JSON: {reason}{where}", code="invalid_json")
     # types of unions stand in the location too

@@ -20,7 +20,7 @@ from max.serve.openai.fields import StrictBody
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.sampling_fields import LlamaSamplingFields
 from max.serve.text import TextPiece
-from max.serve.worker.client import Repeated
+from max.serve.worker.subscription import Repeated
 
 router = APIRouter(tags=["llama.cpp"])
 

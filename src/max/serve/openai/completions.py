@@ -24,7 +24,7 @@ from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.wire import HOLE, Chunks, completion_logprobs, error_event, new_id, usage
 from max.serve.request_context import current_request
 from max.serve.text import TextPiece, TokenLog
-from max.serve.worker.client import Repeated
+from max.serve.worker.subscription import Repeated
 
 router = APIRouter()
 

@@ -26,12 +26,18 @@ def _entry(entry: PoolEntry) -> dict[str, Any]:
     if entry.status is ModelStatus.FAILED:
         status |= {"failed": True, "error": entry.error}
     model, stored = entry.model, entry.stored
+    # of a model that is loaded on demand both are its files', whether it is loaded or not
+    created, root = 0, entry.name
+    if stored is not None:
+        created, root = int(stored.modified), str(stored.path)
+    elif model is not None:
+        created, root = model.created, model.config.model_config.model_path
     return {
         "id": entry.name,
         "object": "model",
-        "created": model.created if model is not None else int(stored.modified if stored else 0),
+        "created": created,
         "owned_by": "supremum",
-        "root": model.config.model_config.model_path if model is not None else entry.name,
+        "root": root,
         "max_model_len": None if model is None else model.max_length,
         "status": status,
     }

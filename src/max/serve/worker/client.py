@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
 
-from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.protocol import (
     CancelRequest,
     Command,
@@ -20,9 +15,7 @@ from max.pipelines.generation.protocol import (
     EngineStats,
     EngineStopped,
     ErrorInfo,
-    Event,
     ForgetPrefixes,
-    GenerationRequest,
     PrefixesForgotten,
     PromptStarted,
     RequestFailed,
@@ -31,6 +24,14 @@ from max.pipelines.generation.protocol import (
     TokensGenerated,
 )
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+from max.serve.worker.event_reader import EventReader, Worker, WorkerMessage
+from max.serve.worker.subscription import (
+    Mailbox,
+    OpenRequest,
+    Repeated,
+    Subscription,
+    WorkerRequest,
+)
 
 logger = logging.getLogger("max.serve")
 
@@ -39,37 +40,6 @@ MOST_ATTEMPTS = 3
 MOST_FAILED_STARTS = 5
 """Starts in a row that may fail."""
 _FIRST_DELAY_S = 0.1
-
-
-class Worker(Protocol):
-    """A started worker process; ``WorkerProcess`` implements it."""
-
-    @property
-    def channel(self) -> Channel[Any, Any]:
-        """The users' end of the channel."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """The number of the process."""
-        ...
-
-    @property
-    def exit_reason(self) -> str:
-        """How the process has ended, in words."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for the end of the process.
-
-        Args:
-            timeout: The longest time in seconds; None: no limit.
-        """
-        ...
-
-    def kill(self) -> None:
-        """Ends the process at once, and waits for it."""
-        ...
 
 
 class EngineState(Enum):
@@ -93,138 +63,6 @@ class EngineUnavailableError(Exception):
     """No worker can be started, or the server shuts down."""
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """Tells that a request is run again from its prompt: what came before is void."""
-
-
-_Item: TypeAlias = (
-    "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Repeated | Exception"
-)
-WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
-"""What a worker runs."""
-
-
-class _Mailbox:
-    """Where the events of a task's requests wait: the task wakes once for all of them."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[int, _Item]] = deque()
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, number: int, item: _Item) -> None:
-        """Adds an event of a request, and wakes the task."""
-        self._items.append((number, item))
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def drop(self, number: int) -> None:
-        """Forgets the events of a request."""
-        self._items = deque(each for each in self._items if each[0] != number)
-
-    async def take_all(self) -> deque[tuple[int, _Item]]:
-        """Waits for an event, and takes all that there are."""
-        if not self._items:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        items, self._items = self._items, deque()
-        return items
-
-
-@dataclass
-class _OpenRequest:
-    """A request that a task waits for.
-
-    Args:
-        request: The request.
-        number: Its number among the requests of the task.
-        mailbox: Receives its events.
-        repeatable: Whether it may be run again after its first tokens.
-        attempts: The workers that it was sent to.
-        started: Whether tokens have arrived.
-    """
-
-    request: WorkerRequest
-    number: int
-    mailbox: _Mailbox
-    repeatable: bool
-    attempts: int = 0
-    started: bool = False
-
-    def put(self, event: _Item) -> None:
-        """Adds an event, and wakes the task."""
-        self.mailbox.put(self.number, event)
-
-
-WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | Repeated"
-"""What a task gets of its requests."""
-
-
-class Subscription:
-    """The requests that one task has opened together, and their events.
-
-    Args:
-        client: The client of the engine.
-        requests: The open requests, numbered from 0.
-        mailbox: Receives their events.
-    """
-
-    def __init__(
-        self, client: EngineClient, requests: Sequence[_OpenRequest], mailbox: _Mailbox
-    ) -> None:
-        self._client, self._requests, self._mailbox = client, requests, mailbox
-        self._error: Exception | None = None
-
-    async def next_events(self) -> list[tuple[int, WorkerEvent]]:
-        """Waits for events; those that wait come at once, the tokens of a request joined.
-
-        Returns:
-            The events with the numbers of their requests.
-
-        Raises:
-            UserError: A request can never run.
-            RuntimeError: A step failed.
-            EngineLostError: The worker died after the first token, or several workers did before it.
-            EngineUnavailableError: There is no worker, and there will be none.
-            TimeoutError: It took too long.
-        """
-        if self._error is not None:
-            raise self._error
-        events: list[tuple[int, WorkerEvent]] = []
-        places: dict[int, int] = {}
-        for number, item in await self._mailbox.take_all():
-            if isinstance(item, TokensGenerated):
-                place = places.get(number)
-                if place is None:
-                    places[number] = len(events)
-                    events.append((number, item))
-                else:
-                    earlier = events[place][1]
-                    assert isinstance(earlier, TokensGenerated)
-                    events[place] = (number, _joined(earlier, item))
-            elif isinstance(item, (RequestFailed, Exception)):
-                # what came before it is given out first
-                self._error = item if isinstance(item, Exception) else item.error.to_exception()
-                break
-            else:
-                places.pop(number, None)
-                events.append((number, item))
-        if self._error is not None and not events:
-            raise self._error
-        return events
-
-    def cancel(self, number: int) -> None:
-        """Ends a request, where it has not ended.
-
-        Args:
-            number: Its number.
-        """
-        self._client.cancel(self._requests[number].request.request_id)
-
-
 class EngineClient:
     """Generates on the engine of a worker process, for the tasks of one event loop.
 
@@ -236,14 +74,11 @@ class EngineClient:
     def __init__(self, start_worker: Callable[[], Worker], worker: Worker | None = None) -> None:
         self._start_worker = start_worker
         self._worker = worker
-        self._open: dict[str, _OpenRequest] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._state = EngineState.STARTING
         self._changed = asyncio.Event()
         self._failed_starts = 0
         self._error: ErrorInfo | None = None
-        self._incoming: deque[tuple[Worker, Event | TextsEncoded | None]] = deque()
-        self._wakes = False
-        self._lock = threading.Lock()  # guards the two before
         self._restart: asyncio.Task[None] | None = None
         self.ready: EngineReady | None = None
         """The engine's limits; None before the first worker is ready."""
@@ -329,8 +164,8 @@ class EngineClient:
             name for i, name in enumerate(names) if name in self._open or name in names[:i]
         ]:
             raise ValueError(f"request {twice[0]} is open already")
-        mailbox = _Mailbox()
-        entries = [_OpenRequest(r, i, mailbox, repeatable) for i, r in enumerate(requests)]
+        mailbox = Mailbox()
+        entries = [OpenRequest(r, i, mailbox, repeatable) for i, r in enumerate(requests)]
         for entry in entries:
             self._open[entry.request.request_id] = entry
             if self._state is EngineState.READY:
@@ -340,7 +175,7 @@ class EngineClient:
             late = TimeoutError(f"the request took more than {timeout:g} s")
             deadline = self._loop.call_later(timeout, mailbox.put, 0, late)
         try:
-            yield Subscription(self, entries, mailbox)
+            yield Subscription(entries, mailbox, self.cancel)
         finally:
             if deadline is not None:
                 deadline.cancel()
@@ -383,6 +218,8 @@ class EngineClient:
             self._restart.cancel()
         if worker is None:
             return
+        if not finish:  # else the worker's end of a cancelled request looks like that of an answer
+            self._fail_open(EngineUnavailableError("the server shuts down"))
         self._send(Shutdown(finish))
         await asyncio.to_thread(worker.join, timeout)
         await asyncio.to_thread(worker.kill)
@@ -394,41 +231,11 @@ class EngineClient:
 
     def _attach(self, worker: Worker) -> None:
         self._worker = worker
-        threading.Thread(
-            target=self._read, args=(worker,), name="engine events", daemon=True
-        ).start()
+        EventReader(worker, self._loop, self._take)
 
-    def _read(self, worker: Worker) -> None:
-        """Hands the events of a worker to the loop, all that wait at once; in a thread."""
-        while True:
-            events: Sequence[Event | TextsEncoded | None]
-            try:
-                events = worker.channel.receive_all()
-            except EOFError:
-                events = [None]
-            except Exception:  # a message that cannot be decoded: the worker is as good as lost
-                logger.exception("the messages of the worker process cannot be read")
-                events = [None]
-            with self._lock:
-                self._incoming.extend((worker, event) for event in events)
-                wake, self._wakes = not self._wakes, True
-            try:
-                if wake:
-                    self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                return  # the loop is closed
-            if events[-1] is None:
-                return
-
-    def _drain(self) -> None:
-        with self._lock:
-            incoming, self._incoming = self._incoming, deque()
-            self._wakes = False
-        for worker, event in incoming:
-            if worker is self._worker:
-                self._take(worker, event)
-
-    def _take(self, worker: Worker, event: Event | TextsEncoded | None) -> None:
+    def _take(self, worker: Worker, event: WorkerMessage) -> None:
+        if worker is not self._worker:
+            return  # it was replaced
         match event:
             case PromptStarted(request_id):
                 if (entry := self._open.get(request_id)) is not None:
@@ -458,7 +265,7 @@ class EngineClient:
             case None:
                 self._lost(worker)
 
-    def _submit(self, entry: _OpenRequest) -> None:
+    def _submit(self, entry: OpenRequest) -> None:
         entry.attempts += 1
         self._send(entry.request)
 
@@ -547,11 +354,3 @@ class EngineClient:
         for entry in self._open.values():
             entry.put(error)
         self._open.clear()
-
-
-def _joined(event: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
-    """An event with the tokens of one that comes after it."""
-    logs = None
-    if event.log_probabilities is not None or later.log_probabilities is not None:
-        logs = (event.log_probabilities or ()) + (later.log_probabilities or ())
-    return TokensGenerated(event.request_id, event.tokens + later.tokens, later.status, logs)

@@ -15,6 +15,7 @@ from max.pipelines.generation.protocol import EngineStopped, ErrorInfo
 from max.pipelines.generation.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.serve.logs import set_up_logs
+from max.serve.process_end import end_soon
 from max.serve.settings import WorkerSettings
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
@@ -55,6 +56,7 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
         return factory()
 
     serve_pipeline(load, channel, STATS_INTERVAL_S)
+    end_soon()
 
 
 class WorkerProcess:

@@ -1,0 +1,86 @@
+"""Calls to the Hugging Face hub, whose errors say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from max.pipelines.core.exceptions import ModelFilesError
+
+T = TypeVar("T")
+
+
+def _fail_if_offline() -> None:
+    """Fails at once without a network; huggingface-hub would retry for half a minute.
+
+    Raises:
+        OfflineModeIsEnabled: The hub's name does not resolve, and no proxy is set that might resolve it.
+    """
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants, errors
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    if constants.HF_HUB_OFFLINE or getproxies() or host is None:
+        return
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise errors.OfflineModeIsEnabled(f"{host}: {error}") from error
+
+
+def call_hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
+    """Runs a call to the hub.
+
+    Args:
+        action: The call.
+        repo_id: The model that it asks for.
+        revision: Its branch, tag or commit.
+
+    Raises:
+        ModelFilesError: The call fails, or the package huggingface-hub is not installed; it names a remedy.
+    """
+    try:
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise ModelFilesError(
+            f"{repo_id} is no folder, and the package huggingface-hub is not installed",
+            "Give a model folder, or pip install huggingface-hub.",
+        ) from error
+    try:
+        _fail_if_offline()
+        return action()
+    except errors.GatedRepoError as error:
+        raise ModelFilesError(
+            f"{repo_id} asks for access that this user does not have",
+            f"Ask for it at https://huggingface.co/{repo_id}, then run `hf auth login`.",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelFilesError(
+            f"{repo_id} is neither a folder nor a model on the Hugging Face hub",
+            "Check the name; for a private model run `hf auth login`.",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelFilesError(
+            f"{repo_id} has no revision {revision!r}", "Check --huggingface-model-revision."
+        ) from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise ModelFilesError(
+            f"{repo_id} is no folder, is not in the Hugging Face cache, and the hub is not "
+            "reachable (or HF_HUB_OFFLINE is set)",
+            "Give the path of a model folder, or download the model while online: "
+            f"`hf download {repo_id}`.",
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelFilesError(
+            f"{repo_id!r} is neither a folder nor a name of a model on the Hugging Face hub",
+            "Give the path of a model folder, or a name such as owner/model.",
+        ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelFilesError(
+            f"{repo_id} cannot be fetched from the Hugging Face hub: {first}",
+            "Check the connection, or give the path of a model folder.",
+        ) from error

@@ -1,0 +1,157 @@
+"""The requests of a task that run on a worker, and the events that come back for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from max.pipelines.generation.protocol import (
+    GenerationRequest,
+    PromptStarted,
+    RequestFailed,
+    TokensGenerated,
+)
+from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Tells that a request is run again from its prompt: what came before is void."""
+
+
+_Item: TypeAlias = (
+    "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Repeated | Exception"
+)
+WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
+"""What a worker runs."""
+
+
+class Mailbox:
+    """Where the events of a task's requests wait: the task wakes once for all of them."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[int, _Item]] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, number: int, item: _Item) -> None:
+        """Adds an event of a request, and wakes the task."""
+        self._items.append((number, item))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def drop(self, number: int) -> None:
+        """Forgets the events of a request."""
+        self._items = deque(each for each in self._items if each[0] != number)
+
+    async def take_all(self) -> deque[tuple[int, _Item]]:
+        """Waits for an event, and takes all that there are."""
+        if not self._items:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        items, self._items = self._items, deque()
+        return items
+
+
+@dataclass
+class OpenRequest:
+    """A request that a task waits for.
+
+    Args:
+        request: The request.
+        number: Its number among the requests of the task.
+        mailbox: Receives its events.
+        repeatable: Whether it may be run again after its first tokens.
+        attempts: The workers that it was sent to.
+        started: Whether tokens have arrived.
+    """
+
+    request: WorkerRequest
+    number: int
+    mailbox: Mailbox
+    repeatable: bool
+    attempts: int = 0
+    started: bool = False
+
+    def put(self, event: _Item) -> None:
+        """Adds an event, and wakes the task."""
+        self.mailbox.put(self.number, event)
+
+
+WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | Repeated"
+"""What a task gets of its requests."""
+
+
+class Subscription:
+    """The requests that one task has opened together, and their events.
+
+    Args:
+        requests: The open requests, numbered from 0.
+        mailbox: Receives their events.
+        cancel: Ends a request, given its id.
+    """
+
+    def __init__(
+        self, requests: Sequence[OpenRequest], mailbox: Mailbox, cancel: Callable[[str], None]
+    ) -> None:
+        self._requests, self._mailbox, self._cancel = requests, mailbox, cancel
+        self._error: Exception | None = None
+
+    async def next_events(self) -> list[tuple[int, WorkerEvent]]:
+        """Waits for events; those that wait come at once, the tokens of a request joined.
+
+        Returns:
+            The events with the numbers of their requests.
+
+        Raises:
+            UserError: A request can never run.
+            RuntimeError: A step failed.
+            EngineLostError: The worker died after the first token, or several workers did before it.
+            EngineUnavailableError: There is no worker, and there will be none.
+            TimeoutError: It took too long.
+        """
+        if self._error is not None:
+            raise self._error
+        events: list[tuple[int, WorkerEvent]] = []
+        places: dict[int, int] = {}
+        for number, item in await self._mailbox.take_all():
+            if isinstance(item, TokensGenerated):
+                place = places.get(number)
+                if place is None:
+                    places[number] = len(events)
+                    events.append((number, item))
+                else:
+                    earlier = events[place][1]
+                    assert isinstance(earlier, TokensGenerated)
+                    events[place] = (number, _joined(earlier, item))
+            elif isinstance(item, (RequestFailed, Exception)):
+                # what came before it is given out first
+                self._error = item if isinstance(item, Exception) else item.error.to_exception()
+                break
+            else:
+                places.pop(number, None)
+                events.append((number, item))
+        if self._error is not None and not events:
+            raise self._error
+        return events
+
+    def cancel(self, number: int) -> None:
+        """Ends a request, where it has not ended.
+
+        Args:
+            number: Its number.
+        """
+        self._cancel(self._requests[number].request.request_id)
+
+
+def _joined(event: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
+    """An event with the tokens of one that comes after it."""
+    logs = None
+    if event.log_probabilities is not None or later.log_probabilities is not None:
+        logs = (event.log_probabilities or ()) + (later.log_probabilities or ())
+    return TokensGenerated(event.request_id, event.tokens + later.tokens, later.status, logs)
