@@ -360,7 +360,7 @@ def measure_starts(report: Report, name: str, setup: Setup, engines: Sequence[st
 
 def measure_idle(report: Report, name: str, servers: Sequence[Server], sizes: Sizes) -> None:
     """The share of a core that a server takes while nobody asks."""
-    time.sleep(sizes.idle_s / 3)  # ours measures its kernels in the first idle seconds
+    time.sleep(sizes.idle_s * 4 / 3)  # ours measures its kernels in the first idle seconds
     for server in servers:
         begin, seconds = time.perf_counter(), server.cpu_seconds()
         time.sleep(sizes.idle_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import random
+import re
 from dataclasses import dataclass
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -159,7 +160,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """A class: its body; that of a protocol is never run."""
-        if any("Protocol" in ast.unparse(base) for base in node.bases):
+        if any(_is_protocol(base) for base in node.bases):
             return
         self._scope.append(node.name)
         self._body(node.body)
@@ -385,3 +386,8 @@ def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     """
     chosen = set(random.Random(seed).sample(range(len(mutants)), min(count, len(mutants))))
     return [mutant for index, mutant in enumerate(mutants) if index in chosen]
+
+
+def _is_protocol(base: ast.expr) -> bool:
+    """Whether the base of a class is `typing.Protocol`, and no class that implements a network protocol."""
+    return re.fullmatch(r"(\w+\.)*Protocol(\[.*\])?", ast.unparse(base)) is not None

@@ -94,6 +94,15 @@ def test_a_mutant_that_is_no_python_is_left_out():
     assert changes("def f(x):\n    while x:\n        continue\n") == [("drop", "pass")]
 
 
+@pytest.mark.parametrize(
+    ("base", "mutated"),
+    [("Protocol", False), ("typing.Protocol[T]", False), ("HttpToolsProtocol", True), ("Protocols", True)],
+)  # fmt: skip
+def test_bodies_of_protocols_are_left_out(base, mutated):
+    source = f"class C({base}):\n    def f(self):\n        return self.x\n"
+    assert changes(source) == [("drop", "return None")] * mutated
+
+
 def test_offsets_count_bytes():
     source = "x = 'ä'; y = 1 < 2\n"
     (mutant,) = [m for m in mutants_of(source) if m.kind == "compare"]
