@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
+from max._kernel_library.lowering import Operand
 from max._kernel_library.products.dense.panels import panel_elements
+from max._kernel_library.products.int8.packed_matmul import lower_matmul
 from max._kernel_library.tiles.strips import COLUMNS
+from max.dtype import DType
 from tests.kernel_library.harness import Runner, interpreted, run
 from tests.kernel_library.test_guarded import run_guarded
 
@@ -62,7 +65,7 @@ def test_targets(by_rows: bool, machine: str) -> None:
 SIZES = given(
     m=st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 12, 13, 16, 17, 23, 24, 25, 100, 253, 530]),
     n=st.integers(0, 140) | st.integers(500, 600),
-    size=st.integers(0, 70) | st.sampled_from([255, 256, 1023, 1024, 1025, 2052, 3000]),
+    size=st.integers(0, 70) | st.sampled_from([255, 256, 1023, 1024, 1025, 2052, 3000, 4096]),
     by_rows=st.booleans(),
     workers=st.sampled_from([1, 2, 3]),
     machine=st.sampled_from(["host", "avx2"]),
@@ -88,6 +91,19 @@ def test_sizes_long(**drawn: Any) -> None:
 def test_sums_of_several_tiles_wait_between_k_blocks(size: int, workers: int, machine: str) -> None:
     """Two and three K blocks of tasks of many tiles and panels; the last task has fewer panels."""
     check(260, 33 * 32, size, True, workers=workers, machine=machine)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2", "tiles host"])
+@pytest.mark.parametrize("size", [4096, 8192])
+def test_rows_that_share_the_sets_of_the_l1_cache(size: int, machine: str) -> None:
+    """Register tiles of many rows read a copy of each K block, tasks of more rows than one included."""
+    for rows in (1, 9, 13, 270):
+        check(rows, 35, size, False, workers=2, machine=machine)
+    x, out = Operand(DType.int8, ("m", size)), Operand(DType.int32, ("m", 35))
+    panels = Operand(DType.uint8, (2, panel_elements(size)))
+    assert lower_matmul([x, panels], [out]).params["shares_sets"]
+    other = Operand(DType.int8, ("m", size + 64))
+    assert not lower_matmul([other, panels], [out]).params["shares_sets"]
 
 
 @pytest.mark.parametrize("machine", ["host", "avx2"])

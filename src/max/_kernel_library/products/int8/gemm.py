@@ -8,6 +8,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.products.blocking import (
+    BLOCK_ROWS,
     BLOCK_SUMS,
     LANES_K,
     Blocking,
@@ -18,6 +19,7 @@ from max._kernel_library.products.blocking import (
     task_grid,
     tile_heights,
 )
+from max._kernel_library.products.dense.panels import COPY_STRIDE
 from max._kernel_library.products.int8.gemv import Int8Rows, add_four_products, sum_rows
 from max._kernel_library.products.int8.panels import FOUR
 from max._kernel_library.products.panel_tiles import (
@@ -77,7 +79,7 @@ def multiply_rows_int8(
 
 @k.inline
 def gemm_int8(
-    results: Results, a: Matrix, panels: Any, magnitude: bool, t: Tiling, ctx: Any
+    results: Results, a: Matrix, panels: Any, magnitude: bool, copied: bool, t: Tiling, ctx: Any
 ) -> None:
     """`results` of rows `a` by `panels` `[panels, bytes]`.
 
@@ -86,12 +88,14 @@ def gemm_int8(
         a: Lanes of A.
         panels: The packed weights.
         magnitude: Whether magnitudes are multiplied; see `by_magnitude`.
+        copied: Whether K blocks of the rows are copied, else they are read in place.
         t: The tiling.
         ctx: The context.
     """
     rows, columns, stride = results.out.shape[0], results.out.shape[1], a.row
     c = ctx.scratch(k.i32, (BLOCK_SUMS + t.height * COLUMNS,))
     zero_sums = ctx.scratch(k.i32, (BLOCK_SUMS // COLUMNS,))
+    copy = ctx.scratch(k.i32, (BLOCK_ROWS * COPY_STRIDE if copied else 1,))
     blocks, block = cut_depth(stride, LANES_K, t.width)
     tiles, task_panels = plan(rows, columns, ctx.num_workers, t)
     b = Blocking(rows, k.ceildiv(columns, COLUMNS), t.height, tiles, task_panels)
@@ -104,7 +108,9 @@ def gemm_int8(
             left = a.elements[task.row * stride + n * block :]
             lanes = Int8Rows(left, stride, task.rows, zero_sums, has_lowest, magnitude)
             if strip == 0:
-                has_lowest = sum_rows(lanes, depth, t.width)
+                has_lowest = sum_rows(lanes, depth, t.width, copy if copied else None)
+            if copied:
+                lanes = lanes._replace(elements=copy, stride=k.i64(COPY_STRIDE))
             panel = panels[task.strip + strip, FOUR * n * block * COLUMNS :]
             ahead = next_panel(panels, task, turn, blocks, FOUR * block * COLUMNS)
             x = KBlock(lanes._replace(has_lowest=has_lowest), panel, depth, n == 0)

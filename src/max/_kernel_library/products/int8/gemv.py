@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._kernel_library.products.dense.panels import COPY_STRIDE
 from max._kernel_library.products.int8.panels import FOUR
 from max._kernel_library.tiles.micro_kernels import store_sums
 from max._kernel_library.tiles.strips import COLUMNS
@@ -53,13 +54,14 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
 
 
 @k.inline
-def sum_rows(rows: Int8Rows, depth: Any, width: int) -> Any:
+def sum_rows(rows: Int8Rows, depth: Any, width: int, copy: Any = None) -> Any:
     """Writes the zero sums of rows: -128 times the sum of each, or 0 where signed bytes are multiplied.
 
     Args:
         rows: The rows; with magnitudes their zero sums are not written.
         depth: Lanes in k.
         width: Lanes of a vector.
+        copy: Lanes that the rows are copied to, `COPY_STRIDE` a row; None: they are not copied.
 
     Returns:
         With magnitudes 1 where a row has a -128, else 0.
@@ -68,7 +70,10 @@ def sum_rows(rows: Int8Rows, depth: Any, width: int) -> Any:
     for r in range(rows.count):
         total = k.splat(k.i32(0), width)
         for n, mask in k.vectors(depth, width):
-            x = k.bitcast(rows.elements.load(r * rows.stride + n, width=width, mask=mask), k.i8)
+            lanes = rows.elements.load(r * rows.stride + n, width=width, mask=mask)
+            if copy is not None:
+                copy.store(r * COPY_STRIDE + n, value=lanes, mask=mask)
+            x = k.bitcast(lanes, k.i8)
             if rows.magnitude:
                 if k.any(x == -128):
                     has_lowest = k.i64(1)

@@ -16,12 +16,14 @@ from max._kernel_library.products.int8.gemm import gemm_int8
 from max._kernel_library.products.int8.gemm_amx import gemm_int8_amx
 from max._kernel_library.products.int8.gemv import Int8Rows, gemv_int8, sum_rows
 from max._kernel_library.products.int8.panels import ENCODINGS, FOUR, by_magnitude, int8_tiling
-from max._kernel_library.tiles.strips import COLUMNS, Results, identity, store_strip
+from max._kernel_library.tiles.strips import COLUMNS, SET_PERIOD, Results, identity, store_strip
 from max._kernel_library.tiles.tiling import Matrix, Tiling
 from max.dtype import DType
 
 ROW_THRESHOLD = 8
 """The maximum number of rows of the GEMV path."""
+L1_WAYS = 8
+"""Ways of the L1 cache: of more rows that share its sets, no element is read from it."""
 GEMV_PASSES = (8, 4, 2, 1)
 """Int8Rows per pass of the GEMV path; the first is for 32 registers."""
 
@@ -93,11 +95,12 @@ def matmul_int8(
     *extra: k.Input,
     ctx: k.Context,
     in_place: bool,
+    shares_sets: bool,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, bytes]` of b.
 
-    `in_place` says that rows are whole lanes.
+    `in_place` says that rows are whole lanes, `shares_sets` that all of them share the sets of the L1 cache.
     """
     t = int8_tiling(ctx.target)
     magnitude = by_magnitude(ctx.target)
@@ -107,7 +110,8 @@ def matmul_int8(
         if ctx.target.tile_products:
             gemm_int8_amx(results, lanes, panels, t, ctx)
         else:
-            gemm_int8(results, lanes, panels, magnitude, t, ctx)
+            copied = shares_sets and t.height > L1_WAYS
+            gemm_int8(results, lanes, panels, magnitude, copied, t, ctx)
         return
     gemv_panels_int8(results, lanes, panels, magnitude, t, ctx)
 
@@ -126,9 +130,8 @@ def lower_matmul(operands: Sequence[Operand], results: Sequence[Operand]) -> Ker
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, ((0, 1),), static=False),
     )
-    return KernelCall(
-        matmul_int8, args, {"in_place": in_place}, epilogue=True, workspaces=(workspace,)
-    )
+    params = {"in_place": in_place, "shares_sets": in_place and inner % SET_PERIOD == 0}
+    return KernelCall(matmul_int8, args, params, epilogue=True, workspaces=(workspace,))
 
 
 __all__ = ["ENCODINGS", "lower_matmul", "matmul_int8"]
