@@ -121,8 +121,8 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
     modules = imported("import max.engine")
     layers = {name.split(".")[1] for name in own(modules) if name != "max"}
     assert layers <= {
-        "_abi", "_absent", "_backends", "_compiler", "_config", "_dataclass", "_earlier", "_errors", "_host",
-        "_kernel_library", "_lazy",
+        "_abi", "_absent", "_backends", "_compiler", "_config", "_dataclass", "_earlier", "_errors", "_garbage",
+        "_host", "_kernel_library", "_lazy",
         "_runtime", "_spelling", "_traceback", "_version", "driver", "dtype", "engine", "kernel", "mlir",
     }  # fmt: skip
     # what programs on the disk consist of, not what makes them
@@ -131,8 +131,8 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
         "max._compiler.stats",
     }  # fmt: skip
     assert "max.kernel.ir.nodes" not in modules
-    # 64 and 283 with Python 3.11
-    assert len(own(modules)) <= 72 and len(modules) <= 310
+    # 73 and 288 with Python 3.11
+    assert len(own(modules)) <= 73 and len(modules) <= 310
 
 
 def test_a_graph_is_staged_and_compiled_without_the_builtin_dialect(tmp_path: Path) -> None:

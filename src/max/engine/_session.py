@@ -18,6 +18,7 @@ from max._backends import BackendOptions, Backends, backends_for
 from max._compiler.code import Compiled, ProgramCode
 from max._config import dump_log, flags
 from max._errors import ArgumentError
+from max._garbage import rare_collections
 from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import CPU, Device
@@ -205,6 +206,7 @@ class InferenceSession:
 
     # loading -----------------------------------------------------------------------------------
 
+    @rare_collections()
     def load(
         self,
         model: str | Path | Any,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from max._garbage import rare_collections
 from max._lazy import lazy_module
 from max._spelling import similar_names
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
@@ -415,6 +416,7 @@ class PipelineRegistry:
         pipeline_class = architecture.pipeline_cls or get_pipeline_for_task(task, pipeline_config)
         tokenizer = self.retrieve_tokenizer(pipeline_config, override_architecture)
 
+        @rare_collections(keep=True)
         def factory() -> PipelineTypes:
             return pipeline_class(
                 pipeline_config=pipeline_config,
@@ -426,6 +428,7 @@ class PipelineRegistry:
 
         return tokenizer, factory
 
+    @rare_collections(keep=True)
     def retrieve(
         self,
         pipeline_config: PipelineConfig,

@@ -1,0 +1,64 @@
+"""Fewer passes of Python's garbage collector while a model is compiled.
+
+The collector visits young objects after 700 new ones, and all objects several times in a compilation. What a compiler
+makes it keeps, or frees by reference counts: of 140,000 objects that a start of a decoder leaves, 900 were found to be
+garbage, in a sixth of the start's time.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["MOST_NEW", "rare_collections"]
+
+MOST_NEW = 200_000
+"""New objects that start a collection while collections are rare: at most some tens of MB of garbage."""
+
+_lock = threading.Lock()
+_running = 0
+_before: tuple[int, int, int] | None = None
+"""The thresholds to restore; None where they are the program's own."""
+
+
+@contextmanager
+def rare_collections(keep: bool = False) -> Iterator[None]:
+    """Makes collections rare in a ``with`` block, or in a function that it decorates; on all threads.
+
+    A collector that is off stays off, and thresholds that are higher, or that change meanwhile, stay as they are.
+
+    Args:
+        keep: Whether the objects at the end count as old without being visited, for a block whose objects live long,
+            and that a process runs a few times. Garbage among them stays until the next collection of old objects.
+    """
+    _enter()
+    try:
+        yield
+    finally:
+        _leave(keep)
+
+
+def _enter() -> None:
+    global _running, _before
+    with _lock:
+        _running += 1
+        thresholds = gc.get_threshold()
+        if _running == 1 and 0 < thresholds[0] < MOST_NEW:
+            _before = thresholds
+            gc.set_threshold(MOST_NEW, *thresholds[1:])
+
+
+def _leave(keep: bool) -> None:
+    global _running, _before
+    with _lock:
+        _running -= 1
+        # objects that the program froze would be thawed
+        if keep and gc.isenabled() and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        if _running == 0 and _before is not None:
+            if gc.get_threshold()[0] == MOST_NEW:
+                gc.set_threshold(*_before)
+            _before = None

@@ -1,0 +1,129 @@
+"""Rare garbage collections: thresholds in and after blocks, and what stays as the program set it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from max._garbage import MOST_NEW, rare_collections
+
+
+@pytest.fixture(autouse=True)
+def own_thresholds() -> Iterator[None]:
+    """Thresholds that differ from Python's own and no frozen objects, and those of before afterwards."""
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.unfreeze()
+    gc.set_threshold(701, 11, 12)
+    yield
+    gc.set_threshold(*before)
+    if frozen:
+        gc.freeze()
+
+
+def test_thresholds_are_higher_in_a_block_and_restored_after_it() -> None:
+    with rare_collections():
+        assert gc.get_threshold() == (MOST_NEW, 11, 12)
+        assert gc.isenabled()
+        with rare_collections():
+            assert gc.get_threshold()[0] == MOST_NEW
+        assert gc.get_threshold()[0] == MOST_NEW
+    assert gc.get_threshold() == (701, 11, 12)
+
+
+def test_an_error_restores_them() -> None:
+    @rare_collections()
+    def fail() -> None:
+        assert gc.get_threshold()[0] == MOST_NEW
+        raise KeyError("x")
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            fail()
+        assert gc.get_threshold() == (701, 11, 12)
+
+
+def test_the_last_of_several_threads_restores_them() -> None:
+    entered, end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with rare_collections():
+            entered.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=other)
+    with rare_collections():
+        thread.start()
+        assert entered.wait(60)
+    assert gc.get_threshold()[0] == MOST_NEW
+    end.set()
+    thread.join(60)
+    assert gc.get_threshold() == (701, 11, 12)
+
+
+@pytest.mark.parametrize("threshold", [0, MOST_NEW, MOST_NEW + 1])
+def test_higher_thresholds_and_none_stay(threshold: int) -> None:
+    gc.set_threshold(threshold, 11, 12)
+    with rare_collections():
+        assert gc.get_threshold() == (threshold, 11, 12)
+    assert gc.get_threshold() == (threshold, 11, 12)
+
+
+def test_thresholds_that_the_program_sets_meanwhile_stay() -> None:
+    with rare_collections():
+        gc.set_threshold(900, 5, 5)
+        with rare_collections():
+            assert gc.get_threshold() == (900, 5, 5)
+    assert gc.get_threshold() == (900, 5, 5)
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        new: list[object] = []
+        with rare_collections(keep=True):
+            new.append(new)
+        assert not gc.isenabled()
+        assert _generation(new) == 0
+    finally:
+        gc.enable()
+
+
+def test_kept_objects_are_old_and_still_collected() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.own = self
+
+    gc.collect()
+    alive: list[int] = []
+    with rare_collections():
+        plain = Node()
+        assert _generation(plain) == 0
+    with rare_collections(keep=True):
+        kept = Node()
+        Node.__del__ = lambda self: alive.append(1)  # pyright: ignore[reportAttributeAccessIssue]
+    assert _generation(kept) == 2
+    assert gc.get_freeze_count() == 0
+    del kept
+    assert not alive
+    gc.collect()
+    assert alive == [1]
+
+
+def test_objects_that_the_program_froze_stay_frozen() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    assert frozen
+    try:
+        with rare_collections(keep=True):
+            pass
+        assert gc.get_freeze_count() >= frozen // 2
+    finally:
+        gc.unfreeze()
+
+
+def _generation(value: object) -> int:
+    """The generation of an object, 0 to 2."""
+    return next(n for n in range(3) if any(other is value for other in gc.get_objects(n)))
