@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 __all__ = ["MOST_NEW", "rare_collections"]
@@ -24,7 +24,7 @@ _before: tuple[int, int, int] | None = None
 
 
 @contextmanager
-def rare_collections(keep: bool = False) -> Iterator[None]:
+def rare_collections(keep: bool = False) -> Generator[None]:
     """Makes collections rare in a ``with`` block, or in a function that it decorates; on all threads.
 
     A collector that is off stays off, and thresholds that are higher, or that change meanwhile, stay as they are.

@@ -20,7 +20,7 @@ from max._runtime.reserve import Reserve
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, _store, described
-from max.engine.described import describe_staging, load_described
+from max.engine.described import describe_staging, load_described, while_compiling
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams
@@ -162,6 +162,60 @@ def test_packed_weights_lie_in_memory_that_was_requested_before(
     with pytest.raises(ZeroDivisionError):
         load_described(InferenceSession(), "failing", values, lambda: 1 // 0)
     assert not [t for t in threading.enumerate() if t.name == "max-reserve"]
+
+
+def test_work_is_done_once_while_the_first_program_compiles() -> None:
+    session, values, calls = InferenceSession(), weights(1), list[int]()
+    table = np.ones((4, 5), np.float32)
+    shifted = np.zeros((4, 5), np.float32)
+
+    def work() -> None:
+        # another program of the same session, before the first one is there
+        calls.append(stats.modules)
+        load_described(session, "inner", values, affine(values, shifted))
+
+    before = stats.modules
+    with while_compiling(session, work):
+        assert not calls
+        outer = load_described(session, "outer", values, affine(values, table))
+        assert calls == [before + 1]
+        assert stats.modules == before + 2
+        load_described(session, "later", values, affine(values, shifted + 2))
+    x = np.ones((4, 5), np.float32)
+    w, b = (Tensor.from_dlpack(values[k].data).to_numpy() for k in "wb")
+    np.testing.assert_allclose(outer.execute(x)[0].to_numpy(), 2 * x @ w + b, rtol=1e-5)
+    # what the work loaded is found
+    modules = stats.modules
+    inner = load_described(session, "inner", values, affine(values, shifted))
+    np.testing.assert_allclose(inner.execute(x)[0].to_numpy(), x @ w + b, rtol=1e-5)
+    assert stats.modules == modules and len(calls) == 1
+
+
+def test_work_is_not_done_where_programs_are_on_the_disk_nor_after_the_block() -> None:
+    values, table = weights(1), np.ones((4, 5), np.float32)
+    load_described(InferenceSession(), "outer", values, affine(values, table))
+    session = InferenceSession()
+
+    def unwanted() -> None:
+        raise AssertionError("called")
+
+    with while_compiling(session, unwanted):
+        load_described(session, "outer", values, affine(values, table))
+    load_described(session, "other", values, affine(values, table + 1))
+
+
+def test_errors_of_the_work_are_raised_by_the_load_and_the_session_goes_on() -> None:
+    session, values, table = InferenceSession(), weights(1), np.ones((4, 5), np.float32)
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    with while_compiling(session, fail), pytest.raises(KeyError):
+        load_described(session, "outer", values, affine(values, table))
+    model = load_described(session, "outer", values, affine(values, table))
+    w, b = (Tensor.from_dlpack(values[k].data).to_numpy() for k in "wb")
+    x = np.ones((4, 5), np.float32)
+    np.testing.assert_allclose(model.execute(x)[0].to_numpy(), 2 * x @ w + b, rtol=1e-5)
 
 
 def test_no_description_and_the_interpreter_stage_at_each_load() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from max._compiler import pipeline
+from max._config import flags
 from max.driver import Tensor
-from max.engine import InferenceSession
+from max.engine import InferenceSession, _store
 from max.interfaces import (
     GenerationStatus,
     PipelineTask,
@@ -19,6 +21,7 @@ from max.interfaces import (
     TextGenerationInputs,
     TextGenerationRequest,
 )
+from max.mlir import entry
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.generation.decode_loop import next_step_graph
 from max.pipelines.generation.engine import limits_of
@@ -190,6 +193,36 @@ def test_a_request_that_comes_meanwhile_waits_for_one_step_only(several) -> None
         stream.close()
     finally:
         del several.interrupt, several.execute
+
+
+def test_the_graph_between_steps_is_compiled_beside_the_model(tmp_path, monkeypatch) -> None:
+    names, compile_module = [], pipeline.compile_module
+
+    def compiled(module, *arguments, **options):
+        names.append(entry(module).sym_name)
+        return compile_module(module, *arguments, **options)
+
+    monkeypatch.setattr(pipeline, "compile_module", compiled)
+    load = _store.ProgramStore.load_described
+    ends = []
+
+    def loaded(self, description, stage):
+        try:
+            return load(self, description, stage)
+        finally:
+            ends.append("next_step" if description == "next_step" else "model")
+
+    monkeypatch.setattr(_store.ProgramStore, "load_described", loaded)
+    with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1):
+        pipeline_of(1)
+    # the third casts weights
+    assert names[1:] == ["next_step", "convert"]
+    # casts go by this method too
+    assert ends[0] == ends[-1] == "next_step" and ends.count("next_step") == 2
+    # the second start compiles neither
+    with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1):
+        pipeline_of(1)
+    assert len(names) == 3
 
 
 def test_how_many_steps_are_found_out() -> None:

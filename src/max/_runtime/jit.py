@@ -15,7 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     import llvmlite
     import llvmlite.binding as llvm
 
-    from max._runtime import native_compiler
+    from max._runtime import compile_threads, native_compiler
 else:
     # loads LLVM: not before the first kernel
     llvmlite = lazy_module("llvmlite")
     llvm = lazy_module("llvmlite.binding")
     # a start from the disk cache compiles nothing
+    compile_threads = lazy_module("max._runtime.compile_threads")
     native_compiler = lazy_module("max._runtime.native_compiler")
 
 logger = logging.getLogger("max.runtime")
@@ -160,7 +161,7 @@ class Jit:
         self._prepare_threads()
         text = self._text(unit)
         with self._lock:  # no compilation starts during a fork
-            self._started[unit.key] = _threads().submit(self._work, unit, text)
+            self._started[unit.key] = self._submit(unit, text)
 
     def cancel_started(self) -> None:
         """Cancels the compilations that no thread has begun, after an error."""
@@ -270,8 +271,12 @@ class Jit:
             elif on_this_thread:
                 pending.append(self._work(unit, self._text(unit)))
             else:
-                pending.append(_threads().submit(self._work, unit, self._text(unit)))
+                pending.append(self._submit(unit, self._text(unit)))
         return [data if isinstance(data, bytes) else data.result() for data in pending]
+
+    def _submit(self, unit: Unit, text: str) -> Future[bytes]:
+        """Compiles a unit on another thread; of those that wait, the one with the longest text first."""
+        return _threads().submit(len(text), functools.partial(self._work, unit, text))
 
     def _work(self, unit: Unit, text: str) -> bytes:
         return self._compiler().compile(unit.key, text, unit.optimize)
@@ -339,14 +344,14 @@ def _functions_called(unit: Unit, data: bytes | None) -> list[Unit]:
 
 
 stats = JitStats()
-_pool: ThreadPoolExecutor | None = None
+_pool: compile_threads.LongestFirst[bytes] | None = None
 
 
-def _threads() -> ThreadPoolExecutor:
-    """The thread pool of the compiler, one thread per core."""
+def _threads() -> compile_threads.LongestFirst[bytes]:
+    """The threads of the compiler, one per core."""
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(_cores(), "max-compile")
+        _pool = compile_threads.LongestFirst(_cores(), "max-compile")
     return _pool
 
 

@@ -99,6 +99,8 @@ class ProgramStore:
     def __init__(self, backends: Backends) -> None:
         self._backends = backends
         self._lock = threading.Lock()
+        self.meanwhile: list[Callable[[], object]] = []
+        """Functions that the next compilation calls once, while LLVM compiles its kernels."""
 
     def load(self, module: mlir.ModuleOp, note: Any = None) -> Loaded:
         """The program of a module, from the disk if it is there.
@@ -175,6 +177,8 @@ class ProgramStore:
         try:
             with self._lock:
                 compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
+            while self.meanwhile:
+                self.meanwhile.pop()()
         except BaseException:
             for backend in self._backends:
                 backend.cancel_started()

@@ -11,7 +11,8 @@ A description of what the function reads stands for the graph, see `max.engine._
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from max import mlir
@@ -27,7 +28,7 @@ from max.engine._store import describe
 from max.graph import Graph
 from max.graph.weights import LaterCast, WeightData
 
-__all__ = ["describe_staging", "load_described"]
+__all__ = ["describe_staging", "load_described", "while_compiling"]
 
 ALIGNMENT = 64
 """The largest alignment that staging may depend on."""
@@ -89,6 +90,25 @@ def load_described(
     finally:
         if reserve is not None:
             reserve.close()
+
+
+@contextmanager
+def while_compiling(session: InferenceSession, work: Callable[[], object]) -> Generator[None]:
+    """Has the first program that a ``with`` block compiles call a function while LLVM compiles its kernels.
+
+    The thread that loads a program only waits then. Where all programs are on the disk the function is not called.
+
+    Args:
+        session: The session that loads the program.
+        work: The function. It may load a model, which a later load of the same then finds. What it raises, the load
+            raises.
+    """
+    session._store.meanwhile.append(work)
+    try:
+        yield
+    finally:
+        if work in session._store.meanwhile:
+            session._store.meanwhile.remove(work)
 
 
 def _expected_bytes(weights: Mapping[str, WeightData], dtype: DType | None) -> int:

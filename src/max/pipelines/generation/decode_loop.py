@@ -50,6 +50,15 @@ def next_step_graph() -> Graph:
     return graph
 
 
+def next_step_model(session: InferenceSession) -> Model:
+    """Loads `next_step_graph`.
+
+    Args:
+        session: The session.
+    """
+    return load_described(session, "next_step", {}, lambda: (next_step_graph(), {}))
+
+
 class DecodeLoop:
     """Runs steps of a decoding batch until one of its sequences ends.
 
@@ -66,8 +75,7 @@ class DecodeLoop:
         model: Model,
     ) -> None:
         self._pipeline_model, self._model = pipeline_model, model
-        advance = load_described(session, "next_step", {}, lambda: (next_step_graph(), {}))
-        self._loop = ModelLoop(model, advance)
+        self._loop = ModelLoop(model, next_step_model(session))
         self._interrupted = np.zeros(1, np.uint8)
         self._again = np.zeros(1, np.uint8)
         self._flags = [Tensor.from_numpy(flag) for flag in (self._interrupted, self._again)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Generic, cast
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy.typing as npt
 from max._dataclass import dataclass
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession
+from max.engine.described import while_compiling
 from max.graph.weights import WeightsFormat
 from max.interfaces import (
     LogProbabilities,
@@ -30,7 +33,7 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningLimit
-from max.pipelines.generation.decode_loop import DecodeLoop
+from max.pipelines.generation.decode_loop import DecodeLoop, next_step_model
 from max.pipelines.generation.last_step import LastStep
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
@@ -115,9 +118,13 @@ class TextGenerationPipeline(
         self._last_step: LastStep | None = None
         # free memory minus the size of the weights: they must not be loaded yet
         available = pipeline_config.available_cache_memory()
-        self._pipeline_model = load_model(
-            pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
-        )
+        with ExitStack() as stack:
+            if self._devices[0].is_host:
+                work = partial(next_step_model, self._session)  # of the decode loop
+                stack.enter_context(while_compiling(self._session, work))
+            self._pipeline_model = load_model(
+                pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
+            )
         self._kv_manager = self._load_cache(available)
         self._page_tables = PageTables(self._kv_manager)
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)

@@ -1,0 +1,53 @@
+"""The threads of the compiler: of the tasks that wait, the longest one is begun first."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+__all__ = ["LongestFirst"]
+
+T = TypeVar("T")
+
+
+class LongestFirst(Generic[T]):
+    """A thread pool that begins long tasks before short ones: a long one at the end would run alone.
+
+    Args:
+        num_threads: The number of threads.
+        name: The begin of their names.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, name)
+        self._waiting: list[tuple[int, int, Future[T], Callable[[], T]]] = []
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def submit(self, length: int, task: Callable[[], T]) -> Future[T]:
+        """Has a thread run a task, after the longer ones that wait. Returns its result, which may be cancelled.
+
+        Args:
+            length: The length of the task, in any unit.
+            task: The task.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            # equal lengths in the order in which they came
+            heapq.heappush(self._waiting, (-length, next(self._numbers), future, task))
+        self._pool.submit(self._run_next)
+        return future
+
+    def _run_next(self) -> None:
+        with self._lock:
+            *_, future, task = heapq.heappop(self._waiting)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(task())
+        except BaseException as error:  # the caller's, as in concurrent.futures
+            future.set_exception(error)
