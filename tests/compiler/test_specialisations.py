@@ -108,7 +108,7 @@ def test_parameters_of_equal_value_and_other_type(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kernels, "specialisations", Specialisations())
     (backend,) = cpu_backends()
     pointer = Pointer(0, 0)
-    argument = Argument(pointer, ArgView(DType.float32, (1,), None, True))
+    argument = Argument(pointer, ArgView(DType.float32, (1,), None))
     keys = [
         KernelTable(backend).library(flagged, [argument], {"on": on}, None)[0]
         for on in (True, 1, True)

@@ -326,7 +326,7 @@ class GraphLowering:
         lines = "".join(f"    o0[{i}] = d{i}\n" for i in range(len(dims)))
         params = "".join(f", d{i}: k.i64" for i in range(len(dims)))
         source = f"def region(o0: k.Output{params}, ctx: k.Context):\n{lines or '    pass'}\n"
-        view = ArgView(place.dtype, (len(dims),), None, True)
+        view = ArgView(place.dtype, (len(dims),), None)
         argument = Argument(place.pointer(), view)
         kernel = self.placing.kernels.region(
             NestText(source, (view,), tuple(dims), False), [argument]

@@ -150,9 +150,7 @@ class LibraryLowering:
                 continue
             place = tables[arg.source][arg.index]
             shape = tuple(simplify(dim) for dim in arg.shape)
-            arguments.append(
-                Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static)
-            )
+            arguments.append(Argument(place.pointer(), ArgView(arg.dtype, shape, None), arg.static))
             kernel_arguments.append(arguments[-1])
             written.append(arg.source != "operand" or position in may_write)
             if arg.source == "operand":
@@ -192,7 +190,7 @@ class LibraryLowering:
             strides: tuple[Size, ...] | None = None
             if arg.source in layouts:
                 strides = layouts[arg.source][arg.index].strides
-            view = ArgView(arg.dtype, tuple(arg.shape), strides, arg.source != "operand")
+            view = ArgView(arg.dtype, tuple(arg.shape), strides)
             # only the stride of the last axis is a constant in the code: fewer specialisations
             static_strides = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, static_strides))
@@ -228,7 +226,7 @@ class LibraryLowering:
         for position, value in enumerate(values):
             place = self.placing.place(value)
             arguments.append(
-                Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None, True))
+                Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None))
             )
             mutable = isinstance(value.type, BufferType) and position in may_write
             written.append(position < num_results or mutable)

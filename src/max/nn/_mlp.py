@@ -1,4 +1,4 @@
-"""The gated MLP of transformers, and its activations."""
+"""The gated MLP of transformers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,11 @@ from max.graph.quantization import QuantizationEncoding
 from max.nn._linear import DistributedGemmConfig, Linear
 from max.nn._projection import matmul_input
 from max.nn._sharding import check_strategy, part_of, shard_devices
+from max.nn.activation import ACTIVATIONS, activation_named
 from max.nn.float8_config import Float8Config
 from max.nn.layer import Module
 
-__all__ = ["ACTIVATIONS", "MLP"]
-
-
-ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
-    "silu": ops.silu,
-    "gelu": ops.gelu,
-    "gelu_tanh": lambda x: ops.gelu(x, "tanh"),
-    "gelu_quick": lambda x: ops.gelu(x, "quick"),
-    "relu": ops.relu,
-    "tanh": ops.tanh,
-    "sigmoid": ops.sigmoid,
-}
+__all__ = ["MLP"]
 
 
 class MLP(Module):
@@ -72,11 +62,7 @@ class MLP(Module):
     ) -> None:
         if not devices:
             raise ValueError("MLP: no device is given")
-        if activation_function not in ACTIVATIONS:
-            raise ValueError(
-                f"MLP: the activation is {activation_function!r}, expected one of "
-                f"{', '.join(ACTIVATIONS)}"
-            )
+        activation_named(activation_function, "MLP")
         self.activation_function = activation_function
         self._sharding: ShardingStrategy | None = None
 

@@ -6,7 +6,6 @@ from max._earlier import earlier_names
 from max.nn._linear import ColumnParallelLinear, DistributedGemmConfig, Linear
 from max.nn._linear_gptq import GPTQLinear
 from max.nn._linear_v1 import MLPV1, GPTQLinearV1, LinearV1, QLinearV1
-from max.nn._mlp import ACTIVATIONS as ACTIVATIONS
 from max.nn._mlp import MLP
 
 __all__ = [

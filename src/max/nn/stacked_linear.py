@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, TensorValueLike, Weight, ops
+from max.nn.activation import ACTIVATIONS, activation_named
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
 from max.nn.layer import Module
-from max.nn.linear import ACTIVATIONS, Linear
+from max.nn.linear import Linear
 
 __all__ = ["FusedMLP", "StackedLinear"]
 
@@ -146,11 +147,7 @@ class FusedMLP(Module):
     ) -> None:
         if not devices:
             raise ValueError("FusedMLP: no device is given")
-        if activation_function not in ACTIVATIONS:
-            raise ValueError(
-                f"FusedMLP: the activation is {activation_function!r}, expected one of "
-                f"{', '.join(ACTIVATIONS)}"
-            )
+        activation_named(activation_function, "FusedMLP")
         self.activation_function = activation_function
         self.feed_forward_length = feed_forward_length
         rows = 2 * feed_forward_length

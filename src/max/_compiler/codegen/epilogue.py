@@ -42,7 +42,7 @@ class _Body:
             if i >= len(sums) and isinstance(value, Leaf):
                 self.extra[i] = len(args)
                 axes = [axis for axis, stride in enumerate(value.strides) if stride != 0]
-                args.append(ArgView.of(spec, value.dtype, value.strides, axes, written=False))
+                args.append(ArgView.of(spec, value.dtype, value.strides, axes))
         result = spec.results[0]
         self.result = self.writer.operand(result.value, True, result.dtype)
 

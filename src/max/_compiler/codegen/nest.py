@@ -389,17 +389,17 @@ class _NestWriter:
         args: list[ArgView] = []
         params: list[str] = []
         for position, result in enumerate(spec.results):
-            args.append(self.view(result.dtype, result.strides, True))
+            args.append(self.view(result.dtype, result.strides))
             params.append(f"o{position}: k.Output")
         for position, i in enumerate(self.leaves):
             leaf = spec.values[i]
             assert isinstance(leaf, Leaf)
-            args.append(self.view(leaf.dtype, leaf.strides, False))
+            args.append(self.view(leaf.dtype, leaf.strides))
             params.append(f"a{position}: k.Input")
         blocks = simplify((spec.dims[self.last] + (BLOCK - 1)) // BLOCK) if self.workspaces else 0
         for position, i in enumerate(self.workspaces):
             dtype = compute_dtype(spec.values[i].dtype)
-            args.append(ArgView(dtype, (blocks,), None, True))
+            args.append(ArgView(dtype, (blocks,), None))
             params.append(f"w{position}: k.InOut")
         params += [
             f"{text}: k.i64"
@@ -411,9 +411,9 @@ class _NestWriter:
             "\n".join([header, *self.out.lines]) + "\n", tuple(args), tuple(self.scalars), parallel
         )
 
-    def view(self, dtype: DType, strides: Sizes, written: bool) -> ArgView:
+    def view(self, dtype: DType, strides: Sizes) -> ArgView:
         axes = self.view_order([axis for axis, stride in enumerate(strides) if stride != 0])
-        return ArgView.of(self.spec, dtype, strides, axes, written)
+        return ArgView.of(self.spec, dtype, strides, axes)
 
 
 def _is_reduction(value: object) -> bool:

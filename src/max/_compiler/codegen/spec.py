@@ -143,12 +143,9 @@ class ArgView:
     dtype: DType
     shape: Sizes
     strides: Sizes | None
-    written: bool
 
     @staticmethod
-    def of(
-        spec: RegionSpec, dtype: DType, strides: Sizes, axes: Sequence[int], written: bool
-    ) -> ArgView:
+    def of(spec: RegionSpec, dtype: DType, strides: Sizes, axes: Sequence[int]) -> ArgView:
         """The view of an argument of a region.
 
         Args:
@@ -156,10 +153,9 @@ class ArgView:
             dtype: The argument's element type.
             strides: Its strides over the region's dims.
             axes: The axes that it varies along, in the order of the view.
-            written: Whether the kernel writes it.
         """
         if not axes:
-            return ArgView(dtype, (1,), None, written)
+            return ArgView(dtype, (1,), None)
         shape = tuple([spec.dims[axis] for axis in axes])
         own = tuple([strides[axis] for axis in axes])
-        return ArgView(dtype, shape, None if own == contiguous_strides(shape) else own, written)
+        return ArgView(dtype, shape, None if own == contiguous_strides(shape) else own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from max.nn.linear import ACTIVATIONS
+from max.nn.activation import ACTIVATIONS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.rope import RopeConfig
 

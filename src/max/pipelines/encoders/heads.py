@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
+from max.nn.activation import ACTIVATIONS
 from max.nn.layer import LayerList, Module
-from max.nn.linear import ACTIVATIONS, Linear
+from max.nn.linear import Linear
 from max.nn.norm import LayerNorm
 from max.pipelines.encoders.encoder import norm_layer
 from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn.activation import ACTIVATIONS
 from max.nn.layer import Module
 from max.nn.linear import Linear
 
@@ -18,14 +19,8 @@ def _squared_relu(x: TensorValue) -> TensorValue:
 
 
 PLAIN_ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
-    "silu": ops.silu,
-    "gelu": ops.gelu,
-    "gelu_tanh": lambda x: ops.gelu(x, "tanh"),
-    "gelu_quick": lambda x: ops.gelu(x, "quick"),
-    "relu": ops.relu,
+    **ACTIVATIONS,
     "relu2": _squared_relu,
-    "tanh": ops.tanh,
-    "sigmoid": ops.sigmoid,
 }
 """The activations of `PlainMLP` by name; ``xielu`` has parameters and is a layer."""
 

@@ -9,7 +9,8 @@ from max._dataclass import dataclass
 from max.graph import TensorValue, ops
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.linear import ACTIVATIONS, MLP
+from max.nn.activation import ACTIVATIONS
+from max.nn.linear import MLP
 
 __all__ = ["ScaledMLP", "SideBySide", "SideBySideLayer"]
 
