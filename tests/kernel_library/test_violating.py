@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from max._config import flags
+from max._interpreter import REFERENCES
 from tests.kernel_library.harness import Runner
 from tests.kernel_library.test_interpreted import CASES
 from tests.kernel_library.violating import NAMES, REFUSED, check
@@ -56,6 +57,8 @@ VIOLATIONS: list[tuple[str, Callable[[list[Array], list[Any]], None], str]] = [
     ("next_step", operand(10, lambda x: x[:0]), "again has size 0, expected 1"),
     ("next_step", operand(6, lambda x: x[:, :1]), "a row of max_lengths has size 1, expected 2"),
     ("latent prefill", operand(6, lambda x: x[..., :3]), "4 rotated elements in latents of (2, 3)"),
+    ("attention", operand(3, lambda n: n + 9), "lies beyond its 4 pages"),
+    ("attention over latents", operand(3, lambda n: n + 9), "lies beyond its 4 pages"),
     ("attention of selected tokens", selected([0, 7, 3]), "row 14: selected token 3 follows 7, expected rising"),
     ("attention of selected tokens", selected([2, 2, 3]), "row 14: selected token 2 follows 2, expected rising"),
     ("attention of selected tokens", selected([2, -1, 3]), "row 14: a selected token after 1 tokens"),
@@ -73,6 +76,16 @@ def test_violations(name: str, change: Any, message: str) -> None:
     change(operands, results)
     with flags.override(MAX_KERNEL_CHECK=2), pytest.raises(REFUSED, match=re.escape(message)):
         Runner(symbol, operands, results, attributes)()
+
+
+@pytest.mark.parametrize("at", [1, 3, 4])
+@pytest.mark.parametrize("name", ["scan of Mamba", "scan of Mamba 2"])
+def test_the_reference_refuses_operands_of_more_rows(name: str, at: int) -> None:
+    symbol, operands, _, attributes = CASES[name]
+    operands = copy.deepcopy(operands)
+    operands[at] = np.concatenate([operands[at], operands[at][:1]])
+    with pytest.raises(ValueError, match="an operand has 12 rows, expected 11"):
+        REFERENCES[symbol](*operands, **attributes)
 
 
 def test_a_plan_of_lengths_whose_products_exceed_64_bits() -> None:

@@ -30,6 +30,12 @@ def _sequences(
         yield range(int(offsets[sequence]), int(offsets[sequence + 1])), slot, held
 
 
+def _check_rows(x: Array, *others: Array) -> None:
+    for other in others:
+        if len(other) != len(x):
+            raise ValueError(f"an operand has {len(other)} rows, expected {len(x)}")
+
+
 @register("mo.causal_conv.ragged")
 def _causal_conv(
     x: Array,
@@ -74,6 +80,7 @@ def _ssd(
     high: float,
 ) -> Array:
     x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
+    _check_rows(x, dt, b, c)
     b, c = (np.repeat(v, x.shape[1] // v.shape[1], axis=1) for v in (b, c))
     out = np.zeros(x.shape)
     for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
@@ -105,6 +112,7 @@ def _selective_scan(
     high: float,
 ) -> Array:
     x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
+    _check_rows(x, dt, b, c)
     out = np.zeros(x.shape)
     for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
         for row in rows:

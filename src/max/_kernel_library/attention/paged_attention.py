@@ -157,7 +157,9 @@ def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Pl
         if head >= p.kv_heads:
             head = k.i64(0)
             sequence = k.min(sequence + 1, table.shape[0] - 1)
-    page = k.min(k.i64(table[sequence, first // page_size]), blocks.shape[0] - 1)
+    # a key past the table's pages is refused where it is read
+    column = k.min(first // page_size, table.shape[1] - 1)
+    page = k.min(k.i64(table[sequence, column]), blocks.shape[0] - 1)
     slot = first % page_size
     count = k.min(page_size - slot, KEYS)
     return elements_of(blocks[page, 0, batch.layer][slot : slot + count, head], head_dim)
