@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from max._earlier import later_keywords
@@ -10,6 +10,7 @@ from max.driver import Device
 from max.dtype import DType
 from max.experimental._dispatch import apply
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
+from max.graph._operators import Operators
 from max.graph.value import missing_method
 
 __all__ = ["Operations", "along", "split"]
@@ -44,7 +45,7 @@ def along(x: Any, axis: int | None) -> tuple[Any, int]:
     return (apply(ops.reshape, (x, (-1,)), {}), 0) if axis is None else (x, axis)
 
 
-class Operations:
+class Operations(Operators[TensorValueLike]):
     """The operators and methods of tensors that are ops. Errors are those of the op, raised at the call.
 
     Reductions take an axis, which keeps size 1, or None for all elements: their result has shape ``[1]``.
@@ -145,99 +146,9 @@ class Operations:
 
     # operators
 
-    def __add__(self, other: TensorValueLike) -> Self:
-        return apply(ops.add, (self, other), {})
-
-    def __radd__(self, other: TensorValueLike) -> Self:
-        return apply(ops.add, (other, self), {})
-
-    def __sub__(self, other: TensorValueLike) -> Self:
-        return apply(ops.sub, (self, other), {})
-
-    def __rsub__(self, other: TensorValueLike) -> Self:
-        return apply(ops.sub, (other, self), {})
-
-    def __mul__(self, other: TensorValueLike) -> Self:
-        return apply(ops.mul, (self, other), {})
-
-    def __rmul__(self, other: TensorValueLike) -> Self:
-        return apply(ops.mul, (other, self), {})
-
-    def __truediv__(self, other: TensorValueLike) -> Self:
-        return apply(ops.div, (self, other), {})
-
-    def __rtruediv__(self, other: TensorValueLike) -> Self:
-        return apply(ops.div, (other, self), {})
-
-    def __floordiv__(self, other: TensorValueLike) -> Self:
-        return apply(ops.floor_div, (self, other), {})
-
-    def __rfloordiv__(self, other: TensorValueLike) -> Self:
-        return apply(ops.floor_div, (other, self), {})
-
-    def __mod__(self, other: TensorValueLike) -> Self:
-        return apply(ops.mod, (self, other), {})
-
-    def __rmod__(self, other: TensorValueLike) -> Self:
-        return apply(ops.mod, (other, self), {})
-
-    def __divmod__(self, other: TensorValueLike) -> tuple[Self, Self]:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: TensorValueLike) -> tuple[Self, Self]:
-        return self.__rfloordiv__(other), self.__rmod__(other)
-
-    def __pow__(self, other: TensorValueLike) -> Self:
-        return apply(ops.pow, (self, other), {})
-
-    def __rpow__(self, other: TensorValueLike) -> Self:
-        return apply(ops.pow, (other, self), {})
-
-    def __matmul__(self, other: TensorValueLike) -> Self:
-        return apply(ops.matmul, (self, other), {})
-
-    def __rmatmul__(self, other: TensorValueLike) -> Self:
-        return apply(ops.matmul, (other, self), {})
-
-    def __and__(self, other: TensorValueLike) -> Self:
-        return apply(ops.logical_and, (self, other), {})
-
-    def __or__(self, other: TensorValueLike) -> Self:
-        return apply(ops.logical_or, (self, other), {})
-
-    def __xor__(self, other: TensorValueLike) -> Self:
-        return apply(ops.logical_xor, (self, other), {})
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-
-    def __invert__(self) -> Self:
-        return apply(ops.logical_not, (self,), {})
-
-    def __neg__(self) -> Self:
-        return apply(ops.negate, (self,), {})
+    def _call(self, function: Callable[..., Any], *operands: Any) -> Self:
+        """Calls an op; it is recorded or staged."""
+        return apply(function, operands, {})
 
     def __pos__(self) -> Self:
         return self
-
-    def __abs__(self) -> Self:
-        return apply(ops.abs, (self,), {})
-
-    def __gt__(self, other: Any) -> Self:
-        return apply(ops.greater, (self, other), {})
-
-    def __ge__(self, other: Any) -> Self:
-        return apply(ops.greater_equal, (self, other), {})
-
-    def __lt__(self, other: Any) -> Self:
-        return apply(ops.greater, (other, self), {})
-
-    def __le__(self, other: Any) -> Self:
-        return apply(ops.greater_equal, (other, self), {})
-
-    def __eq__(self, other: object) -> Self:  # type: ignore[override]
-        return apply(ops.equal, (self, other), {})
-
-    def __ne__(self, other: object) -> Self:  # type: ignore[override]
-        return apply(ops.not_equal, (self, other), {})
-
-    __hash__ = object.__hash__

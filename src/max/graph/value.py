@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from max import mlir
 from max.driver import Device, DLPackArray
 from max.dtype import DType
+from max.graph._operators import Operators, ops
 from max.graph.dim import Dim
 from max.graph.shape import Shape, ShapeLike
 from max.graph.type import BufferType, DeviceRef, TensorType, Type, _ChainType, _OpaqueType
@@ -33,14 +33,6 @@ __all__ = [
 
 MlirType = TypeVar("MlirType", covariant=True)
 _ShapedType = TypeVar("_ShapedType", bound="mlir.TensorType | mlir.BufferType", covariant=True)
-
-ops = SimpleNamespace()
-"""The functions of `max.graph.ops` that methods of values call; `bind_operations` fills it."""
-
-
-def bind_operations(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Registers the op functions for the methods and operators of values: ops import values, not the reverse."""
-    ops.__dict__.update(functions)
 
 
 @runtime_checkable
@@ -257,7 +249,7 @@ def missing_method(value: object, name: str, module: str) -> AttributeError:
     return AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=value)
 
 
-class TensorValue(_ShapedValue["mlir.TensorType"]):
+class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"]):
     """A tensor of the graph.
 
     Arithmetic, comparison and indexing work as on NumPy arrays, and stage ops into the current graph.
@@ -452,15 +444,6 @@ class TensorValue(_ShapedValue["mlir.TensorType"]):
             "a tensor of a graph has no truth value while the graph is built; use ops.where"
         )
 
-    def __neg__(self) -> TensorValue:
-        return ops.negate(self)
-
-    def __abs__(self) -> TensorValue:
-        return ops.abs(self)
-
-    def __invert__(self) -> TensorValue:
-        return ops.logical_not(self)
-
     def __round__(self) -> TensorValue:
         return ops.round(self)
 
@@ -469,102 +452,6 @@ class TensorValue(_ShapedValue["mlir.TensorType"]):
 
     def __floor__(self) -> TensorValue:
         return ops.floor(self)
-
-    def __add__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.add(self, rhs)
-
-    def __radd__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.add(lhs, self)
-
-    def __sub__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.sub(self, rhs)
-
-    def __rsub__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.sub(lhs, self)
-
-    def __mul__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.mul(self, rhs)
-
-    def __rmul__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.mul(lhs, self)
-
-    def __truediv__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.div(self, rhs)
-
-    def __rtruediv__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.div(lhs, self)
-
-    def __floordiv__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.floor_div(self, rhs)
-
-    def __rfloordiv__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.floor_div(lhs, self)
-
-    def __mod__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.mod(self, rhs)
-
-    def __rmod__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.mod(lhs, self)
-
-    def __divmod__(self, rhs: TensorValueLike) -> tuple[TensorValue, TensorValue]:
-        return (self // rhs, self % rhs)
-
-    def __rdivmod__(self, lhs: TensorValueLike) -> tuple[TensorValue, TensorValue]:
-        return (ops.floor_div(lhs, self), ops.mod(lhs, self))
-
-    def __pow__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.pow(self, rhs)
-
-    def __rpow__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.pow(lhs, self)
-
-    def __matmul__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.matmul(self, rhs)
-
-    def __rmatmul__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.matmul(lhs, self)
-
-    def __and__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.logical_and(self, rhs)
-
-    def __rand__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.logical_and(lhs, self)
-
-    def __or__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.logical_or(self, rhs)
-
-    def __ror__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.logical_or(lhs, self)
-
-    def __xor__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.logical_xor(self, rhs)
-
-    def __rxor__(self, lhs: TensorValueLike) -> TensorValue:
-        return ops.logical_xor(lhs, self)
-
-    def __lt__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.greater(rhs, self)
-
-    def __le__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.greater_equal(rhs, self)
-
-    def __gt__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.greater(self, rhs)
-
-    def __ge__(self, rhs: TensorValueLike) -> TensorValue:
-        return ops.greater_equal(self, rhs)
-
-    def __eq__(self, rhs: object) -> TensorValue:  # type: ignore[override]
-        if rhs is None:
-            return NotImplemented
-        return ops.equal(self, rhs)  # type: ignore[arg-type]
-
-    def __ne__(self, rhs: object) -> TensorValue:  # type: ignore[override]
-        if rhs is None:
-            return NotImplemented
-        return ops.not_equal(self, rhs)  # type: ignore[arg-type]
-
-    __hash__ = object.__hash__
 
 
 def _ssa(value: Value[Any] | mlir.SSAValue, cls: type[Any], expected: str) -> mlir.SSAValue:

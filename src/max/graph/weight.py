@@ -8,13 +8,14 @@ from typing import Any
 from max import mlir
 from max.driver import Device
 from max.dtype import DType
+from max.graph._operators import ops
 from max.graph.current import Staging, current_graph
 from max.graph.dim import StaticDim
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape, ShapeLike
 from max.graph.sharding import Ranges, ShardingStrategy
 from max.graph.type import DeviceRef, TensorType
-from max.graph.value import TensorValue, ops, tensor_of
+from max.graph.value import TensorValue, tensor_of
 
 __all__ = ["Weight"]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import FunctionType
 
 from max._earlier import earlier_names
+from max.graph._operators import bind_operations
 from max.graph.ops import allreduce, random
 from max.graph.ops._errors import naming
 from max.graph.ops.allgather import allgather
@@ -117,7 +118,6 @@ from max.graph.ops.slicing import slice_tensor
 from max.graph.ops.while_loop import while_loop
 from max.graph.ops.window import band_part, hann_window
 from max.graph.type import DeviceRef, TensorType
-from max.graph.value import bind_operations
 
 __all__ = [
     "Callable",
