@@ -103,10 +103,9 @@ class LibraryLowering:
             sources = [(outers[index], offset) for index, offset in epilogue.sources]
             results_at = [(place, 0) for place in outputs]
             in_place = in_place_pairs(epilogue.spec, results_at, sources, places)
-        flops = product_flops(name, op.operands, results)
-        if isinstance(outer, RegionOp) and epilogue is not None:
-            flops = simplify(flops + region_flops(outer))
-        label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
+        flops, label = product_flops(name, op.operands, results), name.partition(".")[2]
+        if isinstance(outer, RegionOp):
+            flops, label = simplify(flops + region_flops(outer)), region_name(outer)
         self.launch_call(call, places, outputs, label, epilogue_text, sources, in_place, flops)
         return True
 
@@ -150,15 +149,17 @@ class LibraryLowering:
                 continue
             place = tables[arg.source][arg.index]
             shape = tuple(simplify(dim) for dim in arg.shape)
-            arguments.append(Argument(place.pointer(), ArgView(arg.dtype, shape, None), arg.static))
-            kernel_arguments.append(arguments[-1])
+            argument = Argument(place.pointer(), ArgView(arg.dtype, shape, None), arg.static)
+            arguments.append(argument)
+            kernel_arguments.append(argument)
             written.append(arg.source != "operand" or position in may_write)
             if arg.source == "operand":
                 # read, also where the kernel writes it
                 both.append(place.buffer)
         for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
-            arguments.append(Argument(place.pointer(offset), view))
-            kernel_arguments.append(arguments[-1])
+            argument = Argument(place.pointer(offset), view)
+            arguments.append(argument)
+            kernel_arguments.append(argument)
             written.append(False)
         text = None if epilogue is None else epilogue.source
         kernel = self.placing.kernels.library(call.kernel, kernel_arguments, call.params, text)
@@ -179,11 +180,12 @@ class LibraryLowering:
         ]
         params = {name: op.attr(name) for name in ("scale", "fills", "roundings")}
         params["columns"] = columns
-        call = self.placing.lower_call(op.name, described[1:], described[:1], params)
+        call = self.placing.lower_call(op.name, described[1:], [described[0]], params)
         workspaces = [self.placing.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": [result], "workspace": workspaces}
-        layouts = {"operand": views[1:], "result": views[:1]}
+        layouts = {"operand": views[1:], "result": [views[0]]}
         arguments: list[Argument] = []
+        written: list[bool] = []
         for arg in call.args:
             assert isinstance(arg, Arg)
             pointer = tables[arg.source][arg.index].pointer()
@@ -194,8 +196,8 @@ class LibraryLowering:
             # only the stride of the last axis is a constant in the code: fewer specialisations
             static_strides = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, static_strides))
+            written.append(arg.source != "operand")
         kernel = self.placing.kernels.library(call.kernel, arguments, call.params, None)
-        written = [isinstance(arg, Arg) and arg.source != "operand" for arg in call.args]
         flops = product_flops(op.name, op.operands, op.results)
         self.placing.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
 
@@ -210,8 +212,7 @@ class LibraryLowering:
             attributes = {"encoding": op.attr("encoding"), "shares": shares, "share": share}
             result = Operand(whole.dtype, shape)
             call = self.placing.lower_call(op.name, [described(w)], [result], attributes)
-            shared = [whole.buffer] if len(op.operands) > 1 else []
-            self.launch_call(call, [self.placing.place(w)], [target], "pack", parts=shared)
+            self.launch_call(call, [self.placing.place(w)], [target], "pack", parts=[whole.buffer])
 
     def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
         """Launches the kernel registered under the op's symbol; its arguments are the results, then the operands."""

@@ -22,7 +22,6 @@ from max.interfaces import (
     Pipeline,
     PipelineTokenizer,
     RequestID,
-    TextGenerationContext,
     TextGenerationContextType,
     TextGenerationInputs,
     TextGenerationOutput,
@@ -30,13 +29,13 @@ from max.interfaces import (
 )
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import UserError
-from max.pipelines.core.reasoning import ReasoningLimit
 from max.pipelines.generation.decode_loop import DecodeLoop, next_step_model
 from max.pipelines.generation.last_step import LastStep
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
+from max.pipelines.generation.reasoning_ends import reasoning_limit, with_ended_reasoning
+from max.pipelines.generation.step_log_probabilities import last_logits, log_probabilities_of_step
 from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
@@ -45,7 +44,6 @@ from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
-from max.pipelines.sampling.log_probabilities import of_rows
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
 from max.pipelines.scheduler.page_tables import PageTables
 from max.pipelines.structured.constraint import Constraints, is_constrained
@@ -282,7 +280,7 @@ class TextGenerationPipeline(
                 num_steps = 1  # a chunk has no next token; penalties depend on each token
             if not self._pipeline_model.continues_steps:
                 num_steps = 1
-            limit = _reasoning_limit(context)
+            limit = reasoning_limit(context)
             if limit is not None:
                 num_steps = limit.bounded_steps(num_steps, len(context.generated_tokens))
         self._page_tables.reserve(flat, num_steps)
@@ -359,9 +357,12 @@ class TextGenerationPipeline(
             outputs = self._pipeline_model.execute(model_inputs)
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
-            steps.append(self._with_ended_reasoning(chosen, batch) if num_steps == 1 else chosen)
+            if num_steps == 1:
+                steps.append(with_ended_reasoning(chosen, batch, self._tokenizer))
+            else:
+                steps.append(chosen)
             if enable_log_probs:
-                logs.append(self._log_probabilities(outputs, batch, steps[-1]))
+                logs.append(log_probabilities_of_step(outputs, batch, steps[-1]))
             if step + 1 < num_steps:
                 cache = model_inputs.kv_cache_inputs
                 model_inputs.update(
@@ -405,58 +406,7 @@ class TextGenerationPipeline(
         if outputs.next_tokens is not None and not any(needs_sampler(c, step) for c in batch):
             return outputs.next_tokens
         bitmask = None if masks is None else masks.result()
-        return self._sampler.sample(_last_logits(outputs), batch, step, bitmask)
-
-    def _with_ended_reasoning(
-        self, chosen: npt.NDArray[np.int64], batch: Sequence[TextGenerationContextType]
-    ) -> npt.NDArray[np.int64]:
-        """The tokens of a step ``[batch]``, with those that end a reasoning whose budget is used up.
-
-        A new array where one was replaced: the model's own tensor has the token that it chose.
-        """
-        forced: dict[int, int] = {}
-        for row, context in enumerate(batch):
-            limit = _reasoning_limit(context)
-            if limit is None or context.active_idx < context.end_idx:
-                continue
-            generated = context.generated_tokens.tolist()
-            token = limit.forced_token(generated, cast(TextTokenizer, self._tokenizer).decode_now)
-            if token is not None and token != chosen[row]:
-                forced[row] = token
-        if not forced:
-            return chosen
-        tokens = chosen.copy()
-        tokens[list(forced)] = list(forced.values())
-        return tokens
-
-    def _log_probabilities(
-        self,
-        outputs: ModelOutputs,
-        batch: Sequence[TextGenerationContextType],
-        tokens: npt.NDArray[np.int64],
-    ) -> list[LogProbabilities | None]:
-        """The log-probabilities of the chosen tokens, with echo preceded by those of the prompt."""
-        last = _last_logits(outputs).to(CPU()).to_numpy()
-        entries: list[LogProbabilities | None] = []
-        offsets = (
-            None if outputs.logit_offsets is None else outputs.logit_offsets.to(CPU()).to_numpy()
-        )
-        for row, context in enumerate(batch):
-            if not context.log_probabilities:
-                entries.append(None)
-                continue
-            rows, chosen = last[row : row + 1], [int(tokens[row])]
-            if context.log_probabilities_echo and context.is_initial_prompt:
-                if offsets is None:
-                    raise ValueError(
-                        "echo needs the logits of the prompt; set enable_echo in the configuration"
-                    )
-                rows = outputs.logits.to(CPU()).to_numpy()[
-                    int(offsets[row]) : int(offsets[row + 1])
-                ]
-                chosen = [*context.next_tokens[1:].tolist(), *chosen]
-            entries.append(of_rows(rows, chosen, context.log_probabilities))
-        return entries
+        return self._sampler.sample(last_logits(outputs), batch, step, bitmask)
 
     def update_context_and_prepare_responses(
         self,
@@ -518,13 +468,3 @@ class TextGenerationPipeline(
             request_id: The request.
         """
         self._page_tables.close(request_id)
-
-
-def _reasoning_limit(context: TextGenerationContext) -> ReasoningLimit | None:
-    """The limit on the reasoning of a request; contexts of other classes have none."""
-    return context.reasoning_limit if isinstance(context, TextContext) else None
-
-
-def _last_logits(outputs: ModelOutputs) -> Tensor:
-    """The logits of each request's last token."""
-    return outputs.logits if outputs.next_token_logits is None else outputs.next_token_logits

@@ -1,0 +1,126 @@
+"""What launches of library kernels say of their arguments: reads, writes, parts, strides and operations."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from max._compiler.kernels import Argument
+from max._compiler.placing import Placing
+from max._compiler.template import Launch
+from max._kernel_library.tiles.strips import COLUMNS
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, Weight, ops
+from max.nn.recurrence import causal_conv_ragged
+
+DEVICE = DeviceRef.CPU()
+F32 = DType.float32
+
+
+class Recorded(NamedTuple):
+    """A launch, its tensor arguments, and whether it writes each."""
+
+    launch: Launch
+    arguments: list[Argument]
+    written: list[bool]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Recorded]]:
+    """The launches of the graphs that the test loads, by name."""
+    recorded: dict[str, list[Recorded]] = {}
+    launch = Placing.launch
+
+    def record(
+        placing: Placing, kernel: Any, arguments: Any, written: Any, *rest: Any, **options: Any
+    ) -> None:
+        launch(placing, kernel, arguments, written, *rest, **options)
+        made = placing.launches[-1]
+        assert isinstance(made, Launch)
+        recorded.setdefault(made.name, []).append(Recorded(made, list(arguments), list(written)))
+
+    monkeypatch.setattr(Placing, "launch", record)
+    return recorded
+
+
+def tensors(graph: Graph) -> list[TensorValue]:
+    return [value.tensor for value in graph.inputs]
+
+
+def load(graph: Graph, **weights: np.ndarray) -> None:
+    InferenceSession(devices=[CPU()]).load(graph, weights_registry=weights)
+
+
+def buffers(arguments: list[Argument]) -> list[int]:
+    return [argument.pointer.buffer for argument in arguments]
+
+
+def test_attention(launches: dict[str, list[Recorded]]) -> None:
+    """Only the results are written, and only the stride of each last axis is part of the code."""
+    shapes = [("b", 4, "q", 16), ("b", 4, "n", 16), ("b", 4, "n", 24)]
+    with Graph("attention", input_types=[TensorType(F32, s, DEVICE) for s in shapes]) as graph:
+        q, keys, values = tensors(graph)
+        graph.output(ops.softmax(q @ keys.transpose(2, 3)) @ values)
+    load(graph)
+    ((launch, arguments, written),) = launches["attention"]
+    assert written[:4] == [True, False, False, False] and all(written[4:])
+    assert buffers(arguments)[:1] == [b for b in launch.writes if b in buffers(arguments)[:1]]
+    assert set(buffers(arguments)[1:4]) == {*launch.reads} and len(launch.reads) == 3
+    for argument in arguments:
+        rank = len(argument.view.shape)
+        assert argument.static_strides == (False,) * (rank - 1) + (True,)
+    assert all(argument.view.strides is not None for argument in arguments[:4])
+
+
+def test_weights_that_are_packed_into_one_buffer(launches: dict[str, list[Recorded]]) -> None:
+    """Each writes a part of it, from its own offset on."""
+    with Graph("packed", input_types=[TensorType(F32, ("n", 64), DEVICE)]) as graph:
+        (x,) = tensors(graph)
+        weights = [Weight(f"w{i}", F32, (96, 64), DEVICE) for i in range(3)]
+        graph.output(*[x @ w.T for w in weights])
+    load(graph, **{f"w{i}": np.ones((96, 64), np.float32) for i in range(3)})
+    packs = launches["pack"]
+    assert len(packs) == 3
+    (buffer,) = {pack.launch.writes for pack in packs}
+    assert [pack.launch.parts for pack in packs] == [buffer] * 3
+    assert [pack.arguments[0].view.shape for pack in packs] == [(3, 64 * COLUMNS)] * 3
+    offsets = [pack.arguments[0].pointer.offset for pack in packs]
+    assert offsets == [0, 96 * 64 * F32.size_in_bytes, 2 * 96 * 64 * F32.size_in_bytes]
+    assert [pack.launch.flops for pack in packs] == [0] * 3
+
+
+def test_an_epilogue_reads_its_operands(launches: dict[str, list[Recorded]]) -> None:
+    shapes = [("n", 64), (64, 32), ("n", 32)]
+    with Graph("sum", input_types=[TensorType(F32, s, DEVICE) for s in shapes]) as graph:
+        x, w, y = tensors(graph)
+        graph.output(ops.tanh(x @ w + y))
+    load(graph)
+    ((launch, arguments, written),) = launches["matmul+add+tanh"]
+    assert not written[-1] and arguments[-1].pointer.buffer in launch.reads
+    assert arguments[-1].pointer.buffer not in launch.writes
+
+
+def test_a_kernel_that_writes_an_operand_reads_it_too(launches: dict[str, list[Recorded]]) -> None:
+    state = BufferType(F32, (3, 2, 3, 8), DEVICE)
+    types = [
+        TensorType(F32, ("n", 8), DEVICE),
+        TensorType(F32, (4, 8), DEVICE),
+        TensorType(F32, (8,), DEVICE),
+    ]
+    indices = [TensorType(DType.uint32, s, DEVICE) for s in (("b1",), ("b",), ("b",))]
+    layer = TensorType(DType.uint32, (), DEVICE)
+    with Graph("conv", input_types=[*types, *indices, state, layer]) as graph:
+        x, w, bias, offsets, lengths, slots, held, index = graph.inputs
+        values = [x.tensor, w.tensor, bias.tensor, offsets.tensor, lengths.tensor, slots.tensor]
+        graph.output(causal_conv_ragged(*values, held.buffer, index.tensor))
+    load(graph)
+    ((launch, arguments, written),) = launches["causal_conv.ragged"]
+    both = {*launch.reads} & {*launch.writes}
+    assert both == {b for b, w in zip(buffers(arguments), written, strict=True) if w} - {
+        arguments[0].pointer.buffer
+    }
+    assert len(both) == 1
