@@ -29,6 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tests of what is measured ask for it
 os.environ.setdefault("MAX_AUTOTUNE", "0")
+# all workers take part in small executions, too: tests have few elements
+os.environ.setdefault("MAX_RUN_ALONE", "0")
 # every module is verified after each pass, every kernel before it is lowered
 os.environ.setdefault("MAX_CHECK", "2")
 

@@ -110,7 +110,6 @@ class ProgramHeader(Words):
     COUNTER_BYTES = 1
     PROFILE = 2  # ptr: a ProfileRecord per launch, or null
     EVENTS = 3  # ptr: EventLog, or null
-    SERIAL = 4  # not 0: all launches are serial, and the caller runs them without the other workers
     END = 8
 
 

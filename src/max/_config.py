@@ -254,6 +254,12 @@ class Flags:
         "Collects the time of each launch, and logs spans of `max.profiler`.",
         "when a model is loaded",
     )
+    MAX_RUN_ALONE = _bool_flag(
+        "Executions with too little work to share run on the calling thread and wake no other worker. `0`: all "
+        "workers take part in each, for tests.",
+        "when a model is loaded",
+        default=True,
+    )
     MAX_AUTOTUNE = _bool_flag(
         "Measures on this machine for how many rows products take one way or another, once, while the process is idle; "
         "the disk cache remembers it.",

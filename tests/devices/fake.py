@@ -306,6 +306,7 @@ class FakeExecutor:
         bases: npt.NDArray[np.int64],
         index: npt.NDArray[np.intp],
         offsets: npt.NDArray[np.int64],
+        alone: bool = False,
     ) -> None:
         values = (bases.take(index) + offsets).tolist()
         self.backend.queue.put(lambda: self._walk(values))

@@ -153,6 +153,34 @@ def test_only_programs_with_parallel_launches_wake_the_other_workers(pool, other
     assert words[0] == 3 * (5 - others + others * pool.num_threads)
 
 
+def test_a_run_alone_is_a_run_of_one_worker(pool):
+    """The contexts, launches and barriers of a run alone between runs that all workers share."""
+    count, n = np.zeros(1, np.int64), pool.num_threads
+    out = np.zeros((2, n, 9), np.int64)
+    launches = [
+        Launch(entry("add"), [(1, 0), (0, 1)]),
+        *(
+            Launch(entry("copy_context"), [(0, address(part))], serial=i)
+            for i, part in enumerate(out)
+        ),
+        Launch(entry("phases"), [(2, 0), (3, 0), (0, 5)]),
+    ]
+    sums, shared = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    run = executor(pool, launches, 4)
+    given_values = values(address(count), address(sums), address(shared))
+    epoch, added = pool._words(PoolState.EPOCH), 0
+    for alone in (True, True, False, True):
+        out[:], sums[:], shared[:] = -1, 0, 0
+        before, workers = int(epoch[0]), 1 if alone else n
+        run.run(given_values, alone)
+        added += workers
+        assert int(epoch[0]) - before == (0 if alone or n == 1 else 1)
+        assert count[0] == added
+        assert (out[0, :workers, 1] == workers).all() and (out[0, workers:] == -1).all()
+        assert out[1, 0, 1] == 1
+        assert (sums[:workers] == 10).all() and (sums[workers:] == 0).all()
+
+
 def test_a_kernel_may_write_values_that_later_launches_read(pool):
     """Late-bound values: the program hands out an address inside of the values."""
     n = pool.num_threads

@@ -44,8 +44,9 @@ class ProgramExecutor(Protocol):
         bases: npt.NDArray[np.int64],
         index: npt.NDArray[np.intp],
         offsets: npt.NDArray[np.int64],
+        alone: bool = False,
     ) -> None:
-        """Runs the program once with the values ``bases[index] + offsets``.
+        """Runs the program once with the values ``bases[index] + offsets``; `alone`: there is too little work to share.
 
         A device with a queue may return before the launches have run: `Backend.synchronize` waits for them.
 

@@ -9,7 +9,7 @@ at load) if it points into one.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from max._abi import BaseLayout
 from max._compiler.sizes import Size
@@ -20,6 +20,7 @@ from max.mlir.dims import DimExpr
 
 __all__ = [
     "ALIGNMENT",
+    "REGION_CHUNK",
     "Check",
     "LimitCode",
     "Compiled",
@@ -31,6 +32,7 @@ __all__ = [
     "SlotCode",
     "TensorInfo",
     "ValueCode",
+    "WorkCode",
 ]
 
 ALIGNMENT = 64
@@ -106,9 +108,25 @@ class SlotCode(NamedTuple):
     fixed: int = -1
 
 
+REGION_CHUNK = 16384
+"""The fewest elements of a region that a worker takes at a time."""
+
+
+class WorkCode(NamedTuple):
+    """The amount of work of a launch: elements of a `region`, arithmetic operations of a `product`, or bytes of the
+    buffers of an `other` kernel of the library.
+    """
+
+    kind: Literal["region", "product", "other"]
+    amount: Size
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchCode:
-    """A launch without addresses. A jump has a kind, and the index of a launch as its target."""
+    """A launch without addresses. A jump has a kind, and the index of a launch as its target.
+
+    Its `work` is None if it is unknown, or if the result depends on the number of workers.
+    """
 
     kernel: str
     slots: tuple[SlotCode, ...]
@@ -120,6 +138,7 @@ class LaunchCode:
     limit: LimitCode | None = None
     staged_op: int = -1
     check: Check | None = None
+    work: WorkCode | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class _Emitter:
             limit=limit,
             staged_op=launch.staged_op,
             check=launch.check,
+            work=launch.work,
         )
         if launch.jump is not None:
             kind, label = launch.jump.kind, launch.jump.label

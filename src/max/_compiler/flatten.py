@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from max._backends.backend import HOST
-from max._compiler.code import Check
+from max._compiler.code import Check, WorkCode
 from max._compiler.sizes import Size, simplify, substitute
 from max._compiler.template import (
     Buffer,
@@ -180,7 +180,17 @@ class _Flattener:
             slots = (Number(check.actual), Number(check.required))
             kernel, op = self.check_kernel(check.exact), check.message.partition(":")[0]
             self.add_launch(
-                Launch(kernel, slots, (), (), False, op, staged_op=check.staged_op, check=check)
+                Launch(
+                    kernel,
+                    slots,
+                    (),
+                    (),
+                    False,
+                    op,
+                    staged_op=check.staged_op,
+                    check=check,
+                    work=WorkCode("other", 0),
+                )
             )
         return waiting
 
@@ -399,6 +409,9 @@ class _Flattener:
                 slots.append(
                     slot if type(slot.value) is int else Number(substitute(slot.value, env))
                 )
+        work = launch.work
+        if work is not None and not isinstance(work.amount, int):
+            work = WorkCode(work.kind, substitute(work.amount, env))
         return Launch(
             launch.kernel,
             tuple(slots),
@@ -416,6 +429,7 @@ class _Flattener:
             staged_op=launch.staged_op,
             jump=launch.jump,
             device=launch.device,
+            work=work,
         )
 
 

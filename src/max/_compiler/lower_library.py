@@ -10,6 +10,7 @@ from xdsl.ir import SSAValue
 
 from max import kernel as k
 from max._compiler.attention import attention_views
+from max._compiler.code import WorkCode
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
 from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
 from max._compiler.flops import product_flops, region_flops, region_name
@@ -104,9 +105,12 @@ class LibraryLowering:
             results_at = [(place, 0) for place in outputs]
             in_place = in_place_pairs(epilogue.spec, results_at, sources, places)
         flops, label = product_flops(name, op.operands, results), name.partition(".")[2]
+        work = WorkCode("product", flops) if flops != 0 else None
         if isinstance(outer, RegionOp):
             flops, label = simplify(flops + region_flops(outer)), region_name(outer)
-        self.launch_call(call, places, outputs, label, epilogue_text, sources, in_place, flops)
+        self.launch_call(
+            call, places, outputs, label, epilogue_text, sources, in_place, flops, work=work
+        )
         return True
 
     def launch_call(
@@ -120,6 +124,7 @@ class LibraryLowering:
         in_place: tuple[tuple[int, int], ...] = (),
         flops: Size = 0,
         parts: Sequence[int] = (),
+        work: WorkCode | None = None,
     ) -> None:
         """Launches a library kernel.
 
@@ -133,6 +138,7 @@ class LibraryLowering:
             in_place: Pairs of result and operand buffers that may share memory.
             flops: The arithmetic operations.
             parts: Buffers of which this launch writes a part that no other launch writes.
+            work: What other workers could share; default: the bytes of the buffers.
         """
         workspaces = [self.placing.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": outputs, "workspace": workspaces}
@@ -161,10 +167,15 @@ class LibraryLowering:
             arguments.append(argument)
             kernel_arguments.append(argument)
             written.append(False)
+        if work is None:
+            bytes_: Size = 0
+            for buffer in {argument.pointer.buffer for argument in arguments}:
+                bytes_ = bytes_ + self.placing.template.buffers[buffer].bytes
+            work = WorkCode("other", simplify(bytes_))
         text = None if epilogue is None else epilogue.source
         kernel = self.placing.kernels.library(call.kernel, kernel_arguments, call.params, text)
         self.placing.launch(
-            kernel, arguments, written, call.serial, label, in_place, both, parts, flops
+            kernel, arguments, written, call.serial, label, in_place, both, parts, flops, work
         )
 
     def attention(self, op: MoOp) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from xdsl.ir import SSAValue
 
+from max._compiler.code import WorkCode
 from max._compiler.codegen.epilogue import write_part_epilogues
 from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
 from max._compiler.codegen.nest import write_nest
@@ -114,12 +115,20 @@ class RegionLowering:
             for (place, offset), view in zip(places, text.args, strict=True)
         ]
         size = spec.size
-        serial = not text.parallel or (size is not None and size <= SERIAL_ELEMENTS)
+        serial = not text.parallel or (isinstance(size, int) and size <= SERIAL_ELEMENTS)
         kernel = self.placing.kernels.region(text, arguments)
         written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
         in_place = in_place_pairs(spec, results, sources)
         self.placing.launch(
-            kernel, arguments, written, serial, name, in_place, parts=parts, flops=flops
+            kernel,
+            arguments,
+            written,
+            serial,
+            name,
+            in_place,
+            parts=parts,
+            flops=flops,
+            work=WorkCode("region", size),
         )
 
     def native_width(self, spec: RegionSpec) -> int:
@@ -201,13 +210,14 @@ class RegionLowering:
                     job.epilogue.spec, [target], read[number], [*places, *others]
                 )
         flops = product_flops(op.name, op.operands, op.results)
+        work = WorkCode("product", flops)
         if outer is not None:
             flops = simplify(flops + region_flops(outer))
         label = region_name(outer) if outer is not None else op.name.partition(".")[2]
         written = [place for places_ in outputs for place in places_]
         views = [view for views in read for view in views]
         self.library_ops.launch_call(
-            call, places, written, label, epilogues, views, tuple(in_place), flops
+            call, places, written, label, epilogues, views, tuple(in_place), flops, work=work
         )
         for number in (job.later for job in jobs):
             if number is not None and outer is not None:

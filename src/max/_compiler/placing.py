@@ -10,6 +10,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from max._backends.backend import HOST, Backend
+from max._compiler.code import WorkCode
 from max._compiler.devices import index_of
 from max._compiler.kernels import Argument, KernelTable, KernelTables
 from max._compiler.layout import Layout
@@ -171,6 +172,7 @@ class Placing:
         both: Sequence[int] = (),
         parts: Sequence[int] = (),
         flops: Size = 0,
+        work: WorkCode | None = None,
     ) -> None:
         """Appends the launch of a kernel.
 
@@ -184,6 +186,7 @@ class Placing:
             both: Written buffers that the kernel also reads.
             parts: Buffers of which the kernel writes a part that no other launch writes.
             flops: The number of arithmetic operations; 0 if unknown.
+            work: As for `Launch`.
 
         Raises:
             UnsupportedOpError: A buffer is in the memory of another device.
@@ -214,6 +217,7 @@ class Placing:
                 flops=flops,
                 staged_op=self.staged_op,
                 device=self.device,
+                work=work,
             )
         )
 

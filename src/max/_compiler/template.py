@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
-from max._compiler.code import Check, TensorInfo
+from max._compiler.code import Check, TensorInfo, WorkCode
 from max._compiler.sizes import Size
 from max._dataclass import dataclass
 from max.dtype import DType
@@ -129,6 +129,7 @@ class Launch:
         staged_op: The number of the staged op that it computes; -1: none.
         check: The condition, for a launch that only checks one.
         device: The index of the backend that runs it.
+        work: What other workers could share; None: it is unknown, or the result depends on the number of workers.
     """
 
     kernel: str
@@ -144,6 +145,7 @@ class Launch:
     staged_op: int = -1
     check: Check | None = None
     device: int = 0
+    work: WorkCode | None = None
 
 
 def mark(writes: Sequence[int], device: int = 0) -> Launch:

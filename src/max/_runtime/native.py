@@ -2,8 +2,8 @@
 
 All workers walk the same program (SPMD). These functions are exported:
 
-* ``max_run(pool, program, values) -> i64``: the caller, as worker 0, runs a program; the result is an
-  `ErrorState`;
+* ``max_run(pool, program, values, alone) -> i64``: the caller, as worker 0, runs a program, without the other workers
+  if `alone` is not 0; the result is an `ErrorState`;
 * ``max_worker(pool, worker)``: the life of another worker: waits for runs until the pool stops;
 * ``max_barrier(ctx)``: the barrier that kernels call through their context;
 * ``max_stop(pool)``: lets the workers leave ``max_worker``;
@@ -45,8 +45,8 @@ declare void @PyErr_Fetch(ptr, ptr, ptr)
 
 {walk}
 
-; Runs a program; the calling thread is worker 0.
-define i64 @max_run(ptr %pool, ptr %program, ptr %values) noinline {{
+; Runs a program; the calling thread is worker 0, and the only one of a run alone.
+define i64 @max_run(ptr %pool, ptr %program, ptr %values, i64 %alone) noinline {{
 entry:
   %run.p = getelementptr i64, ptr %pool, i64 {PoolState.RUN}
   %idle = load atomic i64, ptr %run.p monotonic, align 8
@@ -78,12 +78,10 @@ begin:
   call void @llvm.memset.p0.i64(ptr align 64 %counters, i8 0, i64 %bytes, i1 false)
   %active.p = getelementptr i64, ptr %pool, i64 {PoolState.ACTIVE}
   %active = load i64, ptr %active.p, align 8
-  %serial.p = getelementptr i64, ptr %program, i64 {ProgramHeader.SERIAL}
-  %serial = load i64, ptr %serial.p, align 8
-  %is.serial = icmp ne i64 %serial, 0
+  %is.alone = icmp ne i64 %alone, 0
   %one.worker = icmp eq i64 %active, 1
-  %alone = or i1 %is.serial, %one.worker
-  br i1 %alone, label %single, label %many
+  %by.one = or i1 %is.alone, %one.worker
+  br i1 %by.one, label %single, label %many
 single:
   call void @max_walk(ptr %pool, i64 0, i64 1)
   br label %done

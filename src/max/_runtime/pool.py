@@ -41,7 +41,9 @@ IDLE_SPINS, RUN_SPINS = 2000, 20_000
 YIELD_EVERY = 64  # pauses, a power of two: a waiting worker must not keep another off its core
 _JOIN_SECONDS = 5.0
 
-_RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
+)
 _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _STOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _RESTORE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
@@ -138,12 +140,13 @@ class Pool:
                 with self._buffers_lock:
                     self._place_buffers()
 
-    def run(self, program: int, values: int) -> int:
+    def run(self, program: int, values: int, alone: bool = False) -> int:
         """Runs a program with all workers; the caller is worker 0.
 
         Args:
             program: Address of a program as :mod:`max._runtime.program` lays it out.
             values: Address of its values.
+            alone: Whether the caller is the only worker: the others are not woken.
 
         Returns:
             The error state. The caller holds :attr:`lock`, which also guards the error record.
@@ -151,11 +154,11 @@ class Pool:
         Raises:
             RuntimeError: A signal handler called it inside a run.
         """
-        if len(self._threads) != self.num_threads - 1:
+        if not alone and len(self._threads) != self.num_threads - 1:
             self._start()
         if not interrupts.awake:
             interrupts.wake()
-        state = self._native.run(self._address, program, values)
+        state = self._native.run(self._address, program, values, alone)
         if state == ErrorState.NESTED:
             raise RuntimeError(_NESTED)
         return state

@@ -176,6 +176,7 @@ class Executor:
         self.runs = 0
         _check(program)
         launches = program.launches
+        self._serial = all(isinstance(launch, Jump) or launch.serial for launch in launches)
         self._counters = platform.allocate(
             sum(launch.phases for launch in launches) * COUNTER_BYTES
         )
@@ -202,9 +203,6 @@ class Executor:
         code[ProgramHeader.COUNTERS] = self._counters.ctypes.data
         code[ProgramHeader.COUNTER_BYTES] = self._counters.size
         code[ProgramHeader.PROFILE] = 0 if self._profile is None else self._profile.ctypes.data
-        code[ProgramHeader.SERIAL] = all(
-            isinstance(launch, Jump) or launch.serial for launch in launches
-        )
         rows = code[ProgramHeader.END :].reshape(-1, Instruction.END)
         slots, counters = self._slots.ctypes.data, self._counters.ctypes.data
         for index, (row, launch) in enumerate(zip(rows, launches, strict=False)):
@@ -243,12 +241,13 @@ class Executor:
         """Ticks per second of the times in `ticks` and `events`."""
         return self.pool.clock_hz
 
-    def run(self, values: np.ndarray) -> None:
+    def run(self, values: np.ndarray, alone: bool = False) -> None:
         """Runs the program once.
 
         Args:
             values: int64 ``[program.num_values]``; the first element is 0. Kernels may write to it if the program
                 passes its address.
+            alone: Whether the calling thread is the only worker, as always where all launches are serial.
 
         Raises:
             KernelRunError: A kernel raised; what the program writes is then undefined, the pool is
@@ -267,7 +266,7 @@ class Executor:
         if self.program.num_values and values[0] != 0:
             raise ValueError(f"run: values[0] is {values[0]}; it stands for the constant 0")
         with self.pool.lock:
-            record = self._run(values.ctypes.data)
+            record = self._run(values.ctypes.data, alone)
         if record is not None:
             raise self._error(record)
 
@@ -276,6 +275,7 @@ class Executor:
         bases: npt.NDArray[np.int64],
         index: npt.NDArray[np.intp],
         offsets: npt.NDArray[np.int64],
+        alone: bool = False,
     ) -> None:
         """Runs the program once with the values ``bases[index] + offsets``, of which the first is 0.
 
@@ -283,6 +283,7 @@ class Executor:
             bases: Addresses.
             index: The index of each value's base; not checked.
             offsets: The offset that is added to each base.
+            alone: As for `run`.
 
         Raises:
             KernelRunError: See `run`.
@@ -291,13 +292,13 @@ class Executor:
             # the method takes a sixth of the function's time
             bases.take(index, out=self._values, mode="clip")
             np.add(self._values, offsets, self._values)  # by position: keywords take longer
-            record = self._run(self._values_address)
+            record = self._run(self._values_address, alone)
         if record is not None:
             raise self._error(record)
 
-    def _run(self, values: int) -> npt.NDArray[np.int64] | None:
+    def _run(self, values: int, alone: bool) -> npt.NDArray[np.int64] | None:
         """Runs with the values at an address, the pool's lock held; returns the error record of a failed run."""
-        failed = self.pool.run(self._address, values)
+        failed = self.pool.run(self._address, values, alone or self._serial)
         self.runs += 1
         if not failed:
             return None

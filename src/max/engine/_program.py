@@ -32,6 +32,7 @@ from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver._memory import copy_between
 from max.dtype import DType
 from max.engine._outputs import trim_all
+from max.engine._small_work import small_work
 
 if TYPE_CHECKING:
     from max._interpreter import printing
@@ -125,6 +126,7 @@ class Instance:
         output_shapes: The shapes of the outputs in `ProgramCode.outputs`, in their order.
         symbols: The sizes.
         holes: The offsets of the arena's guard pages.
+        alone: Whether there is too little work to share: the calling thread runs the program alone.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -132,6 +134,7 @@ class Instance:
     output_shapes: tuple[tuple[int, ...], ...]
     symbols: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,7 @@ class LinkedProgram:
         self._sizes = size_function(sizes, compiled.symbols)
         sides = [side for check in code.checks for side in (check.actual, check.required)]
         self._sides = size_function(sides, compiled.symbols)
+        self._small = small_work(code, compiled.symbols)
         self._instances: dict[tuple[int, ...], Instance] = {}
         self._symbols = compiled.symbols
         self._watchers = 0
@@ -299,7 +303,12 @@ class LinkedProgram:
             if value.block >= 0:
                 offsets[index] += starts[value.block]
         return Instance(
-            np.array(offsets, np.int64), ends[code.segment], shapes, symbols, tuple(holes)
+            np.array(offsets, np.int64),
+            ends[code.segment],
+            shapes,
+            symbols,
+            tuple(holes),
+            self._small(symbols + unknown),
         )
 
     def run(self, instance: Instance, bases: npt.NDArray[np.int64]) -> None:
@@ -313,10 +322,10 @@ class LinkedProgram:
             KernelRunError: A kernel raised.
         """
         if not self._watchers:
-            self.executor.run_at(bases, self.bases, instance.offsets)
+            self.executor.run_at(bases, self.bases, instance.offsets, instance.alone)
             return
         start = time.perf_counter_ns()
-        self.executor.run_at(bases, self.bases, instance.offsets)
+        self.executor.run_at(bases, self.bases, instance.offsets, instance.alone)
         spent = time.perf_counter_ns() - start
         with self._watch_lock:
             self._watched_ns += spent

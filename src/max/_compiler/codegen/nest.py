@@ -12,6 +12,7 @@ A value that does not vary along the innermost loop is computed before it, as a 
 
 from __future__ import annotations
 
+from max._compiler.code import REGION_CHUNK
 from max._compiler.codegen.axes import (
     column_axis,
     move_axis,
@@ -42,8 +43,6 @@ LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
 """Functions with long dependency chains: their latency limits a loop, not their throughput."""
 CHUNKS = 8
 """The most chunks per worker: enough to balance the load if the system slows one worker down."""
-CHUNK = 16384
-"""The fewest elements of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -381,7 +380,7 @@ class _NestWriter:
                 work *= max(size, 1)
             else:
                 texts.append(self.dim_text[axis])
-        least = max(CHUNK // work, 1)
+        least = max(REGION_CHUNK // work, 1)
         return f"k.max({least} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(least)
 
     def finish_text(self, parallel: bool) -> NestText:

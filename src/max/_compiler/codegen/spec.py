@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 
 from max._compiler.layout import contiguous_strides
-from max._compiler.sizes import Sizes
+from max._compiler.sizes import Size, Sizes, product
 from max._dataclass import dataclass
 from max.dtype import DType
 
@@ -126,14 +126,9 @@ class RegionSpec:
         object.__setattr__(self, "results", tuple(results))
 
     @property
-    def size(self) -> int | None:
-        """The number of points of the iteration space, or None if it is symbolic."""
-        total = 1
-        for dim in self.dims:
-            if not isinstance(dim, int):
-                return None
-            total *= dim
-        return total
+    def size(self) -> Size:
+        """The number of points of the iteration space."""
+        return product(self.dims)
 
 
 @dataclass(frozen=True)
