@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ from max._config import flags
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import report
 from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.store import local
 from max.pipelines.store import pull as pulling
 from max.pipelines.store.local import ModelStore, checked_name
 from max.pipelines.store.pull import pull, verify
@@ -243,3 +245,63 @@ def test_the_commands(tmp_path, folder, capfd):
     assert (here["path"], here["family"]) == (str(folder), "llama")
     assert max_("rm", "lab/tiny").startswith("deleted lab/tiny")
     assert "lab/tiny" not in max_("ls")
+
+
+def test_a_model_that_is_deleted_while_models_are_listed(store, folder, monkeypatch):
+    for name in ("one", "two"):
+        pull(open_source(str(folder)), store, name)
+    is_model_folder = local.is_model_folder
+
+    def then_deleted(path: Path) -> bool:
+        found = is_model_folder(path)
+        if path.name == "one":
+            shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(local, "is_model_folder", then_deleted)
+    assert [model.name for model in store.models()] == ["two"]
+    assert local._modified(store.root / "one") == 0
+
+
+def test_a_file_that_is_deleted_while_models_are_listed(store, folder, monkeypatch):
+    pull(open_source(str(folder)), store, "one")
+    is_file = Path.is_file
+
+    def then_deleted(path: Path) -> bool:
+        found = is_file(path)
+        if path.name == "config.json" and not hasattr(then_deleted, "done"):
+            then_deleted.done = True  # of the file's own look, which comes before that at its size
+            return found
+        if path.name == "config.json" and found:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", then_deleted)
+    assert store.models() == []
+
+
+def test_a_pull_beside_a_deletion_in_the_same_folder(store, folder, monkeypatch):
+    """The folder around both goes with the other model, in the moment before this one comes."""
+    mkdir, gone = Path.mkdir, []
+
+    def then_removed(path: Path, *arguments, **more) -> None:
+        mkdir(path, *arguments, **more)
+        if path == store.root / "lab" and not gone:
+            gone.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", then_removed)
+    model = pull(open_source(str(folder)), store, "lab/one")
+    assert gone and model.path == store.root / "lab" / "one" and verify(model) == []
+    shutil.rmtree(store.root / ".partial", ignore_errors=True)
+    with pytest.raises(FileNotFoundError):
+        pulling._move(store.root / ".partial" / "x", store.root / "y")
+
+
+def test_a_model_beside_others_is_deleted_alone(store, folder):
+    for name in ("lab/one", "lab/two"):
+        pull(open_source(str(folder)), store, name)
+    store.remove("lab/one")
+    assert [model.name for model in store.models()] == ["lab/two"]
+    store.remove("lab/two")
+    assert not (store.root / "lab").exists()

@@ -400,7 +400,7 @@ def serve_in_child(folder: Path, end: Connection) -> None:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -579,6 +579,41 @@ def test_an_engine_that_never_idles_keeps_what_it_reads(tmp_path: Path, monkeypa
     here.send(Shutdown())
     while not isinstance(here.receive(), EngineStopped):
         pass
+    engine.join(60)
+
+
+def test_an_engine_that_idles_while_a_write_is_open_keeps_the_rest_after_it(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(service, "KEEP_DELAY_S", 0.01)
+    goes_on, looks = threading.Event(), threading.Semaphore(0)
+    run_write, is_open_of = PrefixWrite.run, PrefixKeeper.writes.fget
+    assert is_open_of is not None
+
+    def gated(write: PrefixWrite, go_on: Callable[[int], bool]) -> None:
+        run_write(write, go_on)
+        assert goes_on.wait(60)
+
+    def counted(keeper: PrefixKeeper) -> bool:
+        is_open = is_open_of(keeper)
+        if is_open:
+            looks.release()
+        return is_open
+
+    monkeypatch.setattr(PrefixWrite, "run", gated)
+    monkeypatch.setattr(PrefixKeeper, "writes", property(counted))
+    pipeline = pipeline_of(tmp_path)
+    here, there = (ConnectionChannel(end) for end in multiprocessing.get_context("spawn").Pipe())
+    engine = threading.Thread(target=serve, args=(pipeline, limits_of(pipeline), there))
+    engine.start()
+    assert isinstance(here.receive(), EngineReady)
+    ask(here, PROMPTS[:1])
+    wait_until(lambda: len(list(tmp_path.glob("*.prefixes"))) == 1)
+    ask(here, PROMPTS[1:2])
+    assert looks.acquire(timeout=60), "the engine idles, and the first write is open"
+    goes_on.set()
+    wait_until(lambda: len(list(tmp_path.glob("*.prefixes"))) == 2)
+    here.send(Shutdown())
     engine.join(60)
 
 

@@ -88,11 +88,11 @@ class RunningServer:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(60)
+            return self.process.wait(300)
         finally:
             if self.process.poll() is None:
                 self.process.kill()
-            self._reader.join(10)
+            self._reader.join(60)
             assert self.process.stdout is not None
             self.process.stdout.close()
 
@@ -124,7 +124,7 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
 @pytest.fixture
 def http(server: RunningServer) -> Iterator[httpx.Client]:
     """A plain client of that server."""
-    with httpx.Client(base_url=server.url, timeout=120) as client:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
         yield client
 
 
@@ -132,6 +132,6 @@ def http(server: RunningServer) -> Iterator[httpx.Client]:
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     """OpenAI's client of that server."""
     with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300
     ) as client:
         yield client

@@ -13,7 +13,8 @@ import httpx
 from max.serve.http.app import build_app
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
-from max.serve.pool import ModelPool, PoolLimits
+from max.serve.pool import ModelPool
+from max.serve.pool_entry import PoolLimits
 from max.serve.settings import ServerSettings
 from tests.serve.conftest import RunningServer
 

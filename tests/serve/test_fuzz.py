@@ -274,15 +274,22 @@ def test_fields_and_routes_that_do_not_exist(http: httpx.Client) -> None:
 def test_others_go_on_while_a_long_text_is_encoded(
     http: httpx.Client, server: RunningServer
 ) -> None:
-    """The GIL is free meanwhile."""
-    with httpx.Client(base_url=server.url, timeout=120) as other, ThreadPoolExecutor(1) as pool:
-        body = {"prompt": "ab " * 60_000}
+    """The GIL is free meanwhile. Else they would wait for most of the time, however often it is tried."""
+
+    def longest_wait() -> float:
+        """As a fraction of the time that the text took."""
         begin = time.monotonic()
-        encoding = pool.submit(other.post, "/tokenize", json=body)
+        encoding = pool.submit(other.post, "/tokenize", json={"prompt": "ab " * 60_000})
         waits: list[float] = []
         while not encoding.done():
             start = time.monotonic()
             assert http.get("/health").status_code == 200
             waits.append(time.monotonic() - start)
         assert encoding.result().json()["count"] >= 60_000
-        assert max(waits) < 0.5 * (time.monotonic() - begin)
+        return max(waits) / (time.monotonic() - begin)
+
+    with httpx.Client(base_url=server.url, timeout=120) as other, ThreadPoolExecutor(1) as pool:
+        shares = (longest_wait() for _ in range(9))
+        assert any(share < 0.5 for share in shares), (
+            "on a busy machine a request may wait once for other programs"
+        )

@@ -162,12 +162,9 @@ def attack(server: RunningServer, count: int) -> Counter[tuple[str, int]]:
         return sum(parts, Counter[tuple[str, int]]())
 
 
-@pytest.mark.parametrize("count", [240, pytest.param(1000, marks=pytest.mark.long)])
-def test_bad_schemas_are_400_and_others_stream_on(server: RunningServer, count: int) -> None:
-    server.wait_ready()
-    attack(server, 96)  # the pools of memory fill
+def streams_go_on(server: RunningServer, count: int) -> bool:
+    """Whether streams beside an attack take a few times as long as alone at most; all bad requests must be a 400."""
     alone = streams(server)
-    before = sizes(server)
     with ThreadPoolExecutor(1) as pool:
         attacking = pool.submit(attack, server, count)
         during = []
@@ -180,7 +177,20 @@ def test_bad_schemas_are_400_and_others_stream_on(server: RunningServer, count: 
     print(
         f"alone {mean:.2f} s, during {[f'{s:.2f}' for s, _ in during]}, waits {max(w for _, w in during):.2f}"
     )
-    assert max(seconds for seconds, _ in during) < 8 * mean + 2
-    time.sleep(0.5)
-    for (threads, rss), (threads_after, rss_after) in zip(before, sizes(server), strict=True):
-        assert threads_after <= threads + 2 and rss_after < rss + (64 << 20)
+    return max(seconds for seconds, _ in during) < 8 * mean + 2
+
+
+@pytest.mark.parametrize("count", [240, pytest.param(1000, marks=pytest.mark.long)])
+def test_bad_schemas_are_400_and_others_stream_on(server: RunningServer, count: int) -> None:
+    server.wait_ready()
+    attack(server, 96)  # the pools of memory fill
+    streams(server)
+    before = sizes(server)
+    # where other programs take the machine meanwhile it is tried again; schemas that hold up streams always do
+    assert any(streams_go_on(server, count) for _ in range(3))
+    end = time.monotonic() + 120
+    for (threads, rss), number in zip(before, range(len(before)), strict=True):
+        while (after := sizes(server)[number])[0] > threads + 2:
+            assert time.monotonic() < end, (before, after)
+            time.sleep(0.1)
+        assert after[1] < rss + (64 << 20)

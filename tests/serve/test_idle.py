@@ -37,17 +37,21 @@ def test_an_idle_server_is_not_woken(start_server) -> None:
     body = {"prompt": "import os", "max_tokens": 4}
     assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
     processes = {"server": psutil.Process(server.process.pid), "worker": server.worker}
-    # the executor looks for interrupts for a second after a run; the idle connection is closed
-    time.sleep(1.5)
-    before = {name: wakes(process) for name, process in processes.items()}
-    time.sleep(SECONDS)
-    rates = {
-        name: {
-            thread: (count - before[name].get(thread, 0)) / SECONDS
-            for thread, count in wakes(process).items()
+    rates: dict[str, dict[str, float]] = {}
+    # the executor looks for interrupts for a second after a run, longer on a busy machine; the connection is closed
+    for _ in range(9):
+        time.sleep(1.5)
+        before = {name: wakes(process) for name, process in processes.items()}
+        time.sleep(SECONDS)
+        rates = {
+            name: {
+                thread: (count - before[name].get(thread, 0)) / SECONDS
+                for thread, count in wakes(process).items()
+            }
+            for name, process in processes.items()
         }
-        for name, process in processes.items()
-    }
+        if all(sum(of_threads.values()) <= MOST_WAKES for of_threads in rates.values()):
+            break
     server.stop()
     for name, of_threads in rates.items():
         assert sum(of_threads.values()) <= MOST_WAKES, (name, of_threads)

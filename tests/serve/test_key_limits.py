@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 
 from max.serve.admission import KeyLimits
 from max.serve.batch import call
@@ -107,3 +108,63 @@ def test_keys_have_limits_of_their_own() -> None:
     asyncio.run(whole())
     first, _, second = clients
     assert first != second and "first" not in first and len(first) == 12
+
+
+@pytest.mark.parametrize("keys", [(), ("first",)])
+def test_clients_without_keys_are_told_apart_by_their_addresses(keys: tuple[str, ...]) -> None:
+    """In the order of the engine; the limits are those of keys, and all share one where there are none."""
+    clients: list[str] = []
+
+    async def app(scope, receive, send) -> None:
+        clients.append(current_request().client)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    settings = ServerSettings(api_keys=keys, key_requests_per_minute=3)
+    gate = Gate(app, settings, ServerMetrics())
+
+    async def status(client: tuple[str, int] | None) -> int:
+        async def from_there(scope, receive, send) -> None:
+            header = (b"authorization", b"Bearer first")
+            headers = [*scope["headers"], header]
+            await gate({**scope, "client": client, "headers": headers}, receive, send)
+
+        return (await call(from_there, "/v1/completions", {}))[0]
+
+    async def whole() -> None:
+        addresses = [("10.0.0.1", 9), ("10.0.0.2", 9), None, ("10.0.0.3", 9)]
+        assert [await status(each) for each in addresses] == [200, 200, 200, 429]
+
+    asyncio.run(whole())
+    if keys:
+        assert len(set(clients)) == 1 and clients[0] not in ("", "10.0.0.1")
+    else:
+        assert clients == ["10.0.0.1", "10.0.0.2", ""]
+
+
+def test_the_addresses_of_clients_behind_a_proxy_on_this_machine() -> None:
+    """As the server's configuration has it."""
+    clients: list[str] = []
+
+    async def app(scope, receive, send) -> None:
+        clients.append(current_request().client)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    config = uvicorn.Config(Gate(app, ServerSettings(), ServerMetrics()), log_config=None)
+    config.load()
+
+    async def from_there(address: str) -> None:
+        async def proxied(scope, receive, send) -> None:
+            headers = [*scope["headers"], (b"x-forwarded-for", b"10.0.0.7")]
+            scope = {**scope, "client": (address, 9), "headers": headers}
+            await config.loaded_app(scope, receive, send)
+
+        await call(proxied, "/v1/completions", {})
+
+    async def whole() -> None:
+        await from_there("127.0.0.1")
+        await from_there("10.0.0.1")
+
+    asyncio.run(whole())
+    assert clients == ["10.0.0.7", "10.0.0.1"]

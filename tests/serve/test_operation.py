@@ -16,7 +16,8 @@ from max.interfaces import GenerationStatus
 from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
 from max.serve.generation import TextSequence, _Sequence
 from max.serve.metrics import ServerMetrics
-from max.serve.pool import ModelPool, PoolLimits
+from max.serve.pool import ModelPool
+from max.serve.pool_entry import PoolLimits
 from max.serve.request_context import (
     CURRENT_REQUEST,
     RequestContext,

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError
-from max.serve.loading import load_model
-from max.serve.pool import ModelPool, ModelStatus, PoolLimits
+from max.serve.pool import ModelPool
+from max.serve.pool_entry import ModelStatus, PoolLimits
 from max.serve.request_context import CURRENT_REQUEST, RequestContext
 from max.serve.worker.client import EngineState, EngineUnavailableError
 
@@ -32,8 +29,15 @@ class Engine:
 
     async def close(self, finish: bool, timeout: float) -> None:
         self.state = EngineState.STOPPED
-        await asyncio.sleep(0.01)
+        await self.machine.stops.setdefault(self.name, _open_gate()).wait()
+        await asyncio.sleep(0.001)
         self.machine.loaded.remove(self.name)
+
+
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
 
 
 class Machine:
@@ -42,9 +46,14 @@ class Machine:
     def __init__(self, memory: int = 10**6) -> None:
         self.memory, self.loaded, self.most = memory, list[str](), 0
         self.loads: list[str] = []
-        self.goes_on = asyncio.Event()
+        self.broken = {"broken"}
+        self.goes_on = _open_gate()
         """Cleared: loads wait."""
-        self.goes_on.set()
+        self.stops: dict[str, asyncio.Event] = {}
+        """Cleared: the worker of the model of that name waits before it ends."""
+        self.files = {
+            name: StoredModel(name, Path(name), "folder", size, 0) for name, size in SIZES.items()
+        }
 
     def free(self) -> int:
         return self.memory - sum(SIZES[name] for name in self.loaded)
@@ -53,7 +62,7 @@ class Machine:
         self.loads.append(stored.name)
         await self.goes_on.wait()
         await asyncio.sleep(0.001)
-        if stored.name == "broken":
+        if stored.name in self.broken:
             raise ModelFilesError("the file is cut off", "Pull it again.")
         self.loaded.append(stored.name)
         self.most = max(self.most, len(self.loaded))
@@ -62,32 +71,32 @@ class Machine:
         return SimpleNamespace(name=stored.name, engine=Engine(self, stored.name), config=config)
 
 
-def stored() -> dict[str, StoredModel]:
-    return {name: StoredModel(name, Path(name), "folder", size, 0) for name, size in SIZES.items()}
-
-
 def run(test: Callable[[ModelPool, Machine], Awaitable[None]], memory=10**6, **limits) -> Machine:
     machine = Machine(memory)
 
     async def whole() -> None:
-        pool = ModelPool(stored, machine.load, PoolLimits(**limits), machine.free)
-        async with asyncio.timeout(30):
+        pool = ModelPool(
+            lambda: dict(machine.files), machine.load, PoolLimits(**limits), machine.free
+        )
+        async with asyncio.timeout(120):
             await test(pool, machine)
-        await pool.close()
+            await pool.close()
         assert machine.loaded == []
 
     asyncio.run(whole())
     return machine
 
 
-async def request(pool: ModelPool, name: str | None, seconds: float = 0, **options) -> str:
-    """Holds a model for a time, like a request."""
+async def request(
+    pool: ModelPool, name: str | None, ends: asyncio.Event | float = 0, **options
+) -> str:
+    """Holds a model for a time or until an event, like a request."""
     context = RequestContext()
     token = CURRENT_REQUEST.set(context)
     try:
         model = await pool.use(name, **options)
         assert model.engine.state is EngineState.READY
-        await asyncio.sleep(seconds)
+        await (asyncio.sleep(ends) if isinstance(ends, (int, float)) else ends.wait())
         assert model.engine.state is EngineState.READY
         return model.name
     finally:
@@ -112,11 +121,13 @@ def test_requests_at_once_load_a_model_once() -> None:
 
 def test_an_idle_model_leaves_and_comes_back() -> None:
     async def test(pool, machine) -> None:
-        busy = asyncio.ensure_future(request(pool, "a", 0.2))
+        ends = asyncio.Event()
+        busy = asyncio.ensure_future(request(pool, "a", ends))
         await until(lambda: machine.loaded)
         await request(pool, "a")
         await asyncio.sleep(0.1)
         assert machine.loaded == ["a"], "a request still holds it"
+        ends.set()
         await busy
         await until(lambda: not machine.loaded)
         await request(pool, "a", keep_alive=-1)
@@ -135,9 +146,11 @@ def test_unload() -> None:
         assert machine.loaded == []
         with pytest.raises(ApiError, match="not loaded"):
             await pool.unload("a")
-        busy = asyncio.ensure_future(request(pool, "a", 0.05))
+        ends = asyncio.Event()
+        busy = asyncio.ensure_future(request(pool, "a", ends))
         await until(lambda: machine.loaded)
         assert (await pool.unload("a")).status is ModelStatus.LOADED
+        ends.set()
         assert await busy == "a"
         await until(lambda: not machine.loaded)
 
@@ -183,10 +196,15 @@ def test_a_request_comes_in_the_moment_in_which_an_idle_model_expires() -> None:
 
 def test_a_model_loads_after_those_that_stop_have_given_back_their_memory() -> None:
     async def test(pool, machine) -> None:
+        machine.stops = {"a": asyncio.Event(), "b": asyncio.Event()}
         await asyncio.gather(request(pool, "a", keep_alive=0), request(pool, "b", keep_alive=0))
         await until(lambda: not pool.loaded())
         assert len(machine.loaded) == 2, "both stop"
-        await request(pool, "c")  # 300 of 400, which the machine checks
+        last = asyncio.ensure_future(request(pool, "c"))  # 300 of 400, which the machine checks
+        await until(lambda: pool._one_load.locked())
+        for stop in machine.stops.values():
+            stop.set()
+        await last
 
     run(test, memory=400)
 
@@ -194,9 +212,12 @@ def test_a_model_loads_after_those_that_stop_have_given_back_their_memory() -> N
 def test_the_model_whose_unload_is_cancelled_stops() -> None:
     async def test(pool, machine) -> None:
         await request(pool, "a")
+        machine.stops["a"] = asyncio.Event()
         unloading = asyncio.ensure_future(pool.unload("a"))
-        await asyncio.sleep(0.002)
+        await until(lambda: not pool.loaded())
         unloading.cancel()
+        await asyncio.gather(unloading, return_exceptions=True)
+        machine.stops["a"].set()
         await until(lambda: not machine.loaded)
 
     run(test)
@@ -204,15 +225,21 @@ def test_the_model_whose_unload_is_cancelled_stops() -> None:
 
 def test_a_model_that_is_deleted_gets_a_request_while_it_stops() -> None:
     async def test(pool, machine) -> None:
+        removed: list[str] = []
+        ends = asyncio.Event()
         await request(pool, "a")
-        deleting = asyncio.ensure_future(pool.forget("a"))
-        await asyncio.sleep(0.002)
-        late = asyncio.ensure_future(request(pool, "a", 0.03))
+        machine.stops["a"] = asyncio.Event()
+        deleting = asyncio.ensure_future(pool.delete("a", lambda: removed.append("a")))
+        await until(lambda: not pool.loaded())
+        late = asyncio.ensure_future(request(pool, "a", ends))
+        await until(lambda: (pool._entries["a"]).users)
+        machine.stops["a"].set()
         with pytest.raises(ApiError, match="open requests"):
             await deleting
-        assert await late == "a"
-        await pool.forget("a")
-        assert machine.loaded == []
+        ends.set()
+        assert await late == "a" and not removed
+        await pool.delete("a", lambda: removed.append("a"))
+        assert machine.loaded == [] and removed == ["a"]
 
     run(test)
 
@@ -232,28 +259,6 @@ def test_a_stop_while_a_model_loads() -> None:
     assert run(test).loads == ["a"]
 
 
-def test_a_stop_while_a_worker_starts() -> None:
-    """The worker is ended too: the end of the server would else wait for it."""
-    starts, killed = threading.Event(), threading.Event()
-
-    def start(settings: object) -> SimpleNamespace:
-        starts.set()
-        time.sleep(0.05)
-        return SimpleNamespace(kill=killed.set)
-
-    async def whole() -> None:
-        settings: Any = SimpleNamespace()
-        starter: Any = start
-        loading = asyncio.ensure_future(load_model("a", settings, settings, starter))
-        await asyncio.to_thread(starts.wait)
-        loading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await loading
-        assert killed.is_set()
-
-    asyncio.run(whole())
-
-
 def test_the_model_that_was_idle_longest_makes_room() -> None:
     async def test(pool, machine) -> None:
         for name in ("a", "b", "a", "c"):
@@ -266,9 +271,13 @@ def test_the_model_that_was_idle_longest_makes_room() -> None:
 def test_memory_makes_room_and_busy_models_are_waited_for() -> None:
     async def test(pool, machine) -> None:
         await request(pool, "a")
-        busy = asyncio.ensure_future(request(pool, "b", 0.05))
+        ends = asyncio.Event()
+        busy = asyncio.ensure_future(request(pool, "b", ends))
         await until(lambda: "b" in machine.loaded)
-        assert await request(pool, "c") == "c"  # 1.25 times 300 of 400
+        late = asyncio.ensure_future(request(pool, "c"))  # 1.25 times 300 of 400
+        await until(lambda: machine.loaded == ["b"])
+        ends.set()
+        assert await late == "c"
         assert busy.done() and machine.loaded == ["c"]
 
     run(test, memory=400)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -184,13 +185,18 @@ def test_what_never_comes(address, parts, status) -> None:
 def test_a_slow_body_that_goes_on(address) -> None:
     text = post()
     parts = [text[:-20], *(BODY[-20 + i : -19 + i or None] for i in range(20))]
-    begin = time.monotonic()
-    with closing(socket.create_connection(address, timeout=30)) as connection:
-        for part in parts:
-            connection.sendall(part)
-            time.sleep(0.08)
-        assert connection.recv(100).startswith(b"HTTP/1.1 200")
-    assert time.monotonic() - begin > 1.2
+    for _ in range(20):
+        times = [time.monotonic()]
+        with closing(socket.create_connection(address, timeout=30)) as connection:
+            for part in parts:
+                connection.sendall(part)
+                times.append(time.monotonic())
+                time.sleep(0.08)
+            answer = connection.recv(100)
+        # on a busy machine this test itself may be late with a part
+        if max(b - a for a, b in pairwise(times)) < 0.5:
+            break
+    assert answer.startswith(b"HTTP/1.1 200") and time.monotonic() - times[0] > 1.2
 
 
 def test_an_answer_under_way_is_not_cut(address) -> None:

@@ -21,10 +21,12 @@ ASK = {
 
 
 @pytest.fixture(scope="module")
-def router(
-    start_server: Callable[..., RunningServer], tmp_path_factory: pytest.TempPathFactory
-) -> RunningServer:
-    folder = tmp_path_factory.mktemp("models")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def router(start_server: Callable[..., RunningServer], folder: Path) -> RunningServer:
     shutil.copytree(TINY, folder / "tiny")
     shutil.copytree(TINY, folder / "lab" / "other")
     broken = Path(shutil.copytree(TINY, folder / "broken"))
@@ -98,12 +100,35 @@ def test_load_unload_and_keep_alive(router: RunningServer, web: httpx.Client) ->
     assert web.post("/api/chat", json={**body, "keep_alive": "1h"}).json()["done_reason"] == "load"
     (running,) = web.get("/api/ps").json()["models"]
     assert running["name"] == "tiny" and running["expires_at"] < "9999"
+    # a time beyond all dates
+    for keep_alive in (10**30, f"{'9' * 500}h"):
+        assert web.post("/api/chat", json={**body, "keep_alive": keep_alive}).status_code == 200
+        (running,) = web.get("/api/ps").json()["models"]
+        assert "2100" < running["expires_at"] < "2200"
     assert {each["name"] for each in web.get("/api/tags").json()["models"]} >= {"tiny", "lab/other"}
     bad = web.post("/api/chat", json={**body, "keep_alive": "soon"})
     assert bad.status_code == 400 and "keep_alive" in bad.json()["error"]
     assert web.post("/api/chat", json={**body, "keep_alive": 0}).json()["done_reason"] == "unload"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while router.workers:
         assert time.monotonic() < end
         time.sleep(0.05)
     assert web.get("/api/ps").json()["models"] == []
+
+
+def test_a_loaded_model_whose_files_are_deleted(
+    router: RunningServer, web: httpx.Client, folder: Path
+) -> None:
+    """It serves until it is unloaded; then there is none."""
+    shutil.copytree(TINY, folder / "short-lived")
+    assert web.post("/models/load", json={"model": "short-lived"}).status_code == 200
+    shutil.rmtree(folder / "short-lived")
+    assert "Oslo" in answer(web, "short-lived")
+    (running,) = web.get("/api/ps").json()["models"]
+    assert running["name"] == "short-lived" and running["size"] > 0
+    shown = web.post("/api/show", json={"model": "short-lived"})
+    assert shown.status_code == 200 and shown.json()["template"]
+    assert web.get("/v1/models/short-lived").json()["status"]["value"] == "loaded"
+    assert web.post("/models/unload", json={"model": "short-lived"}).status_code == 200
+    gone = web.post("/v1/chat/completions", json={**ASK, "model": "short-lived"})
+    assert gone.status_code == 404 and gone.json()["error"]["code"] == "model_not_found"

@@ -89,9 +89,9 @@ def test_an_idle_engine_makes_the_vocabulary_of_grammars_before_a_request_needs_
     here, there = map(ConnectionChannel, multiprocessing.Pipe())
     thread = threading.Thread(target=serve, args=(pipeline, limits_of(pipeline), there))
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not made and time.monotonic() < deadline:
         time.sleep(0.01)
     here.send(Shutdown())
-    thread.join(20)
+    thread.join(120)
     assert made == [ends] and ends

@@ -138,7 +138,7 @@ def test_prefixes_outlive_the_server(start_server, tmp_path: Path) -> None:
         with httpx.Client(base_url=server.url, timeout=120, headers=headers) as client:
             body = {"prompt": [9] * 99, "max_tokens": 8, "temperature": 0}
             texts.append(client.post("/v1/completions", json=body).json()["choices"][0]["text"])
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             # the worker reports its counts now and then
             while not re.search(
                 r'maxserve_step_time_milliseconds_count{kind="prompt"} [1-9]',

@@ -131,15 +131,15 @@ def test_a_missing_package_is_an_error(monkeypatch) -> None:
 
 def test_an_endpoint_that_is_no_url_is_refused(start_server: Callable[..., RunningServer]) -> None:
     server = start_server("--model", str(TINY), "--otlp-endpoint", "collector:4318")
-    assert server.process.wait(120) == 2
-    server._reader.join(10)
+    assert server.process.wait(300) == 2
+    server._reader.join(60)
     assert "--otlp-endpoint is 'collector:4318'" in server.output
 
 
 def test_steps_and_queue_times_are_in_the_metrics(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 8, "ignore_eos": True})
     assert answer.status_code == 200
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while True:  # the worker reports now and then
         lines = [
             line for line in http.get("/metrics").text.splitlines() if not line.startswith("#")

@@ -11,11 +11,13 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from max.pipelines.core.text import json_value
 from max.serve.http.app import build_app
 from max.serve.http.state import ServerState
 from max.serve.loading import load_model
 from max.serve.metrics import ServerMetrics
-from max.serve.pool import ModelPool, PoolLimits
+from max.serve.pool import ModelPool
+from max.serve.pool_entry import PoolLimits
 from max.serve.settings import ServerSettings, WorkerSettings
 from max.serve.worker.process import WorkerProcess
 
@@ -63,8 +65,8 @@ def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = json_value(line)
+        except ValueError as error:
             raise BatchLineError(f"line {number} is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise BatchLineError(f"line {number} is no object")

@@ -12,7 +12,7 @@ from max.serve.model import ServedModel
 from max.serve.settings import ServerSettings, WorkerSettings
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
-from max.serve.worker.event_reader import Worker
+from max.serve.worker.event_reader import Worker, start_in_thread
 
 
 async def load_model(
@@ -35,16 +35,11 @@ async def load_model(
         UserError: It cannot be loaded, for a reason that the user can correct.
         RuntimeError: It cannot be loaded.
     """
-    first = worker
-    if first is None:
-        starting = asyncio.ensure_future(asyncio.to_thread(start_worker, worker_settings))
-        try:
-            first = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # nobody else knows of it, and the end of this process would wait for it
-            (await starting).kill()
-            raise
-    engine = EngineClient(lambda: start_worker(worker_settings), first)
+
+    def start() -> Worker:
+        return start_worker(worker_settings)
+
+    engine = EngineClient(start, worker or await start_in_thread(start))
     engine.start()
     try:
         # the worker loads the weights meanwhile

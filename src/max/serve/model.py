@@ -56,6 +56,10 @@ class ServedModel:
         self.name, self.config, self.engine, self.admission = name, config, engine, admission
         self.tokenizer, self.tool_parser = tokenizer, tool_parser
         self.created = int(time.time())
+        # its files may be deleted while it is loaded: what later requests need of them is read now
+        self.size = config.model_config.weights_size()
+        """The bytes of its weights."""
+        _ = self.template, config.model_config.sampling_params_defaults
         self.encodes = False
         """Whether it makes vectors and scores of texts; else it generates text."""
 

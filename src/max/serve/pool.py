@@ -6,16 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
 
 from max._host import available_memory
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError, model_not_found
 from max.serve.model import ServedModel
+from max.serve.pool_entry import ModelStatus, PoolEntry, PoolLimits
 from max.serve.request_context import current_request
-from max.serve.worker.client import EngineState, EngineUnavailableError
+from max.serve.worker.client import EngineUnavailableError
 
 logger = logging.getLogger("max.serve")
 
@@ -23,70 +22,6 @@ SAVE_S = 60.0
 """The longest time in which a worker that stops writes its cached prefixes."""
 _HEADROOM = 1.25
 """Memory that a model needs, as a multiple of its files: weights, packed copies, a small KV cache."""
-
-
-class ModelStatus(Enum):
-    """The state of a model of a pool; the values are those of llama.cpp's router."""
-
-    UNLOADED = "unloaded"
-    """No process has it."""
-    LOADING = "loading"
-    """A worker loads it."""
-    LOADED = "loaded"
-    """Requests run."""
-    FAILED = "failed"
-    """The last attempt to load it failed; the next request tries again."""
-
-
-@dataclass(frozen=True)
-class PoolLimits:
-    """How many models are loaded, and for how long.
-
-    Args:
-        max_models: The most that are loaded at once.
-        idle_timeout_s: A model without requests is unloaded after this time; negative: never.
-    """
-
-    max_models: int = 4
-    idle_timeout_s: float = 300.0
-
-
-@dataclass
-class PoolEntry:
-    """A model of a pool.
-
-    Args:
-        name: Its name.
-        stored: Its files; None for the model that the server was started with.
-        model: The loaded model.
-        pinned: Whether it stays loaded.
-        users: Requests that hold it.
-        used_at: When the last of them ended, by the monotonic clock.
-        keep_alive: Seconds that it stays after its last request; None: the pool's timeout.
-        error: Why the last attempt to load it failed.
-    """
-
-    name: str
-    stored: StoredModel | None = None
-    model: ServedModel | None = None
-    pinned: bool = False
-    users: int = 0
-    used_at: float = 0.0
-    keep_alive: float | None = None
-    error: str = ""
-    loading: asyncio.Task[None] | None = field(default=None, repr=False)
-    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
-    stopping: asyncio.Task[None] | None = field(default=None, repr=False)
-    """Stops the worker that it had; until it ends, the worker holds its memory."""
-
-    @property
-    def status(self) -> ModelStatus:
-        """Its state."""
-        if self.loading is not None:
-            return ModelStatus.LOADING
-        if self.model is not None and self.model.engine.state is not EngineState.STOPPED:
-            return ModelStatus.LOADED
-        return ModelStatus.FAILED if self.error else ModelStatus.UNLOADED
 
 
 class ModelPool:
@@ -113,6 +48,9 @@ class ModelPool:
         self._free_memory = free_memory
         self._entries: dict[str, PoolEntry] = {}
         self._one_load = asyncio.Lock()
+        self._files = (
+            asyncio.Lock()
+        )  # is held while the catalog is read, and while files are deleted
         self._released = asyncio.Event()
         self._closed = False
         self.loads = 0
@@ -159,13 +97,26 @@ class ModelPool:
         Raises:
             ApiError: Status 404: there is none; near names are given.
         """
-        for attempt in range(2):
-            for each in (name, name.removesuffix(":latest")):
-                if each in self._entries:
-                    return self._entries[each]
-            if attempt == 0:
-                await self._scan()
+        names = (name, name.removesuffix(":latest"))
+        for each in names:
+            if (entry := self._entries.get(each)) is not None and entry.in_memory:
+                return entry
+        await self._scan()  # its files may have come or gone
+        for each in names:
+            if each in self._entries:
+                return self._entries[each]
         raise model_not_found(name, sorted(self._entries))
+
+    def is_ready(self, name: str | None) -> bool:
+        """Whether :meth:`use` returns at once.
+
+        Args:
+            name: The name; None: the default.
+        """
+        if name is None:
+            return any(entry.pinned for entry in self._entries.values())
+        entry = self._entries.get(name)
+        return entry is not None and (entry.pinned or entry.status is ModelStatus.LOADED)
 
     async def use(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
         """The model of a request, loaded where it is not; it stays loaded until the request ends.
@@ -182,9 +133,7 @@ class ModelPool:
         if keep_alive is not None:
             entry.keep_alive = keep_alive
         entry.users += 1
-        if entry.timer is not None:
-            entry.timer.cancel()
-            entry.timer = None
+        entry.stop_timer()
         try:
             model = await self._ensure_loaded(entry)
         except BaseException:
@@ -223,30 +172,40 @@ class ModelPool:
             await self._unload(entry)
         return entry
 
-    async def forget(self, name: str) -> None:
-        """Unloads a model whose files are to be deleted; nothing happens where there is none.
+    async def delete(self, name: str, remove: Callable[[], object]) -> None:
+        """Unloads a model, and deletes its files; no request gets it meanwhile.
 
         Args:
             name: Its name.
+            remove: Deletes the files; called in a thread.
 
         Raises:
             ApiError: It has open requests, or must stay loaded.
+            Exception: ``remove`` raises it.
         """
-        entry = self._entries.get(name)
-        if entry is None:
-            return
-        while True:  # requests may come while its worker stops
+        while True:  # requests may come while its worker stops, and while another deletion runs
+            await self._unload_unused(name)
+            async with self._files:
+                entry = self._entries.get(name)
+                if entry is not None and (entry.users or entry.in_memory):
+                    continue
+                self._entries.pop(name, None)
+                await asyncio.to_thread(remove)
+                return
+
+    async def _unload_unused(self, name: str) -> None:
+        while (entry := self._entries.get(name)) is not None:
             if entry.pinned or entry.users or entry.loading is not None:
                 raise ApiError(f"{name!r} has open requests", status=409, param="model")
-            if entry.model is None and entry.stopping is None:
-                break
+            if not entry.in_memory:
+                return
             await self._unload(entry)
-        self._entries.pop(name, None)
 
     async def close(self) -> None:
         """Unloads all models; open requests end with an error, and so do those that wait for a model."""
         self._closed = True
         for entry in self._entries.values():
+            entry.stop_timer()
             if entry.loading is not None:
                 entry.loading.cancel()
         pending = [entry.loading for entry in self._entries.values() if entry.loading is not None]
@@ -268,14 +227,14 @@ class ModelPool:
         raise ApiError(f"model is missing; the models are {names}", param="model")
 
     async def _scan(self) -> None:
-        catalog = await asyncio.to_thread(self._catalog)
-        for name, stored in catalog.items():
-            self._entries.setdefault(name, PoolEntry(name, stored)).stored = stored
-        for name in [name for name in self._entries if name not in catalog]:
-            entry = self._entries[name]
-            loaded = entry.status is ModelStatus.LOADED or entry.stopping is not None
-            if not entry.pinned and not entry.users and not loaded:
-                del self._entries[name]
+        async with self._files:  # a catalog that was read before another change would undo it
+            catalog = await asyncio.to_thread(self._catalog)
+            for name, stored in catalog.items():
+                self._entries.setdefault(name, PoolEntry(name, stored)).stored = stored
+            for name in [name for name in self._entries if name not in catalog]:
+                entry = self._entries[name]
+                if not entry.users and not entry.in_memory:
+                    del self._entries[name]
 
     async def _ensure_loaded(self, entry: PoolEntry) -> ServedModel:
         while entry.status is not ModelStatus.LOADED or entry.model is None:
@@ -307,7 +266,8 @@ class ModelPool:
                     await self._unload(entry)
                 if entry.stopping is not None:  # two workers would need twice the memory
                     await asyncio.wait({entry.stopping})
-                await self._make_room(stored.size)
+                if not await self._make_room(entry, stored.size):
+                    return
                 begin = time.monotonic()
                 entry.model = await self._load(stored)
             self.loads += 1
@@ -318,14 +278,26 @@ class ModelPool:
             entry.error = str(error) or type(error).__name__
         finally:
             entry.loading = None
-            if not entry.users:  # every client has left meanwhile
+            if entry.model is None:
+                entry.keep_alive = None
+            elif not entry.users:  # every client has left meanwhile
                 self._set_timer(entry)
         if entry.error:
             logger.error("the model %s cannot be loaded: %s", entry.name, entry.error)
 
-    async def _make_room(self, size: int) -> None:
-        """Unloads idle models until a model of some size fits; waits where all are busy."""
-        while not self._fits(size):
+    async def _make_room(self, entry: PoolEntry, size: int) -> bool:
+        """Unloads idle models until a model fits; waits where all are busy.
+
+        Args:
+            entry: The model.
+            size: The bytes of its files.
+
+        Returns:
+            Whether it fits; False: every client has left before its turn.
+        """
+        while entry.users:
+            if self._fits(size):
+                return True
             if stopping := self._stopping():
                 await asyncio.wait(stopping, return_when=asyncio.FIRST_COMPLETED)
                 continue
@@ -335,6 +307,7 @@ class ModelPool:
                 continue
             self._released.clear()
             await self._released.wait()
+        return False
 
     def _fits(self, size: int) -> bool:
         holders = sum(
@@ -362,9 +335,7 @@ class ModelPool:
     def _begin_unload(self, entry: PoolEntry) -> asyncio.Task[None] | None:
         """Takes the model from its entry, so that no later request gets it, and stops its worker."""
         model, entry.model = entry.model, None
-        if entry.timer is not None:
-            entry.timer.cancel()
-            entry.timer = None
+        entry.stop_timer()
         entry.keep_alive = None
         if model is not None:
             entry.stopping = asyncio.ensure_future(self._stop(entry, model))
@@ -374,6 +345,8 @@ class ModelPool:
         try:
             await model.engine.close(finish=False, timeout=_stop_s(model, 5.0))
             logger.info("unloaded %s", entry.name)
+        except Exception:  # nobody may wait for it
+            logger.exception("the worker of %s cannot be stopped", entry.name)
         finally:
             entry.stopping = None
 
@@ -387,7 +360,7 @@ class ModelPool:
     def _set_timer(self, entry: PoolEntry) -> None:
         """Begins the time after which an idle model is unloaded."""
         seconds = self._limits.idle_timeout_s if entry.keep_alive is None else entry.keep_alive
-        if entry.pinned or entry.model is None or seconds < 0:
+        if entry.pinned or entry.model is None or seconds < 0 or self._closed:
             return
         entry.timer = asyncio.get_running_loop().call_later(seconds, self._expire, entry)
 

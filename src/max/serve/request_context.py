@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from max.serve.tracing import RequestTrace
 
@@ -17,11 +18,12 @@ class RequestContext:
 
     Args:
         request_id: Its identifier, as in the header ``X-Request-Id``.
-        client: Whom limits and fairness count it for: a digest of its API key; empty without keys.
+        client: Whom fairness counts it for: a digest of its API key; without keys the address of its client.
         priority: Its priority in the engine; lower comes first.
         cleanups: Are called after the response was sent.
         trace: Its spans; None: it is not traced.
         arrived: When its headers arrived, by `time.perf_counter`.
+        receive: Gives its body, and tells then that its client leaves; None: no client can.
     """
 
     request_id: str = ""
@@ -30,6 +32,7 @@ class RequestContext:
     cleanups: list[Callable[[], None]] = field(default_factory=list)
     trace: RequestTrace | None = None
     arrived: float = field(default_factory=time.perf_counter)
+    receive: Callable[[], Awaitable[Any]] | None = None
 
     def close(self) -> None:
         """Calls the cleanups, the newest first."""

@@ -26,7 +26,8 @@ from max.serve.loading import load_model
 from max.serve.logs import share_handlers
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
-from max.serve.pool import ModelPool, PoolLimits
+from max.serve.pool import ModelPool
+from max.serve.pool_entry import PoolLimits
 from max.serve.process_end import end_soon
 from max.serve.request_context import name_requests_in_logs
 from max.serve.settings import ServerSettings, WorkerSettings

@@ -335,7 +335,7 @@ def serve(context: click.Context, **options: Any) -> None:
             else "Give another --port; 0 takes one that is free.",
         ) from error
     if not config.get("model_path"):
-        from max.serve.pool import PoolLimits
+        from max.serve.pool_entry import PoolLimits
         from max.serve.server import RouterSettings, run_server
 
         root = None if models_dir is None else Path(models_dir)

@@ -1,6 +1,9 @@
-"""Checks of texts."""
+"""Texts of users: their encoding, and JSON."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 from max.pipelines.core.exceptions import InputError
 
@@ -25,3 +28,18 @@ def utf8(text: str) -> str:
             f"the text is not UTF-8: {what} at character {error.start}", "Give the text in UTF-8."
         ) from None
     return text
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: The text.
+
+    Raises:
+        ValueError: It is no JSON, or its arrays and objects are nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its arrays and objects are nested too deeply") from error

@@ -135,9 +135,29 @@ class ConnectionChannel(Generic[Received, Sent]):
         Raises:
             OSError: The other end is closed.
         """
-        if not messages:
-            return
-        frame = self._codec.encode(messages)
+        if messages:
+            self.send_frame(self.frame(messages))
+
+    def frame(self, messages: Sequence[Sent]) -> bytes:
+        """The bytes of messages, for :meth:`send_frame`.
+
+        Args:
+            messages: The messages.
+
+        Raises:
+            Exception: The codec cannot encode one.
+        """
+        return self._codec.encode(messages)
+
+    def send_frame(self, frame: bytes) -> None:
+        """Sends encoded messages; from any thread.
+
+        Args:
+            frame: The bytes, from :meth:`frame`.
+
+        Raises:
+            OSError: The other end is closed.
+        """
         with self._sending:
             self._connection.send_bytes(frame)
 

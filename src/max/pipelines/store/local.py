@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -172,8 +173,9 @@ class ModelStore:
         else:
             model.path.unlink()
         parent = model.path.parent
-        if model.origin == "folder" and parent != self.root and not any(parent.iterdir()):
-            parent.rmdir()
+        if model.origin == "folder" and parent != self.root:
+            with contextlib.suppress(OSError):  # it is not empty, or has gone
+                parent.rmdir()
         return model
 
     def _of_folder(self, folder: Path, prefix: str) -> Iterator[StoredModel]:
@@ -186,9 +188,9 @@ class ModelStore:
             if not _NAME.fullmatch(name):
                 continue
             if entry.is_file() and entry.suffix == ".gguf":
-                yield _of_files(name.removesuffix(".gguf"), entry, "folder")
+                yield from _if_there(name.removesuffix(".gguf"), entry, "folder")
             elif entry.is_dir() and is_model_folder(entry):
-                yield _of_files(name, entry, "folder")
+                yield from _if_there(name, entry, "folder")
             elif entry.is_dir() and not prefix:
                 yield from self._of_folder(entry, f"{name}/")
 
@@ -198,7 +200,8 @@ class ModelStore:
             name = folder.name.removeprefix("models--").replace("--", "/")
             snapshots = [s for s in folder.glob("snapshots/*") if is_model_folder(s)]
             if snapshots and _NAME.fullmatch(name):
-                yield _of_files(name, max(snapshots, key=lambda s: s.stat().st_mtime), "hub")
+                newest = max(snapshots, key=_modified)
+                yield from _if_there(name, newest, "hub")
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -226,9 +229,31 @@ def near_names(name: str, names: list[str]) -> str:
     return f"Did you mean {' or '.join(repr(last[each]) for each in close)}?" if close else ""
 
 
+def _modified(path: Path) -> float:
+    """When a file was written; 0 where it was deleted meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _if_there(name: str, path: Path, origin: str) -> Iterator[StoredModel]:
+    """As :func:`_of_files`; nothing where files are deleted meanwhile."""
+    try:
+        yield _of_files(name, path, origin)
+    except FileNotFoundError:
+        return
+
+
 def _of_files(name: str, path: Path, origin: str) -> StoredModel:
-    """The model of a folder or of a GGUF file."""
+    """The model of a folder or of a GGUF file.
+
+    Raises:
+        FileNotFoundError: A file was deleted meanwhile.
+    """
     files = path.iterdir() if path.is_dir() else (path,)
     stats = [file.stat() for file in files if file.is_file()]
+    if not stats:
+        raise FileNotFoundError(path)
     size, modified = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
     return StoredModel(name, path, origin, size, modified)

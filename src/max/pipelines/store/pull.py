@@ -78,10 +78,22 @@ def pull(
     for extra in partial.iterdir():  # of another version of the source
         if extra.name != MANIFEST and extra.name not in {file.name for file in files}:
             extra.unlink()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial.rename(target)
+    _move(partial, target)
     _remove_empty(partial.parent, store.root)
     return store.find(name)
+
+
+def _move(partial: Path, target: Path) -> None:
+    """Moves a folder into place; the folder around it may go with the last other model in it."""
+    while True:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.rename(target)
+        except FileNotFoundError:
+            if not partial.exists():
+                raise
+        else:
+            return
 
 
 def verify(model: StoredModel) -> list[str]:

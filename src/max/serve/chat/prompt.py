@@ -11,6 +11,7 @@ from typing import Any
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningBudget
+from max.pipelines.core.text import json_value
 from max.pipelines.structured.grammar import check_length
 from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
@@ -313,9 +314,9 @@ def _function(call: Any, param: str) -> dict[str, Any]:
     if isinstance(arguments, dict):
         return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
     try:
-        if not isinstance(json.loads(arguments), dict):
+        if not isinstance(json_value(arguments), dict):
             raise ValueError
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         raise ApiError(
             f"{param}.function.arguments is {shown(arguments)}; expected JSON text of an object",
             param=f"{param}.function.arguments",

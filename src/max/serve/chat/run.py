@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from max.pipelines.core.text import json_value
 from max.serve.chat.parts import (
     AnswerParser,
     AnswerPart,
@@ -81,8 +81,8 @@ class ToolCall:
     def parsed_arguments(self) -> dict[str, Any]:
         """The arguments as an object; empty where the length cut them off."""
         try:
-            value = json.loads(self.arguments)
-        except (ValueError, RecursionError):
+            value = json_value(self.arguments)
+        except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
 

@@ -72,7 +72,7 @@ class Gate:
         safe = "".join(c for c in given_id if (c.isascii() and c.isalnum()) or c in "-_.")
         request_id = safe[:128]
         scope.setdefault("state", {}).update({"request_id": request_id, BODY_SEND: send})
-        context = RequestContext(request_id)
+        context = RequestContext(request_id, receive=receive)
         token = CURRENT_REQUEST.set(context)
         begin, status = time.monotonic(), 0
         if self._tracing is not None and scope["path"] not in UNTRACED_PATHS:
@@ -112,12 +112,13 @@ class Gate:
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         limit = self._settings.max_request_bytes
+        key = ""
         too_long = ApiError(
             f"the body is longer than {limit} bytes", status=413, code="request_too_large"
         )
         if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
-            client = self._client(headers)
-            if client is None:
+            key = self._client(headers)
+            if key is None:
                 error = ApiError(
                     "the API key is missing or wrong; give it as Authorization: Bearer KEY",
                     status=401,
@@ -126,7 +127,8 @@ class Gate:
                 )
                 await send_error(send, error)
                 return
-            current_request().client = client
+        # without keys, clients share the engine by their addresses
+        current_request().client = key or (scope.get("client") or ("",))[0]
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             await send_error(send, too_long)
@@ -145,7 +147,7 @@ class Gate:
             await self._app(scope, limited_receive, send)
             return
         try:
-            with self._limits.enter(current_request().client):
+            with self._limits.enter(key):
                 await self._app(scope, limited_receive, send)
         except ApiError as error:  # of the limits; those of the application are responses already
             await send_error(send, error)

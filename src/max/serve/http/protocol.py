@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from max.serve.errors import ApiError
 
@@ -18,13 +19,16 @@ HEAD_S = 30.0
 """The longest time in which a head comes, of a new connection too."""
 BODY_S = 60.0
 """The longest time between two parts of a body."""
+PROBES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""The times between the looks whether a client that has ended its half of a connection has closed the other one too."""
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """A connection.
 
     A request that offers HTTP/2 (``Upgrade: h2c``, as Java's client does) is read as HTTP/1.1 with its body, which
-    httptools would skip.
+    httptools would skip. An answer of unknown length to a client of HTTP/1.0 ends with the connection.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -32,6 +36,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_body = self._offers_upgrade = False
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None  # the request whose answer is next
+        self._last: bytes | None = (
+            None  # is sent after the answers that are due, and ends the connection
+        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins a connection.
@@ -49,7 +57,49 @@ class BoundedProtocol(HttpToolsProtocol):
             exc: Why; None: one of both sides has closed it.
         """
         self._disarm()
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # tells it to the newest request
+        if (running := self._running) is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Ends the connection of a client that sends nothing more, after the answers that are due.
+
+        A client that leaves closes both halves, which looks the same, until it refuses what is sent to it: an answer
+        that has begun, else a 100 (Continue), which clients of HTTP/1.1 skip. Others are taken to have left, as a
+        proxy of HTTP/1.0 closes a connection so.
+
+        Returns:
+            Whether the connection stays open meanwhile.
+        """
+        running = self._running
+        if running is None or running.response_complete or (self._in_body and not self.pipeline):
+            return False
+        if self.scheme == "https":  # asyncio's TLS has no halves
+            return False
+        if not running.response_started:
+            if running.scope["http_version"] != "1.1":
+                return False
+            self.transport.write(_PROBE)
+        self._drop_unread()
+        self._end(b"")
+        self._look(*PROBES_S)
+        return True
+
+    def _look(self, seconds: float, *later: float) -> None:
+        """Looks after some time whether the client has refused what was sent to it."""
+
+        def look() -> None:
+            self._timer = None
+            connection = self.transport.get_extra_info("socket")
+            if connection is None or self.transport.is_closing():
+                return
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+            elif later:
+                self._look(*later)
+
+        self._timer = self.loop.call_later(seconds, look)
 
     def data_received(self, data: bytes) -> None:
         """Reads a part of a request, or of several.
@@ -57,6 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
         Args:
             data: The part.
         """
+        if self._last is not None:
+            return
         self._unset_keepalive_if_required()
         if not self._in_head:  # a head has one time for all of its parts
             self._disarm()
@@ -110,12 +162,49 @@ class BoundedProtocol(HttpToolsProtocol):
             self._in_body = True
             self._disarm()
             super().on_headers_complete()
+            if self.parser.get_http_version() == "1.0":
+                self.cycle.send = _ended_by_close(self.cycle)
 
     def on_message_complete(self) -> None:
         """Ends the body of a request."""
         if not self._offers_upgrade:
             self._in_body = False
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Starts the next request, or ends a connection that has no further one."""
+        super().on_response_complete()
+        if self._last is not None:
+            self._end(self._last)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _answers(self) -> bool:
+        """Whether an answer is under way; those of the pipeline come after it."""
+        return self._running is not None and not self._running.response_complete
+
+    def _drop_unread(self) -> None:
+        """Forgets a request whose body is not complete, and whose turn has not come."""
+        if self._in_body and self.pipeline:
+            self.pipeline.popleft()
+        self._in_head = self._in_body = False
+
+    def _end(self, last: bytes) -> None:
+        """Closes the connection after the answers that are due; nothing more is read.
+
+        Args:
+            last: Is sent after them.
+        """
+        self._disarm()
+        if self._answers:
+            self._last = last
+            return
+        if last and not self.transport.is_closing():
+            self.transport.write(last)
+        self.transport.close()
 
     def _arm(self, seconds: float) -> None:
         self._disarm()
@@ -129,11 +218,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _late(self) -> None:
         """Ends a connection on which nothing comes."""
         self._timer = None
-        answering = self.cycle is not None and not self.cycle.response_complete
         if self.transport.is_closing():
             return
         # earlier requests have their answers first
-        if self.pipeline or (self._in_head and answering):
+        if self.pipeline or (self._in_head and self._answers):
             self._arm(HEAD_S)
         elif self._in_head or self._in_body:
             self._refuse(408, "the request did not come in time")
@@ -141,21 +229,34 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Closes the connection, with an error where no answer has begun."""
-        cycle = self.cycle
-        if self._in_body:
-            writes = not cycle.response_started and not self.pipeline
-        else:
-            writes = cycle is None or cycle.response_complete
-        if writes and not self.transport.is_closing():
-            body = msgspec.json.encode(ApiError(message, status=status).body())
-            lines = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-                "content-type: application/json",
-                f"content-length: {len(body)}",
-                "connection: close",
-            )
-            self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-        self._in_head = self._in_body = False
-        self._disarm()
-        self.transport.close()
+        """Closes the connection, with an error where no answer has begun, after the answers to earlier requests."""
+        body = msgspec.json.encode(ApiError(message, status=status).body())
+        lines = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        )
+        error = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+        if self._in_body and not self.pipeline:  # it is the request that runs
+            if self.cycle.response_started:
+                error = b""
+            self._running = None
+        self._drop_unread()
+        self._end(error)
+
+
+def _ended_by_close(cycle: RequestResponseCycle) -> Any:
+    """Sends an answer without chunks, which HTTP/1.0 has not.
+
+    Args:
+        cycle: The request.
+    """
+    send = cycle.send
+
+    async def send_plain(message: Any) -> None:
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))  # uvicorn compares
+        await send(message)
+
+    return send_plain

@@ -12,9 +12,11 @@ from starlette.responses import Response
 
 from max.pipelines.store.local import ModelStore
 from max.serve.errors import ApiError
+from max.serve.http.streaming import unless_left
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.pool import ModelPool
+from max.serve.request_context import current_request
 from max.serve.settings import ServerSettings
 
 
@@ -52,8 +54,12 @@ class ServerState:
 
         Raises:
             ApiError: Status 404: there is none of that name; 503: it cannot be loaded.
+            ClientLeftError: The client has left before it was loaded.
         """
-        return await self.pool.use(name, keep_alive)
+        use, receive = self.pool.use(name, keep_alive), current_request().receive
+        if receive is None or self.pool.is_ready(name):
+            return await use
+        return await unless_left(receive, use)
 
 
 def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerState:

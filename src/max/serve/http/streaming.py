@@ -42,8 +42,21 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     Raises:
         ClientLeftError: The client has left.
     """
+    return await unless_left(request.receive, work)
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """As :func:`unless_disconnected`.
+
+    Args:
+        receive: Tells that the client leaves; it has given the whole body.
+        work: The coroutine; cancelled where the client leaves.
+
+    Raises:
+        ClientLeftError: The client has left.
+    """
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(request.receive))
+    watcher = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
@@ -67,9 +68,8 @@ async def delete(request: Request) -> Response:
     state = state_of(request, body)
     store = _store(request, state)
     name = _name(body.model or body.name)
-    await state.pool.forget(name)
     try:
-        await asyncio.to_thread(store.remove, name)
+        await state.pool.delete(name, lambda: store.remove(name))
     except ModelFilesError as error:
         raise ApiError(f"model {name!r} not found: {error}", status=404) from error
     except OSError as error:
@@ -106,7 +106,7 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
     if await asyncio.to_thread(_is_stored, name, store):
         yield json_line({"status": "success"})
         return
-    source = await asyncio.to_thread(_hub_source, name)
+    source = await asyncio.wrap_future(_PULL_THREADS.submit(_hub_source, name))
     progress: dict[str, tuple[int, int | None]] = {}
     left = threading.Event()
 
@@ -117,9 +117,8 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
 
     async with _pulling(name):
         if not await asyncio.to_thread(_is_stored, name, store):  # another request may have got it
-            task = asyncio.ensure_future(
-                asyncio.to_thread(pull_model, source, store, name, None, note)
-            )
+            pulling = _PULL_THREADS.submit(pull_model, source, store, name, None, note)
+            task = asyncio.wrap_future(pulling)
             sums = {file.name: file.sha256 for file in source.files}
             try:
                 while not task.done():
@@ -133,15 +132,19 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
                 task.result()
             finally:
                 left.set()
+                pulling.cancel()  # where no thread has begun it
                 # the thread ends with its block; the part of the file stays for the next pull
-                with contextlib.suppress(Exception):
-                    await task
+                await asyncio.wait({task})
+                if not task.cancelled():
+                    task.exception()
     yield json_line({"status": "verifying sha256 digest"})
     yield json_line({"status": "writing manifest"})
     yield json_line({"status": "success"})
 
 
 _REPORT_S = 0.2
+_PULL_THREADS = ThreadPoolExecutor(8, "pull")
+"""Pulls take hours: those of the event loop would then have no thread left for loads, prompts and stops."""
 _PULLS: dict[str, tuple[asyncio.Lock, int]] = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import AsyncGenerator
@@ -81,6 +82,7 @@ def _now() -> str:
 
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S = 100 * 365.25 * 24 * 3600
 _DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
 
 
@@ -95,13 +97,14 @@ def keep_alive_seconds(value: float | str | None) -> float | None:
     """
     if value is None:
         return None
-    match = _DURATION.fullmatch(str(value).strip())
-    if match is None:
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        value = float(match[1]) * _UNITS[match[2] or "s"]
+    if isinstance(value, str) or math.isnan(value):
         raise ApiError(
             f"keep_alive is {value!r}; give seconds, or a text such as '30s', '5m' or '1h'",
             param="keep_alive",
         )
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    return min(value, _LONGEST_S)  # a date must hold its end
 
 
 @router.get("/version")
@@ -128,7 +131,7 @@ def _entry(model: ServedModel) -> dict[str, Any]:
         "name": model.name,
         "model": model.name,
         "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
-        "size": model.config.model_config.weights_size(),
+        "size": model.size,
         "digest": "",
         "details": _details(model),
     }

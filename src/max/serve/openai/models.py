@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from max.serve.http.state import json_response, state_of
 from max.serve.openai.fields import StrictBody
-from max.serve.pool import ModelStatus, PoolEntry
+from max.serve.pool_entry import ModelStatus, PoolEntry
 
 router = APIRouter()
 

@@ -24,7 +24,13 @@ from max.pipelines.generation.protocol import (
     TokensGenerated,
 )
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
-from max.serve.worker.event_reader import EventReader, Worker, WorkerMessage
+from max.serve.worker.event_reader import (
+    EventReader,
+    Worker,
+    WorkerMessage,
+    end_in_thread,
+    start_in_thread,
+)
 from max.serve.worker.subscription import (
     Mailbox,
     OpenRequest,
@@ -166,15 +172,15 @@ class EngineClient:
             raise ValueError(f"request {twice[0]} is open already")
         mailbox = Mailbox()
         entries = [OpenRequest(r, i, mailbox, repeatable) for i, r in enumerate(requests)]
-        for entry in entries:
-            self._open[entry.request.request_id] = entry
-            if self._state is EngineState.READY:
-                self._submit(entry)
         deadline = None
-        if timeout is not None:
-            late = TimeoutError(f"the request took more than {timeout:g} s")
-            deadline = self._loop.call_later(timeout, mailbox.put, 0, late)
         try:
+            for entry in entries:
+                self._open[entry.request.request_id] = entry
+                if self._state is EngineState.READY:
+                    self._submit(entry)
+            if timeout is not None:
+                late = TimeoutError(f"the request took more than {timeout:g} s")
+                deadline = self._loop.call_later(timeout, mailbox.put, 0, late)
             yield Subscription(entries, mailbox, self.cancel)
         finally:
             if deadline is not None:
@@ -212,17 +218,18 @@ class EngineClient:
             finish: Whether open requests are finished first.
             timeout: The longest time in seconds; then the worker is killed.
         """
-        worker = self._worker
+        worker, restart = self._worker, self._restart
         self._set_state(EngineState.STOPPED)
-        if self._restart is not None:
-            self._restart.cancel()
+        if not finish or worker is None:
+            # at once: the worker's end of a cancelled request looks like that of an answer
+            self._fail_open(EngineUnavailableError("the server shuts down"))
+        if restart is not None:
+            restart.cancel()
+            await asyncio.wait({restart})  # a worker that it starts has then ended
         if worker is None:
             return
-        if not finish:  # else the worker's end of a cancelled request looks like that of an answer
-            self._fail_open(EngineUnavailableError("the server shuts down"))
         self._send(Shutdown(finish))
-        await asyncio.to_thread(worker.join, timeout)
-        await asyncio.to_thread(worker.kill)
+        await end_in_thread(worker, timeout)
         self._fail_open(EngineUnavailableError("the server shuts down"))
 
     def _set_state(self, state: EngineState) -> None:
@@ -230,8 +237,13 @@ class EngineClient:
         self._changed.set()
 
     def _attach(self, worker: Worker) -> None:
+        try:
+            EventReader(worker, self._loop, self._take)
+        except BaseException:  # there is no thread for it
+            self._worker = None
+            worker.kill()
+            raise
         self._worker = worker
-        EventReader(worker, self._loop, self._take)
 
     def _take(self, worker: Worker, event: WorkerMessage) -> None:
         if worker is not self._worker:
@@ -253,8 +265,12 @@ class EngineClient:
                 if self._state is EngineState.STOPPED:
                     return
                 self._set_state(EngineState.READY)
-                for entry in list(self._open.values()):
-                    self._submit(entry)
+                for key, entry in list(self._open.items()):
+                    try:
+                        self._submit(entry)
+                    except Exception as error:  # it cannot be encoded: the others go on
+                        del self._open[key]
+                        entry.put(error)
             case PrefixesForgotten(number):
                 if (answer := self._forgetting.get(number)) is not None and not answer.done():
                     answer.set_result(None)
@@ -311,7 +327,7 @@ class EngineClient:
 
     async def _fail_start(self, worker: Worker) -> None:
         """Gives up: the first worker has ended before it was ready."""
-        await self._end(worker)
+        await _end(worker)
         self._error = self._error or ErrorInfo(
             "RuntimeError",
             f"the worker process ended while it loaded the model ({worker.exit_reason})",
@@ -319,17 +335,10 @@ class EngineClient:
         self._set_state(EngineState.STOPPED)
         self._fail_open(EngineUnavailableError(self._error.problem))
 
-    @staticmethod
-    async def _end(worker: Worker) -> None:
-        """Waits for the end of a worker whose channel is closed; it is killed where it hangs."""
-        await asyncio.to_thread(worker.join, 5.0)
-        await asyncio.to_thread(worker.kill)
-
     async def _start_again(self, worker: Worker) -> None:
-        await self._end(worker)
+        await _end(worker)
         logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
-        started: Worker | None = None
-        while started is None:
+        while True:
             if self._failed_starts >= MOST_FAILED_STARTS:
                 problem = self._error.problem if self._error else worker.exit_reason
                 logger.error("no worker process can be started: %s", problem)
@@ -340,17 +349,22 @@ class EngineClient:
                 await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
             self._error = None
             try:
-                started = await asyncio.to_thread(self._start_worker)
-            except OSError as error:  # no memory, or no process is left
+                self._attach(await start_in_thread(self._start_worker))
+                return
+            except Exception as error:  # no memory, no process or no thread is left
                 logger.error("a worker process cannot be started: %s", error)
                 self._failed_starts += 1
                 self._error = ErrorInfo.of(error)
-        if self._state is EngineState.STOPPED:
-            await asyncio.to_thread(started.kill)
-            return
-        self._attach(started)
 
     def _fail_open(self, error: Exception) -> None:
         for entry in self._open.values():
             entry.put(error)
         self._open.clear()
+
+
+async def _end(worker: Worker) -> None:
+    """Waits for the end of a worker whose channel is closed; what fails in it delays no other worker."""
+    try:
+        await end_in_thread(worker, 5.0)
+    except Exception:  # there is no thread for it
+        logger.exception("the end of a worker process cannot be awaited")

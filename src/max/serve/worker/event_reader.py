@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 from max.pipelines.generation.channel import Channel
@@ -48,6 +50,50 @@ class Worker(Protocol):
     def kill(self) -> None:
         """Ends the process at once, and waits for it."""
         ...
+
+
+_ENDS = ThreadPoolExecutor(32, "worker end")
+"""An end may take a minute: the threads of the event loop have prompts and loads to do."""
+
+
+async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
+    """Starts a worker without stopping the event loop.
+
+    Where the caller is cancelled meanwhile, the worker is ended: nobody else knows of it, and it would load its model.
+
+    Args:
+        start_worker: Starts it.
+
+    Raises:
+        OSError: No process can be started.
+    """
+    starting = asyncio.ensure_future(asyncio.to_thread(start_worker))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        while not starting.done():
+            with contextlib.suppress(asyncio.CancelledError):  # a start takes a moment
+                await asyncio.wait({starting})
+        if starting.exception() is None:
+            starting.result().kill()
+        raise
+
+
+async def end_in_thread(worker: Worker, timeout: float | None) -> None:
+    """Waits for the end of a worker without stopping the event loop; it is killed where it takes too long.
+
+    Also where the caller is cancelled meanwhile.
+
+    Args:
+        worker: The worker.
+        timeout: The longest time in seconds; None: no limit.
+    """
+
+    def end() -> None:
+        worker.join(timeout)
+        worker.kill()
+
+    await asyncio.get_running_loop().run_in_executor(_ENDS, end)
 
 
 class EventReader:
@@ -98,4 +144,7 @@ class EventReader:
             incoming, self._incoming = self._incoming, deque()
             self._wakes = False
         for event in incoming:
-            self._take(self._worker, event)
+            try:
+                self._take(self._worker, event)
+            except Exception:  # the later events are of other requests, and the last one ends all
+                logger.exception("an event of the worker process was lost")

@@ -78,6 +78,9 @@ class WorkerProcess:
         )
         try:
             self._process.start()
+        except BaseException:
+            self.channel.end_sends()
+            raise
         finally:
             # else the end of the process would not close the pipe
             there.close()

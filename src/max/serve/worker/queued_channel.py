@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-from max.pipelines.generation.channel import Channel
+from max.pipelines.generation.channel import ConnectionChannel
 
 
 class QueuedChannel:
@@ -15,13 +16,21 @@ class QueuedChannel:
 
     Args:
         channel: The channel that may wait.
+
+    Raises:
+        OSError: No thread can be started.
     """
 
-    def __init__(self, channel: Channel[Any, Any]) -> None:
+    def __init__(self, channel: ConnectionChannel[Any, Any]) -> None:
         self._channel = channel
-        self._frames: queue.SimpleQueue[Sequence[Any] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._broken: OSError | None = None
+        # from the start: a thread that is missing later would have messages wait for ever
+        self._thread = threading.Thread(target=self._write, name="engine commands", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def send(self, message: Any) -> None:
         """Queues a message; by one thread at a time.
@@ -42,18 +51,16 @@ class QueuedChannel:
 
         Raises:
             OSError: The other end was closed before.
+            Exception: The codec cannot encode one: it is the sender's error, and the channel goes on.
         """
         if self._broken is not None:
             raise self._broken
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="engine commands", daemon=True)
-            self._thread.start()
-        self._frames.put(messages)
+        self._frames.put(self._channel.frame(messages))
 
     def _write(self) -> None:
-        while (messages := self._frames.get()) is not None:
+        while (frame := self._frames.get()) is not None:
             try:
-                self._channel.send_all(messages)
+                self._channel.send_frame(frame)
             except OSError as error:
                 self._broken = error
                 return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from max.pipelines.core.text import json_value
+
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -114,6 +116,6 @@ class CallScanner:
 
 def _loaded(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return json_value(text)
+    except ValueError:
         return None
