@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from max import kernel as k
 from max._compiler.kernels import Argument
+from max._compiler.lower_library import plain
 from max._compiler.placing import Placing
 from max._compiler.template import Launch
 from max._kernel_library.tiles.strips import COLUMNS
@@ -15,6 +17,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, Weight, ops
+from max.mlir import DimExpr
 from max.nn.recurrence import causal_conv_ragged
 
 DEVICE = DeviceRef.CPU()
@@ -124,3 +127,37 @@ def test_a_kernel_that_writes_an_operand_reads_it_too(launches: dict[str, list[R
         arguments[0].pointer.buffer
     }
     assert len(both) == 1
+
+
+@k.register("test_launches_add")
+def add(
+    y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], sums: k.InOut[k.f32, 1], limits: k.Input[k.f32, 1]
+):
+    for i in range(x.shape[0]):
+        sums[i] = sums[i] + x[i]
+        y[i] = k.min(sums[i], limits[i])
+
+
+def test_a_custom_kernel_writes_its_results_and_the_buffers_that_it_changes(
+    launches: dict[str, list[Recorded]],
+) -> None:
+    kind, held = TensorType(F32, (5,), DEVICE), BufferType(F32, (5,), DEVICE)
+    with Graph("add", input_types=[kind, held, held]) as graph:
+        x, sums, limits = graph.inputs
+        graph.output(*ops.inplace_custom("test_launches_add", DEVICE, [x, sums, limits], [kind]))
+    load(graph)
+    ((launch, arguments, written),) = launches["test_launches_add"]
+    y, x, sums, limits = buffers(arguments)
+    assert written == [True, False, True, False] and not launch.serial
+    assert {*launch.writes} == {y, sums} and {*launch.reads} == {x, sums, limits}
+
+
+def test_static_dims_in_attributes_are_ints() -> None:
+    n = DimExpr.symbol("n")
+    given = {
+        "sizes": (DimExpr.constant(3), n),
+        "each": {"count": DimExpr.constant(4)},
+        "scale": 2.0,
+    }
+    assert plain(given) == {"sizes": (3, n), "each": {"count": 4}, "scale": 2.0}
+    assert [type(size) for size in plain(given)["sizes"]] == [int, DimExpr]
