@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from max import mlir
-from max.graph.graph import Graph, _block_of
+from max.graph.graph import Graph
 from max.graph.symbols import Symbols
 from max.graph.value import TensorValue, Value, value_of
 from max.graph.weight import Weight
@@ -88,7 +88,7 @@ class Branch(Graph):
                 self._block.insert_op_before(copy, first)
             self._inside[value] = copy.results[0]
             return copy.results[0]
-        if _block_of(value) is not self.outer._block:
+        if mlir.block_of(value) is not self.outer._block:
             outer_value = self.outer._captured(value)
             if outer_value is None:
                 return None
@@ -99,7 +99,7 @@ class Branch(Graph):
 
     def _encloses(self, value: mlir.SSAValue) -> bool:
         """Whether a value is defined in a graph that encloses this one."""
-        block, graph = _block_of(value), self.outer
+        block, graph = mlir.block_of(value), self.outer
         while graph._block is not block:
             if not isinstance(graph, Branch):
                 return False
@@ -116,7 +116,7 @@ class Branch(Graph):
         with self:
             for value in values:
                 inner: mlir.SSAValue | None = value.to_mlir()
-                if _block_of(inner) is not self._block:
+                if mlir.block_of(inner) is not self._block:
                     inner = self._captured(inner)
                 if inner is None:
                     raise ValueError(f"{self.name}: the result {value!r} is of another graph")

@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Generator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from max import mlir
 from max._errors import ArgumentError
 from max.graph._places import location_at, user_place
+from max.graph.added_weights import AddedWeights
 from max.graph.chains import Chains, DeviceChainMap
 from max.graph.current import CURRENT, current_graph
 from max.graph.graph_weights import GraphWeights
@@ -32,18 +27,6 @@ from max.graph.weights_by_name import Weights
 from max.mlir.dims import DimExpr
 
 __all__ = ["Graph"]
-
-
-def _block_of(value: mlir.SSAValue) -> object:
-    """The block that defines a value, to compare it by identity; None for an op outside of any block."""
-    return value.block if isinstance(value, mlir.BlockArgument) else value.owner.parent_block()
-
-
-class _AddedWeight(NamedTuple):
-    weight: Weight
-    value: TensorValue
-    branch: Graph | None
-    """The branch of a `cond` or `while_loop` that added it; None for the graph itself."""
 
 
 class _CurrentGraph:
@@ -135,7 +118,7 @@ class Graph:
         self._kernel_library = KernelLibrary() if library is None else library
         self._kernel_library.load_paths(None, custom_extensions)
         self._subgraphs: dict[str, Graph] = {}
-        self._weights: dict[str, _AddedWeight] = {}
+        self._weights = AddedWeights(name)
         self._symbols = Symbols(name)
         self._chains = Chains(self.stage)
         self._num_resources = 0
@@ -282,7 +265,7 @@ class Graph:
         block = self._block
         values = [operand.to_mlir() for operand in operands]
         for index, value in enumerate(values):
-            if _block_of(value) is not block:
+            if mlir.block_of(value) is not block:
                 inner = self._captured(value)
                 if inner is not None:
                     values[index] = inner
@@ -456,24 +439,17 @@ class Graph:
             ValueError: The graph or the same branch has another weight of this name, or another branch has one of
                 another type.
         """
-        added = self._weights.get(weight.name)
-        if added is not None:
-            shared = added.branch not in (None, branch) and added.weight.type == weight.type
-            if added.weight is not weight and not shared:
-                raise ValueError(
-                    f"Graph {self.name}: another weight of the name {weight.name!r} is in the "
-                    "graph already"
-                )
-            return added.value
+        if (added := self._weights.find(branch, weight)) is not None:
+            return added
         with self if CURRENT.get()[-1:] != (self,) else nullcontext():
             value = stage_weight(self, weight, on_host)
-        self._weights[weight.name] = _AddedWeight(weight, value, branch)
+        self._weights.keep(branch, weight, value)
         return value
 
     @property
     def added_weights(self) -> dict[str, Weight]:
         """The weights of this graph by name, without those of its subgraphs."""
-        return {name: added.weight for name, added in self._weights.items()}
+        return self._weights.by_name()
 
     def weights(self) -> Weights:
         """Allocates weights by hierarchical name: ``graph.weights().layers[0].weight.allocate(dtype, shape)``."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         MO,
         ParseError,
         VerifyError,
+        block_of,
         clone_module,
         entry,
         graphs,
@@ -99,8 +100,8 @@ _NAMES = {
     "max.mlir.dims": "DimExpr FloorDiv",
     "max.mlir.key": "key_text",
     "max.mlir.module": (
-        "MO ParseError VerifyError clone_module entry graphs new_module parse_module print_module resources subgraphs "
-        "verify_module walk"
+        "MO ParseError VerifyError block_of clone_module entry graphs new_module parse_module print_module resources "
+        "subgraphs verify_module walk"
     ),
     "max.mlir.operation": "MoOp OPS OpSpec build infer_types",
     "max.mlir.ops.control": "CallOp GraphOp IfOp SubgraphOp WhileOp bind_call control_callees substitute_type",
@@ -173,6 +174,7 @@ __all__ = [
     "VerifyError",
     "WhileOp",
     "bind_call",
+    "block_of",
     "build",
     "clone_module",
     "constant_attr",

@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any, cast
 
 import numpy.typing as npt
-from xdsl.ir import Dialect, Operation
+from xdsl.ir import Block, BlockArgument, Dialect, Operation, SSAValue
 
 from max.mlir.attributes import DenseAttr, ResourceAttr
 from max.mlir.builtin import ModuleOp
@@ -94,6 +94,11 @@ def entry(module: ModuleOp) -> GraphOp:
 def subgraphs(module: ModuleOp) -> dict[str, SubgraphOp]:
     """The subgraphs by name."""
     return {g.sym_name: g for g in graphs(module) if isinstance(g, SubgraphOp)}
+
+
+def block_of(value: SSAValue) -> Block | None:
+    """The block that defines a value, to compare it by identity; None for an op outside of any block."""
+    return value.block if isinstance(value, BlockArgument) else value.owner.parent_block()
 
 
 def walk(module: Operation) -> Iterator[MoOp]:
