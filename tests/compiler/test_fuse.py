@@ -270,3 +270,32 @@ def test_one_worker_runs_small_regions(size: int | str, serial: bool) -> None:
         graph.output(ops.tanh(graph.inputs[0].tensor))
     compiled, _ = compile_module(graph.to_mlir(), [], cpu_backends(k.host_target()))
     assert [launch.serial for launch in compiled.main.launches] == [serial]
+
+
+@pytest.mark.parametrize(
+    ("shape", "whole"),
+    [
+        (("n", 256), True),
+        (("n", "m", 128), True),
+        ((256, "n"), True),
+        ((5, 20480), True),
+        (("n", 100), False),
+        (("n",), False),
+        ((20480 + 8,), False),
+    ],
+)
+def test_rows_of_whole_vectors_have_no_masked_tail(
+    shape: tuple[int | str, ...], whole: bool, rng: np.random.Generator
+) -> None:
+    """A region over all elements, whose number is a multiple of the vector's lanes."""
+    with Graph("g", input_types=[TensorType(DType.float32, shape, DEVICE)]) as graph:
+        graph.output(ops.tanh(graph.inputs[0].tensor) + graph.inputs[0].tensor)
+    _, (irs,) = compile_module(graph.to_mlir(), [], cpu_backends(k.host_target()))
+    (ir,) = irs.values()
+    assert ("mask" not in k.emit_llvm(ir, k.host_target())) == whole
+    model = SESSION.load(graph)
+    for n in (0, 1, 3, 67):
+        sizes = [n if size == "n" else 2 if size == "m" else int(size) for size in shape]
+        x = rng.uniform(-1, 1, sizes).astype(np.float32)
+        (result,) = model.execute(x)
+        assert_close(result.to_numpy(), np.tanh(x) + x, scale=64)

@@ -201,6 +201,71 @@ def test_lanes_that_are_off_in_a_tail_do_not_count(size):
     raises_zero(tail_sum, [np.zeros(1, np.int32), x, y], None, "in a vector")
 
 
+SPANS = {
+    # the bounds of a loop over vectors of 8, by n, m and p = 2**60 * (n % 2), and whether it has no tail
+    "0, m * 8": True,
+    "0, 16 * m + 8": True,
+    "0, n": False,
+    "0, m * 4": False,
+    "0, m * 8 + n": False,
+    "0, m * 8 - 4": False,
+    "n, n + m * 8": False,
+    "m * 8, n": False,
+    "m * 8, (m + 2) * 24": True,
+    "0, k.min(m * 8, 4096)": True,
+    "0, k.min(m * 8, 36)": False,
+    "0, k.min(m * 8, n)": False,
+    "0, k.max(m * 40 - 16, 0)": True,
+    "0, k.max(m * 8, 1)": False,
+    "0, m * 8 - n * 8": True,
+    "0, (m - 10) * 8": True,
+    "0, (m * 8) // 3": False,
+    "0, (p + m) * 8": True,
+}
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_whole_vectors_have_no_tail(span: str) -> None:
+    """Also where the product of the bound wraps: a multiple of a power of two stays one."""
+    text = f"""
+def kernel(out: k.Output[k.i32, 1], n: k.i64, m: k.i64, p: k.i64):
+    for j, mask in k.vectors({span}, 8):
+        if mask is None:
+            out.store(j, value=out.load(j, width=8) + 1)
+        else:
+            out.store(j, value=out.load(j, width=8, mask=mask) + 1, mask=mask)
+"""
+    fn = k.from_source(text, "kernel", {"k": k})
+    for n, m in [(0, 0), (1, 1), (7, 2), (13, 5), (16, 3), (3, 12), (100, 11)]:
+        p = np.int64(n % 2) << np.int64(60)
+        args = [np.zeros(512, np.int32), np.int64(n), np.int64(m), p]
+        ir = compiled(fn, args)
+        assert ("mask" not in k.emit_llvm(ir, k.host_target())) == SPANS[span]
+        names = {"k": k, "n": n, "m": m, "p": int(p)}
+        # the bound as 64 bits have it
+        start, stop = (
+            ((int(x) + (1 << 63)) % (1 << 64)) - (1 << 63) for x in eval(f"({span})", names)
+        )
+        expected = np.zeros(512, np.int32)
+        expected[start : max(stop, start)] = 1
+        np.testing.assert_array_equal(args[0], expected)
+
+
+@k.kernel
+def thirds(out: k.InOut, n: k.i64):
+    for j, mask in k.vectors(n * 3, 3):
+        out.store(j, value=out.load(j, width=3, mask=mask) + 1, mask=mask)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_multiples_of_other_numbers_have_a_tail(n: int) -> None:
+    """3 n, where it wraps, is no multiple of 3."""
+    out = np.zeros(20, np.int32)
+    ir = compiled(thirds, [out, np.int64(n)])
+    assert "mask" in k.emit_llvm(ir, k.host_target())
+    np.testing.assert_array_equal(out, np.arange(20) < 3 * n)
+
+
 @k.kernel
 def guarded(out: k.Output, n: k.i64, m: k.i64):
     out[0] = n // m if m != 0 else -1

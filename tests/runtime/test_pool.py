@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from max._config import flags
-from max._runtime import platform
+from max._runtime import interrupts, jit, platform
 from max._runtime.pool import Pool, shared_pool
 from max._runtime.program import Executor, Launch, Program
 from tests.runtime.ir_kernels import entry
@@ -282,3 +282,30 @@ def test_more_workers_than_cores_make_progress():
     assert (out == 400).all()
     assert time.perf_counter() - start < 30
     pool.close()
+
+
+def test_a_new_pool_has_no_native_part() -> None:
+    """A session makes a pool before anything is known of its programs."""
+    before = jit.stats.linked
+    pool = Pool(3)
+    assert pool.run_number() == 0 and not pool._threads
+    gc.collect()
+    interrupts.wake()
+    assert pool.run_number() == 0 and pool._native is None
+    native = pool.prepare()
+    assert pool.prepare() is native and native.clock_hz == pool.clock_hz > 0
+    assert jit.stats.linked - before <= 1
+    assert pool.run_number() == 0
+    pool.close()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_pool_that_was_closed_first_runs_on_the_caller(prepared: bool) -> None:
+    pool, out = Pool(3), np.zeros(1, np.int64)
+    if prepared:
+        pool.prepare()
+    pool.close()
+    Executor(pool, Program([Launch(entry("add"), [(0, out.ctypes.data), (0, 1)])], 1)).run(
+        np.zeros(1, np.int64)
+    )
+    assert out[0] == 1 and not pool._threads

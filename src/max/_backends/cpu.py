@@ -50,6 +50,8 @@ class CPUBackend(Backend):
         return self.target.cache_key
 
     def load(self, kernels: Iterable[k.KernelIR]) -> dict[str, int]:
+        # while other threads compile the kernels that were started
+        self.pool.prepare()
         return jit.compile_kernels(kernels, self.target)
 
     def start(self, kernel: k.KernelIR) -> None:

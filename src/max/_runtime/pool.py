@@ -99,9 +99,9 @@ class Pool:
             raise ValueError(f"a pool of {num_threads} threads; 1 or more would fit")
         self.num_threads = num_threads
         self.parking = platform.parking_mode(parking)
-        if self.parking not in _functions:
-            _functions[self.parking] = _Functions(self.parking)
-        self._native = _functions[self.parking]
+        self._native: _Functions | None = None
+        # one attribute less to read in each run than `_native.run`
+        self._enter: Callable[[int, int, int, bool], int] = _not_prepared
         self._scratch_bytes = 0
         self._num_slots = 0
         # reentrant: a signal handler that starts a run inside a run gets an error instead of a deadlock
@@ -110,7 +110,6 @@ class Pool:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._finalizer: weakref.finalize[..., Any] | None = None
-        self._new_memory()
         _pools.add(self)
         interrupts.watch(self)
 
@@ -122,7 +121,23 @@ class Pool:
     @property
     def clock_hz(self) -> int:
         """Ticks per second of the times in a profile."""
-        return self._native.clock_hz
+        return self.prepare().clock_hz
+
+    def prepare(self) -> _Functions:
+        """Makes the native code and memory, once; `reserve` does, too.
+
+        A new pool has none: LLVM takes 10 ms for the code where it is not on the disk, which a cold start spends while
+        other threads compile its kernels.
+        """
+        if self._native is None:
+            with self._lock:
+                if self.parking not in _functions:
+                    _functions[self.parking] = _Functions(self.parking)
+                if self._native is None:
+                    self._new_memory()
+                    self._native = _functions[self.parking]
+                    self._enter = self._native.run
+        return self._native
 
     def reserve(self, scratch_bytes: int, num_slots: int) -> None:
         """Grows the workers' scratch memory and argument slots if needed; pools never shrink.
@@ -132,6 +147,7 @@ class Pool:
             num_slots: Slots of the longest launch.
         """
         with self._lock:
+            self.prepare()
             if scratch_bytes > self._scratch_bytes or num_slots > self._num_slots:
                 if self.run_number() % 2:
                     raise RuntimeError(_NESTED)
@@ -158,7 +174,7 @@ class Pool:
             self._start()
         if not interrupts.awake:
             interrupts.wake()
-        state = self._native.run(self._address, program, values, alone)
+        state = self._enter(self._address, program, values, alone)
         if state == ErrorState.NESTED:
             raise RuntimeError(_NESTED)
         return state
@@ -183,7 +199,7 @@ class Pool:
 
     def run_number(self) -> int:
         """Twice the runs begun, less 1 during a run."""
-        return int(self._words(PoolState.RUN)[0])
+        return 0 if self._native is None else int(self._words(PoolState.RUN)[0])
 
     def caller(self) -> int:
         """The thread that began the last run, as `threading.get_ident` has it."""
@@ -203,12 +219,13 @@ class Pool:
             and not self._words(PoolState.ERROR + ErrorRecord.STATE)[0]
         ):
             return
+        native = self.prepare()
         with self._buffers_lock:
             if check_signals:
                 self._words(PoolState.CHECK)[0] = run
             if interrupt:
                 self._words(PoolState.INTERRUPT)[0] = run
-            self._native.nudge(self._address)
+            native.nudge(self._address)
 
     def close(self) -> None:
         """Ends the worker threads; later runs use the calling thread only."""
@@ -218,7 +235,8 @@ class Pool:
             if locked:
                 self._closed = True
                 self._dismiss()
-                self._words(PoolState.ACTIVE)[0] = 1
+                if self._native is not None:
+                    self._words(PoolState.ACTIVE)[0] = 1
         finally:
             if locked:
                 self._lock.release()
@@ -238,12 +256,12 @@ class Pool:
         self._words(PoolState.IDLE_SPINS)[0] = IDLE_SPINS
         self._words(PoolState.RUN_SPINS)[0] = IDLE_SPINS if crowded else RUN_SPINS
         self._words(PoolState.YIELD_MASK)[0] = YIELD_EVERY - 1
-        self._words(PoolState.ACTIVE)[0] = self.num_threads
+        self._words(PoolState.ACTIVE)[0] = 1 if self._closed else self.num_threads
         self._place_buffers()
         if self._finalizer is not None:
             self._finalizer.detach()
         # a garbage-collected pool stops its workers, which keep the memory alive until then
-        finalizer = weakref.finalize(self, _stop, self._native.stop, memory)
+        finalizer = weakref.finalize(self, _stop, _functions[self.parking].stop, memory)
         finalizer.atexit = False
         self._finalizer = finalizer
 
@@ -259,6 +277,7 @@ class Pool:
         scratch_stride = -(-self._scratch_bytes // line) * line + line
         self._contexts = platform.allocate(workers * CONTEXT_BYTES, line)
         self._contexts[:] = 0
+        native = _functions[self.parking]
         self._args = platform.allocate(workers * stride, line)
         self._scratch = platform.allocate(workers * scratch_stride, line)
         fields = self._contexts.view(np.int64).reshape(workers, -1)
@@ -266,12 +285,12 @@ class Pool:
             row = fields[worker]
             row[Context.WORKER] = worker
             row[Context.WORKERS] = workers
-            row[Context.BARRIER] = self._native.barrier
+            row[Context.BARRIER] = native.barrier
             row[Context.POOL] = self._address
             row[Context.ERROR] = self._address + PoolState.ERROR.offset
             row[Context.SCRATCH] = self._scratch.ctypes.data + worker * scratch_stride
             row[Context.SCRATCH_BYTES] = self._scratch_bytes
-            row[Context.POLL] = self._native.poll
+            row[Context.POLL] = native.poll
             row[Context.ARGS] = self._args.ctypes.data + worker * stride
         self._words(PoolState.CONTEXTS)[0] = self._contexts.ctypes.data
 
@@ -280,11 +299,12 @@ class Pool:
     def _start(self) -> None:
         if self._closed:
             return
+        native = self.prepare()
         try:
             for worker in range(len(self._threads) + 1, self.num_threads):
                 thread = threading.Thread(
                     target=_work,
-                    args=(self._native.worker, self._memory, worker),
+                    args=(native.worker, self._memory, worker),
                     name=f"max-worker-{worker}",
                     daemon=True,
                 )
@@ -299,7 +319,7 @@ class Pool:
         """Ends the worker threads and allocates new memory for the next ones."""
         threads, self._threads = self._threads, []
         if threads:
-            self._native.stop(self._address)
+            self.prepare().stop(self._address)
             for thread in threads:
                 thread.join(_JOIN_SECONDS)
             self._new_memory()
@@ -310,7 +330,12 @@ class Pool:
         self._buffers_lock = threading.Lock()
         self._threads = []
         self._closed = False
-        self._new_memory()
+        if self._native is not None:
+            self._new_memory()
+
+
+def _not_prepared(*_: object) -> int:
+    raise RuntimeError("a pool runs programs once `reserve` or `prepare` was called")
 
 
 def _work(worker: Callable[[int, int], None], memory: np.ndarray, index: int) -> None:

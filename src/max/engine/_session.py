@@ -159,6 +159,7 @@ class InferenceSession:
 
     __module__ = "max.engine"
 
+    @rare_collections()
     def __init__(
         self,
         devices: Iterable[Device] | None = None,

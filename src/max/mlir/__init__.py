@@ -25,6 +25,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from max._garbage import rare_collections
+
 if TYPE_CHECKING:
     from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, Region, SSAValue
 
@@ -119,8 +121,9 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 def __getattr__(name: str) -> Any:
     if name not in _MODULES and name != "ops":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    ops = import_module("max.mlir.ops")  # fills the table of ops, which all others rely on
-    value = ops if name == "ops" else getattr(import_module(_MODULES[name]), name)
+    with rare_collections():
+        ops = import_module("max.mlir.ops")  # fills the table of ops, which all others rely on
+        value = ops if name == "ops" else getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -23,7 +23,7 @@ from max._compiler.codegen.axes import (
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity, loaded
 from max._compiler.codegen.spec import REDUCTIONS, ArgView, Leaf, Node, RegionSpec, Result
 from max._compiler.codegen.values import ValueWriter
-from max._compiler.sizes import Size, Sizes, simplify
+from max._compiler.sizes import Size, Sizes, divide, simplify
 from max._dataclass import dataclass
 from max.dtype import DType
 
@@ -75,14 +75,6 @@ class _NestWriter:
         self.columns = columns
         self.width = width
         self.out = _Lines()
-        self.scalars: list[Size] = []
-        self.dim_text: list[str] = []
-        for axis, dim in enumerate(spec.dims):
-            if isinstance(dim, int):
-                self.dim_text.append(str(dim))
-            else:
-                self.scalars.append(dim)
-                self.dim_text.append(f"n{axis}")
         self.leaves = [i for i, value in enumerate(spec.values) if isinstance(value, Leaf)]
         rank = len(spec.dims)
         self.last = rank - 1
@@ -90,6 +82,11 @@ class _NestWriter:
         # in columns the reduction axis is written last in the spec; lanes run along the axis before it
         if columns:
             self.lane_axis = rank - 2
+        self.scalars: list[Size] = []
+        self.scalar_names: list[str] = []
+        self.dim_text: list[str] = []
+        for axis, dim in enumerate(spec.dims):
+            self.dim_text.append(str(dim) if isinstance(dim, int) else self.run_time_dim(axis, dim))
         self.values = ValueWriter(spec, self, self.lane_axis, str(width))
         self.index = [f"i{axis}" for axis in range(rank)]
         self.tile_axis = tile_axis(spec)
@@ -111,6 +108,20 @@ class _NestWriter:
         self.tile_lanes = TILE_LINE // narrowest if self.transposed else TILE_LANES
 
     # arguments ---------------------------------------------------------------------------------
+
+    def run_time_dim(self, axis: int, dim: Size) -> str:
+        """Adds the parameter of a dim that is known at run time; returns the dim's name."""
+        name = f"n{axis}"
+        # whole vectors: the loop over the lanes has no masked tail
+        vectors = divide(dim, self.width) if axis == self.lane_axis else None
+        if vectors is None:
+            self.scalars.append(dim)
+            self.scalar_names.append(name)
+        else:
+            self.scalars.append(vectors)
+            self.scalar_names.append(f"v{axis}")
+            self.out.add(f"{name} = v{axis} * {self.width}")
+        return name
 
     def add(self, text: str) -> None:
         self.out.add(text)
@@ -400,11 +411,7 @@ class _NestWriter:
             dtype = compute_dtype(spec.values[i].dtype)
             args.append(ArgView(dtype, (blocks,), None))
             params.append(f"w{position}: k.InOut")
-        params += [
-            f"{text}: k.i64"
-            for text, dim in zip(self.dim_text, spec.dims, strict=True)
-            if not isinstance(dim, int)
-        ]
+        params += [f"{name}: k.i64" for name in self.scalar_names]
         header = f"def region({', '.join(params)}, ctx: k.Context):"
         return NestText(
             "\n".join([header, *self.out.lines]) + "\n", tuple(args), tuple(self.scalars), parallel

@@ -8,13 +8,14 @@ program runs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from xdsl.ir import Attribute
-from xdsl.rewriter import Rewriter
 
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.outline import SIZE_RULES
 from max._compiler.template import UnsupportedOpError
+from max._lazy import lazy_module
 from max.mlir import (
     CallOp,
     DimAttr,
@@ -33,6 +34,11 @@ from max.mlir import (
 )
 from max.mlir.builtin import ModuleOp
 from max.mlir.ops.shape import SLICE_ATTRIBUTES, slice_shape
+
+if TYPE_CHECKING:
+    from xdsl import rewriter
+else:
+    rewriter = lazy_module("xdsl.rewriter")
 
 __all__ = ["resolve_sizes"]
 
@@ -145,7 +151,7 @@ def _substitute(op: MoOp, env: Env) -> None:
     for result in list(op.results):
         type_ = substitute_type(result.type, env)
         if type_ is not result.type:
-            Rewriter.replace_value_with_new_type(result, type_)
+            rewriter.Rewriter.replace_value_with_new_type(result, type_)
     for name, attr in op.attributes.items():
         if isinstance(attr, ShapeAttr):
             op.attributes[name] = ShapeAttr.of([dim.substitute(env) for dim in attr.data])

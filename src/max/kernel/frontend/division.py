@@ -101,6 +101,19 @@ def most_iterations(b: Builder, start: Atom, stop: Atom, step: int) -> int:
     return max(0, -(-span // abs(step)))
 
 
+def is_multiple(b: Builder, a: Atom, factor: int, depth: int = _DEPTH) -> bool:
+    """Whether an integer is known to be a multiple of a power of two, also where its computation wraps."""
+    if isinstance(a, Const):
+        return isinstance(a.value, int) and a.value % factor == 0
+    let = b.definitions.get(a.id)
+    if let is None or not depth:
+        return False
+    known = (is_multiple(b, x, factor, depth - 1) for x in let.args)
+    if let.op == "mul":
+        return any(known)
+    return let.op in ("add", "sub", "min", "max") and all(known)
+
+
 # ***** facts *****
 def note_loop(b: Builder, scope: Scope, var: Ref, start: Atom, stop: Atom, step: int) -> None:
     """Records the interval of a loop variable, and that the bound is positive inside the body."""

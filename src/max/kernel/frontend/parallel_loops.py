@@ -13,7 +13,14 @@ from max.kernel.errors import KernelSyntaxError
 from max.kernel.frontend.arithmetic import binary
 from max.kernel.frontend.assignment import bind_target
 from max.kernel.frontend.conversions import splat, type_of
-from max.kernel.frontend.division import MAX_SIZE, interval, note_chunk, note_loop, note_positive
+from max.kernel.frontend.division import (
+    MAX_SIZE,
+    interval,
+    is_multiple,
+    note_chunk,
+    note_loop,
+    note_positive,
+)
 from max.kernel.frontend.run_time_loops import loop_body, loop_target, run_time_loop
 from max.kernel.frontend.state import FALLS, Frontend, Loop
 from max.kernel.frontend.values import ChunksValue, ParallelValue, VectorsValue
@@ -141,7 +148,7 @@ def for_chunks(fe: Frontend, node: ast.For, domain: ChunksValue) -> int:
 
 # ***** vector loops *****
 def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
-    """``for j, mask in k.vectors(n, width)``: a loop over whole vectors, then a masked tail."""
+    """``for j, mask in k.vectors(n, width)``: a loop over whole vectors, then a masked tail if there may be one."""
     b, width = fe.b, domain.width
     start = domain.start
     count = b.sub(domain.stop, start)
@@ -151,8 +158,10 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
         full, tail_size = max(count, 0) // width * width, max(count, 0) % width
     else:
         count = b.op("max", (count, b.const(0, INDEX)), INDEX)
-        tail_size = binary(fe, "mod", count, width)
-        full = b.op("sub", (count, tail_size), INDEX, "nsw")
+        full, tail_size = count, 0
+        if width & (width - 1) or not is_multiple(b, count, width):
+            tail_size = binary(fe, "mod", count, width)
+            full = b.op("sub", (count, tail_size), INDEX, "nsw")
     full_stop = b.add(start, full)
     from_zero = interval(b, b.index(start))[0] >= 0
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from max._config import dump_log, flags
+from max._lazy import lazy_module
 from max.kernel.errors import KernelTypeError
 from max.kernel.frontend.compiler import compile_body, new_frontend
 from max.kernel.frontend.division import MAX_SIZE
@@ -19,7 +20,6 @@ from max.kernel.frontend.memory import memory_of
 from max.kernel.frontend.state import Failure, Frame, Frontend
 from max.kernel.frontend.values import ContextValue, Index
 from max.kernel.frontend.views import View, contiguous_strides
-from max.kernel.interpreter.entry import PythonMessage
 from max.kernel.ir.nodes import (
     ArgSlot,
     Assign,
@@ -51,6 +51,11 @@ from max.kernel.types import (
     scalar,
     scalar_type,
 )
+
+if TYPE_CHECKING:
+    from max.kernel.interpreter import entry
+else:
+    entry = lazy_module("max.kernel.interpreter.entry")
 
 
 def specialize(
@@ -86,7 +91,7 @@ def specialize(
         text += "".join(f"{m.exception} {m.text}\n" for m in fe.messages)
     messages: list[Any] = list(fe.messages)
     if flags.MAX_KERNEL_INTERPRET:
-        messages.append(PythonMessage())
+        messages.append(entry.PythonMessage())
     ir = KernelIR(
         fn.symbol or fn.name,
         slots,

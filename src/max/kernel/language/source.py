@@ -6,6 +6,7 @@ import ast
 import functools
 import itertools
 import linecache
+import re
 import textwrap
 import threading
 import types
@@ -40,6 +41,37 @@ def _parse(text: str, file: str) -> ast.Module:
     """Parses a file; one thread at a time, as CPython 3.11 counts the recursion of all threads together."""
     with _parsing:
         return ast.parse(text, file)
+
+
+@functools.cache
+def _function_at(file: str, text: str, line: int) -> ast.FunctionDef | None:
+    """The function that starts on a line of a file (first decorator, or ``def``).
+
+    A function at the top level is parsed by itself, from its first line to the next statement of the file: a kernel
+    needs few functions of a large file. Where that is no function, as the lines of a text stand there, the whole file
+    is parsed.
+    """
+    lines = text.split("\n")
+    if lines[line - 1 : line] and lines[line - 1].startswith(("@", "def ")):
+        first = end = line - 1
+        while end < len(lines) and lines[end].startswith("@"):
+            end += 1
+        end += 1
+        # a statement of the file: no indented line, closing bracket, comment or empty line
+        while end < len(lines) and not _STATEMENT.match(lines[end]):
+            end += 1
+        try:
+            # the empty lines keep the numbers of lines
+            (node,) = _parse("\n" * first + "\n".join(lines[first:end]), file).body
+        except (SyntaxError, ValueError):
+            pass
+        else:
+            if isinstance(node, ast.FunctionDef):
+                return node
+    return _functions_of_file(file, text).get(line)
+
+
+_STATEMENT = re.compile(r"[^\s)\]}#]")
 
 
 @functools.cache
@@ -78,7 +110,7 @@ def source_of(fn: types.FunctionType) -> FunctionSource:
         raise KernelError(
             f"the source of {fn.__qualname__} ({code.co_filename}) is not at hand; use k.from_source"
         )
-    node = _functions_of_file(code.co_filename, "".join(lines)).get(code.co_firstlineno)
+    node = _function_at(code.co_filename, "".join(lines), code.co_firstlineno)
     if node is None or node.name != fn.__name__:
         raise KernelError(
             f"{fn.__qualname__} is not at {code.co_filename}:{code.co_firstlineno}; did the file change?"
