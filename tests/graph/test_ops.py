@@ -587,6 +587,32 @@ def test_mistake(
         build(*graph.inputs) if graph.inputs else build(None)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "hint"), [(3, 4, False), (3, "n", True), ("n", 3, True), ("n", "m", True)]
+)
+def test_rebind_is_named_where_a_size_is_symbolic(
+    left: int | str, right: int | str, hint: bool
+) -> None:
+    with Graph("g", input_types=[tensor(F, left), tensor(F, right)]) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        with pytest.raises(ValueError, match=f"axis -1 is {left} and {right};") as caught:
+            x + y
+    assert ("state what is equal with rebind" in str(caught.value)) == hint
+
+
+def test_none_equals_no_tensor() -> None:
+    with Graph("g", input_types=[tensor(F, 3)]) as graph:
+        x = graph.inputs[0].tensor
+        assert (x == None) is False and (x != None) is True  # noqa: E711
+        assert (None == x) is False  # noqa: E711
+
+
+def test_an_array_by_a_matrix() -> None:
+    with Graph("g", input_types=[tensor(F, 3, 2)]) as graph:
+        product = np.ones((4, 3), np.float32) @ graph.inputs[0].tensor
+    assert isinstance(product, TensorValue) and list(product.shape) == [4, 2]
+
+
 def test_a_mistake_adds_no_op() -> None:
     with Graph("g", input_types=[tensor(F, 3), tensor(F, 4)]) as graph:
         before = str(graph)

@@ -311,6 +311,28 @@ def test_hooks_see_and_replace_outputs() -> None:
     assert len(seen) == 4
 
 
+def test_a_call_of_the_base_class_is_part_of_the_same_call() -> None:
+    class Base(nn.Module):
+        def __call__(self, x: int) -> int:
+            return x + 1
+
+    class Inherits(Base):
+        pass
+
+    class Extends(Base):
+        def __call__(self, x: int) -> int:
+            return 10 * super().__call__(x)
+
+    seen: list[tuple[str, int]] = []
+    nn.add_layer_hook(lambda layer, args, kwargs, y: seen.append((type(layer).__name__, y)))
+    try:
+        assert [layer(1) for layer in (Base(), Inherits(), Extends())] == [2, 2, 20]
+    finally:
+        nn.clear_hooks()
+    assert seen == [("Base", 2), ("Inherits", 2), ("Extends", 20)]
+    assert Extends()(2) == 30 and len(seen) == 3
+
+
 def test_layer_list_is_a_list() -> None:
     layers = nn.LayerList([OwnLinear(1, 1)])
     layers.append(OwnLinear(2, 2))

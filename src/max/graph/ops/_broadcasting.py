@@ -50,9 +50,6 @@ def broadcast_all(op: str, tensors: Sequence[TensorValue]) -> list[TensorValue]:
         ValueError: The shapes do not broadcast.
     """
     types = [t.mlir_type for t in tensors]
-    shape = types[0].shape
-    if all(t.shape == shape for t in types):
-        return list(tensors)
     shape = broadcast_shapes(op, [t.shape for t in types])
     return [
         x if t.shape == shape else stage("broadcast_to", (x,), None, t.with_shape(shape))
