@@ -276,7 +276,8 @@ def dot_i16(acc: Any, a: Any, b: Any) -> Any:
 def vectors(*args: Any) -> Iterator[tuple[int, Any]]:
     """``for j, mask in k.vectors(n, width)``: full vectors with ``mask`` None, then one masked tail.
 
-    ``k.vectors(start, stop, width)`` starts elsewhere. The body is compiled once for each of the two.
+    ``k.vectors(start, stop, width)`` starts elsewhere. The body is compiled once for each of the two; there is no tail
+    where the number of elements is known to be a multiple of the width.
     """
     start, stop, width = (0, *args) if len(args) == 2 else args
     start, stop = int(start), int(stop)
