@@ -24,13 +24,11 @@ IMPORTS = [
     "from max.experimental import sharding",
     "from max.experimental.nn import LoRA",
     "from max.experimental.functional import distributed_broadcast",
-    "from max.nn import HyperConnection",
-    "from max.nn.activation import GatedActivation",
-    "from max.nn.kv_cache.utils import build_max_lengths_tensors",
+    "from max.nn.kv_cache.cache_params import MultiKVCacheParams",
     "from max.nn.moe import StackedMoE",
     "from max.nn.quant_ops import quantized_matmul",
     "from max.graph.ops import fft",
-    "from max.driver import DeviceEvent",
+    "from max.driver import CompletionFlag",
     "from max.engine import MefStore",
     "from max.pipelines.lib.interfaces import ModuleV3PipelineModelWithKVCache",
     "import modular.engine",
@@ -68,20 +66,18 @@ def test_programs_that_look_for_an_optional_module_go_on(name: str) -> None:
 
 
 LATER = {
-    "max.driver": "CompletionFlag DeviceEvent DeviceQueue LaunchTraceEntry SymmetricPool begin_launch_trace "
+    "max.driver": "CompletionFlag LaunchTraceEntry SymmetricPool begin_launch_trace "
     "enable_all_peer_access launch_trace set_virtual_device_count take_launch_trace",
-    "max.engine": "CompiledModel MefStore",
+    "max.engine": "MefStore MissingArtifactError",
     "max.experimental": "realization_context sharding",
     "max.experimental.functional": "call_on_mesh distributed_broadcast distributed_scatter fft shard",
-    "max.experimental.nn": "HyperConnection LoRA common_layers hyper_connection lora_layers lora_parameters",
+    "max.experimental.nn": "LoRA common_layers lora_layers lora_parameters",
     "max.experimental.tensor": "DeviceMesh Replicated realization_context",
     "max.graph": "DevicePlacementPolicy GraphBlock GraphDebugConfig",
     "max.graph.ops": "allgather_rms_norm fft irfft2 parallel reduce_scatter_rms_norm shard_and_stack side_stream",
-    "max.nn": "HyperConnection KVCacheMetrics build_max_lengths_tensors hyper_connection quant_ops",
-    "max.nn.kernels": "hyper_connection_gates",
-    "max.nn.kv_cache": "KVCacheMetrics MultiKVCacheBuffer MultiKVCacheParams RecurrentStateParams "
-    "build_max_lengths_tensors metrics utils",
-    "max.nn.moe": "BlockScaledStrategy SigmoidTopKRouter StackedMoE",
+    "max.nn": "quant_ops",
+    "max.nn.kv_cache": "MultiKVCacheBuffer MultiKVCacheParams RecurrentStateParams",
+    "max.nn.moe": "BlockScaledStrategy StackedMoE",
     "max.pipelines.lib": "ModuleV3PipelineModel graph_specs tool_parsing",
 }
 

@@ -30,13 +30,11 @@ _COLLECTIVES = (
     "It is for several GPUs; the collectives of max.nn.comm are there, and norms of their own."
 )
 _SHARDING = "A tensor is on one device; modules of max.nn are split by max.graph.ShardingStrategy."
-_STREAMS = "How it mixes streams is not documented; write it with max.graph.ops."
 _MODULE_ADAPTERS = (
     "max.nn.LinearLoRA has adapters for each sequence; one adapter is merged into the weights."
 )
 _ROUTERS = "max.nn.MoE takes a gate of your own (gate_cls), and quant_config of 8-bit floats."
 _CACHES = "A model has one KVCacheParams; its inputs are those of flattened_kv_inputs (docs/compatibility.md)."
-_METRICS = "The server counts the use of its cache in /metrics (docs/serving.md)."
 _TEMPLATES = "PipelineModelWithKVCache and GraphPipelineModelWithKVCache are the bases of models (docs/add-a-model.md)."
 _PARSERS = "SupportedArchitecture(tool_parser=) takes the name of a format, or a function (docs/compatibility.md)."
 _STORE = "Compiled programs are kept in the cache, which MAX_CACHE_DIR names (docs/runtime.md)."
@@ -52,14 +50,11 @@ ABSENT: dict[str, str] = {
     "max.engine.Torch*": _FOREIGN,
     "max.support": "It is of MAX's own tools.",
     "max.driver.Completion*": _GPUS,
-    "max.driver.DeviceEvent": _GPUS,
-    "max.driver.DeviceQueue": _GPUS,
     "max.driver.LaunchTrace*": _GPUS,
     "max.driver.*launch_trace": _GPUS,
     "max.driver.SymmetricPool": _GPUS,
     "max.driver.enable_all_peer_access": _GPUS,
     "max.driver.*virtual*": "CPU(0), CPU(1), … are devices that stand for others (docs/runtime.md).",
-    "max.engine.CompiledModel": _STORE,
     "max.engine.MefStore": _STORE,
     "max.graph.GraphBlock": _COMPILER,
     "max.graph.GraphDebugConfig": _COMPILER,
@@ -82,17 +77,9 @@ ABSENT: dict[str, str] = {
     "max.experimental.nn.LoRA": _MODULE_ADAPTERS,
     "max.experimental.nn.lora_*": _MODULE_ADAPTERS,
     "max.experimental.nn.common_layers": _MODULE_ADAPTERS,
-    "max.*HyperConnection": _STREAMS,
-    "max.*hyper_connection*": _STREAMS,
-    "max.nn.activation.GatedActivation": "max.nn.MLP and MoE are gated by silu, gelu, …; others are a product of ops.",
     "max.nn.quant_ops": "max.nn.Linear(quant_config=) and max.nn.kernels.dynamic_scaled_matmul multiply 8-bit floats.",
     "max.nn*.StackedMoE": _ROUTERS,
-    "max.nn*.SigmoidTopKRouter": _ROUTERS,
     "max.nn.moe.*Strategy": _ROUTERS,
-    "max.nn*.KVCacheMetrics": _METRICS,
-    "max.nn.kv_cache.metrics": _METRICS,
-    "max.nn*.build_max_lengths_tensors": _CACHES,
-    "max.nn.kv_cache.utils": _CACHES,
     "max.nn*.Multi*KVCache*": _CACHES,
     "max.nn.kv_cache.Recurrent*": _CACHES,
     "max.nn.kv_cache.*LeafRegion": _CACHES,
@@ -133,22 +120,20 @@ _OF_MODELS = {
     "SpeculativeConfig Speculator UnifiedEagleOutputs UnifiedSpecDecodeInputs": _DRAFTS,
 }
 LATER: dict[str, dict[str, str]] = {
-    "max.driver": {"HostHazardError Usage": _GPUS},
+    "max.driver": {"HostHazardError": _GPUS},
     "max.engine": {
         "ArtifactBodyMismatch CompilationStopped CompileOnlyExecutionError CompileOnlyModel "
         "MissingArtifactError": _STORE
     },
     "max.experimental.functional": {"reduce_scatter": _SHARDING, "side_stream": _GPUS},
     "max.experimental.tensor": {"external_shard_names": _SHARDING},
-    "max.graph": {"Module ProfileScopeColor": _COMPILER},
+    "max.graph": {"ProfileScopeColor": _COMPILER},
     "max.graph.ops": {"distributed_broadcast distributed_scatter": _COLLECTIVES},
     "max.nn.comm": {"MulticastPool": _COLLECTIVES},
     "max.nn.kv_cache": {_OF_CACHES: _CACHES},
     "max.nn.kv_cache.cache_params": {_OF_CACHES: _CACHES},
     "max.nn.moe": {
-        "EplbExpertContainer GateUpFormat GatedActivation Nvfp4Scales apply_eplb_placement "
-        "interleaved_block_scales_shape make_concatenated_gated_activation_fn make_interleaved_gated_activation_fn "
-        "make_stacked_gated_activation_fn": _ROUTERS
+        "EplbExpertContainer GateUpFormat Nvfp4Scales apply_eplb_placement interleaved_block_scales_shape": _ROUTERS
     },
     "max.nn.sampling": {
         "AcceptanceSampler greedy_acceptance_sampler stochastic_acceptance_sampler "

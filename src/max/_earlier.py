@@ -35,8 +35,8 @@ _ENCODINGS = "max.pipelines.checkpoints.encodings"
 _ENUMS = (CONFIG + "enums", _ENCODINGS, "max.pipelines.checkpoints.hub")
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "max.driver.buffer": ("max.driver",),
-    "max.driver.driver": ("max.driver",),
+    "max.driver.buffer": ("max.driver", "max.driver._copies"),
+    "max.driver.driver": ("max.driver", "max.driver._device"),
     "max.driver.tensor": ("max.driver",),
     "max.engine.api": ("max.engine",),
     "max.experimental.nn": ("max.nn.module_v3",),
@@ -165,8 +165,17 @@ _LIB_NAMES = {
 }  # fmt: skip
 
 NAMES: dict[str, dict[str, str]] = {
-    "max.driver": {"CUDA": "max.driver.Accelerator"},
-    "max.engine": {"DType": "max.dtype"},
+    "max.driver": {
+        "CUDA": "max.driver.Accelerator",
+        "DeviceQueue": "max.driver.DeviceStream",
+        "batch_inplace_copy": "max.driver._copies",
+        "copy_pinned_to_destinations": "max.driver._copies",
+    },
+    "max.engine": {
+        "CompiledModel": "max.engine._compiled",
+        "DType": "max.dtype",
+        "read": "max.engine._compiled",
+    },
     "max.graph": {"DType": "max.dtype"},
     "max.interfaces": {
         "EmbeddingsGenerationContextType": "max.interfaces.EmbeddingsContext",
@@ -175,6 +184,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "max.nn": {
         **_SCALES,
+        "HyperConnection": "max.nn.hyper_connection",
+        "KVCacheMetrics": "max.nn.kv_cache.metrics",
+        "build_max_lengths_tensors": "max.nn.kv_cache.utils",
         "Conv1d": "max.nn.Conv1D",
         "Conv2D": "max.nn.Conv2d",
         "Conv2DV1": "max.nn.Conv2dV1",
@@ -201,6 +213,8 @@ NAMES: dict[str, dict[str, str]] = {
             for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
         },
         **_PARAMS,
+        "KVCacheMetrics": "max.nn.kv_cache.metrics",
+        "build_max_lengths_tensors": "max.nn.kv_cache.utils",
     },
     "max.nn.kv_cache.cache_params": {**_PARAMS},
     "max.nn.quant_config": _SCALES,
@@ -213,7 +227,8 @@ NAMES: dict[str, dict[str, str]] = {
         "LinearV2": "max.nn.linear.Linear",
         "MLPV2": "max.nn.linear.MLP",
     },
-    "max.nn.moe": {"MoEQuantized": "max.nn.moe.MoEFp8"},
+    "max.nn.kernels": {"hyper_connection_gates": "max.nn.hyper_connection"},
+    "max.nn.moe": {"GatedActivation": "max.nn.activation", "MoEQuantized": "max.nn.moe.MoEFp8"},
     "max.pipelines": {
         "EmbeddingsPipeline": LIB + "embeddings_pipeline",
         "PipelineTask": "max.interfaces",

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max.dtype import DType
-from max.graph import DeviceRef, ShardingStrategy, Weight, ops
+from max.graph import DeviceRef, Graph, ShardingStrategy, Weight, ops
 from max.graph.quantization import QuantizationEncoding
+from max.graph.weight import Segment
 from tests.devices.harness import BACKENDS, Array, refs, run
 
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -53,6 +54,12 @@ STRATEGIES: list[tuple[ShardingStrategy, tuple[int, ...], Any]] = [
         ShardingStrategy.gate_up(2),
         (2, 3, 8),
         [np.s_[:, :, [0, 1, 4, 5]], np.s_[:, :, [2, 3, 6, 7]]],
+    ),
+    # heads of two elements, of three, and a part without heads
+    (
+        ShardingStrategy.segmented(2, -1, [Segment(4, 2), Segment(9, 3), Segment(3, None)]),
+        (2, 16),
+        [np.s_[:, [0, 1, 4, 5, 6, 7, 8, 9, 13, 14]], np.s_[:, [2, 3, 10, 11, 12, 15]]],
     ),
 ]  # fmt: skip
 
@@ -117,6 +124,60 @@ def test_shards_are_a_partition(
     covered = sorted(i for a, b in found for i in range(a, b))
     assert covered == list(range(size))
     assert all(a % unit == 0 and b > a for a, b in found)
+
+
+@both
+@pytest.mark.parametrize(
+    ("strategy", "shape", "parts"), STRATEGIES[-2:], ids=["gate_up", "segmented"]
+)
+def test_a_strategy_is_a_function_of_a_weight(
+    rng: np.random.Generator, backend: str, strategy: ShardingStrategy, shape: Any, parts: Any
+) -> None:
+    array = rng.standard_normal(shape).astype(np.float32)
+    weight = Weight("w", DType.float32, shape, DeviceRef.CPU())
+    results = run(
+        lambda _, __: [strategy(weight, i) * 1 for i in range(2)],
+        [], backend, weights={"w": array},
+    )  # fmt: skip
+    for got, part in zip(results, parts, strict=True):
+        np.testing.assert_array_equal(got, array[part])
+    with Graph("none"):
+        with pytest.raises(IndexError, match="shard 2 of 2 devices"):
+            strategy(weight, 2)
+        with pytest.raises(ValueError, match="expert_parallel is a strategy of layers"):
+            ShardingStrategy.expert_parallel(2)(weight, 0)
+
+
+def test_what_a_strategy_splits() -> None:
+    made = {
+        "is_axiswise": ShardingStrategy.axiswise(1, 2),
+        "is_gate_up": ShardingStrategy.gate_up(2),
+        "is_head_aware_colwise": ShardingStrategy.head_aware_columnwise(2, 4, 8),
+        "is_segmented": ShardingStrategy.segmented(2, 0, [Segment(4, None)]),
+        "is_rowwise": ShardingStrategy.rowwise(2),
+        "is_replicate": ShardingStrategy.replicate(2),
+    }
+    assert [strategy.sharded_axis for strategy in made.values()] == [1, 2, 1, 0, 0, None]
+    for name in made:
+        assert [kind for kind, strategy in made.items() if getattr(strategy, name)] == [name]
+
+
+def test_segments_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="3 heads cannot share 4 elements"):
+        Segment(4, 3)
+    with pytest.raises(ValueError, match="1 heads cannot share 0 elements"):
+        Segment(0, None)
+    with pytest.raises(ValueError, match="there are no segments"):
+        ShardingStrategy.segmented(2, 0, [])
+    with pytest.raises(TypeError, match="expected Segments, got 4"):
+        ShardingStrategy.segmented(2, 0, [4])  # type: ignore[list-item]
+    weight = Weight("w", DType.float32, (16, 4), CPU())
+    weight.sharding_strategy = ShardingStrategy.segmented(2, 0, [Segment(4, 2), Segment(4, None)])
+    with pytest.raises(ValueError, match=r"16 elements, which cannot be divided into 4\+4 parts"):
+        weight.shard(refs(2))
+    weight.sharding_strategy = ShardingStrategy.segmented(3, 0, [Segment(16, 2)])
+    with pytest.raises(ValueError, match="between multiples of 8 over 3 devices"):
+        weight.shard(refs(3))
 
 
 def test_a_shard_follows_its_weight() -> None:

@@ -39,6 +39,10 @@ def test_paths_come_with_and_without_a_context(folder: Path) -> None:
     late.load_paths(None, [folder])
     assert late.library_paths() == [folder]
     assert KernelLibrary(object(), []).symbols() == []
+    assert list(late) == ["library_twice"] and "library_twice" in late and "other" not in late
+    assert late["library_twice"] == folder / "ops.py"
+    with pytest.raises(KeyError, match="other"):
+        _ = late["other"]
 
 
 @pytest.mark.parametrize("wrong", ["ops.py", 3, Path("ops.py")])

@@ -21,6 +21,7 @@ from max.dtype.blocks import decode, encode
 from max.graph import Graph, ShardingStrategy, TensorType, TensorValue, ops
 from max.graph.quantization import QuantizationEncoding
 from max.nn import kernels
+from max.nn.activation import GatedActivation
 from max.nn.float8_config import (
     Float8Config,
     Float8InputScaleSpec,
@@ -28,7 +29,14 @@ from max.nn.float8_config import (
     Float8ScaleOrigin,
     Float8WeightScaleSpec,
 )
-from max.nn.moe import ExpertRouting, MoE, MoEFp8, MoEGate, RoutedMoEGate
+from max.nn.moe import (
+    ExpertRouting,
+    MoE,
+    MoEFp8,
+    MoEGate,
+    RoutedMoEGate,
+    SigmoidTopKRouter,
+)
 from tests.nn.harness import BACKENDS, CPU_REF, Array, evaluate, f32, normal, run_graph
 from tests.quantised import rounded_to_8_bits
 from tests.tolerance import assert_close
@@ -65,10 +73,7 @@ def torch_block(family: str) -> tuple[Any, dict[str, Any]]:
     if family == "gpt_oss":
         config = GptOssConfig(**sizes, intermediate_size=24, num_local_experts=8)
 
-        def activation(gate: TensorValue, up: TensorValue) -> TensorValue:
-            gate, up = ops.min(gate, 7.0), ops.max(ops.min(up, 7.0), -7.0)
-            return (up + 1.0) * gate * ops.sigmoid(gate * 1.702)
-
+        activation = GatedActivation("swigluoai", 1.702, 7.0)
         return fill(GptOssMLP(config), 2), {"activation": activation, "has_bias": True}
     config = DeepseekV3Config(
         **sizes, moe_intermediate_size=24, n_routed_experts=8, n_group=4, topk_group=2, norm_topk_prob=True,
@@ -122,6 +127,32 @@ def test_families(rng: np.random.Generator, backend: str, family: str) -> None:
         want = (want[0] if isinstance(want, tuple) else want)[0].numpy()
         (got,) = evaluate(layer, [x], backend, weights, dims=[["tokens", 32]])
         assert_close(got, want, scale=4.0)
+
+
+@both
+@pytest.mark.parametrize(("normalised", "scale"), [(True, 2.5), (False, 1.0)])
+def test_a_router_of_sigmoids(
+    rng: np.random.Generator, backend: str, normalised: bool, scale: float
+) -> None:
+    router = SigmoidTopKRouter(
+        [CPU_REF], 32, 7, 3, DType.float32, normalised, routed_scaling_factor=scale
+    )
+    weights = {
+        "gate_score.weight": normal(rng, (7, 32)),
+        "e_score_correction_bias": normal(rng, (7,)),
+    }
+    router.load_state_dict(weights)
+    x = normal(rng, (5, 32))
+    experts, shares = evaluate(router, [x], backend, weights)
+    scores = 1 / (1 + np.exp(-(x @ weights["gate_score.weight"].T)))
+    chosen = np.argsort(-(scores + weights["e_score_correction_bias"]), axis=1)[:, :3]
+    want = np.take_along_axis(scores, chosen, 1)
+    want = (want / want.sum(1, keepdims=True) if normalised else want) * scale
+    assert (experts.dtype, shares.dtype) == (np.int32, np.float32)
+    np.testing.assert_array_equal(experts, chosen)
+    np.testing.assert_allclose(shares, want, rtol=1e-5)
+    with pytest.raises(TypeError, match="correction_bias_dtype is bfloat16, expected float32"):
+        SigmoidTopKRouter([CPU_REF], 32, 7, 3, DType.float32, correction_bias_dtype=DType.bfloat16)
 
 
 def test_weights_of_tokens_first(rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, TensorType, TensorValue
-from max.nn import FusedMLP, Linear, Module, StackedLinear
+from max.nn import MLP, FusedMLP, Linear, Module, StackedLinear
 from max.nn.linear import FusedMLP as FusedMLPOfLinear
 
 REF = DeviceRef.CPU()
@@ -92,6 +92,37 @@ def test_fused_mlp(activation: str, rng: np.random.Generator) -> None:
         FusedMLP(F32, 5, 9, [])
     with pytest.raises(ValueError, match="activation is 'step'"):
         FusedMLP(F32, 5, 9, [REF], activation_function="step")
+
+
+@pytest.mark.parametrize("kind", [FusedMLP, MLP])
+def test_limited_factors(kind: Any, rng: np.random.Generator) -> None:
+    rest = (None, 5, 9) if kind is MLP else (5, 9)
+    module = kind(F32, *rest, [REF], swiglu_limit=0.75)
+    layer = Tail(module)
+    values = weights_of(layer, rng)
+    x = rng.standard_normal((4, 5)).astype(np.float32) * 3
+    if kind is MLP:
+        both = [values[f"mlp.{name}.weight"] for name in ("gate_proj", "up_proj")]
+    else:
+        both = np.split(values["mlp.gate_up_proj_fused"], 2)
+    gate, up = (x @ weight.T for weight in both)
+    gate = np.minimum(gate / (1 + np.exp(-gate)), 0.75)
+    want = (gate * np.clip(up, -0.75, 0.75)) @ values["mlp.down_proj.weight"].T
+    model = layer.compile(x_type(4, 5), session=SESSION, weights=values, name="limited")
+    np.testing.assert_allclose(model.execute(x)[0].to_numpy(), want, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="the limit is -1"):
+        kind(F32, *rest, [REF], swiglu_limit=-1)
+
+
+class Tail(Module):
+    """A module around another one, which names its weights."""
+
+    def __init__(self, mlp: Module) -> None:
+        super().__init__()
+        self.mlp = mlp
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        return self.mlp(x)
 
 
 def test_trace_and_wrong_weights(rng: np.random.Generator) -> None:

@@ -13,6 +13,7 @@ from max._earlier import earlier_names
 from max.driver._device import CPU as CPU
 from max.driver._device import Accelerator as Accelerator
 from max.driver._device import Device as Device
+from max.driver._device import DeviceEvent as DeviceEvent
 from max.driver._device import DeviceSpec as DeviceSpec
 from max.driver._device import DeviceStream as DeviceStream
 from max.driver._device import accelerator_api as accelerator_api
@@ -22,6 +23,7 @@ from max.driver._device import devices_exist as devices_exist
 from max.driver._device import load_devices as load_devices
 from max.driver._device import scan_available_devices as scan_available_devices
 from max.driver._dlpack import DLPackArray as DLPackArray
+from max.driver._strided_memory import Usage as Usage
 from max.driver._tensor import Buffer as Buffer
 from max.driver._tensor import Tensor as Tensor
 

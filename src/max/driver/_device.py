@@ -56,6 +56,11 @@ class Device:
         return self._default_stream
 
     @property
+    def default_queue(self) -> DeviceStream:
+        """The default stream, by its later name."""
+        return self._default_stream
+
+    @property
     def id(self) -> int:
         """The zero-based id; ``label`` and id identify the device, as in ``gpu:1``."""
         return self._id
@@ -71,9 +76,31 @@ class Device:
         raise NotImplementedError
 
     @property
+    def is_host_unified(self) -> bool:
+        """Whether the host reads and writes the device's memory in place."""
+        return self.is_host
+
+    @property
     def label(self) -> str:
         """``cpu`` for host devices, ``gpu`` for accelerators."""
         raise NotImplementedError
+
+    @property
+    def max_single_alloc_size(self) -> int:
+        """The largest number of bytes that one tensor may have: the device's memory.
+
+        Raises:
+            ValueError: The platform does not report it.
+        """
+        total = self.stats.get("total_memory")
+        if total is None:
+            raise ValueError(f"{self.label}:{self.id} does not report its memory")
+        return int(total)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the device's model; ``cpu`` for host devices."""
+        return self.label if self.is_host else self.architecture_name
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -334,6 +361,15 @@ class DeviceStream:
         """The device that the stream is on."""
         return self._device
 
+    @property
+    def native_stream_handle(self) -> int:
+        """The handle of the platform's stream; 0 on a CPU, which has none."""
+        return 0
+
+    def record_event(self) -> DeviceEvent:
+        """An event that is ready when all current work on this stream is complete."""
+        return DeviceEvent(self._device)
+
     def synchronize(self) -> None:
         """Returns when all operations on this stream are complete.
 
@@ -343,27 +379,74 @@ class DeviceStream:
         self._device.synchronize()
 
     def wait_for(
-        self, stream: DeviceStream | Device | None = None, device: Device | None = None
+        self,
+        stream: DeviceStream | DeviceEvent | Device | None = None,
+        device: Device | None = None,
     ) -> None:
         """Orders later work on this stream after all current work on another stream.
 
         Args:
-            stream: The stream to wait for; or a device, for its default stream.
+            stream: The stream or the event to wait for; or a device, for its default stream.
             device: The device whose default stream to wait for.
         """
         sources = [other for other in (stream, device) if other is not None]
         if len(sources) != 1:
             raise TypeError("DeviceStream.wait_for: expected one stream or one device")
         other = sources[0].default_stream if isinstance(sources[0], Device) else sources[0]
-        if not isinstance(other, DeviceStream):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(other, (DeviceStream, DeviceEvent)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                "DeviceStream.wait_for: expected a DeviceStream or a Device, got "
+                "DeviceStream.wait_for: expected a DeviceStream, a DeviceEvent or a Device, got "
                 f"{type(other).__name__}"
             )
         other.synchronize()
 
     def __repr__(self) -> str:
         return f"{self._device.label}[{self._device.id}]"
+
+
+class DeviceEvent:
+    """A point in the work of a device, to wait for.
+
+    Operations on a CPU are complete when their call returns, so that its events are ready at once.
+
+    Args:
+        device: The device.
+        enable_timing: Whether `elapsed_time` is asked for later; on a CPU it is not available.
+    """
+
+    __module__ = "max.driver"
+    __slots__ = ("_device",)
+
+    def __init__(self, device: Device, enable_timing: bool = False) -> None:
+        if not isinstance(device, Device):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"DeviceEvent: expected a Device, got {type(device).__name__}")
+        self._device = device
+
+    def is_ready(self) -> bool:
+        """Whether the work before the event is complete."""
+        self._device.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        """Returns when the work before the event is complete."""
+        self._device.synchronize()
+
+    def elapsed_time(self, end: DeviceEvent) -> float:
+        """Not available.
+
+        Args:
+            end: A later event.
+
+        Raises:
+            RuntimeError: Always: devices here keep no times; `max.engine.Model.profile` has those of kernels.
+        """
+        raise RuntimeError(
+            f"DeviceEvent.elapsed_time: {self._device.label}:{self._device.id} keeps no times of events; "
+            "Model.profile() has those of kernels"
+        )
+
+    def __repr__(self) -> str:
+        return f"{self._device.label}[{self._device.id}]:event"
 
 
 @dataclass(frozen=True)
@@ -430,15 +513,24 @@ def load_devices(device_specs: list[DeviceSpec]) -> list[Device]:
     Raises:
         ValueError: A device does not exist; the message names it and the available ones.
     """
-    for spec in device_specs:
-        if not devices_exist([spec]):
-            raise ValueError(
-                f"load_devices: {spec.device_type}:{spec.id} does not exist; "
-                f"there are the CPU and {accelerator_count()} accelerators"
-            )
-    return [
-        CPU(spec.id) if spec.device_type == "cpu" else Accelerator(spec.id) for spec in device_specs
-    ]
+    return [load_device(spec) for spec in device_specs]
+
+
+def load_device(device_spec: DeviceSpec) -> Device:
+    """Opens a device.
+
+    Raises:
+        ValueError: The device does not exist; the message names it and the available ones.
+        TypeError: The argument is no `DeviceSpec`.
+    """
+    if not isinstance(device_spec, DeviceSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"load_device: expected a DeviceSpec, got {type(device_spec).__name__}")
+    kind, id = device_spec.device_type, device_spec.id
+    if not devices_exist([device_spec]):
+        raise ValueError(
+            f"load_devices: {kind}:{id} does not exist; there are the CPU and {accelerator_count()} accelerators"
+        )
+    return CPU(id) if kind == "cpu" else Accelerator(id)
 
 
 def scan_available_devices() -> list[DeviceSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import Flag
 from typing import Self
 
 from max.driver._arguments import target_of
@@ -10,15 +11,52 @@ from max.driver._device import Device, DeviceStream
 from max.driver._indexing import contiguous_strides, is_contiguous
 from max.dtype import DType
 
-__all__ = ["StridedMemory"]
+__all__ = ["StridedMemory", "Usage"]
+
+
+class Usage(Flag):
+    """What the memory of a tensor is for."""
+
+    __module__ = "max.driver"
+
+    DEFAULT = 0
+    STAGING = 1
+    """Copies to and from an accelerator: page-locked where there is one."""
+    UNTRACKED = 2
+    """The caller orders accesses of host and accelerator itself; on a CPU operations are complete when they return."""
+
+
+def usage_of(op: str, pinned: bool | Usage, usage: Usage | None) -> Usage:
+    """The usage that the arguments of an allocation name.
+
+    Args:
+        op: The call, for error messages.
+        pinned: Whether the memory is page-locked, or a usage by position.
+        usage: A usage by keyword.
+
+    Raises:
+        TypeError: Both are given, or one is of another type.
+    """
+    if isinstance(pinned, Usage):
+        pinned, usage = False, pinned if usage is None else usage
+    if usage is None:
+        return Usage.STAGING if pinned else Usage.DEFAULT
+    if not isinstance(usage, Usage):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{op}: usage is {usage!r}, expected a max.driver.Usage")
+    if pinned:
+        raise TypeError(f"{op}: expected pinned or usage, got both")
+    return usage
+
+
+_DEFAULT = Usage.DEFAULT  # a global is quicker than an attribute of an enumeration
 
 
 class StridedMemory:
     """Elements of one dtype in the memory of a device, at regular distances; the base of `max.driver.Tensor`."""
 
     __slots__ = (
-        "__weakref__", "_device", "_dtype", "_owner", "_pinned", "_ptr", "_read_only", "_shape",
-        "_stream", "_strides",
+        "__weakref__", "_device", "_dtype", "_owner", "_ptr", "_read_only", "_shape",
+        "_stream", "_strides", "_usage",
     )  # fmt: skip
 
     _ptr: int
@@ -35,12 +73,12 @@ class StridedMemory:
         target: Device | DeviceStream | None,
         *,
         zero: bool = False,
-        pinned: bool = False,
+        usage: Usage = Usage.DEFAULT,
     ) -> None:
         device, stream = target_of("Tensor", target)
         self._ptr, self._owner = device.memory.allocate("Tensor", dtype, shape, zero)
         self._dtype, self._shape, self._strides = dtype, shape, None
-        self._read_only, self._pinned = False, pinned
+        self._read_only, self._usage = False, usage
         self._device, self._stream = device, stream
 
     @classmethod
@@ -62,7 +100,7 @@ class StridedMemory:
         tensor = cls.__new__(cls)
         tensor._ptr, tensor._owner = memory
         tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
-        tensor._read_only = tensor._pinned = False
+        tensor._read_only, tensor._usage = False, _DEFAULT
         tensor._device, tensor._stream = device, stream
         return tensor
 
@@ -92,7 +130,7 @@ class StridedMemory:
         if strides is not None and is_contiguous(shape, strides):
             strides = None
         self._ptr, self._dtype, self._shape, self._strides = ptr, dtype, shape, strides
-        self._owner, self._read_only, self._pinned = owner, read_only, False
+        self._owner, self._read_only, self._usage = owner, read_only, _DEFAULT
         self._device, self._stream = target_of("Tensor", target)
         return self
 
@@ -102,7 +140,7 @@ class StridedMemory:
         """A view of this tensor's memory; ``offset`` in elements of this tensor."""
         ptr = self._ptr + offset * self._dtype.size_in_bytes
         view = self._wrap(ptr, dtype, shape, strides, self._owner, self._stream, self._read_only)
-        view._pinned = self._pinned
+        view._usage = self._usage
         return view
 
     @property
@@ -157,8 +195,13 @@ class StridedMemory:
 
     @property
     def pinned(self) -> bool:
-        """Whether the tensor was allocated with ``pinned``."""
-        return self._pinned
+        """Whether the tensor was allocated with ``pinned``, or for :attr:`Usage.STAGING`."""
+        return Usage.STAGING in self._usage
+
+    @property
+    def usage(self) -> Usage:
+        """What the memory was allocated for."""
+        return self._usage
 
     def _span(self) -> tuple[int, int]:
         """Address and length in bytes of the memory range that the elements span."""

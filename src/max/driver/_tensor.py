@@ -30,7 +30,7 @@ from max.driver._memory import (
     array_at,
     map_file,
 )
-from max.driver._strided_memory import StridedMemory
+from max.driver._strided_memory import StridedMemory, Usage, usage_of
 from max.dtype import DType
 
 HOST_MEMORY = HOST.memory
@@ -54,8 +54,10 @@ class Tensor(StridedMemory):
         dtype: The element type; or a NumPy array, with a device as second argument, to copy there.
         shape: The sizes; a size may be 0.
         device: The device, by default the CPU; or a stream.
-        pinned: Whether memory is page-locked for copies to an accelerator; ignored without one.
+        pinned: Whether memory is page-locked for copies to an accelerator; ignored without one. A :class:`Usage` is
+            taken too.
         stream: The stream of the tensor, which determines the device.
+        usage: What the memory is for, instead of ``pinned``.
 
     The elements are uninitialised; :meth:`zeros` sets them. Memory is aligned to 64 bytes.
 
@@ -74,11 +76,19 @@ class Tensor(StridedMemory):
         dtype: DType,
         shape: ShapeLike,
         device: Device | DeviceStream | None = None,
-        pinned: bool = False,
+        pinned: bool | Usage = False,
+        *,
+        usage: Usage | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self, dtype: DType, shape: ShapeLike, *, stream: DeviceStream, pinned: bool = False
+        self,
+        dtype: DType,
+        shape: ShapeLike,
+        *,
+        stream: DeviceStream,
+        pinned: bool | Usage = False,
+        usage: Usage | None = None,
     ) -> None: ...
     @overload
     def __init__(self, dtype: Array, shape: Device) -> None: ...
@@ -89,9 +99,10 @@ class Tensor(StridedMemory):
         dtype: DType | Array | None = None,
         shape: ShapeLike | Array | Device | None = None,
         device: Device | DeviceStream | None = None,
-        pinned: bool = False,
+        pinned: bool | Usage = False,
         *,
         stream: DeviceStream | None = None,
+        usage: Usage | None = None,
     ) -> None:
         if isinstance(dtype, np.ndarray) and (shape is None or isinstance(shape, Device)):
             dtype, shape, device = None, dtype, shape if shape is not None else device
@@ -108,7 +119,8 @@ class Tensor(StridedMemory):
         if isinstance(shape, Device):
             raise TypeError("Tensor: expected shape as a sequence of integers, got a device")
         checked = check_dtype("Tensor", dtype)
-        self._allocate(checked, as_shape("Tensor", shape), target, pinned=pinned)
+        kind = usage_of("Tensor", pinned, usage)
+        self._allocate(checked, as_shape("Tensor", shape), target, usage=kind)
 
     # ----- construction
 
@@ -117,9 +129,10 @@ class Tensor(StridedMemory):
         shape: ShapeLike,
         dtype: DType,
         device: Device | DeviceStream | None = None,
-        pinned: bool = False,
+        pinned: bool | Usage = False,
         *,
         stream: DeviceStream | None = None,
+        usage: Usage | None = None,
     ) -> Tensor:
         """Allocates a tensor of zeros.
 
@@ -129,6 +142,7 @@ class Tensor(StridedMemory):
             device: Where to allocate, the CPU if not given; or a stream.
             pinned: As for the constructor.
             stream: The stream that the tensor belongs to.
+            usage: As for the constructor.
         """
         if device is not None and stream is not None:
             raise TypeError("Tensor.zeros: expected a device or a stream, got both")
@@ -136,7 +150,8 @@ class Tensor(StridedMemory):
         target = device if stream is None else stream
         sizes = as_shape("Tensor.zeros", shape)
         checked = check_dtype("Tensor.zeros", dtype)
-        tensor._allocate(checked, sizes, target, zero=True, pinned=pinned)
+        kind = usage_of("Tensor.zeros", pinned, usage)
+        tensor._allocate(checked, sizes, target, zero=True, usage=kind)
         return tensor
 
     @staticmethod

@@ -20,14 +20,14 @@
 from max._earlier import earlier_names
 from max._runtime.interrupts import ExecutionInterrupted, interrupt_on
 from max.engine._model import Model
-from max.engine._session import (
+from max.engine._options import (
     AssertLevel,
     CustomExtensionsType,
     GPUProfilingMode,
-    InferenceSession,
     LogLevel,
     SplitKReductionPrecision,
 )
+from max.engine._session import InferenceSession
 from max.engine._tensor_spec import MojoValue, TensorSpec
 
 __all__ = [

@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,15 @@ from max.engine._idle import measure_when_idle
 from max.engine._limits import find_limits
 from max.engine._model import Model
 from max.engine._once import inputs_of, needed_later, run_once
-from max.engine._opaque import with_buffers
+from max.engine._options import (
+    LEVELS,
+    AssertLevel,
+    CustomExtensionsType,
+    GPUProfilingMode,
+    LogLevel,
+    SplitKReductionPrecision,
+    choice,
+)
 from max.engine._packed import PackedCopy
 from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import Linked, LinkedProgram, arena_of
@@ -38,102 +45,21 @@ from max.kernel.language.extensions import load_extensions
 
 if TYPE_CHECKING:
     from max import graph as graphs
-    from max.engine import _interpreted
+    from max.engine import _compiled, _interpreted
     from max.graph import print_options
-    from max.graph import saved as saved_files
     from max.graph import weights as weight_files
 else:
     # the graph layer is imported by callers that stage graphs
     graphs = lazy_module("max.graph")
     print_options = lazy_module("max.graph.print_options")
-    saved_files = lazy_module("max.graph.saved")
     weight_files = lazy_module("max.graph.weights")
     _interpreted = lazy_module("max.engine._interpreted")
-
-__all__ = [
-    "AssertLevel", "CustomExtensionsType", "GPUProfilingMode", "InferenceSession", "LogLevel",
-    "SplitKReductionPrecision",
-]  # fmt: skip
+    # not needed where a program is found by its description
+    _compiled = lazy_module("max.engine._compiled")
 
 logger = logging.getLogger("max.engine")
 
-CustomExtensionsType = list[str | Path | Any] | str | Path | Any
-
-
-class GPUProfilingMode(str, Enum):
-    """The supported modes for GPU profiling."""
-
-    __module__ = "max.engine"
-
-    OFF = "off"
-    ON = "on"
-    DETAILED = "detailed"
-
-
-class LogLevel(str, Enum):
-    """The LogLevel specifies the log level of the ops."""
-
-    __module__ = "max.engine"
-
-    NOTSET = "notset"
-    TRACE = "trace"
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-    CRITICAL = "critical"
-
-
-class AssertLevel(str, Enum):
-    """Which assertions of kernels are kept in the compiled model."""
-
-    __module__ = "max.engine"
-
-    NONE = "none"
-    WARN = "warn"
-    SAFE = "safe"
-    ALL = "all"
-
-
-class SplitKReductionPrecision(str, Enum):
-    """The precision of the sums of large matrix products that are split along their inner dimension."""
-
-    __module__ = "max.engine"
-
-    ACCUM = "ACCUM"
-    OUTPUT = "OUTPUT"
-
-
-FOREIGN = {
-    ".mef": "a compiled model of MAX",
-    ".onnx": "an ONNX model",
-    ".pb": "a TensorFlow model",
-    ".pt": "a PyTorch file",
-    ".pth": "a PyTorch file",
-    ".pt2": "an exported PyTorch program",
-    ".torchscript": "a TorchScript model",
-}
-"""Suffixes of files that are not graphs of this engine, with a description of each."""
-
-_LEVELS = {
-    "notset": 0,
-    "trace": 5,
-    "debug": 10,
-    "info": 20,
-    "warning": 30,
-    "error": 40,
-    "critical": 50,
-}
-
-
-def _choice(kind: type[Enum], option: str, value: Any) -> Any:
-    for member in kind:
-        if value is member or (
-            isinstance(value, str) and value.lower() == str(member.value).lower()
-        ):
-            return member
-    choices = ", ".join(repr(member.value) for member in kind)
-    raise ArgumentError(f"{option}: {value!r} is not one of {choices}")
+__all__ = ["InferenceSession"]
 
 
 class InferenceSession:
@@ -215,6 +141,7 @@ class InferenceSession:
         custom_extensions: CustomExtensionsType | None = None,
         custom_ops_path: str | None = None,
         weights_registry: Mapping[str, Any] | None = None,
+        tile_based_fusion: bool = False,
     ) -> Model:
         """Loads a model and compiles it for inference.
 
@@ -229,6 +156,7 @@ class InferenceSession:
             weights_registry: A mapping from names of model weights to their values; with a saved graph, for those
                 that are not saved with it, or to be others: NumPy arrays, torch tensors,
                 `Tensor`, `WeightData` or other DLPack arrays. They are used where they are; the model holds on to them.
+            tile_based_fusion: Without effect: the compiler decides which ops to fuse.
 
         Returns:
             The loaded model, compiled and ready to execute.
@@ -237,22 +165,144 @@ class InferenceSession:
             RuntimeError: If the path provided is invalid.
             ValueError: Weights are missing, or of a wrong shape or dtype, or a device is not the session's.
         """
-        graph, saved = self._graph(model)
-        registry = {**saved, **(weights_registry or {})} if saved else weights_registry
-        for extensions in (custom_ops_path, custom_extensions):
-            load_extensions(extensions)
-        load_extensions(list(graph.kernel_libraries_paths))
-        module = with_buffers(graph.to_mlir())
-        self._check_devices(module)
-        if flags.MAX_INTERPRET:
-            bound = bind_weights(graph.name, declared_weights(module), registry)
-            weights = {
-                n: w.now() if isinstance(w, weight_files.LaterCast) else w for n, w in bound.items()
-            }
-            return _interpreted.interpreted_model(
-                graph, input_names(module), weights, arena_of(self._backends.host), self._printing
+        parts = _compiled.graphs_of("load", model, (custom_ops_path, custom_extensions))
+        return self._bound(
+            self._ready(_compiled.CompiledModel(parts).only("load")), weights_registry
+        )
+
+    @rare_collections()
+    def load_all(
+        self,
+        model: str | Path | Any,
+        *,
+        custom_extensions: CustomExtensionsType | None = None,
+        weights_registry: Mapping[str, Any] | None = None,
+        tile_based_fusion: bool = False,
+    ) -> dict[str, Model]:
+        """Loads all graphs of a module.
+
+        Args:
+            model: A :class:`max.graph.Module`; a graph, for all that are in its module; or as for `load`.
+            custom_extensions: As for `load`.
+            weights_registry: As for `load`, for all graphs together.
+            tile_based_fusion: As for `load`.
+
+        Returns:
+            The models by the names of their graphs.
+
+        Raises:
+            RuntimeError: As for `load`.
+            ValueError: As for `load`, or two graphs have one name.
+        """
+        whole = model.module if isinstance(model, graphs.Graph) else model
+        compiled = self.compile(whole, custom_extensions=custom_extensions)
+        return self.init_all(compiled, weights_registry=weights_registry)
+
+    @rare_collections()
+    def compile(
+        self,
+        model: str | Path | Any,
+        *,
+        custom_extensions: CustomExtensionsType | None = None,
+        tile_based_fusion: bool = False,
+    ) -> _compiled.CompiledModel:
+        """Compiles a model for `init`, which binds its weights.
+
+        Args:
+            model: A :class:`max.graph.Graph`, a :class:`max.graph.Module`, or the path of a saved graph.
+            custom_extensions: As for `load`.
+            tile_based_fusion: As for `load`.
+
+        Raises:
+            RuntimeError: If the path provided is invalid.
+            ValueError: A device is not the session's, or two graphs have one name.
+        """
+        parts = _compiled.graphs_of("compile", model, (custom_extensions,))
+        names = [part.graph.name for part in parts]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"compile: two graphs of the module have the name {twice[0]!r}")
+        return _compiled.CompiledModel([self._ready(part) for part in parts], self)
+
+    compile_async = compile
+    """`compile`, by the name under which later versions compile beside other work."""
+
+    @rare_collections()
+    def init(
+        self,
+        compiled: _compiled.CompiledModel,
+        *,
+        weights_registry: Mapping[str, Any] | None = None,
+    ) -> Model:
+        """Binds the weights of a compiled model.
+
+        Args:
+            compiled: The model, of one graph.
+            weights_registry: As for `load`.
+
+        Returns:
+            The model, ready to execute.
+
+        Raises:
+            ValueError: As for `load`, or the model has several graphs.
+            TypeError: It is not a compiled model.
+        """
+        (part,) = self._compiled("init", compiled, compiled).values()
+        return self._bound(part, weights_registry)
+
+    @rare_collections()
+    def init_all(
+        self,
+        compiled: _compiled.CompiledModel,
+        *,
+        weights_registry: Mapping[str, Any] | None = None,
+    ) -> dict[str, Model]:
+        """Binds the weights of each graph of a compiled model.
+
+        Args:
+            compiled: The model.
+            weights_registry: As for `load`, for all graphs together.
+
+        Returns:
+            The models by the names of their graphs.
+
+        Raises:
+            ValueError: As for `load`.
+            TypeError: It is not a compiled model.
+        """
+        parts = self._compiled("init_all", compiled)
+        return {name: self._bound(part, weights_registry) for name, part in parts.items()}
+
+    def _compiled(
+        self, op: str, compiled: Any, one: Any = None
+    ) -> dict[str, _compiled.CompiledGraph]:
+        """The graphs of a compiled model by name, with programs of this session; `one`: the model has one graph."""
+        if not isinstance(compiled, _compiled.CompiledModel):
+            raise TypeError(
+                f"{op}: expected a CompiledModel, which compile() returns, got {type(compiled).__name__}"
             )
-        return self._linked(self._store.load(module), registry)
+        parts = compiled._parts if one is None else (compiled.only(op),)  # pyright: ignore[reportPrivateUsage]
+        own = compiled._session is self  # pyright: ignore[reportPrivateUsage]
+        return {part.graph.name: part if own else self._ready(part) for part in parts}
+
+    def _ready(self, part: _compiled.CompiledGraph) -> _compiled.CompiledGraph:
+        """A graph with the program of this session's devices."""
+        self._check_devices(part.module)
+        program = None if flags.MAX_INTERPRET else self._store.load(part.module)
+        return _compiled.CompiledGraph(part.graph, part.module, part.saved, program)
+
+    def _bound(self, part: _compiled.CompiledGraph, registry: Mapping[str, Any] | None) -> Model:
+        """The model of a graph with the weights of a registry, and those that were saved with it."""
+        registry = {**part.saved, **(registry or {})} if part.saved else registry
+        if part.program is not None:
+            return self._linked(part.program, registry)
+        module, name = part.module, part.graph.name
+        bound = bind_weights(name, declared_weights(module), registry)
+        weights = {
+            n: w.now() if isinstance(w, weight_files.LaterCast) else w for n, w in bound.items()
+        }
+        return _interpreted.interpreted_model(
+            part.graph, input_names(module), weights, arena_of(self._backends.host), self._printing
+        )
 
     def _linked(
         self,
@@ -274,30 +324,6 @@ class InferenceSession:
         The profile is complete when the block ends; see :meth:`Model.profile`.
         """
         return recording([part for model in list(self._models) for part in model._programs()])  # pyright: ignore[reportPrivateUsage]
-
-    @staticmethod
-    def _graph(model: Any) -> tuple[graphs.Graph, Mapping[str, Any]]:
-        """The graph, and the values of weights that were saved with it."""
-        if isinstance(model, graphs.Graph):
-            return model, {}
-        if not isinstance(model, str | Path):
-            raise TypeError(
-                f"load: expected a Graph or the path of a saved one, got {type(model).__name__}"
-            )
-        path = Path(model)
-        if not path.exists():
-            raise RuntimeError(f"load: {path} does not exist")
-        if (format := FOREIGN.get(path.suffix.lower())) is not None:
-            raise RuntimeError(
-                f"load: {path} is {format}, which is not read here; build a max.graph.Graph with its weights "
-                "(max.graph.weights reads safetensors, GGUF and PyTorch files)"
-            )
-        try:
-            return graphs.Graph(path.stem, path=path), saved_files.saved_weights(path)
-        except weight_files.WeightsFileError as error:
-            raise RuntimeError(f"load: {error}") from error
-        except (ValueError, OSError) as error:
-            raise RuntimeError(f"load: {path} is not a saved graph: {error}") from error
 
     def _check_devices(self, module: mlir.ModuleOp) -> None:
         graph = mlir.entry(module)
@@ -358,7 +384,7 @@ class InferenceSession:
         Raises:
             ValueError: The mode is unknown.
         """
-        _choice(GPUProfilingMode, "gpu_profiling", mode)
+        choice(GPUProfilingMode, "gpu_profiling", mode)
 
     def set_mojo_log_level(self, level: str | LogLevel) -> None:
         """Sets the verbosity of logging in the compiled model: the level of the logger ``max.kernel``.
@@ -369,8 +395,8 @@ class InferenceSession:
         Raises:
             ValueError: The level is unknown.
         """
-        chosen: LogLevel = _choice(LogLevel, "set_mojo_log_level", level)
-        logging.getLogger("max.kernel").setLevel(_LEVELS[chosen.value])
+        chosen: LogLevel = choice(LogLevel, "set_mojo_log_level", level)
+        logging.getLogger("max.kernel").setLevel(LEVELS[chosen.value])
 
     def set_mojo_assert_level(self, level: AssertLevel) -> None:
         """Sets which asserts are kept in the compiled model. Kernels of this engine check their inputs at all levels.
@@ -381,7 +407,7 @@ class InferenceSession:
         Raises:
             ValueError: The level is unknown.
         """
-        _choice(AssertLevel, "set_mojo_assert_level", level)
+        choice(AssertLevel, "set_mojo_assert_level", level)
 
     def set_split_k_reduction_precision(self, precision: str | SplitKReductionPrecision) -> None:
         """Sets the accumulation precision for split k reductions in large matmuls. Here sums are at least f32.
@@ -392,7 +418,19 @@ class InferenceSession:
         Raises:
             ValueError: The precision is unknown.
         """
-        _choice(SplitKReductionPrecision, "set_split_k_reduction_precision", precision)
+        choice(SplitKReductionPrecision, "set_split_k_reduction_precision", precision)
+
+    def use_fi_topk_kernel(self, mode: str) -> None:
+        """Chooses the top-k kernel of GPUs. This engine has one kernel for top-k, with the results of both.
+
+        Args:
+            mode: Any text, such as "true" or "false".
+
+        Raises:
+            TypeError: It is no text.
+        """
+        if not isinstance(mode, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"use_fi_topk_kernel: expected text such as 'true', got {mode!r}")
 
     def use_old_top_k_kernel(self, mode: str) -> None:
         """Enables the old top-k kernel. This engine has one kernel for top-k, with the results of both.

@@ -67,6 +67,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@later_keywords(graph_op="op")
 def functional(op: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function on eager tensors of one that stages ops into a graph.
 

@@ -42,6 +42,7 @@ from max.experimental._defaults import (
 )
 from max.experimental._dispatch import apply, bind_tensor, in_graph
 from max.experimental._holders import hold
+from max.experimental._one_device import OneDevice
 from max.experimental._operations import Operations
 from max.experimental._types import type_of
 from max.graph import (
@@ -82,7 +83,7 @@ def driver_tensor_type(t: driver.Tensor) -> TensorType:
     return TensorType(t.dtype, t.shape, DeviceRef.from_device(t.device))
 
 
-class Tensor(Operations, Conversions):
+class Tensor(Operations, Conversions, OneDevice):
     """A multi-dimensional array. Operations are recorded, and run where a value is needed.
 
     ``Tensor([[1.0, 2.0]])`` makes one from numbers as :meth:`constant` does; see also :meth:`ones`, :meth:`zeros`,

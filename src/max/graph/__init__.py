@@ -43,6 +43,7 @@ from max.graph.value import (
 
 from max.graph import ops, quantization  # isort: skip
 from max.graph.graph import Graph
+from max.graph.graph_module import Module
 from max.graph.kernel_library import KernelLibrary
 from max.graph.weight import Weight
 
@@ -61,6 +62,7 @@ __all__ = [
     "HasBufferValue",
     "HasTensorValue",
     "KernelLibrary",
+    "Module",
     "Shape",
     "ShapeLike",
     "ShardingStrategy",

@@ -16,6 +16,7 @@ from max.graph._places import location_at, user_place
 from max.graph.added_weights import AddedWeights
 from max.graph.chains import Chains, DeviceChainMap
 from max.graph.current import CURRENT, current_graph
+from max.graph.graph_module import Module
 from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary
 from max.graph.saved import load_module, save_module
@@ -60,7 +61,7 @@ class Graph:
         custom_extensions: Files or folders with custom ops, written in the kernel language.
         context: Accepted for compatibility and ignored: MLIR contexts are implicit.
         kernel_library: A library of custom ops to extend; a new one if None.
-        module: The module to build the graph in; a new one if None.
+        module: The module to build the graph in; a new one if None. Graphs of one `Module` are loaded together.
         kwargs: Further keyword arguments of `forward`. Without `forward`, `output_types` is accepted and ignored, for
             programs written for earlier versions.
 
@@ -91,7 +92,7 @@ class Graph:
         custom_extensions: Iterable[Path] = [],
         context: object = None,
         kernel_library: KernelLibrary | None = None,
-        module: mlir.ModuleOp | None = None,
+        module: mlir.ModuleOp | Module | None = None,
         **kwargs: Any,
     ) -> None:
         self._init(name, kernel_library, custom_extensions)
@@ -99,7 +100,7 @@ class Graph:
         if path is not None:
             self._load(Path(path))
             return
-        self._module = mlir.new_module() if module is None else module
+        self._module = mlir.new_module() if module is None or isinstance(module, Module) else module
         if isinstance(input_types, Type):
             raise TypeError(
                 f"Graph {name}: input_types is {input_types!r}, expected a list of types, such as "
@@ -108,6 +109,9 @@ class Graph:
         self._build("mo.graph", list(input_types))
         self._module.body.block.add_op(self.mlir_op)
         self._forward(forward, args, kwargs)
+        if isinstance(module, Module):
+            module.add(self)
+            self._together = module
 
     def _init(
         self, name: str, library: KernelLibrary | None, custom_extensions: Iterable[Path]
@@ -125,6 +129,7 @@ class Graph:
         self._num_streams = 0
         self._seed: TensorValue | None = None
         self._place: tuple[str, int] | None = None
+        self._together: Module | None = None
         self.device_chains = DeviceChainMap(self._chains)
 
     def _build(self, op: str, input_types: Sequence[Type[Any]]) -> None:
@@ -146,7 +151,10 @@ class Graph:
         self._block = op.block
 
     def _load(self, path: Path) -> None:
-        module = load_module(path)
+        self._take(load_module(path))
+
+    def _take(self, module: mlir.ModuleOp) -> None:
+        """Makes the entry of a complete module this graph."""
         self._module = module
         self._adopt(mlir.entry(module))
         self._num_inputs = len(self._block.args)
@@ -454,6 +462,30 @@ class Graph:
     def weights(self) -> Weights:
         """Allocates weights by hierarchical name: ``graph.weights().layers[0].weight.allocate(dtype, shape)``."""
         return GraphWeights(self.added_weights)
+
+    @property
+    def module(self) -> Module:
+        """The module of the graph; with the graph alone unless it was made in another one."""
+        root = self.root
+        if root._together is None:
+            root._together = Module()
+            root._together.add(root)
+        return root._together
+
+    def copy(self) -> Graph:
+        """A copy with ops of its own, in a module of its own. Large constants are shared.
+
+        Raises:
+            ValueError: The outputs are not set yet, or this is a subgraph.
+        """
+        if self.root is not self or not self.has_output:
+            why = "the outputs are not set yet" if self.root is self else "copy the graph around it"
+            raise ValueError(f"Graph {self.name}: it cannot be copied; {why}")
+        graph = Graph.__new__(Graph)
+        graph._init(self.name, None, self.kernel_libraries_paths)
+        graph.root = graph
+        graph._take(self._module.clone())
+        return graph
 
     # Text
 

@@ -77,6 +77,22 @@ class KernelLibrary:
         """The names of the registered ops, sorted."""
         return sorted(self._symbols)
 
+    def __contains__(self, kernel: object) -> bool:
+        """Whether a library registers an op of this name."""
+        return kernel in self._symbols
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the registered ops, sorted."""
+        return iter(self.symbols())
+
+    def __getitem__(self, kernel: str) -> Path:
+        """The file that registers an op.
+
+        Raises:
+            KeyError: No library registers it.
+        """
+        return self._symbols[kernel]
+
     def file_of(self, symbol: str) -> Path | None:
         """The file that registers an op, or None."""
         return self._symbols.get(symbol)

@@ -29,7 +29,7 @@ from max.graph.weights._safetensors_file import (
     write_safetensors,
 )
 
-__all__ = ["FORMAT_VERSION", "load_module", "saved_weights", "save_module"]
+__all__ = ["FORMAT_VERSION", "is_saved", "load_module", "save_module", "saved_weights"]
 
 FORMAT_VERSION = 1
 """The version of written files; newer versions are rejected."""
@@ -108,6 +108,14 @@ def load_module(path: Path) -> mlir.ModuleOp:
     module = mlir.parse_module(text, constants, str(path))
     mlir.verify_module(module)
     return module
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a file begins as those that `save_module` writes."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _HEADER.match(file.read(40).decode("latin-1")) is not None
 
 
 def saved_weights(path: Path) -> dict[str, Tensor]:

@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-__all__ = ["Ranges", "ShardingStrategy"]
+__all__ = ["Ranges", "Segment", "ShardingStrategy"]
+
+_T = TypeVar("_T", covariant=True)
+
+
+class Divisible(Protocol[_T]):
+    """A weight, whose class is above this file."""
+
+    def part(self, strategy: ShardingStrategy, index: int) -> _T:
+        """The slice that a device has."""
+        ...
+
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open index ranges of an axis."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of an axis that is split over devices by itself.
+
+    Args:
+        size: The number of elements.
+        num_heads: The number of heads that the part consists of, which are not separated; None splits anywhere.
+
+    Raises:
+        ValueError: A number is less than 1, or the heads do not divide the size.
+    """
+
+    size: int
+    num_heads: int | None
+
+    def __post_init__(self) -> None:
+        heads = 1 if self.num_heads is None else self.num_heads
+        if self.size < 1 or heads < 1 or self.size % heads:
+            raise ValueError(f"Segment: {heads} heads cannot share {self.size} elements")
 
 
 @dataclass(frozen=True)
@@ -27,7 +61,7 @@ class ShardingStrategy:
         sections: The relative sizes of consecutive sections along the axis. Each section is split separately, and a
             device gets one part of each.
         unit: The granularity: sections are split at multiples of this number of elements. If the units do not divide
-            evenly, the first devices get one more.
+            evenly, the first devices get one more. One number for all sections, or one for each.
         copies: The number of neighbouring devices that hold the same part.
 
     Raises:
@@ -39,11 +73,12 @@ class ShardingStrategy:
     kind: str
     axis: int | None = None
     sections: tuple[int, ...] = (1,)
-    unit: int = 1
+    unit: int | tuple[int, ...] = 1
     copies: int = 1
 
     def __post_init__(self) -> None:
-        sizes = {"num_devices": self.num_devices, "unit": self.unit, "copies": self.copies}
+        sizes = {"num_devices": self.num_devices, "copies": self.copies}
+        sizes |= {f"unit {i}": size for i, size in enumerate(self._units())}
         sizes |= {f"section {i}": size for i, size in enumerate(self.sections)}
         for name, size in sizes.items():
             if size < 1:
@@ -130,6 +165,28 @@ class ShardingStrategy:
         return ShardingStrategy(num_devices, "gate_up", axis, (1, 1))
 
     @staticmethod
+    def segmented(num_devices: int, axis: int, segments: Sequence[Segment]) -> ShardingStrategy:
+        """Splits an axis of several parts, such as projections of different numbers of heads.
+
+        Args:
+            num_devices: The number of parts.
+            axis: The axis; negative counts from the last.
+            segments: The parts of the axis in order, which cover all of it.
+
+        Raises:
+            TypeError: One is no `Segment`.
+            ValueError: There is none.
+        """
+        for segment in segments:
+            if not isinstance(segment, Segment):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"ShardingStrategy.segmented: expected Segments, got {segment!r}")
+        if not segments:
+            raise ValueError("ShardingStrategy.segmented: there are no segments")
+        units = tuple(1 if s.num_heads is None else s.size // s.num_heads for s in segments)
+        sizes = tuple(s.size for s in segments)
+        return ShardingStrategy(num_devices, "segmented", axis, sizes, units)
+
+    @staticmethod
     def tensor_parallel(num_devices: int) -> ShardingStrategy:
         """Splits each product of a layer over the devices; for layers only.
 
@@ -158,6 +215,31 @@ class ShardingStrategy:
         return self.kind in ("columnwise", "head_aware_columnwise")
 
     @property
+    def is_axiswise(self) -> bool:
+        """Whether one axis is split that was given by its number."""
+        return self.kind == "axiswise"
+
+    @property
+    def is_head_aware_colwise(self) -> bool:
+        """Whether the second axis is split between heads."""
+        return self.kind == "head_aware_columnwise"
+
+    @property
+    def is_gate_up(self) -> bool:
+        """Whether an axis is split that holds the gate and up projections."""
+        return self.kind == "gate_up"
+
+    @property
+    def is_segmented(self) -> bool:
+        """Whether the parts of an axis are split one by one."""
+        return self.kind == "segmented"
+
+    @property
+    def sharded_axis(self) -> int | None:
+        """The axis that is split; None for whole weights and for strategies of layers."""
+        return self.axis
+
+    @property
     def is_replicate(self) -> bool:
         """Whether each device holds the whole weight."""
         return self.kind == "replicate"
@@ -176,6 +258,24 @@ class ShardingStrategy:
     def is_expert_parallel(self) -> bool:
         """Whether the experts of a layer are distributed."""
         return self.kind == "expert_parallel"
+
+    def __call__(self, weight: Divisible[_T], i: int) -> _T:
+        """The slice of a weight that a device has, as a value of the graph that is being built.
+
+        Args:
+            weight: The weight.
+            i: The index of the device.
+
+        Raises:
+            ValueError: The weight cannot be split so, or the strategy is one of layers.
+            IndexError: The index is not in ``[0, num_devices)``.
+            LookupError: No graph is being built.
+        """
+        return weight.part(self, i)
+
+    def _units(self) -> tuple[int, ...]:
+        """The granularity of each section."""
+        return self.unit if isinstance(self.unit, tuple) else (self.unit,) * len(self.sections)
 
     def check_index(self, index: int) -> None:
         """Checks the index of a part.
@@ -203,15 +303,15 @@ class ShardingStrategy:
         self.check_index(index)
         parts, index = self.num_devices // self.copies, index // self.copies
         total = sum(self.sections)
-        unit = math.lcm(self.unit, block)
-        if size % total:
+        if size % total or (self.is_segmented and size != total):
             raise ValueError(
                 f"{name}: axis {self.axis} has {size} elements, which cannot be divided into "
                 f"{'+'.join(map(str, self.sections))} parts ({self.kind})"
             )
         sections: list[tuple[int, int]] = []
         begin = 0
-        for section in self.sections:
+        for section, least in zip(self.sections, self._units(), strict=True):
+            unit = math.lcm(least, block)
             length = size // total * section
             units = length // unit
             if units * unit != length or units < parts:

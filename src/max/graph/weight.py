@@ -13,11 +13,11 @@ from max.graph.current import Staging, current_graph
 from max.graph.dim import StaticDim
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape, ShapeLike
-from max.graph.sharding import Ranges, ShardingStrategy
+from max.graph.sharding import Ranges, Segment, ShardingStrategy
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue, tensor_of
 
-__all__ = ["Weight"]
+__all__ = ["Segment", "Weight"]
 
 
 class Weight(TensorValue):
@@ -140,18 +140,21 @@ class Weight(TensorValue):
     @sharding_strategy.setter
     def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
         if strategy is not None:
-            if not isinstance(strategy, ShardingStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    f"Weight {self.name}: the sharding strategy is {strategy!r}, expected a "
-                    "ShardingStrategy"
-                )
-            if strategy.is_tensor_parallel or strategy.is_expert_parallel:
-                raise ValueError(
-                    f"Weight {self.name}: {strategy.kind} is a strategy of layers; a weight takes "
-                    "rowwise, columnwise, replicate, axiswise, stacked_qkv, head_aware_columnwise "
-                    "or gate_up"
-                )
+            self._check_strategy(strategy)
         self._sharding = strategy
+
+    def _check_strategy(self, strategy: ShardingStrategy) -> None:
+        if not isinstance(strategy, ShardingStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"Weight {self.name}: the sharding strategy is {strategy!r}, expected a "
+                "ShardingStrategy"
+            )
+        if strategy.is_tensor_parallel or strategy.is_expert_parallel:
+            raise ValueError(
+                f"Weight {self.name}: {strategy.kind} is a strategy of layers; a weight takes "
+                "rowwise, columnwise, replicate, axiswise, stacked_qkv, head_aware_columnwise, "
+                "gate_up or segmented"
+            )
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[Weight]:
         """Splits the weight over devices by its `sharding_strategy`.
@@ -186,6 +189,21 @@ class Weight(TensorValue):
         for shard in shards:
             _ = shard.shape  # raises if the weight cannot be split
         return shards
+
+    def part(self, strategy: ShardingStrategy, index: int) -> TensorValue:
+        """The slice of this weight that a device has under a strategy, on the weight's device.
+
+        Args:
+            strategy: The strategy.
+            index: The index of the device.
+
+        Raises:
+            ValueError: The weight cannot be split so, or the strategy is one of layers.
+            IndexError: The strategy has no such device.
+            LookupError: No graph is being built.
+        """
+        self._check_strategy(strategy)
+        return TensorValue(_Shard(self, strategy, index, self.device))
 
     @property
     def _mlir_value(self) -> mlir.SSAValue:  # type: ignore[override]

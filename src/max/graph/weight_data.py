@@ -108,9 +108,13 @@ class WeightData:
         )
         return WeightData(later, self.name, dtype, self.shape)
 
+    def to_buffer(self) -> Tensor:
+        """The data as a `max.driver.Buffer` on the same memory."""
+        return Tensor.from_dlpack(self.data)
+
     def __dlpack__(self, **kwargs: Any) -> Any:
         """A DLPack capsule of the data."""
-        return Tensor.from_dlpack(self.data).__dlpack__(**kwargs)
+        return self.to_buffer().__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """The DLPack device of the data."""

@@ -16,7 +16,7 @@ from max.graph.quantization import QuantizationEncoding
 from max.nn._linear import DistributedGemmConfig, Linear
 from max.nn._projection import matmul_input
 from max.nn._sharding import check_strategy, part_of, shard_devices
-from max.nn.activation import ACTIVATIONS, activation_named
+from max.nn.activation import ACTIVATIONS, activation_named, check_limit, limited_product
 from max.nn.float8_config import Float8Config
 from max.nn.layer import Module
 
@@ -39,9 +39,10 @@ class MLP(Module):
         activation_function: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
         float8_config: The scales of float8 weights and inputs.
         dist_gemm_config: The computation of products over several devices.
+        swiglu_limit: The greatest value of the activation, and the greatest size of what it multiplies; 0 for none.
 
     Raises:
-        ValueError: There is no device, or the activation is unknown.
+        ValueError: There is no device, the activation is unknown, or the limit is negative.
     """
 
     __module__ = "max.nn.linear"
@@ -59,7 +60,10 @@ class MLP(Module):
         activation_function: str = "silu",
         float8_config: Float8Config | None = None,
         dist_gemm_config: DistributedGemmConfig | None = None,
+        swiglu_limit: float = 0.0,
     ) -> None:
+        check_limit("MLP", swiglu_limit)
+        self.swiglu_limit = swiglu_limit
         if not devices:
             raise ValueError("MLP: no device is given")
         activation_named(activation_function, "MLP")
@@ -139,6 +143,6 @@ class MLP(Module):
             x_in = matmul_input(x, gate_proj.weight)
         else:
             x_in = x
-        hidden = activation(gate_proj(x_in)) * up_proj(x_in)
+        hidden = limited_product(activation(gate_proj(x_in)), up_proj(x_in), self.swiglu_limit)
         y = self.down_proj(hidden)
         return y if y.dtype is x.dtype else ops.cast(y, x.dtype)

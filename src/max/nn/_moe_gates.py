@@ -13,7 +13,7 @@ from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.layer import Module
 from max.nn.linear import Linear
 
-__all__ = ["ExpertRouting", "MoEGate", "RoutedMoEGate"]
+__all__ = ["ExpertRouting", "MoEGate", "RoutedMoEGate", "SigmoidTopKRouter"]
 
 
 class MoEGate(Module):
@@ -275,3 +275,60 @@ class RoutedMoEGate(MoEGate):
         seen = ops.greater(ops.reshape(among, [tokens, groups, 1]), 0)
         hidden = ops.constant(float("-inf"), choice.dtype, choice.device)
         return ops.reshape(ops.where(seen, grouped, hidden), choice.shape)
+
+
+class SigmoidTopKRouter(RoutedMoEGate):
+    """A gate of sigmoids: a bias is added to scores for the choice, as in DeepSeek-V3 with one group.
+
+    Args:
+        devices: The devices; the gate runs on the first one.
+        hidden_dim: The size of the input's last dimension.
+        num_experts: The number of experts.
+        num_experts_per_token: The number of experts of a token.
+        dtype: The dtype of the weight.
+        norm_topk_prob: Whether the weights of a token are divided by their sum.
+        gate_dtype: The dtype of the weight instead of `dtype`.
+        correction_bias_dtype: The dtype of the bias: float32.
+        routed_scaling_factor: What weights are multiplied by in the end.
+
+    Raises:
+        ValueError: No device, or the numbers do not fit.
+        TypeError: The bias is of another dtype.
+    """
+
+    __module__ = "max.nn.moe"
+
+    def __init__(
+        self,
+        devices: list[DeviceRef],
+        hidden_dim: int,
+        num_experts: int,
+        num_experts_per_token: int,
+        dtype: DType,
+        norm_topk_prob: bool = True,
+        gate_dtype: DType | None = None,
+        correction_bias_dtype: DType = DType.float32,
+        routed_scaling_factor: float = 1.0,
+    ) -> None:
+        if correction_bias_dtype is not DType.float32:
+            raise TypeError(
+                f"SigmoidTopKRouter: correction_bias_dtype is {correction_bias_dtype.name}, expected float32"
+            )
+        routing = ExpertRouting(
+            "sigmoid", norm_topk_prob, routed_scaling_factor, has_correction=True
+        )
+        super().__init__(
+            devices, hidden_dim, num_experts, num_experts_per_token, gate_dtype or dtype, routing
+        )  # fmt: skip
+
+    def __call__(self, hidden_state: TensorValue) -> tuple[TensorValue, TensorValue]:
+        """The experts of each token, and their weights.
+
+        Args:
+            hidden_state: ``[tokens, hidden_dim]``.
+
+        Returns:
+            int32 ``[tokens, num_experts_per_token]``, and of that shape the weights, float32.
+        """
+        experts, weights = super().__call__(hidden_state)
+        return ops.cast(experts, DType.int32), weights

@@ -1,13 +1,21 @@
-"""Activations by name, as configurations have them."""
+"""Activations by name, as configurations have them, and gated ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from max._earlier import earlier_names
 from max.graph import TensorValue, ops
 
-__all__ = ["ACTIVATIONS", "activation_function_from_name", "activation_named"]
+__all__ = [
+    "ACTIVATIONS",
+    "GatedActivation",
+    "activation_function_from_name",
+    "activation_named",
+    "check_limit",
+    "limited_product",
+]
 
 ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "silu": ops.silu,
@@ -49,6 +57,101 @@ def activation_function_from_name(name: str) -> Callable[[TensorValue], TensorVa
         ValueError: There is no activation of this name.
     """
     return activation_named(name, "activation_function_from_name")
+
+
+def check_limit(op: str, limit: float) -> None:
+    """Checks the greatest size of the factors of a gated activation.
+
+    Args:
+        op: The layer, for error messages.
+        limit: The limit; 0 for none.
+
+    Raises:
+        ValueError: It is negative or NaN.
+    """
+    if not limit >= 0:
+        raise ValueError(f"{op}: the limit is {limit}, expected 0 or more")
+
+
+def limited_product(factor: TensorValue, up: TensorValue, limit: float | None) -> TensorValue:
+    """``factor * up``.
+
+    Args:
+        factor: The activation of the gate projection's results.
+        up: The results of the up projection.
+        limit: The greatest value of the first factor, and the greatest size of the second; 0 or None for none.
+    """
+    if limit:
+        factor, up = ops.min(factor, limit), ops.min(ops.max(up, -limit), limit)
+    return factor * up
+
+
+_FUSED = ("silu", "swigluoai", "gelu_tanh")
+
+
+@dataclass(frozen=True)
+class GatedActivation:
+    """From the results of gate and up projection to the input of the down projection; for ``MoE(activation=)``.
+
+    Args:
+        fused_activation: ``silu`` or ``gelu_tanh``, times the results of the up projection; or ``swigluoai``, that of
+            GPT-OSS: ``g * sigmoid(alpha * g) * (u + 1)`` of limited ``g`` and ``u``.
+        alpha: Of ``swigluoai``, which needs it and the limit.
+        limit: Of ``silu`` the greatest value of the activation, and the greatest size of what it multiplies; of
+            ``swigluoai`` the greatest ``g`` and the greatest size of ``u``. 0 for none.
+        gated_activation_fn: A function instead: called with the results of the gate and of the up projection, one
+            after the other in the last dimension, and the size of each.
+
+    Raises:
+        ValueError: The activation is unknown, or the numbers do not fit it.
+    """
+
+    fused_activation: str = "silu"
+    alpha: float = 0.0
+    limit: float = 0.0
+    gated_activation_fn: Callable[[TensorValue, int], TensorValue] | None = None
+
+    def __post_init__(self) -> None:
+        name = self.fused_activation
+        if name not in _FUSED:
+            raise ValueError(f"GatedActivation: {name!r}, expected one of {', '.join(_FUSED)}")
+        check_limit("GatedActivation", self.limit)
+        if name == "swigluoai":
+            if not (self.alpha and self.limit):
+                raise ValueError("GatedActivation: swigluoai needs alpha and limit, other than 0")
+        elif self.alpha:
+            raise ValueError(f"GatedActivation: {name} takes no alpha")
+        elif name == "gelu_tanh" and self.limit:
+            raise ValueError("GatedActivation: gelu_tanh takes no limit")
+
+    def kernel_parameters(self) -> dict[str, float | str]:
+        """The name and the numbers, as kernels take them.
+
+        Raises:
+            ValueError: It is a function.
+        """
+        if self.gated_activation_fn is not None:
+            raise ValueError("GatedActivation: a gated_activation_fn has no parameters of kernels")
+        return {
+            "activation": self.fused_activation,
+            "swiglu_alpha": self.alpha,
+            "swiglu_limit": self.limit,
+        }
+
+    def __call__(self, gate: TensorValue, up: TensorValue) -> TensorValue:
+        """The input of the down projection.
+
+        Args:
+            gate: The results of the gate projection.
+            up: Those of the up projection.
+        """
+        if self.gated_activation_fn is not None:
+            return self.gated_activation_fn(ops.concat([gate, up], axis=-1), int(gate.shape[-1]))
+        if self.fused_activation == "swigluoai":
+            gate = ops.min(gate, self.limit)
+            up = ops.min(ops.max(up, -self.limit), self.limit)
+            return gate * ops.sigmoid(gate * self.alpha) * (up + 1)
+        return limited_product(ACTIVATIONS[self.fused_activation](gate), up, self.limit)
 
 
 __getattr__ = earlier_names(__name__)

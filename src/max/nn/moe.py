@@ -14,14 +14,30 @@ from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.nn._chosen_experts import Activation, run_experts, swiglu
-from max.nn._moe_gates import ExpertRouting, MoEGate, RoutedMoEGate
+from max.nn._gated_functions import (
+    make_concatenated_gated_activation_fn,
+    make_interleaved_gated_activation_fn,
+    make_stacked_gated_activation_fn,
+)
+from max.nn._moe_gates import ExpertRouting, MoEGate, RoutedMoEGate, SigmoidTopKRouter
 from max.nn._scaled import scaled_weights
 from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.float8_config import Float8Config
 from max.nn.layer import LayerList, Module
 from max.nn.linear import MLP
 
-__all__ = ["ExpertRouting", "MoE", "MoEFp8", "MoEGate", "RoutedMoEGate", "run_experts"]
+__all__ = [
+    "ExpertRouting",
+    "MoE",
+    "MoEFp8",
+    "MoEGate",
+    "RoutedMoEGate",
+    "SigmoidTopKRouter",
+    "make_concatenated_gated_activation_fn",
+    "make_interleaved_gated_activation_fn",
+    "make_stacked_gated_activation_fn",
+    "run_experts",
+]
 
 
 class MoE(Module):
@@ -44,7 +60,8 @@ class MoE(Module):
         ep_batch_manager: None.
         float8_config: How float8 weights are scaled; see `MoEFp8`.
         quantization_encoding: How the experts' weights are encoded in blocks.
-        activation: From the results of gate and up projection to the input of the down projection.
+        activation: From the results of gate and up projection to the input of the down projection, such as a
+            `GatedActivation`; by default ``silu(gate) * up``.
         has_bias: Whether the experts' projections have biases.
         gate_dtype: The dtype of the gate's weight; by default `dtype`, or bfloat16 where that is no float of 16 bits or
             more.
@@ -72,7 +89,7 @@ class MoE(Module):
         float8_config: Float8Config | None = None,
         *,
         quantization_encoding: QuantizationEncoding | None = None,
-        activation: Activation = swiglu,
+        activation: Activation | None = None,
         has_bias: bool = False,
         gate_dtype: DType | None = None,
     ) -> None:
@@ -99,7 +116,7 @@ class MoE(Module):
         self.apply_router_weight_first = apply_router_weight_first
         self.float8_config = float8_config
         self.quantization_encoding = quantization_encoding
-        self.activation = activation
+        self.activation = swiglu if activation is None else activation
         self.has_bias = has_bias
         self._sharding: ShardingStrategy | None = None
         self.gate = gate_cls(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, TensorValueLike, Weight, ops
-from max.nn.activation import ACTIVATIONS, activation_named
+from max.nn.activation import ACTIVATIONS, activation_named, check_limit, limited_product
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
 from max.nn.layer import Module
@@ -132,9 +132,10 @@ class FusedMLP(Module):
         feed_forward_length: The size between the projections.
         devices: The devices; the layer runs on the first one.
         activation_function: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
+        swiglu_limit: The greatest value of the activation, and the greatest size of what it multiplies; 0 for none.
 
     Raises:
-        ValueError: There is no device, or the activation is unknown.
+        ValueError: There is no device, the activation is unknown, or the limit is negative.
     """
 
     def __init__(
@@ -144,7 +145,10 @@ class FusedMLP(Module):
         feed_forward_length: int,
         devices: Sequence[DeviceRef],
         activation_function: str = "silu",
+        swiglu_limit: float = 0.0,
     ) -> None:
+        check_limit("FusedMLP", swiglu_limit)
+        self.swiglu_limit = swiglu_limit
         if not devices:
             raise ValueError("FusedMLP: no device is given")
         activation_named(activation_function, "FusedMLP")
@@ -169,5 +173,6 @@ class FusedMLP(Module):
         size = self.feed_forward_length
         both = ops.cast(x, self.gate_up_proj_fused.dtype) @ self.gate_up_proj_fused.T
         gate, up = ops.split(both, [size, size], axis=-1)
-        y = self.down_proj(ACTIVATIONS[self.activation_function](gate) * up)
+        factor = ACTIVATIONS[self.activation_function](gate)
+        y = self.down_proj(limited_product(factor, up, self.swiglu_limit))
         return ops.cast(y, x.dtype)

@@ -2,6 +2,7 @@
 
 from max.nn.module_v3.conv import Conv2d
 from max.nn.module_v3.embedding import Embedding
+from max.nn.module_v3.hyper_connection import HyperConnection
 from max.nn.module_v3.later import PinnedDeviceTensor, as_subgraph
 from max.nn.module_v3.linear import Linear
 from max.nn.module_v3.module import Module, TransparentModule, module_dataclass
@@ -14,6 +15,7 @@ __all__ = [
     "Embedding",
     "GemmaRMSNorm",
     "GroupNorm",
+    "HyperConnection",
     "LayerNorm",
     "Linear",
     "Module",

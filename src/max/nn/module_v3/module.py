@@ -241,6 +241,7 @@ class Module(Generic[_P, _R]):
         name: str | None = None,
         custom_extensions: Iterable[Path] = (),
         auto_cast: bool = False,
+        allow_subgraphs: bool = True,
     ) -> Callable[..., Any]:
         """Compiles the module, with its parameters as they are now, for inputs of given types.
 
@@ -254,6 +255,7 @@ class Module(Generic[_P, _R]):
             name: The name of the graph; by default that of the class.
             custom_extensions: Modules of custom ops that `__call__` uses.
             auto_cast: Whether `weights` of float32 and bfloat16 are converted to the other where the parameter has it.
+            allow_subgraphs: Without effect: equal parts share their kernels with subgraphs and without.
 
         Returns:
             A function of as many tensors (or arrays), which returns what `__call__` returns: a tensor, or a tuple,
@@ -289,6 +291,7 @@ class Module(Generic[_P, _R]):
         *input_types: Type[Any],
         name: str | None = None,
         custom_extensions: Iterable[Path] = (),
+        allow_subgraphs: bool = True,
     ) -> Graph:
         """The graph that `compile` compiles; its parameters are external constants of their qualified names.
 
@@ -296,6 +299,7 @@ class Module(Generic[_P, _R]):
             input_types: The type of each positional argument of `__call__`.
             name: The name of the graph; by default that of the class.
             custom_extensions: Modules of custom ops that `__call__` uses.
+            allow_subgraphs: As for `compile`.
 
         Raises:
             TypeError: The types do not fit the signature of `__call__`, or it needs the elements of a tensor, or
@@ -342,6 +346,11 @@ class Module(Generic[_P, _R]):
     def _shown(self) -> Iterator[tuple[str, object]]:
         """Names and values for `repr`; an empty name for a value alone."""
         yield from self.children
+
+    def __rich_repr__(self) -> Iterator[Any]:
+        """What the library ``rich`` shows: names and values of `repr`."""
+        for name, value in self._shown():
+            yield (name, value) if name else value
 
     def __repr__(self) -> str:
         items = [f"{name}={value!r}" if name else repr(value) for name, value in self._shown()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from max.dtype import DType
 from max.experimental import functional as F
 from max.experimental.tensor import Tensor
 from max.graph import Dim, DimLike
@@ -18,26 +19,51 @@ class LayerNorm(Module):
     Args:
         dim: The size of the last axis.
         eps: Added to the variance.
+        keep_dtype: Whether x is normalised in its own dtype where the parameters have it; otherwise in float32. The
+            result has x's dtype.
+        elementwise_affine: Whether there is a scale.
+        use_bias: Whether there is a shift; none without a scale.
     """
 
-    weight: Tensor
-    """The scale, of shape (`dim`,); 1 at first."""
-    bias: Tensor
-    """The shift, of shape (`dim`,); 0 at first."""
+    weight: Tensor | None
+    """The scale, of shape (`dim`,); 1 at first. None without one."""
+    bias: Tensor | None
+    """The shift, of shape (`dim`,); 0 at first. None without one."""
 
-    def __init__(self, dim: DimLike, *, eps: float = 1e-5) -> None:
-        self.weight = Tensor.ones([dim])
-        self.bias = Tensor.zeros([dim])
-        self.eps = eps
+    def __init__(
+        self,
+        dim: DimLike,
+        eps: float = 1e-5,
+        *,
+        keep_dtype: bool = True,
+        elementwise_affine: bool = True,
+        use_bias: bool = True,
+    ) -> None:
+        self._dim = Dim(dim)
+        self.weight = Tensor.ones([dim]) if elementwise_affine else None
+        self.bias = Tensor.zeros([dim]) if elementwise_affine and use_bias else None
+        self.eps, self.keep_dtype = eps, keep_dtype
 
     @property
     def dim(self) -> Dim:
         """The size of the last axis."""
-        return self.weight.shape[0]
+        return self._dim
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalises the last axis of x."""
-        return F.layer_norm(x, self.weight, self.bias, self.eps)
+        """Normalises the last axis of x.
+
+        Raises:
+            ValueError: The axis has another size than `dim`.
+        """
+        if self.weight is None and x.shape[-1] != self._dim:
+            raise ValueError(f"LayerNorm: the last axis of {x.type!r} is not {self._dim}")
+        own = x.dtype if self.weight is None else self.weight.dtype
+        # parameters of another dtype are those of a layer that computes in float32
+        dtype = x.dtype if self.keep_dtype and own is x.dtype else DType.float32
+        like = {"dtype": dtype, "device": x.device}
+        weight = F.ones([self._dim], **like) if self.weight is None else F.cast(self.weight, dtype)
+        bias = F.zeros([self._dim], **like) if self.bias is None else F.cast(self.bias, dtype)
+        return F.cast(F.layer_norm(F.cast(x, dtype), weight, bias, self.eps), x.dtype)
 
     def _shown(self) -> Iterator[tuple[str, object]]:
         yield "dim", self.dim

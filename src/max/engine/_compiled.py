@@ -1,0 +1,166 @@
+"""Models that are compiled and have no weights yet, and the files that hold them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from max import mlir
+from max._dataclass import dataclass
+from max._lazy import lazy_module
+from max.engine._opaque import with_buffers
+from max.engine._store import Loaded
+from max.kernel.language.extensions import load_extensions
+
+if TYPE_CHECKING:
+    from max import graph as graphs
+    from max.graph import saved as saved_files
+    from max.graph import weights as weight_files
+else:
+    # the graph layer is imported by callers that stage graphs
+    graphs = lazy_module("max.graph")
+    saved_files = lazy_module("max.graph.saved")
+    weight_files = lazy_module("max.graph.weights")
+
+__all__ = ["CompiledGraph", "CompiledModel", "graphs_of", "read"]
+
+FOREIGN = {
+    ".mef": "a compiled model of MAX",
+    ".onnx": "an ONNX model",
+    ".pb": "a TensorFlow model",
+    ".pt": "a PyTorch file",
+    ".pth": "a PyTorch file",
+    ".pt2": "an exported PyTorch program",
+    ".torchscript": "a TorchScript model",
+}
+"""Suffixes of files that are not graphs of this engine, with a description of each."""
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A graph, its module as it is compiled, the values that were saved with it, and its program.
+
+    Attributes:
+        program: None where modules are interpreted.
+    """
+
+    graph: graphs.Graph
+    module: mlir.ModuleOp
+    saved: Mapping[str, Any]
+    program: Loaded | None = None
+
+
+class CompiledModel:
+    """A compiled model without weights: `InferenceSession.compile` makes it, `InferenceSession.init` binds weights.
+
+    It may be bound several times, to other weights each time.
+    """
+
+    __module__ = "max.engine"
+
+    def __init__(self, parts: Iterable[CompiledGraph], session: object = None) -> None:
+        self._parts = tuple(parts)
+        self._session = session
+
+    def export_mef(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model to a file that `InferenceSession.load` and `compile`, and `max.engine.read`, take.
+
+        The file is that of `max.graph.Graph.save`: it holds the graph, for any machine. Machine code stays in the
+        cache, which ``MAX_CACHE_DIR`` names; where it is not found, loading the file compiles the graph.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ValueError: The model has several graphs.
+            OSError: The file cannot be written.
+        """
+        self.only("export_mef").graph.save(Path(path))
+
+    def only(self, op: str) -> CompiledGraph:
+        """The model's graph.
+
+        Args:
+            op: The call, for the error.
+
+        Raises:
+            ValueError: There are several.
+        """
+        if len(self._parts) != 1:
+            names = ", ".join(part.graph.name for part in self._parts) or "none"
+            raise ValueError(
+                f"{op}: the model has {len(self._parts)} graphs ({names}), expected one; load_all and init_all take "
+                "several"
+            )
+        return self._parts[0]
+
+    def __repr__(self) -> str:
+        return f"CompiledModel({', '.join(part.graph.name for part in self._parts)})"
+
+
+def read(source: str | os.PathLike[str]) -> CompiledModel:
+    """Reads a model that `CompiledModel.export_mef` or `max.graph.Graph.save` wrote.
+
+    `InferenceSession.init` finds its machine code in the cache, or compiles it.
+
+    Args:
+        source: The file.
+
+    Raises:
+        RuntimeError: The path is not that of such a file.
+        TypeError: It is no path.
+    """
+    if not isinstance(source, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"read: expected the path of a saved graph, got {type(source).__name__}")
+    return CompiledModel(graphs_of("read", Path(source)))
+
+
+def graphs_of(op: str, model: Any, extensions: Iterable[Any] = ()) -> list[CompiledGraph]:
+    """The graphs of a model, whose custom ops are registered, with their modules; they are not compiled.
+
+    Args:
+        op: The call, for error messages.
+        model: A graph, a `max.graph.Module`, or the path of a saved graph.
+        extensions: Files and folders with custom ops.
+
+    Raises:
+        TypeError: The model is none of these.
+        RuntimeError: The path is not that of a saved graph.
+    """
+    saved: Mapping[str, Any] = {}
+    if isinstance(model, graphs.Graph):
+        found = [model]
+    elif isinstance(model, graphs.Module):
+        found = list(model.graphs)
+    elif isinstance(model, str | Path):
+        graph, saved = _saved(op, Path(model))
+        found = [graph]
+    else:
+        raise TypeError(
+            f"{op}: expected a Graph or the path of a saved one, got {type(model).__name__}"
+        )
+    for extension in extensions:
+        load_extensions(extension)
+    for graph in found:
+        load_extensions(list(graph.kernel_libraries_paths))
+    return [CompiledGraph(graph, with_buffers(graph.to_mlir()), saved) for graph in found]
+
+
+def _saved(op: str, path: Path) -> tuple[graphs.Graph, Mapping[str, Any]]:
+    """The graph of a file, and the values of weights that were saved with it."""
+    if not path.exists():
+        raise RuntimeError(f"{op}: {path} does not exist")
+    format = FOREIGN.get(path.suffix.lower())
+    if format is not None and not saved_files.is_saved(path):
+        raise RuntimeError(
+            f"{op}: {path} is {format}, which is not read here; build a max.graph.Graph with its weights "
+            "(max.graph.weights reads safetensors, GGUF and PyTorch files)"
+        )
+    try:
+        return graphs.Graph(path.stem, path=path), saved_files.saved_weights(path)
+    except weight_files.WeightsFileError as error:
+        raise RuntimeError(f"{op}: {error}") from error
+    except (ValueError, OSError) as error:
+        raise RuntimeError(f"{op}: {path} is not a saved graph: {error}") from error
