@@ -100,7 +100,7 @@ def test_a_stream_for_a_client_of_http_1_0(server, http) -> None:
 
 def test_a_client_of_another_address_does_not_wait_for_all_of_one(server, http) -> None:
     """Without keys, addresses share the engine."""
-    body = {**BODY, "max_tokens": 120}
+    body = {**BODY, "max_tokens": 40}
     with (
         ThreadPoolExecutor(1) as pool,
         httpx.Client(
@@ -113,8 +113,8 @@ def test_a_client_of_another_address_does_not_wait_for_all_of_one(server, http) 
             other.get("/health")
         except httpx.ConnectError:
             pytest.skip("this machine has one address")
-        many = pool.submit(http.post, "/v1/completions", json={**body, "n": 64})
-        until(lambda: http.get("/load").json()["server_load"] == 64)
+        many = pool.submit(http.post, "/v1/completions", json={**body, "n": 32})
+        until(lambda: http.get("/load").json()["server_load"] == 32)
         answer = other.post("/v1/completions", json=body)
         assert answer.status_code == 200 and not many.done()
         assert many.result().status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from http import HTTPStatus
 from typing import Any
 
@@ -75,7 +76,8 @@ class BoundedProtocol(HttpToolsProtocol):
         running = self._running
         if running is None or running.response_complete or (self._in_body and not self.pipeline):
             return False
-        if self.scheme == "https":  # asyncio's TLS has no halves
+        # asyncio's TLS has no halves, and its sockets on Windows do not tell that they were refused
+        if self.scheme == "https" or sys.platform == "win32":
             return False
         if not running.response_started:
             if running.scope["http_version"] != "1.1":
