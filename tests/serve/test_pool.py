@@ -343,3 +343,37 @@ def test_random_requests(seed: int) -> None:
         await until(lambda: not machine.loaded)
 
     assert run(test, memory=450, max_models=2, idle_timeout_s=0.005).most <= 2
+
+
+def test_a_pinned_model_stays_and_the_time_of_others_is_told() -> None:
+    async def test(pool, machine) -> None:
+        first = await machine.load(machine.files["a"])
+        pool.pin(first)
+        pinned = await pool.find("a")
+        assert pool.is_pinned(first) and pool.loads == 1
+        pinned.keep_alive = 1000.0
+        assert pool.expires_in(pinned) is None
+        assert [entry.name for entry in await pool.entries()] == ["a", "b", "broken", "c"]
+        with pytest.raises(ApiError, match="stays loaded"):
+            await pool.unload("a")
+        ends = asyncio.Event()
+        busy = asyncio.ensure_future(request(pool, "b", ends, keep_alive=1000.0))
+        await until(lambda: len(pool.loaded()) == 2)
+        other = await pool.find("b")
+        assert pool.loads == 2 and not pool.is_pinned(other.model)
+        assert not pool.is_pinned(SimpleNamespace(name="unknown"))
+        assert pool.expires_in(other) == 1000.0, "it runs"
+        for model, count in zip(pool.loaded(), (3, 4), strict=True):
+            model.engine.open_requests = count
+        assert pool.open_requests == 7
+        ends.set()
+        await busy
+        assert 0 < pool.expires_in(other) <= 1000.0
+        other.used_at -= 2000.0
+        assert pool.expires_in(other) == 0.0
+        for seconds, expected in ((None, None), (-1.0, None), (0.0, 0.0)):
+            other.keep_alive = seconds
+            assert pool.expires_in(other) == expected
+        assert await request(pool, None) == "a", "the pinned one is the default"
+
+    run(test, idle_timeout_s=-1.0)
