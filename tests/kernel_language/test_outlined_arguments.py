@@ -1,0 +1,213 @@
+"""A body of `@k.outlined` that is used again fits all arguments of the call, not only their kinds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from max import kernel as k
+from max.kernel.frontend import outlining
+from tests.kernel_language.harness import compiled, interpreted, spec_of
+
+X = np.arange(1, 13, dtype=np.float32)
+
+
+class Scale(NamedTuple):
+    """A factor and what is added."""
+
+    factor: Any
+    shift: Any
+
+
+@k.inline
+def double(v):
+    return v + v
+
+
+@k.inline
+def negative(v):
+    return -v
+
+
+@k.outlined
+def scale(out, x, by, function, kind) -> None:
+    for i in range(x.shape[0]):
+        y = function(x[i]) * by[0]
+        if len(by) > 1:
+            y = y + by[1]
+        out[i] = k.cast(k.cast(y, kind), out.dtype)
+
+
+@k.outlined
+def shift(out, x, a, b) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] + k.cast(a - b, out.dtype) * 3.0
+
+
+@k.outlined
+def by_workers(out, x, ctx) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * k.cast(ctx.num_workers, out.dtype)
+
+
+@k.kernel
+def one_factor(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (k.f32(2.0),), double, k.f32)
+
+
+@k.kernel
+def another_factor(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (k.f32(3.0),), double, k.f32)
+
+
+@k.kernel
+def factor_and_shift(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (k.f32(2.0), k.f32(1.0)), double, k.f32)
+
+
+@k.kernel
+def named_factor_and_shift(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, Scale(k.f32(2.0), k.f32(1.0)), double, k.f32)
+
+
+@k.kernel
+def another_function(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (k.f32(2.0),), negative, k.f32)
+
+
+@k.kernel
+def another_dtype(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (k.f32(2.5),), double, k.i32)
+
+
+@k.kernel
+def plain_numbers(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (2.5, 0.5), double, k.f32)
+
+
+@k.kernel
+def other_numbers(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (2.5, 1.5), double, k.f32)
+
+
+@k.kernel
+def numbers_of_a_run(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    scale(out, x, (k.cast(n, k.f32), k.cast(m, k.f32)), double, k.f32)
+
+
+@k.kernel
+def two_numbers(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    shift(out, x, n, m)
+
+
+@k.kernel
+def one_number_twice(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    shift(out, x, n, n)
+
+
+@k.kernel
+def a_size_and_a_number(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    shift(out, x, x.shape[0], m)
+
+
+@k.kernel
+def a_size_twice(out: k.Output, x: k.Input, n: k.i64, m: k.i64):  # pyright: ignore
+    shift(out, x, x.shape[0], out.shape[0])
+
+
+@k.kernel
+def of_a_context(out: k.Output, x: k.Input, n: k.i64, m: k.i64, ctx: k.Context):  # pyright: ignore
+    by_workers(out, x, ctx)
+
+
+N, M = 5, 3
+KERNELS: dict[k.Kernel, np.ndarray] = {
+    one_factor: X * 4,
+    another_factor: X * 6,
+    factor_and_shift: X * 4 + 1,
+    named_factor_and_shift: X * 4 + 1,
+    another_function: X * -2,
+    another_dtype: X * 5,
+    plain_numbers: X * 5 + 0.5,
+    other_numbers: X * 5 + 1.5,
+    numbers_of_a_run: X * 2 * N + M,
+    two_numbers: X + 3 * (N - M),
+    one_number_twice: X,
+    a_size_and_a_number: X + 3 * (12 - M),
+    a_size_twice: X,
+    of_a_context: X,
+}
+"""The kernels and their results."""
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the outlined functions whose bodies are compiled; functions of this file count as fixed."""
+    names: list[str] = []
+    compile_body = outlining._compiled
+
+    def counted(fe, function, *rest):
+        names.append(function.name)
+        return compile_body(fe, function, *rest)
+
+    monkeypatch.setattr(outlining, "_compiled", counted)
+    monkeypatch.setattr(outlining, "_is_fixed", lambda function: True)
+    monkeypatch.setattr(outlining, "_bodies", type(outlining._bodies)())
+    return names
+
+
+def arguments() -> list[Any]:
+    return [np.zeros_like(X), X, np.int64(N), np.int64(M)]
+
+
+def printed(kernel: k.Kernel) -> str:
+    return k.specialize(kernel, [spec_of(a) for a in arguments()], None, k.host_target()).text
+
+
+def test_each_kernel_has_its_own_arguments(bodies: list[str]) -> None:
+    for kernel, expected in (*KERNELS.items(), *reversed(KERNELS.items())):
+        out, plain = arguments(), arguments()
+        compiled(kernel, out)
+        interpreted(kernel, plain)
+        assert out[0].tolist() == plain[0].tolist() == expected.tolist(), kernel.name
+
+
+def test_the_code_is_that_of_bodies_of_their_own(
+    bodies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as alone:
+        alone.setattr(outlining, "_is_fixed", lambda function: False)
+        expected = [printed(kernel) for kernel in KERNELS]
+    bodies.clear()
+    assert [printed(kernel) for kernel in KERNELS] == expected
+    assert bodies, "each is compiled once"
+    bodies.clear()
+    assert [printed(kernel) for kernel in KERNELS] == expected
+    assert not bodies
+    assert [printed(kernel) for kernel in reversed(KERNELS)] == expected[::-1]
+    assert not bodies
+
+
+def test_a_function_that_may_change_is_no_part_of_a_body(
+    bodies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlining, "_is_fixed", lambda function: function.name != "double")
+    for _ in range(2):
+        printed(one_factor)
+        printed(another_function)
+    assert bodies == ["scale"] * 3, "that of `negative` is used again"
+
+
+def test_the_least_recently_used_body_is_dropped(
+    bodies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlining, "_MOST_BODIES", 2)
+    for kernel in (one_factor, another_factor, one_factor, another_function):
+        printed(kernel)
+    assert len(bodies) == 3 and len(outlining._bodies) == 2
+    printed(one_factor)
+    assert len(bodies) == 3, "it was used after the other one"
+    printed(another_factor)
+    assert len(bodies) == 4
