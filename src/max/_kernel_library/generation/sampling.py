@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.indexing.selection import NEGATIVE_INFINITY, better, keep_best, sort_heap
+from max._kernel_library.indexing.selection import NEGATIVE_INFINITY, keep_best, sort_heap
 from max._kernel_library.lowering import KernelCall, Operand, operand_views, view
 from max._kernel_library.operand_checks import check_size
 
 SMALL_K = 256
 """The maximum number of candidates that are kept in a heap."""
+LAST_INDEX = 2**31 - 1
 
 
 @k.inline
@@ -35,13 +36,12 @@ def greatest(row: Any, width: int) -> Any:
         greater = logits > best
         best = k.select(greater, logits, best)
         indices = k.select(greater, k.iota(k.i32, width) + k.i32(j), indices)
-    value = k.f32(NEGATIVE_INFINITY)
-    index = k.i64(0)
-    for lane in k.static_range(width):
-        if better(best[lane], k.i64(indices[lane]), value, index, 1):
-            value = best[lane]
-            index = k.i64(indices[lane])
-    return value, index
+    value = k.reduce_max(best)
+    # of equal logits in several lanes the first; lanes that saw no number have index 0
+    none = k.splat(k.i32(LAST_INDEX), width)
+    index = k.i64(k.reduce_min(k.select(best == value, indices, none)))
+    # of zeros the sign of the first
+    return row[index] if value > NEGATIVE_INFINITY else value, index
 
 
 @k.inline
@@ -182,9 +182,9 @@ def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices
         total = k.f32(0)
         for i in range(kept):
             total += weight_of(values[i], d, 1)
-        last = k.i64(0)
-        sum_so_far = weight_of(values[0], d, 1)
-        while last + 1 < kept and sum_so_far < share * total:
+        last = k.i64(-1)
+        sum_so_far = k.f32(0)
+        while last + 1 < kept and (last < 0 or sum_so_far < share * total):
             last += 1
             sum_so_far += weight_of(values[last], d, 1)
     return values[last], k.i64(indices[last])
@@ -242,9 +242,9 @@ def kept_weights(d: Distribution, c: Cut, j: Any, mask: Any) -> Any:
 
 
 @k.inline
-def draw(d: Distribution, c: Cut, u: Any, default: Any) -> Any:
+def draw(d: Distribution, c: Cut, u: Any, default: Any, lanes: Any) -> Any:
     """The first kept token at which the running sum of weights exceeds `u` times their total; `default` where there is
-    none.
+    none. `lanes` is scratch memory for a vector of weights.
     """
     size = d.row.shape[0]
     total = k.f32(0)
@@ -259,8 +259,10 @@ def draw(d: Distribution, c: Cut, u: Any, default: Any) -> Any:
             kept = kept_weights(d, c, j, mask)
             after = sum_so_far + k.reduce_add(kept)
             if after > target:
-                for lane in k.static_range(d.width):
-                    weight = kept[lane]
+                # a loop at run time: it runs once, and unrolled it is an eighth of the kernel's code
+                lanes.store(0, value=kept)
+                for lane in range(d.width):
+                    weight = lanes[lane]
                     if not drawn and weight > 0:
                         sum_so_far += weight
                         token = k.i64(j) + lane
@@ -318,7 +320,7 @@ def sample_token(
             elif count > 0 or top_p[b] < 1:
                 threshold, last = bisected_threshold(d, count, top_p[b])
             u = uniform(k.u64(seed[b]))
-            token = draw(d, Cut(threshold, last, min_p[b]), u, best)
+            token = draw(d, Cut(threshold, last, min_p[b]), u, best, values)
         out[b] = token
 
 
