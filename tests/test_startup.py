@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_models import random_checkpoint
-from max._kernel_library.library import CPU_KERNELS, Limit, Operand
+from max._kernel_library.library import CPU_KERNELS, Arg, Operand
 from max._kernel_library.packing import CPU_PACKING
 from max._kernel_library.products.dense.panels import DTYPES
 from max._kernel_library.products.quantised.packed import FORMATS
@@ -241,7 +241,7 @@ def product(operand: DType, panels: DType, encoding: str, machine: str, **attrib
         "mok.packed_matmul", operands, [Operand(operand, (7, 64))], attributes, compiled_for
     )
     specs = [
-        i64 if isinstance(arg, Limit) else TensorSpec(scalar_type(arg.dtype), arg.spec_shape())
+        TensorSpec(scalar_type(arg.dtype), arg.spec_shape()) if isinstance(arg, Arg) else i64
         for arg in call.args
     ]
     return specialize(call.kernel, args=specs, params=call.params, target=compiled_for)

@@ -258,3 +258,57 @@ def test_bodies_of_functions_whose_names_may_change_are_compiled_each_time(monke
     for _ in range(2):
         printed(*CALLS["sums"])
     assert compiled_bodies == ["add_runs", "add_runs"]
+
+
+@k.outlined
+def fill_block(to: k.Output, value) -> None:
+    for i in range(to.shape[0]):
+        for j, mask in k.vectors(to.shape[1], 4):
+            to.store(i, j, value=k.splat(k.f32(value), 4), mask=mask)
+
+
+@k.kernel
+def fill_blocks_of_any_size(out: k.Output):
+    fill_block(k.run_time(out[:2, :3]), k.run_time(4))
+    fill_block(k.run_time(out[2:, 1:9]), k.run_time(7))
+    fill_block(k.run_time(out[3:4]), k.run_time(k.i64(out.shape[1])))
+
+
+@k.kernel
+def fill_one_of_any_size(out: k.Output):
+    fill_block(k.run_time(out[1:, :5]), k.run_time(3))
+
+
+@k.kernel
+def fill_blocks(out: k.Output):
+    fill_block(out[:2, :3], 4)
+    fill_block(out[2:, 1:9], 7)
+
+
+def test_arguments_known_at_run_time_only_share_a_function() -> None:
+    spec = k.TensorSpec(k.f32, (7, 11))
+
+    def functions(kernel: k.Kernel, spec: k.TensorSpec) -> set[str]:
+        ir = k.specialize(kernel, args=[spec], target=k.host_target())
+        return set(k.emit_modules(ir, k.host_target()).functions)
+
+    assert len(functions(fill_blocks, spec)) == 2
+    shared = functions(fill_blocks_of_any_size, spec)
+    assert len(shared) == 1
+    # by other kernels and for other sizes too
+    assert functions(fill_one_of_any_size, spec) == shared
+    assert functions(fill_one_of_any_size, k.TensorSpec(k.f32, (9, 64))) == shared
+    want = np.full((7, 11), -1, np.float32)
+    want[:2, :3], want[2:, 1:9], want[3] = 4, 7, 11
+    for run in (compiled, interpreted):
+        out = np.full((7, 11), -1, np.float32)
+        run(fill_blocks_of_any_size, [out])
+        np.testing.assert_array_equal(out, want)
+
+
+def test_only_integers_and_views_are_known_at_run_time_only() -> None:
+    def wrong(out: k.Output):
+        out[0] = k.run_time(1.5)
+
+    with pytest.raises(k.KernelError, match=r"integer"):
+        k.specialize(k.kernel(wrong), args=[k.TensorSpec(k.f32, (1,))], target=k.host_target())

@@ -84,7 +84,7 @@ class Runner:
         self.limit = few
         self.machine = machine
         specs: list[k.TensorSpec | k.ScalarType] = [
-            k.i64 if isinstance(arg, library.Limit) else k.TensorSpec(arg.dtype, arg.spec_shape())
+            k.TensorSpec(arg.dtype, arg.spec_shape()) if isinstance(arg, library.Arg) else k.i64
             for arg in call.args
         ]
         specs += [k.TensorSpec(DType.from_numpy(x.dtype), (None,) * x.ndim) for x in extra]
@@ -119,6 +119,9 @@ class Runner:
             if isinstance(arg, library.Limit):
                 guess = _guess(arg, self.machine) if self.limit is None else self.limit
                 given.append(np.int64(guess))
+                continue
+            if isinstance(arg, library.Scalar):
+                given.append(np.int64(arg.value))
                 continue
             array = sources[arg.source][arg.index]
             view = array.reshape([int(dim) for dim in arg.shape])
@@ -197,6 +200,8 @@ def interpreted(
     views = [
         _guess(arg, machine)
         if isinstance(arg, library.Limit)
+        else arg.value
+        if isinstance(arg, library.Scalar)
         else sources[arg.source][arg.index].reshape(arg.shape)
         for arg in call.args
     ]

@@ -89,7 +89,7 @@ def code(
     described = [[library.Operand(*x) for x in group] for group in (operands, [result])]
     call = library.CPU_KERNELS.lower(name, *described, attributes, target(features))
     specs = [
-        k.i64 if isinstance(arg, library.Limit) else k.TensorSpec(arg.dtype, arg.spec_shape())
+        k.TensorSpec(arg.dtype, arg.spec_shape()) if isinstance(arg, library.Arg) else k.i64
         for arg in call.args
     ]
     ir = k.specialize(call.kernel, args=specs, params=call.params, target=target(features))

@@ -11,7 +11,7 @@ import pytest
 from max._kernel_library.products.dense.gemm import reads_rows_in_place
 from max._kernel_library.products.dense.panels import panel_elements
 from max.dtype import DType
-from tests.kernel_library.harness import interpreted, run
+from tests.kernel_library.harness import Runner, interpreted, run
 
 BF16 = ml_dtypes.bfloat16
 
@@ -66,6 +66,35 @@ def test_copied_rows_of_several_k_blocks(rows: int, dtype: type, inner: int) -> 
     for workers in (1, 2):
         (got,) = run("mok.packed_matmul", [x, weight], result, attributes, workers=workers)
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("encoding", ["rows", "columns"])
+@pytest.mark.parametrize("machine", ["host", "avx2", "generic"])
+def test_one_kernel_packs_weights_that_share_panels(encoding: str, machine: str) -> None:
+    keys = set[str]()
+    for outputs, inner in ((16, 8), (45, 77), (129, 600)):
+        w = np.random.default_rng(inner).standard_normal((outputs, inner)).astype(np.float32)
+        for shares in (1, 2):
+            width = 32 // shares
+            panels = -(-outputs // width)
+            for share in range(shares):
+                attributes = {"encoding": encoding, "shares": shares, "share": share}
+                operand = w if encoding == "rows" else w.T
+                shape = (panels, panel_elements(inner))
+                runner = Runner("mok.pack", [operand], [(np.float32, shape)], attributes, machine=machine)  # fmt: skip
+                keys.add(runner.ir.key)
+                runner.results[0][:] = 7
+                got = runner()[0].reshape(panels, -1, 32)
+                own = np.zeros(32, bool)
+                own[share * width : (share + 1) * width] = True
+                # the parts of others are not written
+                assert (got[:, :, ~own] == 7).all()
+                assert (got[:, inner:, own] == 0).all()
+                columns = got[:, :inner, own].transpose(0, 2, 1).reshape(-1, inner)
+                np.testing.assert_array_equal(columns[:outputs], w)
+                rest = w[-1] if encoding == "rows" else np.zeros(inner)
+                assert (columns[outputs:] == rest).all()
+    assert len(keys) == 1
 
 
 def test_rows_that_are_read_in_place() -> None:

@@ -99,12 +99,12 @@ class KernelTable:
     def library(
         self,
         kernel: Any,
-        arguments: Sequence[Argument | LimitSlot],
+        arguments: Sequence[Argument | LimitSlot | Number],
         params: Mapping[str, Any],
         epilogue: str | None,
     ) -> tuple[str, tuple[Slot | BufferBound, ...]]:
         """The specialisation of a library kernel, with the text of an epilogue or None, and its slots."""
-        specs = [k.i64 if isinstance(a, LimitSlot) else a.spec() for a in arguments]
+        specs = [a.spec() if isinstance(a, Argument) else k.i64 for a in arguments]
         key = (
             id(kernel),
             tuple(specs),
@@ -168,7 +168,9 @@ class KernelTable:
 
     @staticmethod
     def slots(
-        ir: k.KernelIR, arguments: Sequence[Argument | LimitSlot], scalars: Sequence[Size] = ()
+        ir: k.KernelIR,
+        arguments: Sequence[Argument | LimitSlot | Number],
+        scalars: Sequence[Size] = (),
     ) -> tuple[Slot | BufferBound, ...]:
         """The values of a kernel's argument slots."""
         slots: list[Slot | BufferBound] = []
@@ -177,7 +179,7 @@ class KernelTable:
                 slots.append(Number(scalars[slot.arg - len(arguments)]))
                 continue
             argument = arguments[slot.arg]
-            if isinstance(argument, LimitSlot):
+            if not isinstance(argument, Argument):
                 slots.append(argument)
                 continue
             if slot.kind == "pointer":

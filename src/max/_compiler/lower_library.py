@@ -22,8 +22,8 @@ from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, simplify
-from max._compiler.template import HostStep, LimitSlot, UnsupportedOpError
-from max._kernel_library.library import Arg, KernelCall, Limit, Operand
+from max._compiler.template import HostStep, LimitSlot, Number, UnsupportedOpError
+from max._kernel_library.library import Arg, KernelCall, Limit, Operand, Scalar
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.types import short_types
 
@@ -144,7 +144,7 @@ class LibraryLowering:
         tables = {"operand": places, "result": outputs, "workspace": workspaces}
         may_write = self.placing.kernels.writes(call.kernel)
         arguments: list[Argument] = []
-        kernel_arguments: list[Argument | LimitSlot] = []
+        kernel_arguments: list[Argument | LimitSlot | Number] = []
         written: list[bool] = []
         both: list[int] = []
         for position, arg in enumerate(call.args):
@@ -152,6 +152,9 @@ class LibraryLowering:
                 kernel_arguments.append(
                     LimitSlot(arg.name, arg.guess, arg.most, simplify(arg.rows))
                 )
+                continue
+            if isinstance(arg, Scalar):
+                kernel_arguments.append(Number(simplify(arg.value)))
                 continue
             place = tables[arg.source][arg.index]
             shape = tuple(simplify(dim) for dim in arg.shape)

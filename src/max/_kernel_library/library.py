@@ -39,7 +39,15 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from max._kernel_library.lowering import Arg, KernelCall, Limit, Lowering, Operand, Workspace
+from max._kernel_library.lowering import (
+    Arg,
+    KernelCall,
+    Limit,
+    Lowering,
+    Operand,
+    Scalar,
+    Workspace,
+)
 from max.kernel import Target
 
 __all__ = [
@@ -50,6 +58,7 @@ __all__ = [
     "Limit",
     "Lowering",
     "Operand",
+    "Scalar",
     "Workspace",
 ]
 

@@ -79,6 +79,17 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """An integer parameter of a kernel that is passed at run time, so that one compiled kernel serves all values.
+
+    Args:
+        value: An int, or a symbolic dim.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Workspace:
     """Memory that lives for one launch; its contents are undefined at the start.
 
@@ -97,7 +108,7 @@ class KernelCall:
 
     Args:
         kernel: The kernel function; `k.specialize(kernel, args=[…], params=params, target=target)` takes it.
-        args: Its tensor parameters, and a limit, in order. Views for `*extra` come after them.
+        args: Its tensor parameters, scalars, and a limit, in order. Views for `*extra` come after them.
         params: Compile-time parameters. `epilogue`, where the kernel takes one, is left out: its default is the
             identity.
         serial: The kernel does not split its work: launch it on worker 0 only.
@@ -109,7 +120,7 @@ class KernelCall:
     """
 
     kernel: Any
-    args: tuple[Arg | Limit, ...]
+    args: tuple[Arg | Limit | Scalar, ...]
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     serial: bool = False
     epilogue: bool = False

@@ -14,31 +14,33 @@ from max._kernel_library.tiles.transpose import transpose
 
 
 @k.inline
-def pack_block(panel: Any, stride: Any, source: Any, mask: Any, count: int, t: Tiling) -> None:
-    """Transposes the first `width` lanes in k of `count` rows into a panel.
+def pack_block(panel: Any, stride: Any, source: Any, mask: Any, inside: Any, t: Tiling) -> None:
+    """Transposes the first `width` lanes in k of some rows into a panel.
 
     Args:
         panel: Flat view of lanes.
         stride: Lanes from one k to the next.
         source: `[rows, k]`.
         mask: Elements of a row that are loaded; None: all of a vector.
-        count: Rows, at most the width of a vector.
+        inside: The rows that are packed, as a mask; None: as many as a vector has lanes.
         t: The tiling.
     """
     block = k.tile(t.lane, (t.width,), width=t.width)
     last = source.shape[0] - 1
     for r in k.static_range(t.width):
-        if r < count:
-            block[r] = as_lanes(source.load(k.min(r, last), 0, width=t.step, mask=mask), t.lane)
-        else:
-            block[r] = block[0]
+        block[r] = as_lanes(source.load(k.min(r, last), 0, width=t.step, mask=mask), t.lane)
     transpose(block, t.width)
-    inside = None if count == t.width else k.iota(k.i32, t.width) < count
     for r in k.static_range(t.width):
         panel.store(r * stride, value=block[r], mask=inside)
 
 
-@k.outlined
+@k.inline
+def masks_are_free() -> bool:
+    """Whether masked loads and stores of the target cost nothing."""
+    return k.target().has("avx512bw")
+
+
+@k.inline
 def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> None:
     """Packs rows side by side: `panel[i * stride + r]` is lane `i` of row `r`.
 
@@ -57,21 +59,37 @@ def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> No
         count: Rows to pack, at most the width of a vector where lanes have 32 bits.
         t: The tiling.
     """
-    size = source.shape[1]
     if t.lane.bits == 32 and t.width >= 4:
-        if k.target().has("avx512bw"):
-            # masked loads cost nothing here: one body for full and partial blocks
-            for i in range(0, size, t.step):
-                mask = k.iota(k.i32, t.step) < k.i32(size - i)
-                pack_block(panel[i // t.pair * stride :], stride, source[:, i:], mask, count, t)
-        else:
-            for i, mask in k.vectors(size, t.step):
-                pack_block(panel[i // t.pair * stride :], stride, source[:, i:], mask, count, t)
+        # a transpose is much code: all sizes share it
+        any_count = k.run_time(count) if masks_are_free() else count
+        pack_blocks(k.run_time(panel), k.run_time(stride), k.run_time(source), any_count, t)
     else:
-        for r in range(count):
-            for i in range(size):
-                element = source[k.min(r, source.shape[0] - 1), i]
-                panel[i * stride + r] = k.cast(element, t.lane)
+        pack_elements(panel, stride, source, count, t)
+
+
+@k.outlined
+def pack_blocks(panel: Any, stride: Any, source: Any, count: Any, t: Tiling) -> None:
+    """`pack_rows` by transposes."""
+    size = source.shape[1]
+    if masks_are_free():
+        # one body for full and partial blocks
+        inside = k.iota(k.i32, t.width) < k.i32(count)
+        for i in range(0, size, t.step):
+            mask = k.iota(k.i32, t.step) < k.i32(size - i)
+            pack_block(panel[i // t.pair * stride :], stride, source[:, i:], mask, inside, t)
+    else:
+        inside = None if count == t.width else k.iota(k.i32, t.width) < count
+        for i, mask in k.vectors(size, t.step):
+            pack_block(panel[i // t.pair * stride :], stride, source[:, i:], mask, inside, t)
+
+
+@k.outlined
+def pack_elements(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> None:
+    """`pack_rows` one by one."""
+    for r in range(count):
+        for i in range(source.shape[1]):
+            element = source[k.min(r, source.shape[0] - 1), i]
+            panel[i * stride + r] = k.cast(element, t.lane)
 
 
 @k.inline

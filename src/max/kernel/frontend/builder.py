@@ -302,6 +302,16 @@ class Builder:
         self._next_numbers[base] = first + count
         return first
 
+    @staticmethod
+    def outlined_shift(name: str, first: int) -> int:
+        """How much higher the numbers of a function's body are than those of its first one in a kernel.
+
+        Args:
+            name: The function's name.
+            first: The number before the body's first.
+        """
+        return first - _base_number(name)
+
     def unwind(self, depth: int) -> None:
         """Closes the innermost bodies until ``depth`` are open."""
         while len(self.scopes) > depth:

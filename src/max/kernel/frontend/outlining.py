@@ -91,7 +91,8 @@ def outlined_body(
         env = {name: arguments.formal(value) for name, value in frame.env.items()}
     except _UnknownError:  # such as a tile, which is memory of the caller
         body, _ = _compiled(fe, function, compile_body, _Arguments(fe))
-        fe.b.emit(Block(fe.b.label(), body.statements, outlined=True))
+        shift = fe.b.outlined_shift(function.name, body.first)
+        fe.b.emit(Block(fe.b.label(), body.statements, True, shift))
         return
     key = (function, fe.target, fe.is_conditional, frame.in_branch,
        fe.parallel_depth > 0, fe.loop_depth > 0, *arguments.key)  # fmt: skip
@@ -111,7 +112,8 @@ def outlined_body(
         fe.may_have_left |= body.leaves
     copy = _Copy(body, first, len(fe.b.scopes), arguments.actuals, fe.b.line)
     statements = copy.statements(body.statements)
-    fe.b.emit(Block(fe.b.label(), statements, outlined=True))
+    shift = fe.b.outlined_shift(function.name, first)
+    fe.b.emit(Block(fe.b.label(), statements, True, shift))
     if reusable and not copy.uses_others:
         with _lock:
             _bodies[key] = body
@@ -337,7 +339,8 @@ class _Copy:
     def block_(self, s: Block) -> Block:
         # a body in a body has numbers of its own
         self.uses_others |= s.outlined
-        return Block(s.label + self._shift, self.statements(s.body), s.outlined)
+        shift = s.shift + self._shift if s.outlined else 0
+        return Block(s.label + self._shift, self.statements(s.body), s.outlined, shift)
 
     def leave_(self, s: Leave) -> Leave:
         return Leave(s.label + self._shift)

@@ -131,12 +131,14 @@ class If:
 class Block:
     """A body that `Leave` can end early.
 
-    An ``outlined`` one becomes a function of its own, which all kernels with an equal body share.
+    An ``outlined`` one becomes a function of its own, which all kernels with an equal body share. Its numbers are by
+    ``shift`` higher than those of the first call in a kernel.
     """
 
     label: int
     body: tuple[Stmt, ...]
     outlined: bool = False
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -314,6 +314,14 @@ def brief() -> None:
     """
 
 
+def run_time(x: Any) -> Any:
+    """An integer, or a view, of which the compiler forgets what it knows: values and sizes are known at run time only.
+
+    For arguments of an outlined function, so that calls with other sizes share its code. Strides of 1 stay known.
+    """
+    return x
+
+
 def static_assert(cond: Any, message: str = "") -> None:
     """Stops the compilation where a condition known at compile time does not hold."""
     if not cond:

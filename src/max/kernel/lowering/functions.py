@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 
 from max._abi import FUNCTION_DIGITS, FUNCTION_PREFIX
@@ -123,6 +124,9 @@ def call_outlined(w: Writer, s: Block) -> None:
     function.out("ret void")
     parameters = [f"{type} %a{n}" for n, type in enumerate(types)] + ["ptr %ctx"]
     text = module_text(function, f"void @{_NAME}({', '.join(parameters)})", slots)
+    if s.shift:
+        # the numbers of the first call, so that all calls of a kernel share the function
+        text = _NUMBERS.sub(lambda found: f"{found[1]}{int(found[2]) - s.shift}", text)
     name = FUNCTION_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:FUNCTION_DIGITS]
     w.functions[name] = text.replace(f"@{_NAME}(", f"@{name}(", 1)
     types.append("ptr")
@@ -133,6 +137,8 @@ def call_outlined(w: Writer, s: Block) -> None:
 
 
 _NAME = "function"
+_NUMBERS = re.compile(r"(%[vs]|leave)(\d+)")
+"""The numbers of values, slots and labels; lines and constants are written otherwise."""
 
 
 class _Uses:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, Scalar, view
 from max._kernel_library.products.blocking import LANES_K, STEP
 from max._kernel_library.tiles.packing import pack_columns, pack_rows
 from max._kernel_library.tiles.strips import COLUMNS
@@ -94,37 +94,37 @@ def copy_rows(copy: Any, rows: Any, t: Tiling) -> None:
 
 @k.kernel
 def pack_panels(
-    out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool, shares: int = 1, share: int = 0
-) -> None:
+    out: k.Output, w: k.Input, width: k.i64, first: k.i64, ctx: k.Context, *, by_rows: bool,  # pyright: ignore
+) -> None:  # fmt: skip
     """`out` `[panels, elements]` from `w` `[N, K]` where `by_rows`, else `[K, N]`.
 
-    Where `shares` weights have equal parts of each panel, this is number `share`.
+    The weight has `width` columns of each panel, from `first` on; both are multiples of the lanes of a vector.
     """
     t = storage(ctx.target, w.dtype)
     inner = w.shape[1] if by_rows else w.shape[0]
     columns = w.shape[0] if by_rows else w.shape[1]
-    width = COLUMNS // shares
     for panel, chunk in ctx.parallel((out.shape[0], k.ceildiv(inner, CHUNK))):
         begin = chunk * CHUNK
         length = k.min(CHUNK, inner - begin)
-        target = out[panel, begin * COLUMNS :].view(t.lane)[share * width :]
+        target = out[panel, begin * COLUMNS :].view(t.lane)[first:]
         if by_rows:
             # a loop at run time: a transpose is much code
-            for column in range(0, width, t.width):
+            for column in range(0, width, t.width):  # pyright: ignore
                 # columns past the last one are copies of it
                 at = k.min(panel * width + column, columns - 1)
                 source = w[at:, begin : begin + length]
                 pack_rows(target[column:], COLUMNS, source, t.width, t)
         else:
-            column = panel * width
-            source = w[begin : begin + length, column : k.min(column + width, columns)]
-            pack_columns(target, source, width // t.width, t, COLUMNS)
+            for column in range(0, width, t.width):  # pyright: ignore
+                at = k.min(panel * width + column, columns)
+                source = w[begin : begin + length, at : k.min(at + t.width, columns)]
+                pack_columns(target[column:], source, 1, t, COLUMNS)
         if begin + length == inner:
             # matrix tiles multiply the tail along k too
             zeros = k.splat(k.cast(0, t.lane), t.width)
             end = (out.shape[1] // COLUMNS - begin) // t.pair
             for i in range(k.ceildiv(length, t.pair), end):
-                for column in k.static_range(0, width, t.width):
+                for column in range(0, width, t.width):  # pyright: ignore
                     target.store(i * COLUMNS + column, value=zeros)
 
 
@@ -135,9 +135,15 @@ def lower_pack(
     shares: int = 1,
     share: int = 0,
 ) -> KernelCall:
-    """The packing of a weight `[N, K]` where `by_rows`, else `[K, N]`; see `pack_panels`."""
+    """The packing of a weight `[N, K]` where `by_rows`, else `[K, N]`; see `pack_panels`.
+
+    Where `shares` weights have equal parts of each panel, this is number `share`.
+    """
+    width = COLUMNS // shares
     args = (
         view("result", 0, results[0], static=False),
         view("operand", 0, operands[0], static=False),
+        Scalar(width),
+        Scalar(share * width),
     )
-    return KernelCall(pack_panels, args, {"by_rows": by_rows, "shares": shares, "share": share})
+    return KernelCall(pack_panels, args, {"by_rows": by_rows})

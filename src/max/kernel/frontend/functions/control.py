@@ -14,11 +14,11 @@ from max.kernel.frontend.conversions import as_index, cast, extract, sequence
 from max.kernel.frontend.division import note_condition
 from max.kernel.frontend.functions.table import HandlerTable
 from max.kernel.frontend.state import Frontend
-from max.kernel.frontend.values import VectorsValue, is_runtime
-from max.kernel.frontend.views import checked_width
+from max.kernel.frontend.values import Index, VectorsValue, is_runtime
+from max.kernel.frontend.views import View, checked_width
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.language import lang
-from max.kernel.types import f64, i64
+from max.kernel.types import INDEX, f64, i64
 
 FUNCTIONS = HandlerTable()
 
@@ -62,6 +62,23 @@ def emit_brief(fe: Frontend) -> None:
     if not fe.loop_depth:
         fe.fail("k.brief() must be in a loop: it promises that the loop ends soon")
     fe.b.effect("brief", ())
+
+
+@FUNCTIONS.emits(lang.run_time)
+def emit_run_time(fe: Frontend, x: Any) -> Any:
+    if not isinstance(x, View):
+        return _forgotten(fe, as_index(fe, x))
+    shape = tuple([_forgotten(fe, size) for size in x.shape])
+    # vectors need a stride that is known to be 1
+    strides = tuple([1 if stride == 1 else _forgotten(fe, stride) for stride in x.strides])
+    return View(x.base, x.dtype, shape, strides, x.name, x.writable, x.memory)
+
+
+def _forgotten(fe: Frontend, index: Index) -> Ref:
+    """An integer without what is known of it: of a slot that is read nothing is."""
+    slot = fe.b.alloc(INDEX)
+    fe.b.assign(slot, fe.b.index(index))
+    return fe.b.read(slot, INDEX)
 
 
 @FUNCTIONS.emits(lang.static_assert)
