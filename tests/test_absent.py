@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from max import _absent
+from max import _absent, _absent_names
 
 IMPORTS = [
     "from max.engine import TorchInputSpec",
@@ -92,11 +92,11 @@ def test_names_of_later_versions_say_so(module: str) -> None:
             getattr(found, name)
 
 
-@pytest.mark.parametrize("module", _absent.LATER)
+@pytest.mark.parametrize("module", _absent_names.LATER)
 def test_names_of_the_table_are_absent(module: str) -> None:
     """The table has no name that exists, and the error of each says what to use."""
     found = importlib.import_module(module)
-    for names, instead in _absent.LATER[module].items():
+    for names, instead in _absent_names.LATER[module].items():
         for name in names.split():
             with pytest.raises(AttributeError) as error:
                 getattr(found, name)
@@ -124,7 +124,7 @@ def test_names_that_max_has_not_are_told_as_python_does() -> None:
 
 
 def test_each_entry_says_what_to_do() -> None:
-    for pattern, instead in _absent.ABSENT.items():
+    for pattern, instead in _absent_names.ABSENT.items():
         assert pattern.startswith(("max.", "modular.")) and instead.endswith(".")
         plain = pattern.replace("*", "X")
         assert _absent.message(f"{plain}.below") == _absent.message(plain)

@@ -176,7 +176,11 @@ NAMES: dict[str, dict[str, str]] = {
         "DType": "max.dtype",
         "read": "max.engine._compiled",
     },
-    "max.graph": {"DType": "max.dtype"},
+    "max.graph": {
+        "DType": "max.dtype",
+        "default_custom_extensions": "max.graph.kernel_library",
+        "default_custom_extensions_scope": "max.graph.kernel_library",
+    },
     "max.interfaces": {
         "EmbeddingsGenerationContextType": "max.interfaces.EmbeddingsContext",
         "InputContext": "max.interfaces.TextGenerationContext",
@@ -205,6 +209,7 @@ NAMES: dict[str, dict[str, str]] = {
         "split_batch_replicated": "max.nn.data_parallelism",
     },
     "max.nn.attention": {
+        "num_heads_for_device": "max.nn.attention.head_counts",
         "TensorParallelLatentAttentionWithRope": "max.nn.attention.multi_latent_attention",
     },
     "max.nn.kv_cache": {
@@ -231,6 +236,7 @@ NAMES: dict[str, dict[str, str]] = {
     "max.nn.moe": {"GatedActivation": "max.nn.activation", "MoEQuantized": "max.nn.moe.MoEFp8"},
     "max.pipelines": {
         "EmbeddingsPipeline": LIB + "embeddings_pipeline",
+        "PrometheusMetricsMode": CONFIG + "audio_config",
         "PipelineTask": "max.interfaces",
         "RepoType": "max.pipelines.checkpoints.hub",
         **_LIB_NAMES,
@@ -246,6 +252,17 @@ NAMES: dict[str, dict[str, str]] = {
         "load_kv_manager": "max.pipelines.kv_cache.manager",
     },
     "max.pipelines.lib": _LIB_NAMES,
+    "max.pipelines.lib.config": {
+        **{
+            name: where
+            for name, where in _LIB_NAMES.items()
+            if name == "PipelineArgs" or where == _ENCODINGS
+        },
+        "PipelineRole": CONFIG + "enums",
+        "RepoType": "max.pipelines.checkpoints.hub",
+        "RopeType": CONFIG + "enums",
+        "SupportedEncoding": _ENCODINGS,
+    },
     "max.pipelines.lib.interfaces": {
         name: _LIB_NAMES[name] for name in _LIB_NAMES if _LIB_NAMES[name].startswith(MODELS)
     },

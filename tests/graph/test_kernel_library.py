@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from max.dtype import DType
-from max.graph import DeviceRef, Graph, KernelLibrary, TensorType
+from max.engine import InferenceSession
+from max.graph import (
+    DeviceRef,
+    Graph,
+    KernelLibrary,
+    TensorType,
+    default_custom_extensions,
+    default_custom_extensions_scope,
+    ops,
+)
 
 KERNEL = """
 from max import kernel as k
@@ -67,3 +77,24 @@ def test_a_path_that_is_not_there_is_an_error_of_both_kinds(tmp_path: Path) -> N
     for kind in (FileNotFoundError, ValueError):
         with pytest.raises(kind, match="does not exist"):
             KernelLibrary([tmp_path / "none"])
+
+
+def test_new_graphs_have_default_libraries(folder: Path) -> None:
+    types = [TensorType(DType.float32, (3,), DeviceRef.CPU())]
+    assert default_custom_extensions() == ()
+    with default_custom_extensions_scope(folder):
+        assert default_custom_extensions() == (folder,)
+        with default_custom_extensions_scope(folder / "ops.py"):
+            assert default_custom_extensions() == (folder, folder / "ops.py")
+        graph = Graph("twice", input_types=types)
+        with graph:
+            x = graph.inputs[0].tensor
+            graph.output(*ops.custom("library_twice", x.device, [x], [x.type]))
+    assert default_custom_extensions() == () and graph.kernel_libraries_paths == [folder]
+    assert Graph("none", input_types=types).kernel_libraries_paths == []
+    model = InferenceSession().load(graph)
+    x = np.array([1, 2, 3], np.float32)
+    np.testing.assert_array_equal(model(x)[0].to_numpy(), x * 2)
+    with pytest.raises(FileNotFoundError), default_custom_extensions_scope(folder / "nothing"):
+        pass
+    assert default_custom_extensions() == ()

@@ -18,7 +18,7 @@ from max.graph.chains import Chains, DeviceChainMap
 from max.graph.current import CURRENT, current_graph
 from max.graph.graph_module import Module
 from max.graph.graph_weights import GraphWeights
-from max.graph.kernel_library import KernelLibrary
+from max.graph.kernel_library import KernelLibrary, default_custom_extensions
 from max.graph.saved import load_module, save_module
 from max.graph.symbols import INTRODUCES_SYMBOLS, Symbols
 from max.graph.type import DeviceRef, Type, _ChainType
@@ -120,7 +120,7 @@ class Graph:
             raise ValueError("Graph: the name is empty")
         self.name = name
         self._kernel_library = KernelLibrary() if library is None else library
-        self._kernel_library.load_paths(None, custom_extensions)
+        self._kernel_library.load_paths(None, [*default_custom_extensions(), *custom_extensions])
         self._subgraphs: dict[str, Graph] = {}
         self._weights = AddedWeights(name)
         self._symbols = Symbols(name)

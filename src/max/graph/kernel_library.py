@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import cast
 
 from max import mlir
 from max._absent import mojo_hint
 
-__all__ = ["KernelLibrary"]
+__all__ = ["KernelLibrary", "default_custom_extensions", "default_custom_extensions_scope"]
 
 
 class KernelLibrary:
@@ -130,6 +132,33 @@ class KernelLibrary:
         if symbol not in self._symbols:
             registered = ", ".join(sorted(self._symbols)) or "none"
             raise ValueError(f"custom: no library registers {symbol!r}; registered: {registered}")
+
+
+_DEFAULT: ContextVar[tuple[Path, ...]] = ContextVar("max_default_custom_extensions", default=())
+
+
+def default_custom_extensions() -> tuple[Path, ...]:
+    """The files and folders with custom ops that each new graph has, beside its own."""
+    return _DEFAULT.get()
+
+
+@contextmanager
+def default_custom_extensions_scope(*paths: Path) -> Generator[None]:
+    """Adds files and folders to those that each new graph has, while a ``with`` block runs.
+
+    Args:
+        paths: The files and folders with custom ops.
+
+    Raises:
+        FileNotFoundError: A path does not exist.
+        ValueError: A path is neither a ``.py`` file nor a folder.
+    """
+    KernelLibrary(paths=paths)
+    token = _DEFAULT.set((*_DEFAULT.get(), *map(Path, paths)))
+    try:
+        yield
+    finally:
+        _DEFAULT.reset(token)
 
 
 class MissingLibraryError(FileNotFoundError, ValueError):

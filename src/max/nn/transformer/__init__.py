@@ -1,5 +1,6 @@
 """Transformers."""
 
+from max._earlier import earlier_names
 from max.nn.transformer.distributed_transformer import (
     DistributedTransformer,
     DistributedTransformerBlock,
@@ -19,3 +20,5 @@ __all__ = [
     "Transformer",
     "TransformerBlock",
 ]
+
+__getattr__ = earlier_names(__name__)
