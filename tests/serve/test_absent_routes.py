@@ -115,7 +115,7 @@ def test_a_websocket_is_told_so_too(server: RunningServer) -> None:
         "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     }  # fmt: skip
-    with closing(HTTPConnection(host, int(port), timeout=60)) as connection:
+    with closing(HTTPConnection(host, int(port), timeout=300)) as connection:
         connection.request("GET", "/v1/realtime?model=tiny", headers=headers)
         answer = connection.getresponse()
         assert answer.status == 501 and json.load(answer)["error"]["code"] == "not_supported"

@@ -25,7 +25,7 @@ def test_the_command_line_and_variables_come_before_the_file(
     )
     monkeypatch.setenv("MAX_SERVE_MAX_REQUEST_BYTES", "200")
     server = start_server("--config-file", str(path)).wait_ready()  # its --port 0 comes first
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
         assert client.get("/").status_code == 404
         assert client.get("/v1/models").status_code == 401
         client.headers["Authorization"] = "Bearer two"

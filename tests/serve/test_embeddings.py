@@ -44,14 +44,14 @@ def vectors(folder: Path) -> np.ndarray:
 @pytest.fixture
 def api(encoder: RunningServer):
     with openai.OpenAI(
-        base_url=f"{encoder.url}/v1", api_key="x", max_retries=0, timeout=120
+        base_url=f"{encoder.url}/v1", api_key="x", max_retries=0, timeout=300
     ) as client:
         yield client
 
 
 @pytest.fixture
 def plain(encoder: RunningServer):
-    with httpx.Client(base_url=encoder.url, timeout=120) as client:
+    with httpx.Client(base_url=encoder.url, timeout=300) as client:
         yield client
 
 

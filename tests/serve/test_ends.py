@@ -43,7 +43,7 @@ def serve(code: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs `max serve` after other code, to its end."""
     command = [sys.executable, "-c", code + SERVE, "serve", "--port", "0", "--metrics-port", "0"]
     return subprocess.run(
-        [*command, *options], capture_output=True, text=True, timeout=120, check=False
+        [*command, *options], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -74,7 +74,7 @@ def command():
 raise SystemExit(report(command, []))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1 and done.stdout == "before\n"
     assert done.stderr == (
@@ -165,14 +165,14 @@ def test_open_requests_end_with_an_error(
 
     def send(case: int, stream: bool) -> tuple[int, str]:
         path, body, _ = OPEN_ENDS[case]
-        answer = httpx.post(server.url + path, json={**body, "stream": stream}, timeout=120)
+        answer = httpx.post(server.url + path, json={**body, "stream": stream}, timeout=300)
         return answer.status_code, answer.text
 
     first = {**OPEN_ENDS[0][1], "stream": True, "ignore_eos": True}
     waiting = {(case, stream) for case in range(len(OPEN_ENDS)) for stream in (False, True)}
     with (
         ThreadPoolExecutor(len(waiting)) as pool,
-        httpx.Client(base_url=server.url, timeout=120) as client,
+        httpx.Client(base_url=server.url, timeout=300) as client,
         client.stream("POST", OPEN_ENDS[0][0], json=first) as began,
     ):
         lines = began.iter_lines()
@@ -276,7 +276,7 @@ def test_a_worker_that_cannot_be_started_again(monkeypatch, caplog) -> None:
     attempts: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def start() -> FakeWorker:
-        if workers.started and not attempts.get(timeout=120):
+        if workers.started and not attempts.get(timeout=300):
             raise OSError(11, "Resource temporarily unavailable")
         return workers.start()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -127,6 +129,32 @@ def test_ends_leave_the_threads_of_the_loop_to_others() -> None:
         await asyncio.gather(*closing)
 
     asyncio.run(whole())
+
+
+def test_a_client_that_was_closed_holds_no_worker() -> None:
+    """Tracebacks may hold the client for long, and so the files of the worker."""
+
+    async def whole() -> None:
+        workers = Workers()
+        client = EngineClient(workers.start)
+        client.start()
+        await client.wait_ready()
+        forgetting = asyncio.ensure_future(client.forget_prefixes())
+        await until(lambda: client._forgetting)
+        await client.close()
+        async with asyncio.timeout(WAIT_S):
+            await forgetting
+        del workers.started[0].channel  # which is the worker itself
+        worker = weakref.ref(workers.started.pop())
+        await until(lambda: worker() is None)  # as soon as the thread that reads it has ended
+        await client.close()
+        assert client.state is EngineState.STOPPED and client.worker_pid is None
+
+    gc.disable()
+    try:
+        asyncio.run(whole())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", [OSError(11, "no process"), RuntimeError("can't start new thread")])  # fmt: skip

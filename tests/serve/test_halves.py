@@ -15,7 +15,7 @@ import pytest
 
 from tests.serve.conftest import RunningServer
 
-WAIT_S = 120
+WAIT_S = 300
 BODY = {"prompt": "import os", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 LEFT = 'maxserve_request_count_total{code="499",path="/v1/completions"}'
 

@@ -35,7 +35,7 @@ def wakes(process: psutil.Process) -> dict[str, int]:
 def test_an_idle_server_is_not_woken(start_server) -> None:
     server: RunningServer = start_server("--model", str(TINY), "--max-length", "256").wait_ready()
     body = {"prompt": "import os", "max_tokens": 4}
-    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).status_code == 200
     processes = {"server": psutil.Process(server.process.pid), "worker": server.worker}
     rates: dict[str, dict[str, float]] = {}
     # the executor looks for interrupts for a second after a run, longer on a busy machine; the connection is closed

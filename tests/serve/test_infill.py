@@ -54,7 +54,7 @@ def filling(start_server: Callable[..., RunningServer], tmp_path_factory) -> Run
 
 @pytest.fixture
 def api(filling: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=filling.url, timeout=120) as client:
+    with httpx.Client(base_url=filling.url, timeout=300) as client:
         yield client
 
 

@@ -25,7 +25,7 @@ def test_lines_of_json_with_a_prefix_and_a_file(start_server, tmp_path, monkeypa
     server.wait_ready()
     body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True}
     headers = {"X-Request-Id": "my-id"}
-    with httpx.Client(base_url=server.url, timeout=60, headers=headers) as client:
+    with httpx.Client(base_url=server.url, timeout=300, headers=headers) as client:
         for _ in range(3):
             assert client.post("/v1/completions", json=body).status_code == 200
     assert server.stop() == 0

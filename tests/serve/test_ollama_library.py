@@ -46,7 +46,7 @@ def router(
 
 @pytest.fixture
 def web(router: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=router.url, timeout=240) as client:
+    with httpx.Client(base_url=router.url, timeout=300) as client:
         yield client
 
 
@@ -123,7 +123,7 @@ def test_offline(start_server: Callable[..., RunningServer], tmp_path: Path) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         server = start_server("--models-dir", str(tmp_path)).wait_ready()
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
         answer = client.post("/api/pull", json={"model": "org/model", "stream": False})
     assert answer.status_code == 500
     assert answer.json()["error"].startswith("pull model manifest: ")

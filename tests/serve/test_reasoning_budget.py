@@ -116,7 +116,7 @@ def thinking_server(start_server, tmp_path_factory) -> RunningServer:
 
 @pytest.fixture
 def thinking(thinking_server: RunningServer):
-    with httpx.Client(base_url=thinking_server.url, timeout=120) as client:
+    with httpx.Client(base_url=thinking_server.url, timeout=300) as client:
         yield client
 
 

@@ -40,7 +40,7 @@ def router(start_server: Callable[..., RunningServer], folder: Path) -> RunningS
 
 @pytest.fixture
 def web(router: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=router.url, timeout=240) as client:
+    with httpx.Client(base_url=router.url, timeout=300) as client:
         yield client
 
 
@@ -71,7 +71,7 @@ def test_models_come_and_go(router: RunningServer, web: httpx.Client) -> None:
 
 
 def test_errors(router: RunningServer, web: httpx.Client) -> None:
-    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="x", max_retries=0, timeout=240)
+    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="x", max_retries=0, timeout=300)
     with client:
         with pytest.raises(openai.NotFoundError, match="Did you mean 'lab/other'"):
             client.chat.completions.create(model="othr", messages=ASK["messages"])

@@ -74,7 +74,7 @@ def test_options_come_before_variables_and_these_before_the_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MAX_SERVE_MAX_REQUEST_BYTES", "200")
     server = start_server("--config-file", "serve.yaml").wait_ready()  # with --port 0
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
         assert client.get("/v1/models").status_code == 401
         client.headers["Authorization"] = "Bearer of-file"
         assert client.get("/v1/models").status_code == 200
@@ -135,7 +135,7 @@ def test_prefixes_outlive_the_server(start_server, tmp_path: Path) -> None:
         ).wait_ready()  # fmt: skip
         assert '"max_length": 256' in server.output and "secret-key" not in server.output
         headers = {"Authorization": "Bearer secret-key"}
-        with httpx.Client(base_url=server.url, timeout=120, headers=headers) as client:
+        with httpx.Client(base_url=server.url, timeout=300, headers=headers) as client:
             body = {"prompt": [9] * 99, "max_tokens": 8, "temperature": 0}
             texts.append(client.post("/v1/completions", json=body).json()["choices"][0]["text"])
             deadline = time.monotonic() + 300

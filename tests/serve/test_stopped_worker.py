@@ -59,7 +59,7 @@ def test_a_stopped_worker(server: RunningServer, http: httpx.Client) -> None:
         with ThreadPoolExecutor(4) as pool:
             asking = [pool.submit(ask) for _ in range(4)]
             for _ in range(20):
-                assert http.get("/health", timeout=120).status_code == 200
+                assert http.get("/health", timeout=300).status_code == 200
                 time.sleep(0.1)
             assert {each.result() for each in asking} == {"waits"}
     finally:

@@ -22,7 +22,7 @@ from tests.serve.conftest import RunningServer
 def max_(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     code = "from max.entrypoints.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], input=text, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", code, *arguments], input=text, capture_output=True, text=True, timeout=300
     )  # fmt: skip
 
 

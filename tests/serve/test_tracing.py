@@ -82,7 +82,7 @@ def test_a_request_is_traced_from_its_parent_to_its_tokens(
     }
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "ignore_eos": True}
     begin = time.time()
-    with httpx.Client(base_url=server.url, timeout=120) as client:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
         for more in ({}, {"stream": True}):
             answer = client.post("/v1/chat/completions", json={**body, **more}, headers=parent)
             assert answer.status_code == 200 and answer.headers["x-request-id"] == "mine"

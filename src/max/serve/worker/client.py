@@ -231,6 +231,8 @@ class EngineClient:
         self._send(Shutdown(finish))
         await end_in_thread(worker, timeout)
         self._fail_open(EngineUnavailableError("the server shuts down"))
+        self._answer_forgetting()
+        self._worker = None  # the errors of requests may hold this client, and it would hold the files of the worker
 
     def _set_state(self, state: EngineState) -> None:
         self._state = state
@@ -295,9 +297,7 @@ class EngineClient:
 
     def _lost(self, worker: Worker) -> None:
         """Starts another worker; requests that have sent nothing wait for it, the others end."""
-        for answer in self._forgetting.values():  # the cache has gone with the worker
-            if not answer.done():
-                answer.set_result(None)
+        self._answer_forgetting()
         if self._state is EngineState.STOPPED:
             return
         self._worker = None
@@ -355,6 +355,12 @@ class EngineClient:
                 logger.error("a worker process cannot be started: %s", error)
                 self._failed_starts += 1
                 self._error = ErrorInfo.of(error)
+
+    def _answer_forgetting(self) -> None:
+        """Ends the waits for an empty cache: it has gone with the worker."""
+        for answer in self._forgetting.values():
+            if not answer.done():
+                answer.set_result(None)
 
     def _fail_open(self, error: Exception) -> None:
         for entry in self._open.values():
