@@ -211,3 +211,154 @@ def test_the_least_recently_used_body_is_dropped(
     assert len(bodies) == 3, "it was used after the other one"
     printed(another_factor)
     assert len(bodies) == 4
+
+
+# calls whose arguments, places or bodies do not fit a body that is kept
+
+
+@k.outlined
+def fill(to, first, other) -> None:
+    for i in range(first, to.shape[0]):
+        to[i] = other[0]
+
+
+@k.outlined
+def by_name(out, x, by) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * by.factor + by.shift
+
+
+@k.outlined
+def quotients(out, x, divisor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = out[i] + x[i] // divisor
+
+
+@k.outlined
+def sum_of_rows(out, x, at) -> None:
+    total = k.f32(0)
+    for i in range(x.shape[0]):
+        largest = x[i]
+        if largest < 0.0:
+            largest = k.f32(0)
+        total += largest
+    out[at] = total
+
+
+@k.outlined
+def sum_twice(out, x, at) -> None:
+    sum_of_rows(out, x, at)
+    out[at] = out[at] * 2.0
+
+
+@k.kernel
+def fill_result(out: k.Output, x: k.Input):
+    fill(out, 1, x)
+
+
+@k.kernel
+def fill_operand(out: k.Output, x: k.Input):
+    fill(x, 1, out)
+
+
+@k.kernel
+def factor_by_name(out: k.Output, x: k.Input):
+    by_name(out, x, Scale(k.f32(2.0), k.f32(1.0)))
+
+
+@k.kernel
+def factor_without_name(out: k.Output, x: k.Input):
+    by_name(out, x, (k.f32(2.0), k.f32(1.0)))
+
+
+@k.kernel
+def nonzero_quotients(out: k.Output, x: k.Input, divisor: k.i64):  # pyright: ignore
+    if divisor != 0:
+        quotients(out, x, divisor)
+
+
+@k.kernel
+def conditional_quotients(out: k.Output, x: k.Input, divisor: k.i64):  # pyright: ignore
+    if x.shape[0] != 3:
+        quotients(out, x, divisor)
+
+
+@k.kernel
+def sums_at_several_depths(out: k.Output, x: k.Input, n: k.i64, ctx: k.Context):  # pyright: ignore
+    sum_of_rows(out, x, 0)
+    if n > 1:
+        sum_of_rows(out, x, 1)
+    for i in range(2, 4):
+        sum_of_rows(out, x, i)
+        if n > 2:
+            for j in range(1):
+                sum_of_rows(out, x, 2 + i + j)
+    for i in ctx.parallel(2):
+        sum_of_rows(out, x, 6 + i)
+    sum_twice(out, x, 8)
+    sum_twice(out, x, 9)
+
+
+@k.kernel
+def sums_of_scratch(out: k.Output, x: k.Input, ctx: k.Context):
+    memory = ctx.scratch(k.f32, (16,))
+    for i in range(x.shape[0]):
+        memory[i] = x[i]
+    sum_of_rows(out, memory[: x.shape[0]], 0)
+    tile = k.tile(k.f32, 4, fill=2.0)
+    sum_of_rows(tile, x, 1)
+    out[1] = tile[1]
+
+
+def test_a_view_that_is_only_read_is_not_written_through_a_kept_body(bodies: list[str]) -> None:
+    out, x = np.zeros(3, np.float32), np.ones(3, np.float32)
+    compiled(fill_result, [out, x])
+    assert out.tolist() == [0, 1, 1]
+    with pytest.raises(k.KernelError, match="read-only|Input"):
+        compiled(fill_operand, [out, x])
+    assert bodies == ["fill", "fill"]
+
+
+def test_a_tuple_without_names_has_none_of_a_kept_body(bodies: list[str]) -> None:
+    out = np.zeros_like(X)
+    compiled(factor_by_name, [out, X])
+    assert out.tolist() == (X * 2 + 1).tolist()
+    with pytest.raises(k.KernelError, match="factor"):
+        compiled(factor_without_name, [out, X])
+
+
+def test_a_body_without_a_check_is_kept_for_divisors_that_are_not_zero(bodies: list[str]) -> None:
+    x = np.arange(-6, 6)
+    out = np.zeros(12, np.int64)
+    compiled(nonzero_quotients, [out, x, np.int64(4)])
+    assert out.tolist() == (x // 4).tolist()
+    with pytest.raises(ZeroDivisionError):
+        compiled(conditional_quotients, [out, x, np.int64(0)])
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_one_body_serves_calls_at_all_depths(
+    n: int, bodies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.arange(-5, 9, dtype=np.float32)
+    total = x[x > 0].sum()
+    expected = [total if n > 2 or at not in (1, 4, 5) else 0 for at in range(8)] + [2 * total] * 2
+    for _ in range(2):
+        out, plain = np.zeros(10, np.float32), np.zeros(10, np.float32)
+        compiled(sums_at_several_depths, [out, x, np.int64(n)], num_workers=2)
+        interpreted(sums_at_several_depths, [plain, x, np.int64(n)], num_workers=2)
+        assert out.tolist() == plain.tolist() == expected
+    given = [spec_of(a) for a in (out, x, np.int64(n))]
+    kept = k.specialize(sums_at_several_depths, given, None, k.host_target()).text
+    monkeypatch.setattr(outlining, "_is_fixed", lambda function: False)
+    assert kept == k.specialize(sums_at_several_depths, given, None, k.host_target()).text
+
+
+def test_the_body_of_a_tile_is_not_kept(bodies: list[str]) -> None:
+    x = np.arange(-5, 9, dtype=np.float32)
+    total = x[x > 0].sum()
+    for count in (2, 3):
+        out = np.zeros(2, np.float32)
+        compiled(sums_of_scratch, [out, x])
+        assert out.tolist() == [total, total]
+        assert len(bodies) == count and len(outlining._bodies) == 1, "that of the scratch memory"
