@@ -109,12 +109,13 @@ def hyper_connection_gates(
             raise ValueError(f"{op}: {name} is {value!r}, expected {size} as the last dimension")
     rows, device = hc_proj.shape[0], hc_proj.device
     sizes = (hc_mult, hc_mult, hc_mult * hc_mult)
+    parameters: dict[str, Any] = {"mult": hc_mult, "eps": float(hc_eps), "steps": hc_sinkhorn_iters}
     pre, post, comb = ops.custom(
         _KERNEL,
         device,
         [hc_proj, pre_post_comb_b, pre_post_comb_scale],
         [TensorType(DType.float32, [rows, size], device) for size in sizes],
-        {"mult": hc_mult, "eps": float(hc_eps), "steps": hc_sinkhorn_iters},
+        parameters,
     )
     return pre.tensor, post.tensor, comb.tensor
 
