@@ -39,7 +39,8 @@ def run_guarded(runner: Runner) -> None:
 @pytest.mark.parametrize("machine", ["host", *OTHERS])
 @pytest.mark.parametrize("name", CASES)
 def test_no_access_outside_tensors(name: str, machine: str) -> None:
-    run_guarded(Runner(*CASES[name], machine=machine))
+    # kernels change some operands in place
+    run_guarded(Runner(*copy.deepcopy(CASES[name]), machine=machine))
 
 
 @pytest.mark.long

@@ -59,6 +59,7 @@ VIOLATIONS: list[tuple[str, Callable[[list[Array], list[Any]], None], str]] = [
     ("latent prefill", operand(6, lambda x: x[..., :3]), "4 rotated elements in latents of (2, 3)"),
     ("attention", operand(3, lambda n: n + 9), "lies beyond its 4 pages"),
     ("attention over latents", operand(3, lambda n: n + 9), "lies beyond its 4 pages"),
+    ("cross attention", operand(8, lambda n: n + 1), "is 1, expected 0"),
     ("attention of selected tokens", selected([0, 7, 3]), "row 14: selected token 3 follows 7, expected rising"),
     ("attention of selected tokens", selected([2, 2, 3]), "row 14: selected token 2 follows 2, expected rising"),
     ("attention of selected tokens", selected([2, -1, 3]), "row 14: a selected token after 1 tokens"),

@@ -296,6 +296,8 @@ def attention(
     if cross:
         check_size("kv_input_row_offsets", key_offsets.shape[0], offsets.shape[0])
         check_rising("kv_input_row_offsets", key_offsets, width)
+        if key_offsets[0] != 0:
+            raise ValueError("kv_input_row_offsets[0] is {}, expected 0", key_offsets[0])
     if has_sinks:
         check_size("sinks", sinks.shape[0], heads)
     if mask == "causal_alibi":
