@@ -38,18 +38,16 @@ def batch_inplace_copy(dsts: Sequence[Tensor], srcs: Sequence[Tensor]) -> None:
         raise ValueError(f"{op}: {len(dsts)} destinations and {len(srcs)} sources")
     pairs: list[tuple[Tensor, Tensor]] = []
     for index, (dst, src) in enumerate(zip(dsts, srcs, strict=True)):
-        if num_bytes(op, index, dst) != num_bytes(op, index, src):
-            raise ValueError(
-                f"{op}: destination {index} has {num_bytes(op, index, dst)} bytes, its source "
-                f"{num_bytes(op, index, src)}"
-            )
-        shape = (num_bytes(op, index, dst),)
+        size, given = _num_bytes(op, index, dst), _num_bytes(op, index, src)
+        if size != given:
+            raise ValueError(f"{op}: destination {index} has {size} bytes, its source {given}")
+        shape = (size,)
         pairs.append((dst.view(DType.uint8, shape), src.view(DType.uint8, shape)))
     for dst, src in pairs:
         dst.inplace_copy_from(src)
 
 
-def num_bytes(op: str, index: int, tensor: Tensor) -> int:
+def _num_bytes(op: str, index: int, tensor: Tensor) -> int:
     """The size of a contiguous tensor in bytes.
 
     Args:

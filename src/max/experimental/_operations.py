@@ -152,12 +152,3 @@ class Operations(Operators[TensorValueLike]):
 
     def __pos__(self) -> Self:
         return self
-
-    # None is no operand, as in MAX: graph values answer False
-    def __eq__(self, rhs: object) -> Self:  # type: ignore[override]
-        return self._call(ops.equal, self, rhs)
-
-    def __ne__(self, rhs: object) -> Self:  # type: ignore[override]
-        return self._call(ops.not_equal, self, rhs)
-
-    __hash__ = object.__hash__

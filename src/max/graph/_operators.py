@@ -125,13 +125,9 @@ class Operators(Generic[Operand]):
         return self._call(ops.greater_equal, self, rhs)
 
     def __eq__(self, rhs: object) -> Self:  # type: ignore[override]
-        if rhs is None:
-            return NotImplemented
         return self._call(ops.equal, self, rhs)  # type: ignore[arg-type]
 
     def __ne__(self, rhs: object) -> Self:  # type: ignore[override]
-        if rhs is None:
-            return NotImplemented
         return self._call(ops.not_equal, self, rhs)  # type: ignore[arg-type]
 
     __hash__ = object.__hash__

@@ -424,6 +424,15 @@ class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"])
 
     # Operators
 
+    # None is never equal, as programs ask `value == None` before they stage
+    def __eq__(self, rhs: object) -> TensorValue:  # type: ignore[override]
+        return NotImplemented if rhs is None else super().__eq__(rhs)
+
+    def __ne__(self, rhs: object) -> TensorValue:  # type: ignore[override]
+        return NotImplemented if rhs is None else super().__ne__(rhs)
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, index: Any) -> TensorValue:
         indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
         return ops.slice_tensor(self, indices)
