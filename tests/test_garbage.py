@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -127,3 +131,29 @@ def test_objects_that_the_program_froze_stay_frozen() -> None:
 def _generation(value: object) -> int:
     """The generation of an object, 0 to 2."""
     return next(n for n in range(3) if any(other is value for other in gc.get_objects(n)))
+
+
+def test_the_first_compilation_of_a_process_leaves_no_young_objects() -> None:
+    """The compiler's modules live as long as the process: a collection right after a load would visit them all."""
+    code = (
+        "import gc\n"
+        "from max.dtype import DType\n"
+        "from max.engine import InferenceSession\n"
+        "from max.graph import DeviceRef, Graph, TensorType, ops\n"
+        "session = InferenceSession(num_threads=1)\n"
+        "graph = Graph('g', ops.relu, [TensorType(DType.float32, [4], DeviceRef.CPU())])\n"
+        "visits = []\n"
+        "gc.callbacks.append(lambda phase, info: visits.append(phase))\n"
+        "session.load(graph)\n"
+        "print(len(visits), gc.get_count()[0] < 5_000)\n"
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "MAX_CACHE_DIR": cache},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert done.stdout.split() == ["0", "True"]

@@ -366,6 +366,28 @@ def test_started_units_are_compiled_once_on_another_thread(
     assert len(done) == 3
 
 
+def test_the_native_call_is_linked_with_the_second_started_unit(
+    machine_jit, monkeypatch, tmp_path, two_cores
+):
+    """It takes LLVM 5 ms, which a program of one kernel does not get back."""
+    monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
+    machine_jit.start(unit("alone", 1))
+    assert machine_jit._native is None
+    machine_jit.start(unit("second", 2))
+    assert machine_jit._native is not None
+    loaded = machine_jit.load([unit("alone", 1), unit("second", 2)])
+    assert call(loaded["alone-1"]["k_alone"]) == 1 and call(loaded["second-2"]["k_second"]) == 2
+
+
+def test_code_for_other_processors_follows_code_for_this_one():
+    """LLVM is initialised for the host first, and for all targets when another one is asked for."""
+    host = jit.Machine.host()
+    other = "aarch64-unknown-linux-gnu" if "x86" in host.triple else "x86_64-unknown-linux-gnu"
+    for triple in (host.triple, other):
+        machine = jit.Machine(triple, "", "")
+        assert b"k_one" in jit.Compiler(machine).compile("sound", SOUND)
+
+
 def test_errors_of_started_units_are_raised_by_load(machine_jit, monkeypatch, tmp_path, two_cores):
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
     bad = jit.Unit("bad-ahead", ("k_bad",), lambda: "define void @k_bad( {")

@@ -158,7 +158,8 @@ class Jit:
             return
         if default_cache().has(_OBJECT_KIND, self._object_key_of(unit)):
             return
-        self._prepare_threads()
+        if self._started:  # a single module gains less than the function costs
+            self._prepare_threads()
         text = self._text(unit)
         with self._lock:  # no compilation starts during a fork
             self._started[unit.key] = self._submit(unit, text)

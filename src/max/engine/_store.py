@@ -30,6 +30,7 @@ from max._compiler.record import is_recording
 from max._compiler.stats import stats
 from max._config import flags
 from max._dataclass import dataclass
+from max._garbage import rare_collections
 from max._lazy import lazy_module
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
@@ -175,7 +176,7 @@ class ProgramStore:
         self, module: mlir.ModuleOp, names: list[str], key: str | None
     ) -> tuple[Compiled, list[dict[str, int]]]:
         try:
-            with self._lock:
+            with self._lock, rare_collections(keep=_first_compilation()):
                 compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
             while self.meanwhile:
                 self.meanwhile.pop()()
@@ -236,6 +237,11 @@ class ProgramStore:
         if flags.MAX_KERNEL_INTERPRET or shown:
             return None
         return self._backends.cache_key()
+
+
+def _first_compilation() -> bool:
+    """Whether the compiler is not imported yet: its modules live as long as the process."""
+    return "max._compiler.lower" not in sys.modules
 
 
 def describe(value: Any) -> str | None:

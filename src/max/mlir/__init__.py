@@ -121,7 +121,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 def __getattr__(name: str) -> Any:
     if name not in _MODULES and name != "ops":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with rare_collections():
+    with rare_collections(keep=True):  # modules live as long as the process
         ops = import_module("max.mlir.ops")  # fills the table of ops, which all others rely on
         value = ops if name == "ops" else getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
