@@ -35,6 +35,7 @@ from max.kernel.ir.nodes import (
 )
 from max.kernel.ir.printer import print_kernel
 from max.kernel.ir.spec import verify
+from max.kernel.language.parameters import OperandRecord, parameter_annotation
 from max.kernel.language.source import Kernel
 from max.kernel.targets.cpu import host_target
 from max.kernel.targets.target import Target
@@ -43,9 +44,6 @@ from max.kernel.types import (
     POINTER,
     Access,
     Context,
-    InOut,
-    Input,
-    Output,
     ScalarType,
     TensorSpec,
     scalar,
@@ -68,8 +66,8 @@ def specialize(
 
     Args:
         fn: The kernel.
-        args: One spec per run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar.
-            Further specs go to ``*extra``. The context has none.
+        args: One spec per run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar; a
+            record of operands takes one per field. Further specs go to ``*extra``. The context has none.
         params: The values of the keyword-only parameters, which are known at compile time.
         target: The target; this machine by default.
 
@@ -164,7 +162,7 @@ def tensor_roles(fn: Kernel) -> list[str]:
     bound = _Parameters(new_frontend(host_target(), 0), fn, [], {})
     bound.fe.frame = Frame(fn.source, {}, 0)
     try:
-        annotations = [bound.annotation(p) for p in _positional(fn)]
+        annotations = [a for p in _positional(fn) for a in _leaves(bound.annotation(p))]
     except Failure as failure:
         raise failure.kind([failure.diagnostic]) from None
     return [annotation.kind for annotation in annotations if isinstance(annotation, Access)]
@@ -173,6 +171,10 @@ def tensor_roles(fn: Kernel) -> list[str]:
 def _positional(fn: Kernel) -> list[ast.arg]:
     a = fn.source.node.args
     return [*a.posonlyargs, *a.args]
+
+
+def _leaves(annotation: Any) -> list[Any]:
+    return list(annotation.leaves()) if isinstance(annotation, OperandRecord) else [annotation]
 
 
 _SHOWN = {"input": "Input", "output": "Output", "inout": "InOut"}
@@ -188,6 +190,8 @@ class _Parameters:
         self.slots: list[ArgSlot] = []
         self.sizes: dict[str, Any] = {}
         self.position = 0
+        self.names: list[str] = []
+        """The arguments, in order; those of a record as `record.field`."""
         self.views: list[tuple[ast.arg, str, Access]] = []
         """The tensor parameters, in order."""
 
@@ -201,12 +205,11 @@ class _Parameters:
             self._fail(a.kwarg, "a kernel has no **parameters")
         try:
             for p in (*a.posonlyargs, *a.args):
-                annotation = self.annotation(p)
-                env[p.arg] = (
-                    ContextValue() if annotation is Context else self._argument(p, annotation)
-                )
+                env[p.arg] = self._parameter(p, self.annotation(p))
             if a.vararg is not None:
                 annotation, items = self.annotation(a.vararg), []
+                if isinstance(annotation, OperandRecord):
+                    self._fail(a.vararg, f"*{a.vararg.arg} takes views or scalars, not records")
                 while self.position < len(self.args):
                     items.append(
                         self._argument(a.vararg, annotation, f"{a.vararg.arg}[{len(items)}]")
@@ -215,7 +218,7 @@ class _Parameters:
             for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
                 self._keyword(p, default, env)
             if self.position < len(self.args):
-                names = ", ".join(p.arg for p in (*a.posonlyargs, *a.args))
+                names = ", ".join(self.names)
                 self._fail(
                     source.node,
                     f"{source.name} takes {self.position} arguments ({names}), got {len(self.args)}",
@@ -237,20 +240,19 @@ class _Parameters:
     refuse = _fail
 
     def annotation(self, p: ast.arg) -> Any:
-        """The annotation of a parameter: an `Access`, an element type, or `Context`."""
+        """The annotation of a parameter, as `parameter_annotation` gives it."""
         if p.annotation is None:
             self._fail(
                 p,
                 f"parameter {p.arg} needs an annotation: k.Input, k.Output, k.InOut, k.Context or an element type",
             )
         assert p.annotation is not None
-        annotation = evaluate_in(self.fe, self.fn.source, p.annotation)
-        if annotation in (Input, Output, InOut):
-            return annotation.access
-        if annotation is Context or isinstance(annotation, (Access, ScalarType)):
-            return annotation
-        self._fail(p, f"{p.arg}: {annotation!r} is not an annotation of a kernel's parameter")
-        return None
+        source = self.fn.source
+        value = evaluate_in(self.fe, source, p.annotation)
+        try:
+            return parameter_annotation(value, p.arg, source.scope)
+        except KernelTypeError as error:
+            self._fail(p, str(error))
 
     def _keyword(self, p: ast.arg, default: ast.expr | None, env: dict[str, Any]) -> None:
         if (
@@ -265,8 +267,15 @@ class _Parameters:
         else:
             self._fail(p, f"{self.fn.name} needs a value for its compile-time parameter {p.arg!r}")
 
-    def _argument(self, p: ast.arg, annotation: Any, name: str | None = None) -> Any:
-        name = name or p.arg
+    def _parameter(self, p: ast.arg, annotation: Any) -> Any:
+        if annotation is Context:
+            return ContextValue()
+        if isinstance(annotation, OperandRecord):
+            return annotation.bind(p.arg, lambda name, field: self._argument(p, field, name))
+        return self._argument(p, annotation, p.arg)
+
+    def _argument(self, p: ast.arg, annotation: Any, name: str) -> Any:
+        self.names.append(name)
         if self.position >= len(self.args):
             self._fail(p, f"{self.fn.name} got {len(self.args)} arguments, and none for {name!r}")
         spec = self.args[self.position]

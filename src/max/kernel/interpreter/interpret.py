@@ -20,11 +20,12 @@ import numpy as np
 from max.kernel.errors import KernelTypeError
 from max.kernel.ir.nodes import LONG_SHARE, LONGS, SHORT_SHARE
 from max.kernel.language import lang, values
+from max.kernel.language.parameters import OperandRecord, parameter_annotation
 from max.kernel.language.source import Kernel
 from max.kernel.language.values import Value
 from max.kernel.targets.cpu import host_target
 from max.kernel.targets.target import Target
-from max.kernel.types import Access, Context, InOut, Input, Output, ScalarType, scalar_type
+from max.kernel.types import Access, Context, scalar_type
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -283,7 +284,7 @@ def interpret(
 
     Args:
         fn: the kernel.
-        args: an array for each view, a number for each scalar, as for ``specialize``.
+        args: An array for each view, a number for each scalar, as for ``specialize``.
         params: the values of the keyword-only parameters.
         num_workers: how many workers; more than one run as threads.
         target: what ``k.target()`` gives; this machine by default.
@@ -340,16 +341,26 @@ def arguments(
     a = fn.source.node.args
     waiting = list(args)
     positional: list[Any] = []
+
+    def argument(name: str, annotation: Any) -> Any:
+        if not waiting:
+            raise KernelTypeError(f"{fn.name} got {len(args)} arguments, and none for {name!r}")
+        return _argument(name, waiting.pop(0), annotation)
+
     for p in (*a.posonlyargs, *a.args):
-        annotation = _annotation(fn, p)
+        annotation = _parameter_annotation(fn, p)
         if annotation is Context:
             positional.append(ctx)
-        elif not waiting:
-            raise KernelTypeError(f"{fn.name} got {len(args)} arguments, and none for {p.arg!r}")
+        elif isinstance(annotation, OperandRecord):
+            positional.append(annotation.bind(p.arg, argument))
         else:
-            positional.append(_argument(p.arg, waiting.pop(0), annotation))
+            positional.append(argument(p.arg, annotation))
     if a.vararg is not None:
-        annotation = _annotation(fn, a.vararg)
+        annotation = _parameter_annotation(fn, a.vararg)
+        if annotation is Context or isinstance(annotation, OperandRecord):
+            raise KernelTypeError(
+                f"*{a.vararg.arg} takes views or scalars, not a context or records"
+            )
         positional += [
             _argument(f"{a.vararg.arg}[{n}]", x, annotation) for n, x in enumerate(waiting)
         ]
@@ -373,8 +384,15 @@ def _annotation(fn: Kernel, p: ast.arg) -> Any:
         code = compile(node.value, source.file, "eval")
     else:
         code = compile(ast.Expression(node), source.file, "eval")
-    value = eval(code, {**source.globals, **source.closure})
-    return value.access if value in (Input, Output, InOut) else value
+    return eval(code, {**source.scope})
+
+
+def _parameter_annotation(fn: Kernel, p: ast.arg) -> Any:
+    if p.annotation is None:
+        raise KernelTypeError(
+            f"parameter {p.arg} needs an annotation: k.Input, k.Output, k.InOut, k.Context or an element type"
+        )
+    return parameter_annotation(_annotation(fn, p), p.arg, fn.source.scope)
 
 
 def _argument(name: str, x: Any, annotation: Any) -> Any:
@@ -382,10 +400,6 @@ def _argument(name: str, x: Any, annotation: Any) -> Any:
         if not isinstance(x, np.ndarray):
             raise KernelTypeError(f"{name} is an array, got {x!r}")
         return ArrayView(x, name, annotation.writable)
-    if not isinstance(annotation, ScalarType):
-        raise KernelTypeError(
-            f"parameter {name} needs an annotation: k.Input, k.Output, k.InOut or an element type"
-        )
     return Value(x, annotation)
 
 

@@ -10,6 +10,7 @@ import re
 import textwrap
 import threading
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
@@ -32,6 +33,11 @@ class FunctionSource:
     @property
     def name(self) -> str:
         return getattr(self.node, "name", "<lambda>")
+
+    @property
+    def scope(self) -> Mapping[str, Any]:
+        """The values of the names that its definition can see."""
+        return ChainMap(self.closure, self.globals)  # type: ignore[arg-type]  # read only
 
 
 _parsing = threading.Lock()
