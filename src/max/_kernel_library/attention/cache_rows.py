@@ -12,7 +12,13 @@ from max._kernel_library.attention.cache_formats import (
     load_head,
     store_heads,
 )
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
+from max._kernel_library.attention.paged_cache import (
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+    sequence_of,
+)
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_rising, check_size, unsigned
 
@@ -73,9 +79,7 @@ def cache_load(
 def key_store(
     keys: k.Input,
     offsets: k.Input,
-    blocks: k.InOut,
-    cache_lengths: k.Input,
-    lookup_table: k.Input,
+    cache: PagedCache,
     layer_index: k.Input,
     ctx: k.Context,
     *,
@@ -83,10 +87,11 @@ def key_store(
 ) -> None:
     """Writes row `i` of `keys` `[total, kv_heads * head_dim]` to its token's slot of keys (`side` 0) or values (1)."""
     width = ctx.target.width(k.f32)
+    blocks, cache_lengths, lookup_table = cache
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]
     size = keys.shape[1]
-    check_batch(offsets, keys.shape[0], blocks, cache_lengths, lookup_table, width, side + 1)
+    check_batch(offsets, keys.shape[0], cache, width, side + 1)
     check_heads("a row", size, blocks)
     for token in ctx.parallel(keys.shape[0]):
         sequence = sequence_of(offsets, batch, token)

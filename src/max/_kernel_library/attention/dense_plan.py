@@ -9,6 +9,7 @@ keys and values.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class Plan:
         state_rows: Rows of state of a row tile, a multiple of 4.
         scale: The factor of scores where there are masks.
         factor: The factor from scores to powers of 2.
-        query_factor: The factor of queries: a negative scale must be applied before the maximum is taken.
+        query_factor: The factor of queries: the sign of the scale, which is applied before the maximum is taken.
         fills: For each mask None, where it is added, or the value where it is false.
         score_dtypes: What the scaled scores and the scores after each mask are rounded to, if to anything.
         weight_dtype: What weights are rounded to, divided by their total; None: they are summed as they are.
@@ -155,6 +156,11 @@ class Sweep(NamedTuple):
     last: Any
 
 
+def _split_scale(scale: float) -> tuple[float, float]:
+    """The factors of scores and of queries; see `max._kernel_library.attention.paged_plan.split_scale`."""
+    return (1.0, 0.0) if scale == 0 else (abs(scale), math.copysign(1.0, scale))
+
+
 def plan_dense(
     target: k.Target,
     dtypes: tuple[k.ScalarType, ...],
@@ -186,7 +192,7 @@ def plan_dense(
     if matrix_tiles:
         t, left, right = (amx_tiles.with_tile_height(x) for x in (t, left, right))
     rewrites_scores = any(roundings[:-1]) or bool(fills)
-    late = not rewrites_scores and scale > 0
+    factor, query_factor = (1.0, 1.0) if rewrites_scores else _split_scale(scale)
     return Plan(
         plain=t,
         left=left,
@@ -197,8 +203,8 @@ def plan_dense(
         keys=max(64, min(MOST_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),
         state_rows=padded(t.height, 4),
         scale=scale,
-        factor=scale * LOG2_E if late else LOG2_E,
-        query_factor=1.0 if rewrites_scores or late else scale,
+        factor=factor * LOG2_E,
+        query_factor=query_factor,
         fills=fills,
         score_dtypes=roundings[:-1],
         weight_dtype=roundings[-1],

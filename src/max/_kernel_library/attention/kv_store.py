@@ -7,7 +7,13 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import check_heads, check_rows, store_heads
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
+from max._kernel_library.attention.paged_cache import (
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+    sequence_of,
+)
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size, unsigned
 
@@ -17,9 +23,7 @@ def kv_store(
     keys: k.Input,
     values: k.Input,
     offsets: k.Input,
-    blocks: k.InOut,
-    cache_lengths: k.Input,
-    lookup_table: k.Input,
+    cache: PagedCache,
     max_lengths: k.Input,
     layer_index: k.Input,
     ctx: k.Context,
@@ -28,10 +32,11 @@ def kv_store(
     already.
     """
     width = ctx.target.width(k.f32)
+    blocks, cache_lengths, lookup_table = cache
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]
     size = keys.shape[1]
-    check_batch(offsets, keys.shape[0], blocks, cache_lengths, lookup_table, width)
+    check_batch(offsets, keys.shape[0], cache, width)
     check_heads("a key", size, blocks)
     check_size("a value", values.shape[1], size)
     check_size("values", values.shape[0], keys.shape[0])

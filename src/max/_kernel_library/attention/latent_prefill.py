@@ -13,15 +13,16 @@ runs on over chunks: each row keeps its maximum and total::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import copy_elements
 from max._kernel_library.attention.online_softmax import LOG2_E, NEGATIVE_INFINITY
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of
+from max._kernel_library.attention.paged_cache import PagedCache, check_batch, layer_of, page_of
 from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
+    AttentionForm,
     Scores,
     Scratch,
     Task,
@@ -29,6 +30,7 @@ from max._kernel_library.attention.paged_plan import (
     last_key,
     paged_scratch,
     plan_paged,
+    split_scale,
 )
 from max._kernel_library.attention.paged_rows import attend_block, load_queries, pack_paged_queries
 from max._kernel_library.attention.ragged_attention import plan_ragged_grid
@@ -82,19 +84,32 @@ def check_buffer(buffer_offsets: Any, keys: Any, values: Any, batch: Any, width:
         )
 
 
+class ExpandedChunk(NamedTuple):
+    """The operands of a chunk of the context.
+
+    Args:
+        q: The queries, `[rows, heads, size]`.
+        keys: The buffer of keys without positions, `[buffer, heads, size - rotated]`.
+        values: The buffer of values, `[buffer, heads, value_size]`.
+        offsets: The first row of each sequence in the queries, `[batch + 1]`.
+        buffer_offsets: The first row of each sequence in the buffers, `[batch + 1]`.
+        cache_offsets: The first token of each sequence's chunk, `[batch]`.
+    """
+
+    q: k.Input
+    keys: k.Input
+    values: k.Input
+    offsets: k.Input
+    buffer_offsets: k.Input
+    cache_offsets: k.Input
+
+
 @k.kernel
 def latent_prefill(
     out: k.Output,
     info: k.Output,
-    q: k.Input,
-    keys: k.Input,
-    values: k.Input,
-    offsets: k.Input,
-    buffer_offsets: k.Input,
-    cache_offsets: k.Input,
-    blocks: k.InOut,
-    cache_lengths: k.Input,
-    lookup_table: k.Input,
+    chunk: ExpandedChunk,
+    cache: PagedCache,
     layer_index: k.Input,
     scale: k.Input,
     *previous: k.Input,
@@ -104,31 +119,29 @@ def latent_prefill(
     """`out[row, head] = softmax(scale · q[row, head] · keys) · values` over the chunk, and over the chunks before where
     they are given.
 
-    `q` is `[rows, heads, size]`, `keys` `[buffer, heads, size - rotated]`, `values` `[buffer, heads, value_size]`;
     `info` `[rows, heads, 2]` has the maximum and the total of each row. `previous` are `out` and `info` of the chunks
     before.
     """
+    q, keys, values, offsets, buffer_offsets, cache_offsets = chunk
+    blocks, cache_lengths, lookup_table = cache
     heads, head_dim, plain = q.shape[1], q.shape[2], keys.shape[2]
     value_size, rotated = values.shape[2], head_dim - plain
     batch = cache_lengths.shape[0]
-    mask = "causal" if causal else "null"
-    p = plan_paged(
-        ctx.target, (q.dtype, keys.dtype), (heads, heads, head_dim), mask, 1, 0.0, False, value_size, True
-    )  # fmt: skip
+    form = AttentionForm("causal" if causal else "null", value_size=value_size, cross=True)
+    p = plan_paged(ctx.target, (q.dtype, keys.dtype), (heads, heads, head_dim), form)
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     joined = ctx.scratch(keys.dtype, (KEYS, head_dim))
     layer = layer_of(blocks, layer_index)
-    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
+    check_batch(offsets, q.shape[0], cache, width, 1)
     check_size("cache_offsets", cache_offsets.shape[0], batch)
     check_buffer(buffer_offsets, keys, values, batch, width)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("the softmax's state", info.shape[0], q.shape[0])
     for part in previous:
         check_size("a result of earlier chunks", part.shape[0], q.shape[0])
-    # products are scaled when they become weights, unless the scale would reverse their order
-    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
-    factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
+    query_factor, factor = split_scale(scale[0])
+    factor *= LOG2_E
     # no sinks and slopes: nothing reads the last two
     scores = Scores(query_factor, factor, scale[0], scale, scale)
     grid = plan_ragged_grid(offsets, p, ctx)

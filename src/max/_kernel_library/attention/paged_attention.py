@@ -34,10 +34,11 @@ from max._kernel_library.attention.online_softmax import (
     SPLIT_ROWS,
     merge_parts,
 )
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of
+from max._kernel_library.attention.paged_cache import PagedCache, check_batch, layer_of, page_of
 from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
+    AttentionForm,
     Plan,
     Scores,
     Scratch,
@@ -48,6 +49,7 @@ from max._kernel_library.attention.paged_plan import (
     paged_scratch,
     plan_paged,
     rescaled,
+    split_scale,
 )
 from max._kernel_library.attention.paged_rows import (
     attend_block,
@@ -65,20 +67,30 @@ class Batch(NamedTuple):
 
     Args:
         offsets: The first row of each sequence, and the number of rows.
-        blocks: The cache.
-        cache_lengths: Cached tokens of each sequence.
-        lookup_table: Pages of each sequence.
+        cache: The cache and its sequences.
         layer: The layer.
         key_offsets: The offsets of the keys that are not counted in the cached lengths; those of the rows but in cross
             attention.
     """
 
     offsets: Any
-    blocks: Any
-    cache_lengths: Any
-    lookup_table: Any
+    cache: PagedCache
     layer: Any
     key_offsets: Any
+
+
+class ScoreOperands(NamedTuple):
+    """The operands that products of queries and keys become scores with.
+
+    Args:
+        scale: The scale of the products, `[1]`.
+        sinks: The logit of each head's sink, `[heads]`; not read where the call has none.
+        slopes: The slope of each head's bias, `[heads]`; not read where the mask has none.
+    """
+
+    scale: k.Input
+    sinks: k.Input
+    slopes: k.Input
 
 
 class Grid(NamedTuple):
@@ -102,12 +114,12 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
     """The tasks of a launch: long ones where enough remain for the workers, split ones where there are too few."""
     tasks, long_tasks = k.i64(0), k.i64(0)
     longest, most_tokens = k.i64(0), k.i64(0)
-    for b in range(batch.cache_lengths.shape[0]):
+    for b in range(batch.cache.cache_lengths.shape[0]):
         new = k.i64(batch.offsets[b + 1]) - k.i64(batch.offsets[b])
         tasks += k.ceildiv(new, p.short_tokens) * p.kv_heads
         long_tasks += k.ceildiv(new, p.long_tokens) * p.kv_heads
         keys = k.i64(batch.key_offsets[b + 1]) - k.i64(batch.key_offsets[b])
-        longest = k.max(longest, k.i64(batch.cache_lengths[b]) + keys)
+        longest = k.max(longest, k.i64(batch.cache.cache_lengths[b]) + keys)
         most_tokens = k.max(most_tokens, new)
     tokens = k.i64(p.short_tokens)
     if long_tasks >= 6 * ctx.num_workers:
@@ -128,7 +140,7 @@ def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
     """The task of a number."""
     piece = find_piece(batch.offsets, task, tokens_per_task, p.kv_heads)
     sequence = piece.sequence
-    cached = k.i64(batch.cache_lengths[sequence])
+    cached = k.i64(batch.cache.cache_lengths[sequence])
     row = k.i64(batch.offsets[sequence]) + piece.first
     keys = k.i64(batch.key_offsets[sequence + 1]) - k.i64(batch.key_offsets[sequence])
     return Task(sequence, piece.kv_head, row, cached + piece.first, piece.rows, cached + keys)
@@ -148,7 +160,7 @@ def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Pl
         head_dim: The size of a head.
         p: The plan.
     """
-    blocks, table = batch.blocks, batch.lookup_table
+    blocks, _, table = batch.cache
     page_size = blocks.shape[3]
     sequence, head, first = task.sequence, task.kv_head, key
     if key >= end:
@@ -184,7 +196,7 @@ def attend(
         value_size: Elements of a value, where it is the beginning of its key; else 0.
         p: The plan.
     """
-    blocks, kind = batch.blocks, 0 if value_size else 1
+    blocks, kind = batch.cache.blocks, 0 if value_size else 1
     scale_words = scales_of(blocks)
     page_size = blocks.shape[3]
     key = first_key(task.position, p)
@@ -196,7 +208,7 @@ def attend(
     key += split * share
     end = k.min(last_end, key + share)
     while key < end:
-        page = page_of(blocks, batch.lookup_table, task.sequence, key)
+        page = page_of(blocks, batch.cache.lookup_table, task.sequence, key)
         slot = key % page_size
         count = k.min(k.min(page_size - slot, KEYS), end - key)
         keys = blocks[page, 0, batch.layer][slot : slot + count, task.kv_head]
@@ -255,58 +267,46 @@ def attention(
     out: k.Output,
     q: k.Input,
     offsets: k.Input,
-    blocks: k.InOut,
-    cache_lengths: k.Input,
-    lookup_table: k.Input,
+    cache: PagedCache,
     max_lengths: k.Input,
     layer_index: k.Input,
-    scale: k.Input,
-    sinks: k.Input,
-    slopes: k.Input,
+    score_operands: ScoreOperands,
     key_offsets: k.Input,
     parts: k.InOut,
     ctx: k.Context,
     *,
-    mask: str,
-    window: int,
-    softcap: float,
-    has_sinks: bool,
-    value_size: int,
-    cross: bool,
+    form: AttentionForm,
 ) -> None:
     """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves to the
     token.
-
-    `sinks` and `slopes` are `[heads]` where the call has them, and are not read otherwise.
     """
     heads, head_dim = q.shape[1], q.shape[2]
-    kv_heads = blocks.shape[4]
-    p = plan_paged(
-        ctx.target, (q.dtype, blocks.dtype), (heads, kv_heads, head_dim), mask, window, softcap,
-        has_sinks, value_size, cross,
-    )  # fmt: skip
+    blocks, value_size = cache.blocks, form.value_size
+    scale, sinks, slopes = score_operands
+    p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, blocks.shape[4], head_dim), form)
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     layer = layer_of(blocks, layer_index)
     kinds = 1 if value_size else 2
-    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, kinds)
+    check_batch(offsets, q.shape[0], cache, width, kinds)
     for d in k.static_range(2):
         check_size("the result", out.shape[d], q.shape[d])
     check_size("the result", out.shape[2], value_size if value_size else head_dim)
-    if cross:
+    if form.cross:
         check_size("kv_input_row_offsets", key_offsets.shape[0], offsets.shape[0])
         check_rising("kv_input_row_offsets", key_offsets, width)
         if key_offsets[0] != 0:
             raise ValueError("kv_input_row_offsets[0] is {}, expected 0", key_offsets[0])
-    if has_sinks:
+    if form.sinks:
         check_size("sinks", sinks.shape[0], heads)
-    if mask == "causal_alibi":
+    if form.mask == "causal_alibi":
         check_size("alibi_slopes", slopes.shape[0], heads)
-    # products are scaled when they become weights, unless the scale would reverse their order
-    query_factor = k.f32(1) if rescaled(p) or scale[0] > 0 else k.f32(scale[0])
-    factor = (k.f32(1) if rescaled(p) or scale[0] <= 0 else k.f32(scale[0])) * LOG2_E
+    query_factor, factor = k.f32(1), k.f32(1)
+    if not rescaled(p):
+        query_factor, factor = split_scale(scale[0])
+    factor *= LOG2_E
     scores = Scores(query_factor, factor, scale[0], sinks, slopes)
-    batch = Batch(offsets, blocks, cache_lengths, lookup_table, layer, key_offsets)
+    batch = Batch(offsets, cache, layer, key_offsets)
     grid = plan_paged_grid(batch, q, p, ctx)
     if p.matrix_tiles:
         if grid.most_tokens * p.group > ROW_THRESHOLD:
@@ -407,15 +407,8 @@ def _lower_attention(
         view("operand", key_offsets, operands[key_offsets], static=False),
         view("workspace", 0, parts),
     )
-    parameters = {
-        "mask": mask,
-        "window": max(window, 1),
-        "softcap": softcap,
-        "has_sinks": has_sinks,
-        "value_size": value_size,
-        "cross": cross,
-    }
-    return KernelCall(attention, args, parameters, workspaces=(parts,))
+    form = AttentionForm(mask, max(window, 1), softcap, has_sinks, value_size, cross)
+    return KernelCall(attention, args, {"form": form}, workspaces=(parts,))
 
 
 LOWERINGS = {"mo.attention.ragged.paged": _lower_attention}

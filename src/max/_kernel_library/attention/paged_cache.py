@@ -6,17 +6,28 @@ of sequence `b` is in slot `t % page_size` of page `lookup_table[b, t // page_si
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.operand_checks import check_offsets, check_size
 
 
+class PagedCache(NamedTuple):
+    """The operands of a cache, with the sequences of a batch.
+
+    Args:
+        blocks: The cache.
+        cache_lengths: Cached tokens of each sequence, `[batch]`.
+        lookup_table: Pages of each sequence, `[batch, max_pages]`.
+    """
+
+    blocks: k.InOut
+    cache_lengths: k.Input
+    lookup_table: k.Input
+
+
 @k.inline
-def check_batch(
-    offsets: Any, rows: Any, blocks: Any, cache_lengths: Any, lookup_table: Any, width: int,
-    kinds: int = 2,
-) -> None:  # fmt: skip
+def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: int = 2) -> None:
     """Raises where offsets, lengths and page table do not describe one ragged batch over a cache.
 
     After it `sequence_of` finds the sequence of each row, and positions are not negative. Each worker calls it before
@@ -25,12 +36,11 @@ def check_batch(
     Args:
         offsets: First row of each sequence, and the number of rows.
         rows: The number of rows.
-        blocks: The cache.
-        cache_lengths: Cached tokens of each sequence.
-        lookup_table: Pages of each sequence.
+        cache: The cache and its sequences.
         width: Offsets per vector.
         kinds: Kinds of pages that the caller reads or writes: keys, or keys and values.
     """
+    blocks, cache_lengths, lookup_table = cache
     check_size("input_row_offsets", offsets.shape[0], cache_lengths.shape[0] + 1)
     check_size("lookup_table", lookup_table.shape[0], cache_lengths.shape[0])
     check_offsets("input_row_offsets", offsets, rows, width)

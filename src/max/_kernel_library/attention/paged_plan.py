@@ -84,6 +84,26 @@ class Plan:
     rounded_cache: bool
 
 
+class AttentionForm(NamedTuple):
+    """The compile-time parameters of a kernel of attention.
+
+    Args:
+        mask: The mask.
+        window: Its window.
+        softcap: The bound of soft-capped scores; 0 for none.
+        sinks: Whether each head has a sink.
+        value_size: Elements of a value, where it is the beginning of its key; 0: values are as long as keys.
+        cross: Whether a sequence has its own number of keys: then positions may be past the last one.
+    """
+
+    mask: str
+    window: int = 1
+    softcap: float = 0.0
+    sinks: bool = False
+    value_size: int = 0
+    cross: bool = False
+
+
 class Scores(NamedTuple):
     """How products of queries and keys become the logits of the softmax.
 
@@ -225,12 +245,7 @@ def plan_paged(
     target: k.Target,
     dtypes: tuple[k.ScalarType, k.ScalarType],
     heads: tuple[int, int, int],
-    mask: str,
-    window: int,
-    softcap: float,
-    sinks: bool,
-    value_size: int = 0,
-    cross: bool = False,
+    form: AttentionForm,
 ) -> Plan:
     """The plan of a call.
 
@@ -238,12 +253,7 @@ def plan_paged(
         target: The target.
         dtypes: Element types of queries and cache.
         heads: Query heads, KV heads, and the size of a head.
-        mask: The mask.
-        window: Its window.
-        softcap: The bound of soft-capped scores; 0 for none.
-        sinks: Whether each head has a sink.
-        value_size: Elements of a value, where it is the beginning of its key; 0: values are as long as keys.
-        cross: Whether a sequence has its own number of keys.
+        form: The compile-time parameters of the kernel.
     """
     query_heads, kv_heads, head_dim = heads
     group = query_heads // kv_heads
@@ -268,16 +278,28 @@ def plan_paged(
         long_tokens=long_tokens,
         # packed queries and keys are filled up to whole vectors, rows of sums to whole strips of columns
         depth=padded(head_dim, wide.step),
-        stride=padded(value_size or head_dim, 4 * t.width),
+        stride=padded(form.value_size or head_dim, 4 * t.width),
         most_rows=padded(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),
         matrix_tiles=matrix_tiles,
-        mask=mask,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        cross=cross,
+        mask=form.mask,
+        window=form.window,
+        softcap=form.softcap,
+        sinks=form.sinks,
+        cross=form.cross,
         rounded_cache=is_rounded(dtypes[1]),
     )
+
+
+@k.inline
+def split_scale(scale: Any) -> Any:
+    """The factors of queries and of scores whose product is the scale of the products.
+
+    Queries, which may be rounded to bf16, take the sign only, which is exact: a negative scale must be applied before
+    the maximum of the scores is taken. A scale of 0 is theirs too, as the factor of scores divides.
+    """
+    factor = k.f32(scale)
+    query_factor = k.select(factor > 0, k.f32(1), k.select(factor < 0, k.f32(-1), factor))
+    return query_factor, k.select(factor == 0, k.f32(1), k.abs(factor))
 
 
 def rescaled(p: Plan) -> bool:

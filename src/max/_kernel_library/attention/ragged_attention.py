@@ -20,6 +20,7 @@ from max._kernel_library.attention.online_softmax import LOG2_E
 from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
+    AttentionForm,
     Plan,
     Scores,
     Scratch,
@@ -30,6 +31,7 @@ from max._kernel_library.attention.paged_plan import (
     of_height,
     paged_scratch,
     plan_paged,
+    split_scale,
 )
 from max._kernel_library.attention.paged_rows import (
     add_values,
@@ -171,24 +173,19 @@ def attention_ragged(
     scale: k.Input,
     *biases: k.Input,
     ctx: k.Context,
-    mask: str,
-    window: int,
+    form: AttentionForm,
 ) -> None:
     """`out[row, head] = softmax(scale · q[row, head] · keys + bias) · values`, over the keys of the row's text that the
     mask leaves.
     """
     heads, head_dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
-    p = plan_paged(
-        ctx.target, (q.dtype, keys.dtype), (heads, kv_heads, head_dim), mask, window, 0.0, False
-    )
+    p = plan_paged(ctx.target, (q.dtype, keys.dtype), (heads, kv_heads, head_dim), form)
     memory = paged_scratch(head_dim, p, ctx)
     check_offsets("input_row_offsets", offsets, q.shape[0], p.plain.width)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("keys", keys.shape[0], q.shape[0])
     check_size("values", values.shape[0], q.shape[0])
-    # scores are scaled when they become weights, unless the scale would reverse their order
-    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
-    factor = k.f32(scale[0]) if scale[0] > 0 else k.f32(1)
+    query_factor, factor = split_scale(scale[0])
     # no sinks and slopes: nothing reads the last two
     scores = Scores(query_factor, factor * LOG2_E, scale[0], scale, scale)
     grid = plan_ragged_grid(offsets, p, ctx)
@@ -272,7 +269,7 @@ def _lower_attention(
         view("operand", 4, scale, ((),)),
         *(view("operand", 5 + i, bias, static=(True, False)) for i, bias in enumerate(biases)),
     )
-    params = {"mask": mask, "window": max(window, 1)}
+    params = {"form": AttentionForm(mask, max(window, 1))}
     return KernelCall(attention_ragged, args, params)
 
 

@@ -13,7 +13,13 @@ from max._kernel_library.attention.cache_formats import (
     row_size,
     store_head,
 )
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
+from max._kernel_library.attention.paged_cache import (
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+    sequence_of,
+)
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size, unsigned
 
@@ -50,9 +56,7 @@ def rope(
     q: k.Input,
     offsets: k.Input,
     freqs_cis: k.Input[k.f32, 2],
-    blocks: k.InOut,
-    cache_lengths: k.Input,
-    lookup_table: k.Input,
+    cache: PagedCache,
     max_lengths: k.Input,
     layer_index: k.Input,
     ctx: k.Context,
@@ -66,12 +70,13 @@ def rope(
     Keys of 8 bits are widened, and rounded again.
     """
     width = ctx.target.width(k.f32)
+    blocks, cache_lengths, lookup_table = cache
     rounds = is_rounded(blocks.dtype) or blocks.dtype.name in LARGEST
     key_row = ctx.scratch(k.f32, (q.shape[2] if rotates_cache and rounds else 1,))
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]
     rotated = freqs_cis.shape[1]
-    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
+    check_batch(offsets, q.shape[0], cache, width, 1)
     for d in k.static_range(3):
         check_size("the result", out.shape[d], q.shape[d])
     if rotates_cache:

@@ -21,8 +21,22 @@ from max._kernel_library.attention.online_softmax import (
     merge_parts,
 )
 from max._kernel_library.attention.paged_attention import store_task
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
-from max._kernel_library.attention.paged_plan import KEYS, Scores, Task, paged_scratch, plan_paged
+from max._kernel_library.attention.paged_cache import (
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+    sequence_of,
+)
+from max._kernel_library.attention.paged_plan import (
+    KEYS,
+    AttentionForm,
+    Scores,
+    Task,
+    paged_scratch,
+    plan_paged,
+    split_scale,
+)
 from max._kernel_library.attention.paged_rows import attend_block, load_queries, pack_paged_queries
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_size, unsigned
@@ -72,9 +86,7 @@ def attention_selected(
     q: k.Input,
     selected: k.Input,
     offsets: k.Input,
-    blocks: k.InOut,
-    cache_lengths: k.Input,
-    lookup_table: k.Input,
+    cache: PagedCache,
     layer_index: k.Input,
     scale: k.Input,
     parts: k.InOut,
@@ -84,20 +96,19 @@ def attention_selected(
     and end before -1.
     """
     heads, head_dim, value_size = q.shape[1], q.shape[2], out.shape[2]
-    p = plan_paged(
-        ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), "null", 1, 0.0, False, value_size
-    )
+    blocks, cache_lengths, lookup_table = cache
+    form = AttentionForm("null", value_size=value_size)
+    p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), form)
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     gathered = ctx.scratch(blocks.dtype, (KEYS, head_dim))
     layer = layer_of(blocks, layer_index)
-    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
+    check_batch(offsets, q.shape[0], cache, width, 1)
     check_size("selected", selected.shape[0], q.shape[0])
     for d in k.static_range(2):
         check_size("the result", out.shape[d], q.shape[d])
-    # products are scaled when they become weights, unless the scale would reverse their order
-    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
-    factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
+    query_factor, factor = split_scale(scale[0])
+    factor *= LOG2_E
     # no sinks and slopes: nothing reads the last two
     scores = Scores(query_factor, factor, scale[0], layer_index, layer_index)
     splits = k.i64(1)

@@ -17,9 +17,16 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import row_size
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
+from max._kernel_library.attention.paged_cache import (
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+    sequence_of,
+)
 from max._kernel_library.attention.paged_plan import (
     KEYS,
+    AttentionForm,
     Plan,
     Scores,
     Scratch,
@@ -195,9 +202,7 @@ def select_tokens(
     q: k.Input,
     weights: k.Input,
     offsets: k.Input,
-    blocks: k.InOut,
-    cache_lengths: k.Input,
-    lookup_table: k.Input,
+    cache: PagedCache,
     layer_index: k.Input,
     parts: k.InOut,
     ctx: k.Context,
@@ -209,14 +214,16 @@ def select_tokens(
     number.
     """
     heads, head_dim, count = q.shape[1], q.shape[2], out.shape[1]
-    p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), "null", 1, 0.0, False)
+    blocks, cache_lengths, lookup_table = cache
+    form = AttentionForm("null")
+    p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), form)
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     ranks = ctx.scratch(k.i32, (2 * count + KEYS + 32,))
     tokens = ctx.scratch(k.i32, (2 * count + KEYS + 32,))
     candidates = Candidates(ranks, tokens)
-    cache = IndexKeys(blocks, lookup_table, layer_of(blocks, layer_index))
-    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
+    index_keys = IndexKeys(blocks, lookup_table, layer_of(blocks, layer_index))
+    check_batch(offsets, q.shape[0], cache, width, 1)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("weights", weights.shape[0], q.shape[0])
     splits = k.i64(1)
@@ -252,7 +259,7 @@ def select_tokens(
             if heads > p.row_threshold:
                 pack_paged_queries(k.i64(heads), memory, k.i64(p.plain.height), p)
             size = best_of_part(
-                row, task, begin, part_end, weights, cache, count, candidates, memory, p
+                row, task, begin, part_end, weights, index_keys, count, candidates, memory, p
             )  # fmt: skip
         if splits > 1:
             part = row * MAX_SPLITS + split
