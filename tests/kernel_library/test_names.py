@@ -31,6 +31,10 @@ def is_inline(node: ast.FunctionDef) -> bool:
     return any(ast.unparse(d) in ("k.inline", "k.outlined") for d in node.decorator_list)
 
 
+def is_kernel(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(d) == "k.kernel" for d in node.decorator_list)
+
+
 def test_a_name_has_one_signature() -> None:
     signatures: dict[str, dict[tuple[str, ...], str]] = {}
     for path, node in functions():
@@ -49,10 +53,10 @@ def test_functions_have_at_most_100_lines() -> None:
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
-def test_inline_functions_take_records() -> None:
+def test_kernels_and_inline_functions_take_records() -> None:
     counts = {
-        f"{path.relative_to(FOLDER)}: {node.name}": len(parameters(node))
+        f"{path.relative_to(FOLDER)}: {node.name}": len(parameters(node)) + bool(node.args.vararg)
         for path, node in functions()
-        if is_inline(node)
+        if is_inline(node) or is_kernel(node)
     }
     assert {name: n for name, n in counts.items() if n > MOST_PARAMETERS} == {}

@@ -24,7 +24,7 @@ from max._kernel_library.convolution.filters import (
     pack_strips,
 )
 from max._kernel_library.convolution.inputs import image_axes, pad_input, padded_sizes
-from max._kernel_library.convolution.patches import MOST_TAPS, Window
+from max._kernel_library.convolution.patches import MOST_TAPS, Steps, Window
 from max._kernel_library.lowering import Arg, KernelCall, Operand, Workspace, product, view
 from max._kernel_library.tiles.strips import COLUMNS, Results, identity
 from max._kernel_library.tiles.tiling import Tiling
@@ -45,9 +45,7 @@ def conv(
     padded: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
+    steps: Steps,
     groups: int,
     mode: str,
     epilogue: Any = identity,
@@ -59,10 +57,10 @@ def conv(
     how = mode_of(mode, x, t)
     pack_strips(strips, weight, groups, stored, ctx)
     if how != "in_place":
-        pad(padded, x, padding, groups, t, ctx)
+        pad(padded, x, steps.padding, groups, t, ctx)
     ctx.barrier()
     taps = (weight.shape[0], weight.shape[1], weight.shape[2])
-    window = Window(taps, stride, dilation, padding)
+    window = Window(taps, *steps)
     f = Filter(strips, weight.dtype, weight.shape[3], groups, stored)
     convolve_image(out, x, padded, extra, f, window, how, epilogue, t, ctx)
 
@@ -76,9 +74,7 @@ def conv_packed(
     *extra: k.Input,
     ctx: k.Context,
     taps: Any,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
+    steps: Steps,
     groups: int,
     mode: str,
     epilogue: Any = identity,
@@ -89,9 +85,9 @@ def conv_packed(
     strips = weight.reshape(weight.size).view(stored.lane)
     how = mode_of(mode, x, t)
     if how != "in_place":
-        pad(padded, x, padding, groups, t, ctx)
+        pad(padded, x, steps.padding, groups, t, ctx)
         ctx.barrier()
-    window = Window(taps, stride, dilation, padding)
+    window = Window(taps, *steps)
     f = Filter(strips, weight.dtype, x.shape[4] // groups, groups, stored)
     convolve_image(out, x, padded, extra, f, window, how, epilogue, t, ctx)
 
@@ -157,14 +153,14 @@ def sum_dtype(*dtypes: DType) -> DType:
     return DType.float32 if widest.is_float() else DType.int32
 
 
-def _window(attributes: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _steps(attributes: Mapping[str, Any], rank: int) -> Steps:
     """The stride, dilation and padding along three axes."""
     stride, dilation, padding = (
         tuple(int(n) for n in attributes[name]) for name in ("stride", "dilation", "padding")
     )
     if rank == 4:
         stride, dilation, padding = (1, *stride), (1, *dilation), (0, 0, *padding)
-    return {"stride": stride, "dilation": dilation, "padding": padding}
+    return Steps(stride, dilation, padding)
 
 
 def _mode(
@@ -172,7 +168,7 @@ def _mode(
     taps: Sequence[Any],
     channels: Any,
     kind: DType,
-    window: Mapping[str, Any],
+    steps: Steps,
     groups: int,
 ) -> tuple[str, Workspace]:
     """How patches are read (see `MODES` in `convolve`), and memory for a padded input.
@@ -182,13 +178,13 @@ def _mode(
         taps: The number of taps along each axis.
         channels: Channels of a group.
         kind: Element type of the filter.
-        window: Stride, dilation and padding.
+        steps: Stride, dilation and padding.
         groups: Groups of channels.
     """
     sums = sum_dtype(x.dtype, kind)
     pair = 2 if kind in (DType.bfloat16, DType.float16) else 1
     static = isinstance(channels, int) and all(isinstance(n, int) for n in taps)
-    padding = window["padding"][10 - 2 * len(x.shape) :]
+    padding = steps.padding[10 - 2 * len(x.shape) :]
     sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
     # a vector that is copied may begin at the last element
     padded = Workspace(sums, (product((x.shape[0], *sizes, x.shape[-1])) + VECTOR,))
@@ -210,7 +206,7 @@ def _lower_conv(
 ) -> KernelCall:
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
-    window = _window(attributes, rank)
+    steps = _steps(attributes, rank)
     taps = [() if rank == 4 else (0,), *((i,) for i in range(rank - 4, rank))]
     args: list[Arg] = [
         view("result", 0, results[0], image_axes(rank), static=False),
@@ -218,41 +214,39 @@ def _lower_conv(
         view("operand", 1, weight, taps, static=False),
     ]
     if weight.shape[-2] == 1 and weight.shape[-1] == groups:
-        return lower_depthwise(args, x, weight, window)
+        return lower_depthwise(args, x, weight, steps)
     pairs = weight.dtype in (DType.bfloat16, DType.float16)
     depth = product(weight.shape[:-1])
     kind = weight.dtype if pairs else sum_dtype(x.dtype, weight.dtype)
     # the last strip of a group is filled up to 32 columns, an odd row to a pair
     strips = Workspace(kind, ((depth + pairs) * (weight.shape[-1] + groups * COLUMNS),))
-    mode, padded = _mode(x, weight.shape[:-2], weight.shape[-2], weight.dtype, window, groups)
+    mode, padded = _mode(x, weight.shape[:-2], weight.shape[-2], weight.dtype, steps, groups)
     args += [
         view("workspace", 0, strips, static=False),
         view("workspace", 1, padded, static=False),
     ]
-    params = {**window, "groups": groups, "mode": mode}
+    params = {"steps": steps, "groups": groups, "mode": mode}
     return KernelCall(conv, tuple(args), params, epilogue=True, workspaces=(strips, padded))
 
 
-def lower_depthwise(
-    args: Sequence[Arg], x: Operand, weight: Operand, window: Mapping[str, Any]
-) -> KernelCall:
+def lower_depthwise(args: Sequence[Arg], x: Operand, weight: Operand, steps: Steps) -> KernelCall:
     """A convolution whose groups have one channel and one column.
 
     Args:
         args: Views of the result, the input and the filter.
         x: The input.
         weight: The filter.
-        window: Its stride, dilation and padding.
+        steps: Its stride, dilation and padding.
     """
-    rank, stride, padding = len(x.shape), window["stride"], window["padding"]
-    padding = padding[10 - 2 * rank :]
+    rank = len(x.shape)
+    padding = steps.padding[10 - 2 * rank :]
     sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
     # tiles at the end of a row read past it (those results are discarded)
-    beyond = x.shape[-1] * (POSITIONS * stride[2])
+    beyond = x.shape[-1] * (POSITIONS * steps.stride[2])
     elements = product((x.shape[0], *sizes, x.shape[-1])) + beyond
     padded = Workspace(sum_dtype(x.dtype, weight.dtype), (elements,))
     args = (*args, view("workspace", 0, padded, static=False))
-    return KernelCall(depthwise, args, window, epilogue=True, workspaces=(padded,))
+    return KernelCall(depthwise, args, {"steps": steps}, epilogue=True, workspaces=(padded,))
 
 
 def _lower_pack_filter(
@@ -279,10 +273,10 @@ def _lower_packed_conv(
 ) -> KernelCall:
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
-    window = _window(attributes, rank)
+    steps = _steps(attributes, rank)
     taps = tuple(int(n) for n in attributes["taps"])
     channels = x.shape[-1] // groups if isinstance(x.shape[-1], int) else None
-    mode, padded = _mode(x, taps, channels, weight.dtype, window, groups)
+    mode, padded = _mode(x, taps, channels, weight.dtype, steps, groups)
     args = (
         view("result", 0, results[0], image_axes(rank), static=False),
         view("operand", 0, x, image_axes(rank), static=False),
@@ -290,7 +284,7 @@ def _lower_packed_conv(
         view("workspace", 0, padded, static=False),
     )
     params = {
-        **window,
+        "steps": steps,
         "taps": taps if rank == 5 else (1, *taps),
         "groups": groups,
         "mode": mode,

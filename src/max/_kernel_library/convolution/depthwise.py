@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.convolution.inputs import pad_input
+from max._kernel_library.convolution.patches import Steps
 from max._kernel_library.tiles.strips import Results, identity
 from max._kernel_library.tiles.tiling import multiply_add
 
@@ -18,14 +19,14 @@ class Channels(NamedTuple):
 
     Args:
         lines: The padded input, flat, from the first position's first tap on.
-        steps: Elements from depth to depth, line to line, column to column.
+        strides: Elements from depth to depth, line to line, column to column.
         stride: Elements from position to position.
         first: The first channel.
         mask: The channels that exist; None: all.
     """
 
     lines: Any
-    steps: Any
+    strides: Any
     stride: Any
     first: Any
     mask: Any
@@ -50,11 +51,11 @@ def depthwise_tile(
     sums = k.tile(a.lines.dtype, (height,), width=width, fill=0)
     for q in range(taps[0]):
         for r in range(taps[1]):
-            line = q * dilation[0] * a.steps[0] + r * dilation[1] * a.steps[1]
+            line = q * dilation[0] * a.strides[0] + r * dilation[1] * a.strides[1]
             for s in range(taps[2]):
                 factor = weight.load(q, r, s, 0, first, width=width, mask=mask)
                 factor = k.cast(factor, a.lines.dtype)
-                at = line + s * dilation[2] * a.steps[2] + first
+                at = line + s * dilation[2] * a.strides[2] + first
                 for i in k.static_range(height):
                     v = a.lines.load(at + i * a.stride, width=width, mask=mask)
                     sums[i] = multiply_add(sums[i], v, factor)
@@ -73,13 +74,12 @@ def depthwise(
     padded: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
+    steps: Steps,
     epilogue: Any = identity,
 ) -> None:
     """`conv` where each channel is a group with one channel in the result: `weight` is `[Q, R, S, 1, C]`."""
     width = ctx.target.width(padded.dtype)
+    stride, dilation, padding = steps
     channels = weight.shape[4]
     high = x.shape[1] + padding[0] + padding[1]
     tall = x.shape[2] + padding[2] + padding[3]
@@ -88,7 +88,7 @@ def depthwise(
     ctx.barrier()
     rows = out.reshape(out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3], channels)
     results = Results(rows, extra, epilogue, width)
-    steps = (tall * wide * channels, wide * channels, channels)
+    strides = (tall * wide * channels, wide * channels, channels)
     step = stride[2] * channels
     for n, d, h in ctx.parallel((out.shape[0], out.shape[1], out.shape[2])):
         line = ((n * high + d * stride[0]) * tall + h * stride[1]) * wide * channels
@@ -96,6 +96,6 @@ def depthwise(
         for w in range(0, out.shape[3], POSITIONS):
             lines = padded[line + w * step :]
             for c, mask in k.vectors(channels, width):
-                a = Channels(lines, steps, step, c, mask)
+                a = Channels(lines, strides, step, c, mask)
                 count = out.shape[3] - w
                 depthwise_tile(results, row + w, count, a, weight, POSITIONS, dilation)

@@ -56,6 +56,20 @@ class Layout(NamedTuple):
     low: Any
 
 
+class Steps(NamedTuple):
+    """The compile-time parameters of a window, by axis.
+
+    Args:
+        stride: From position to position.
+        dilation: From tap to tap.
+        padding: Before and after each axis.
+    """
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+
+
 class Window(NamedTuple):
     """The window of a convolution.
 

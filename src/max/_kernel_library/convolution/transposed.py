@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.convolution.inputs import image_axes, pad_input
+from max._kernel_library.convolution.patches import Steps
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernel_library.tiles.micro_kernels import store_sums
 from max._kernel_library.tiles.strips import Results, identity
@@ -117,9 +118,7 @@ def conv_transpose(
     packed: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
+    steps: Steps,
     margin: Any,
     epilogue: Any = identity,
 ) -> None:
@@ -128,6 +127,7 @@ def conv_transpose(
     `margin` is the padding of the copy of `x`: before and after H, before and after W.
     """
     width = ctx.target.width(padded.dtype)
+    stride, dilation, padding = steps
     taps = weight.shape
     channels = taps[2]
     depth = taps[0] * taps[1] * channels
@@ -212,9 +212,7 @@ def _lower_conv_transpose(
         *(view("workspace", i, space, static=False) for i, space in enumerate(workspaces)),
     )
     params = {
-        "stride": stride,
-        "dilation": dilation,
-        "padding": padding,
+        "steps": Steps(stride, dilation, padding),
         "margin": tuple(margin),
     }
     return KernelCall(conv_transpose, args, params, epilogue=True, workspaces=workspaces)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.generation.sampling import splitmix64
@@ -14,26 +14,52 @@ LONGEST = 2**32 - 1
 """The greatest length, which cannot be increased."""
 
 
-@k.kernel
-def next_step(
-    next_tokens: k.Input,
-    first_seeds: k.Input,
-    ends: k.Input,
-    interrupted: k.Input,
-    tokens: k.InOut,
-    cache_lengths: k.InOut,
-    max_lengths: k.InOut,
-    seeds: k.InOut,
-    history: k.InOut,
-    steps: k.InOut,
-    again: k.InOut,
-    ctx: k.Context,
-) -> None:
-    """Stores the tokens `[batch]` of a step as row `steps[0]` of the history, and as the input of the next step.
+class StepResults(NamedTuple):
+    """What a step computed, and what ends the run.
 
-    `again` says whether there is a next step: while the history has rows left, no token ends its sequence (`ends`
-    `[batch, n]`), and the run is not interrupted.
+    Args:
+        next_tokens: The sampled tokens, `[batch]`.
+        first_seeds: The seed of each sequence's request, `[batch]`.
+        ends: The tokens that end each sequence, `[batch, n]`.
+        interrupted: Whether the run is interrupted, `[1]`.
     """
+
+    next_tokens: k.Input
+    first_seeds: k.Input
+    ends: k.Input
+    interrupted: k.Input
+
+
+class DecodingState(NamedTuple):
+    """The inputs of the next step, updated in place.
+
+    Args:
+        tokens: The input tokens, `[batch]`.
+        cache_lengths: Cached tokens of each sequence, `[batch]`.
+        max_lengths: The greatest lengths of the batch, `[n, 2]`; element `[0, 1]` counts cached and new tokens.
+        seeds: The seeds of the next step, `[batch]`.
+        history: The tokens of all steps, `[steps, batch]`.
+        steps: The number of steps that are done, `[1]`.
+        again: Whether there is a next step, `[1]`.
+    """
+
+    tokens: k.InOut
+    cache_lengths: k.InOut
+    max_lengths: k.InOut
+    seeds: k.InOut
+    history: k.InOut
+    steps: k.InOut
+    again: k.InOut
+
+
+@k.kernel
+def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> None:
+    """Stores the tokens of a step as row `steps[0]` of the history, and as the input of the next step.
+
+    There is a next step while the history has rows left, no token ends its sequence, and the run is not interrupted.
+    """
+    next_tokens, first_seeds, ends, interrupted = results
+    tokens, cache_lengths, max_lengths, seeds, history, steps, again = state
     for _ in ctx.parallel(1):
         check_size("interrupted", interrupted.shape[0], 1)
         check_size("steps", steps.shape[0], 1)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.indexing.gather import copy_row
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_rising, check_size, unsigned
+
+
+class Strengths(NamedTuple):
+    """The penalties of each row, `[batch]`; 0, 0 and 1 change nothing.
+
+    Args:
+        frequency: Subtracted for each occurrence of a token.
+        presence: Subtracted once from a token that occurred.
+        repetition: Divides the positive logits of tokens that occurred, and multiplies the negative ones.
+    """
+
+    frequency: k.Input
+    presence: k.Input
+    repetition: k.Input
 
 
 @k.kernel
@@ -18,17 +32,15 @@ def penalties(
     tokens: k.Input,
     counts: k.Input,
     offsets: k.Input,
-    frequency: k.Input,
-    presence: k.Input,
-    repetition: k.Input,
+    strengths: Strengths,
     ctx: k.Context,
 ) -> None:
     """Lowers the logits of tokens that occurred: `tokens` and `counts` `[n]` belong to row `b` from `offsets[b]` to
     `offsets[b + 1]`.
 
-    A positive logit is divided by the repetition penalty, a negative one multiplied; then `frequency * count` and
-    `presence` are taken off.
+    Repetition penalties apply first; then `frequency * count` and `presence` are subtracted.
     """
+    frequency, presence, repetition = strengths
     width = ctx.target.width(k.f32)
     vocabulary = logits.shape[1]
     batch = logits.shape[0]

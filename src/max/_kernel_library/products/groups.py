@@ -21,6 +21,21 @@ FEW_ROWS = 4
 """The maximum number of rows of a group for which a weight is read once, so that the memory limits the speed."""
 
 
+class GroupOperands(NamedTuple):
+    """The operands that give the groups.
+
+    Args:
+        starts: The first row of each group and the end of the last one, `[n + 1]`; those past the number of groups are
+            not read.
+        experts: The expert of each group, `[n]`.
+        stats: Most rows of a group, and the number of groups, `[2]`. The first is not read.
+    """
+
+    starts: k.Input
+    experts: k.Input
+    stats: k.Input
+
+
 class Groups(NamedTuple):
     """The groups of a launch.
 
@@ -59,16 +74,15 @@ def group_at(groups: Groups, number: Any) -> Group:
 
 
 @k.inline
-def read_groups(starts: Any, experts: Any, stats: Any, rows: Any, weights: Any) -> Groups:
+def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
     """The groups of a launch, checked; each worker reads them for itself.
 
     Args:
-        starts: `[n + 1]`; those past the number of groups are not read.
-        experts: `[n]`.
-        stats: `[2]`: most rows of a group, and the number of groups. The first is not read.
+        operands: The operands that give the groups.
         rows: Rows of the launch.
         weights: Experts that have a weight.
     """
+    starts, experts, stats = operands
     if stats.shape[0] != 2:
         raise ValueError("expert_usage_stats has size {}, expected 2", stats.shape[0])
     count = k.i64(stats[1])

@@ -10,7 +10,7 @@ then holds one copy for each worker, else one for all::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, Workspace, product, view
@@ -20,6 +20,18 @@ SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
 
 Norm = tuple[float, float, bool]
 """Epsilon, the offset that is added to gamma, and whether gamma is multiplied before a row is rounded to its dtype."""
+
+
+class NormOperands(NamedTuple):
+    """The operands of a norm in a product's launch.
+
+    Args:
+        gamma: The weight of the norm, `[K]`.
+        memory: The workspace of the normalised rows, flat.
+    """
+
+    gamma: k.Input
+    memory: k.InOut
 
 
 @k.inline
@@ -49,8 +61,9 @@ def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
 
 
 @k.inline
-def normalise(x: Any, gamma: Any, memory: Any, norm: Norm, ctx: Any) -> Any:
-    """The rows of `x` `[M, K]`, normalised, in `memory`; when it returns this worker may read all of them."""
+def normalise(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
+    """The rows of `x` `[M, K]`, normalised, in the workspace; when it returns this worker may read all of them."""
+    gamma, memory = operands
     rows, size = x.shape[0], x.shape[1]
     width = ctx.target.width(k.f32)
     small = is_small(rows * size, ctx)

@@ -8,7 +8,7 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size
-from max._kernel_library.recurrence.slots import check_states, floats, state_views
+from max._kernel_library.recurrence.slots import SlotBatch, check_states, floats, state_views
 
 OP = "mo.causal_conv.ragged"
 VECTORS = 4
@@ -21,11 +21,7 @@ def causal_conv(
     x: k.Input,
     weight: k.Input,
     bias: k.Input,
-    offsets: k.Input,
-    cache_lengths: k.Input,
-    slots: k.Input,
-    state: k.InOut,
-    layer_index: k.Input,
+    batch: SlotBatch,
     ctx: k.Context,
     *,
     silu: bool,
@@ -37,13 +33,14 @@ def causal_conv(
     """
     width = ctx.target.width(k.f32)
     taps, channels = weight.shape[0], x.shape[1]
-    check_states(offsets, x.shape[0], cache_lengths, slots, state, layer_index, ctx)
+    offsets, cache_lengths, slots, states, layer_index = batch
+    check_states(batch, x.shape[0], ctx)
     check_size("the result", out.shape[0], x.shape[0])
     block = VECTORS * width
     layer = k.i64(layer_index[0])
     for b, part in ctx.parallel((slots.shape[0], (channels + block - 1) // block)):
         begin, end = k.i64(offsets[b]), k.i64(offsets[b + 1])
-        rows = state[k.i64(slots[b]), layer]
+        rows = states[k.i64(slots[b]), layer]
         for c, mask in k.vectors(part * block, k.min(channels, (part + 1) * block), width):
             factors = [
                 k.cast(weight.load(j, c, width=width, mask=mask), k.f32)

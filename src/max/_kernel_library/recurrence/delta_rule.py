@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size
-from max._kernel_library.recurrence.slots import check_states, floats, state_views
+from max._kernel_library.recurrence.slots import SlotBatch, check_states, floats, state_views
 from max._kernel_library.tiles.micro_kernels import multiply_columns
 from max._kernel_library.tiles.tiling import Matrix, round_up
 from max.dtype import DType
@@ -36,6 +36,24 @@ SHORTEST_CHUNK = 8
 
 MOST_KEY_ELEMENTS = 512
 """Maximum size of a key."""
+
+
+class Tokens(NamedTuple):
+    """The operands of the tokens of all sequences.
+
+    Args:
+        q: `[total, key_heads, key_dim]`.
+        keys: The same shape; a key head serves neighbouring heads of the values.
+        values: `[total, heads, value_dim]`.
+        gates: The logarithms of decays, `[total, heads]`.
+        rates: beta, `[total, heads]`.
+    """
+
+    q: k.Input
+    keys: k.Input
+    values: k.Input
+    gates: k.Input
+    rates: k.Input
 
 
 class Head(NamedTuple):
@@ -274,16 +292,8 @@ def advance_block(h: Head, first: Any, count: Any, column: Any, memory: Scratch,
 @k.kernel
 def gated_delta_rule(
     out: k.Output,
-    q: k.Input,
-    keys: k.Input,
-    values: k.Input,
-    gates: k.Input,
-    rates: k.Input,
-    offsets: k.Input,
-    cache_lengths: k.Input,
-    slots: k.Input,
-    states: k.InOut,
-    layer_index: k.Input,
+    tokens: Tokens,
+    batch: SlotBatch,
     ctx: k.Context,
     *,
     scale: float,
@@ -291,16 +301,16 @@ def gated_delta_rule(
 ) -> None:
     """`out` `[total, heads, value_dim]` of the rule, and the states after the last token of each sequence.
 
-    `q` and `keys` are `[total, key_heads, key_dim]`: a key head serves neighbouring heads of `values` `[total, heads,
-    value_dim]`. `gates` and `rates` are `[total, heads]`, `states` `[slots, layers, heads, key_dim, value_dim]`.
-    `slots` `[batch]` has the slot of each sequence; one of `cache_lengths` 0 begins from zeros, whatever its slot
-    holds.
+    The states are `[slots, layers, heads, key_dim, value_dim]`; a sequence of `cache_lengths` 0 begins from zeros,
+    whatever its slot holds.
     """
+    q, keys, values, gates, rates = tokens
+    offsets, cache_lengths, slots, states, layer_index = batch
     heads, key_heads, key_dim = values.shape[1], keys.shape[1], keys.shape[2]
-    batch, total = slots.shape[0], values.shape[0]
+    total = values.shape[0]
     height = 4 if ctx.target.registers >= 32 else 2
     f = Form(ctx.target.width(k.f32), height, scale, normalised)
-    check_states(offsets, total, cache_lengths, slots, states, layer_index, ctx)
+    check_states(batch, total, ctx)
     check_size("the result", out.shape[0], total)
     check_size("queries", q.shape[0], total)
     check_size("keys", keys.shape[0], total)
@@ -309,7 +319,7 @@ def gated_delta_rule(
     layer = k.i64(layer_index[0])
     memory = delta_scratch(key_dim, f, ctx)
     chunk = 4 * f.width
-    for sequence, head in ctx.parallel((batch, heads), grain=1):
+    for sequence, head in ctx.parallel((slots.shape[0], heads), grain=1):
         begin, end = k.i64(offsets[sequence]), k.i64(offsets[sequence + 1])
         key_head = head // (heads // key_heads)
         state = states[k.i64(slots[sequence]), layer, head]

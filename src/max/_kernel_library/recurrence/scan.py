@@ -13,13 +13,35 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size
-from max._kernel_library.recurrence.slots import check_states, floats, state_views
+from max._kernel_library.recurrence.slots import SlotBatch, check_states, floats, state_views
 
 SCAN, SSD = "mo.selective_scan.ragged", "mo.ssd.ragged"
 CHUNK = 32
 """Tokens that a tile of states processes between load and store."""
 ROWS = 4
 """States of a tile; their inputs are scalars of B and C."""
+
+
+class ScanOperands(NamedTuple):
+    """The operands of a scan besides the batch and its states; each kernel gives their shapes.
+
+    Args:
+        x: The inputs.
+        dt: The raw steps.
+        a: The rates of decay, negative.
+        b: What an input adds to the states.
+        c: What the states add to a result.
+        d: What an input adds to its result.
+        dt_bias: Added to the raw steps.
+    """
+
+    x: k.Input
+    dt: k.Input
+    a: k.Input
+    b: k.Input
+    c: k.Input
+    d: k.Input
+    dt_bias: k.Input
 
 
 class Chunk(NamedTuple):
@@ -120,18 +142,8 @@ def ssd_rows(chunk: Chunk, states: Any, n: Any, rows: int, vectors: int, width: 
 @k.kernel
 def ssd(
     out: k.Output,
-    x: k.Input,
-    dt: k.Input,
-    a: k.Input,
-    b: k.Input,
-    c: k.Input,
-    d: k.Input,
-    dt_bias: k.Input,
-    offsets: k.Input,
-    cache_lengths: k.Input,
-    slots: k.Input,
-    state: k.InOut,
-    layer_index: k.Input,
+    operands: ScanOperands,
+    batch: SlotBatch,
     ctx: k.Context,
     *,
     low: float,
@@ -145,15 +157,17 @@ def ssd(
     """
     width = ctx.target.width(k.f32)
     vectors = 4 if ctx.target.registers >= 32 else 2
+    x, dt, a, b, c, d, dt_bias = operands
     heads, size, groups, states = x.shape[1], x.shape[2], b.shape[1], b.shape[2]
-    check_states(offsets, x.shape[0], cache_lengths, slots, state, layer_index, ctx)
+    offsets, cache_lengths, slots, state_buffer, layer_index = batch
+    check_states(batch, x.shape[0], ctx)
     for view_of_rows in (out, dt, b, c):
         check_size("the rows of an operand", view_of_rows.shape[0], x.shape[0])
     for by_head in (a, d, dt_bias):
         check_size("a vector of heads", by_head.shape[0], heads)
     layer = k.i64(layer_index[0])
     for sequence, head in ctx.parallel((slots.shape[0], heads)):
-        held = state[k.i64(slots[sequence]), layer, head]
+        held = state_buffer[k.i64(slots[sequence]), layer, head]
         if cache_lengths[sequence] == 0:
             clear(held, width)
         decays = ctx.scratch(k.f32, (CHUNK, 1))
@@ -222,18 +236,8 @@ def scan_tile(
 @k.kernel
 def selective_scan(
     out: k.Output,
-    x: k.Input,
-    dt: k.Input,
-    a: k.Input,
-    b: k.Input,
-    c: k.Input,
-    d: k.Input,
-    dt_bias: k.Input,
-    offsets: k.Input,
-    cache_lengths: k.Input,
-    slots: k.Input,
-    state: k.InOut,
-    layer_index: k.Input,
+    operands: ScanOperands,
+    batch: SlotBatch,
     ctx: k.Context,
     *,
     low: float,
@@ -245,13 +249,15 @@ def selective_scan(
     `d` and `dt_bias` `[channels]`; step is as in `ssd`.
     """
     width = ctx.target.width(k.f32)
+    x, dt, a, b, c, d, dt_bias = operands
     channels, states = x.shape[1], a.shape[0]
-    check_states(offsets, x.shape[0], cache_lengths, slots, state, layer_index, ctx)
+    offsets, cache_lengths, slots, state_buffer, layer_index = batch
+    check_states(batch, x.shape[0], ctx)
     for view_of_rows in (out, dt, b, c):
         check_size("the rows of an operand", view_of_rows.shape[0], x.shape[0])
     layer = k.i64(layer_index[0])
     for sequence, part in ctx.parallel((slots.shape[0], (channels + width - 1) // width)):
-        held = state[k.i64(slots[sequence]), layer]
+        held = state_buffer[k.i64(slots[sequence]), layer]
         steps = ctx.scratch(k.f32, (CHUNK, width))
         inputs = ctx.scratch(k.f32, (CHUNK, width))
         sums = ctx.scratch(k.f32, (CHUNK, width))

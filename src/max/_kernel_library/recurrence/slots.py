@@ -7,11 +7,29 @@ A state buffer is `[slots, layers, …]`. Sequence `b` owns slot `slots[b]`; its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, view
 from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
+
+
+class SlotBatch(NamedTuple):
+    """The operands of a ragged batch whose sequences have states in slots.
+
+    Args:
+        offsets: First row of each sequence, and the number of rows, `[batch + 1]`.
+        cache_lengths: Cached tokens of each sequence, `[batch]`.
+        slots: The slot of each sequence, `[batch]`.
+        states: The state buffer, `[slots, layers, …]`.
+        layer_index: The layer, `[1]`.
+    """
+
+    offsets: k.Input
+    cache_lengths: k.Input
+    slots: k.Input
+    states: k.InOut
+    layer_index: k.Input
 
 
 @k.inline
@@ -37,26 +55,21 @@ def check_slots(slots: Any, states: Any, ctx: Any) -> None:
 
 
 @k.inline
-def check_states(
-    offsets: Any, rows: Any, cache_lengths: Any, slots: Any, state: Any, layer_index: Any, ctx: Any
-) -> None:
+def check_states(batch: SlotBatch, rows: Any, ctx: Any) -> None:
     """Raises where offsets, lengths, slots and layer do not describe one ragged batch over a state buffer.
 
     Args:
-        offsets: First row of each sequence, and the number of rows.
+        batch: The operands of the batch.
         rows: The number of rows.
-        cache_lengths: Cached tokens of each sequence.
-        slots: The slot of each sequence.
-        state: The buffer.
-        layer_index: The layer, `[1]`.
         ctx: The context.
     """
+    offsets, cache_lengths, slots, states, layer_index = batch
     check_size("input_row_offsets", offsets.shape[0], slots.shape[0] + 1)
     check_size("cache_lengths", cache_lengths.shape[0], slots.shape[0])
     check_offsets("input_row_offsets", offsets, rows, ctx.target.width(k.i64))
-    if k.i64(layer_index[0]) >= state.shape[1]:
-        raise IndexError("layer {}; the states have {} layers", layer_index[0], state.shape[1])
-    check_slots(slots, state, ctx)
+    if k.i64(layer_index[0]) >= states.shape[1]:
+        raise IndexError("layer {}; the states have {} layers", layer_index[0], states.shape[1])
+    check_slots(slots, states, ctx)
 
 
 def state_views(op: str, operands: Sequence[Operand], first: int) -> tuple[Arg, ...]:

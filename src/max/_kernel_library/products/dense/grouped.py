@@ -28,6 +28,7 @@ from max._kernel_library.products.dense.matmul import (
     pack_row_tile,
 )
 from max._kernel_library.products.groups import (
+    GroupOperands,
     Groups,
     check_groups_dtypes,
     group_at,
@@ -73,9 +74,7 @@ def grouped_matmul(
     out: k.Output,
     x: k.Input,
     w: k.Input,
-    starts: k.Input,
-    experts: k.Input,
-    stats: k.Input,
+    group_operands: GroupOperands,
     workspace: k.InOut,
     ctx: k.Context,
 ) -> None:
@@ -94,7 +93,7 @@ def grouped_matmul(
     check_size("the result", out.shape[0], x.shape[0])
     check_size("a weight", w.shape[1], columns)
     check_size("a row of a weight", w.shape[2], size)
-    groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0])
+    groups = read_groups(group_operands, x.shape[0], w.shape[0])
     limit = 0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
     block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)

@@ -18,6 +18,7 @@ from max._kernel_library.products.dense import gemm_amx
 from max._kernel_library.products.dense.gemm import gemm_memory, gemm_task, reads_rows_in_place
 from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD, gemv_by_panel
 from max._kernel_library.products.groups import (
+    GroupOperands,
     check_groups_dtypes,
     few_rows_grain,
     group_at,
@@ -41,9 +42,7 @@ def grouped_panels(
     out: k.Output,
     x: k.Input,
     panels: k.Input,
-    starts: k.Input,
-    experts: k.Input,
-    stats: k.Input,
+    group_operands: GroupOperands,
     *extra: k.InOut,
     ctx: k.Context,
     in_place: bool,
@@ -59,7 +58,7 @@ def grouped_panels(
     t = tiling(ctx.target, x.dtype, panels.dtype)
     results = Results(out, extra, epilogue, t.width, parts)
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
-    groups = read_groups(starts, experts, stats, x.shape[0], panels.shape[0] // k.max(strips, 1))
+    groups = read_groups(group_operands, x.shape[0], panels.shape[0] // k.max(strips, 1))
     c = ctx.scratch(t.sums, (ROW_THRESHOLD * COLUMNS,))
     # rows of an odd number of elements are not rows of pairs
     limit = k.i64(0) if x.shape[1] % t.pair == 1 else k.i64(ROW_THRESHOLD)

@@ -17,7 +17,7 @@ from max._kernel_library.lowering import KernelCall, Limit, Operand, product, vi
 from max._kernel_library.products.dense.gemm import gemm_panels, reads_rows_in_place
 from max._kernel_library.products.dense.gemm_amx import gemm_panels_amx
 from max._kernel_library.products.dense.panels import storage, widened
-from max._kernel_library.products.row_norms import Norm, norm_arguments, normalise
+from max._kernel_library.products.row_norms import Norm, NormOperands, norm_arguments, normalise
 from max._kernel_library.tiles.micro_kernels import store_sums
 from max._kernel_library.tiles.strips import (
     COLUMNS,
@@ -177,8 +177,7 @@ def matmul_normalised(
     out: k.Output,
     a: k.Input,
     panels: k.Input,
-    gamma: k.Input,
-    memory: k.InOut,
+    norm_operands: NormOperands,
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
@@ -188,7 +187,7 @@ def matmul_normalised(
     epilogue: Any = identity,
 ) -> None:
     """`matmul_panels` of the RMS norm of `a`; see `max._kernel_library.products.row_norms`."""
-    rows = normalise(a, gamma, memory, norm, ctx)
+    rows = normalise(a, norm_operands, norm, ctx)
     t = tiling(ctx.target, a.dtype, panels.dtype)
     results = Results(out, extra, epilogue, t.width, parts)
     multiply_dense(results, rows, panels, row_threshold, in_place, t, ctx)

@@ -20,6 +20,7 @@ from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_size
 from max._kernel_library.products.dense.grouped_panels import lower_grouped_panels
 from max._kernel_library.products.groups import (
+    GroupOperands,
     Groups,
     check_groups_dtypes,
     few_rows_grain,
@@ -116,9 +117,7 @@ def grouped_qmatmul_packed(
     out: k.Output,
     x: k.Input,
     w: k.Input,
-    starts: k.Input,
-    experts: k.Input,
-    stats: k.Input,
+    group_operands: GroupOperands,
     workspace: k.InOut,
     *extra: k.InOut,
     ctx: k.Context,
@@ -137,9 +136,9 @@ def grouped_qmatmul_packed(
     tile = tile_rows(ctx.target)
     blocks = x.shape[1] // BLOCK
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
-    groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0] // k.max(strips, 1))
+    groups = read_groups(group_operands, x.shape[0], w.shape[0] // k.max(strips, 1))
     threshold = default_threshold(ctx.target, t)
-    most = x.shape[0] + (experts.shape[0] + 1) * tile
+    most = x.shape[0] + (group_operands.experts.shape[0] + 1) * tile
     round_groups(x, workspace, groups, most, tile, t, ctx)
     memory = quantised_scratch(t, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
@@ -177,9 +176,7 @@ def grouped_qmatmul(
     out: k.Output,
     x: k.Input,
     w: k.Input,
-    starts: k.Input,
-    experts: k.Input,
-    stats: k.Input,
+    group_operands: GroupOperands,
     ctx: k.Context,
     *,
     encoding: str,
@@ -193,7 +190,7 @@ def grouped_qmatmul(
     check_size("the result", out.shape[0], x.shape[0])
     check_size("a weight", w.shape[1], out.shape[1])
     check_size("a row of a weight", w.shape[2], inner // elements * size)
-    groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0])
+    groups = read_groups(group_operands, x.shape[0], w.shape[0])
     strips = k.ceildiv(out.shape[1], qmatmul.COLUMNS)
     for number, strip in ctx.parallel((groups.count, strips), grain=1):
         group = group_at(groups, number)

@@ -45,6 +45,7 @@ from max._kernel_library.products.quantised.unpacking import (
 from max._kernel_library.products.row_norms import (
     SMALL_WORKERS,
     Norm,
+    NormOperands,
     is_small,
     norm_arguments,
     normalise,
@@ -110,6 +111,20 @@ def default_threshold(target: k.Target, t: QuantisedTiling) -> int:
     if target.tile_products:
         return AMX_ROW_THRESHOLD
     return NARROW_ROW_THRESHOLD if t.narrow else ROW_THRESHOLD
+
+
+class QuantisedOperands(NamedTuple):
+    """The operands of a product.
+
+    Args:
+        x: The activation, `[M, K]`.
+        w: The packed groups of the weight, `[groups, bytes]`.
+        workspace: The rounded activation; see `max._kernel_library.products.quantised.activations`.
+    """
+
+    x: k.Input
+    w: k.Input
+    workspace: k.InOut
 
 
 class Scratch(NamedTuple):
@@ -199,10 +214,11 @@ def gemm_strip(
 
 @k.inline
 def multiply_quantised(
-    results: Results, x: Any, w: Any, workspace: Any, row_threshold: Any, locality: int,
+    results: Results, operands: QuantisedOperands, row_threshold: Any, locality: int,
     t: QuantisedTiling, ctx: Any,
 ) -> None:  # fmt: skip
     """The products of a launch; see `qmatmul_packed`."""
+    x, w, workspace = operands
     form = t.form
     in_tiles = ctx.target.tile_products
     tile = tile_rows(ctx.target)
@@ -249,9 +265,7 @@ def multiply_quantised(
 @k.kernel
 def qmatmul_packed(
     out: k.Output,
-    x: k.Input,
-    w: k.Input,
-    workspace: k.InOut,
+    operands: QuantisedOperands,
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
@@ -260,24 +274,21 @@ def qmatmul_packed(
     parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
-    """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`.
+    """`out` `[M, N]` = `epilogue(x wᵀ)`.
 
     Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
     `max._kernel_library.tiles.strips`.
     """
     t = quantised_tiling(ctx.target, FORMATS[encoding])
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_quantised(results, x, w, workspace, row_threshold, locality, t, ctx)
+    multiply_quantised(results, operands, row_threshold, locality, t, ctx)
 
 
 @k.kernel
 def qmatmul_normalised(
     out: k.Output,
-    x: k.Input,
-    w: k.Input,
-    workspace: k.InOut,
-    gamma: k.Input,
-    memory: k.InOut,
+    operands: QuantisedOperands,
+    norm_operands: NormOperands,
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
@@ -288,10 +299,10 @@ def qmatmul_normalised(
     epilogue: Any = identity,
 ) -> None:
     """`qmatmul_packed` of the RMS norm of `x`; see `max._kernel_library.products.row_norms`."""
-    rows = normalise(x, gamma, memory, norm, ctx)
+    rows = normalise(operands.x, norm_operands, norm, ctx)
     t = quantised_tiling(ctx.target, FORMATS[encoding])
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_quantised(results, rows, w, workspace, row_threshold, locality, t, ctx)
+    multiply_quantised(results, operands._replace(x=rows), row_threshold, locality, t, ctx)
 
 
 def _lower_packed_matmul(
