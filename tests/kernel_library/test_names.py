@@ -8,8 +8,8 @@ from pathlib import Path
 import max._kernel_library
 
 FOLDER = Path(max._kernel_library.__file__).parent
-MOST_LINES = 100
-MOST_PARAMETERS = 11
+MAX_LINES = 100
+MAX_PARAMETERS = 11
 
 
 def functions() -> list[tuple[Path, ast.FunctionDef]]:
@@ -50,7 +50,7 @@ def test_functions_have_at_most_100_lines() -> None:
         f"{path.relative_to(FOLDER)}: {node.name}": (node.end_lineno or 0) - node.lineno
         for path, node in functions()
     }
-    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
 
 
 def test_kernels_and_inline_functions_take_records() -> None:
@@ -59,4 +59,4 @@ def test_kernels_and_inline_functions_take_records() -> None:
         for path, node in functions()
         if is_inline(node) or is_kernel(node)
     }
-    assert {name: n for name, n in counts.items() if n > MOST_PARAMETERS} == {}
+    assert {name: n for name, n in counts.items() if n > MAX_PARAMETERS} == {}

@@ -9,21 +9,21 @@ from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_offsets, check_size
 
-MOST = 2**62
+MAX_TOTAL = 2**62
 """The greatest sum of counts."""
 
 
 @k.kernel
 def check_counts(out: k.Output, counts: k.Input, ctx: k.Context, *, what: str) -> None:
-    """`out = counts` `[n]`; raises where one is negative, or where they add up to more than `MOST`."""
+    """`out = counts` `[n]`; raises where one is negative, or where they add up to more than `MAX_TOTAL`."""
     check_size("the result", out.shape[0], counts.shape[0])
     total = k.i64(0)
     for i in range(counts.shape[0]):
         count = k.i64(counts[i])
         if count < 0:
             raise ValueError("{}[{}] is {}, expected 0 or more", what, i, counts[i])
-        if count > MOST - total:
-            raise ValueError("{} add up to more than {}", what, MOST)
+        if count > MAX_TOTAL - total:
+            raise ValueError("{} add up to more than {}", what, MAX_TOTAL)
         total += count
         out[i] = counts[i]
 

@@ -18,7 +18,7 @@ from max._kernel_library.operand_checks import check_size
 from max.dtype import DType
 
 SCALE_BYTES = 4
-LARGEST = {"f8e4m3fn": 448.0}
+MAX_FINITE = {"f8e4m3fn": 448.0}
 """The greatest finite value of the 8-bit floats that a cache can have."""
 
 
@@ -99,8 +99,8 @@ def copy_elements(target: Any, source: Any, width: int) -> None:
     """Copies a flat view to floats of the cache."""
     for j, mask in k.vectors(source.shape[0], width):
         v = source.load(j, width=width, mask=mask)
-        if target.dtype.name in LARGEST:
-            limit = LARGEST[target.dtype.name]
+        if target.dtype.name in MAX_FINITE:
+            limit = MAX_FINITE[target.dtype.name]
             v = k.max(k.min(k.cast(v, k.f32), limit), -limit)
         target.store(j, value=v, mask=mask)
 

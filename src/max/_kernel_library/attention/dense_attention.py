@@ -37,7 +37,7 @@ from max.dtype import DType
 
 TASK_ROWS = 264
 """The maximum number of rows of a task, in whole row tiles."""
-LEAST_ROWS = 48
+MIN_TASK_ROWS = 48
 """Rows of a task are not cut below this to make more tasks."""
 
 
@@ -80,13 +80,13 @@ def part_at(x: Any, coordinates: Any, rank: int) -> Any:
 
 
 @k.inline
-def plan_dense_grid(q: Any, length: Any, most_rows: int, p: Plan, ctx: Any) -> Grid:
+def plan_dense_grid(q: Any, length: Any, max_rows: int, p: Plan, ctx: Any) -> Grid:
     """The tasks of a launch.
 
     Args:
         q: `[…, group, queries, size]`.
         length: Keys.
-        most_rows: The maximum number of rows of a task.
+        max_rows: The maximum number of rows of a task.
         p: The plan.
         ctx: The context.
     """
@@ -97,7 +97,7 @@ def plan_dense_grid(q: Any, length: Any, most_rows: int, p: Plan, ctx: Any) -> G
         batches = batches * q.shape[axis]
     height = p.plain.height
     even_rows = k.ceildiv(batches * rows, 4 * ctx.num_workers)
-    blocks = k.max(k.ceildiv(rows, k.min(k.max(even_rows, LEAST_ROWS), most_rows)), 1)
+    blocks = k.max(k.ceildiv(rows, k.min(k.max(even_rows, MIN_TASK_ROWS), max_rows)), 1)
     task_rows = k.ceildiv(k.ceildiv(rows, blocks), height) * height
     splits = k.i64(1)
     if ctx.target.batch_invariant or p.weight_dtype is not None:
@@ -109,30 +109,30 @@ def plan_dense_grid(q: Any, length: Any, most_rows: int, p: Plan, ctx: Any) -> G
 
 
 @k.inline
-def dense_scratch(most_rows: int, size: int, width: int, p: Plan, ctx: Any) -> Scratch:
+def dense_scratch(max_rows: int, size: int, width: int, p: Plan, ctx: Any) -> Scratch:
     """The scratch memory of a worker.
 
     Args:
-        most_rows: The maximum number of rows of a task.
+        max_rows: The maximum number of rows of a task.
         size: The size of a query.
         width: The size of a value.
         p: The plan.
         ctx: The context.
     """
     queries = ctx.scratch(k.f32, (max(p.row_threshold, 1), size))
-    unpacked = ctx.scratch(k.bf16 if p.left.pair == 2 else k.f32, (most_rows, size))
-    packed = ctx.scratch(p.left.lane, (most_rows * p.depth,))
+    unpacked = ctx.scratch(k.bf16 if p.left.pair == 2 else k.f32, (max_rows, size))
+    packed = ctx.scratch(p.left.lane, (max_rows * p.depth,))
     key_panels = ctx.scratch(p.left.lane, (p.keys * p.depth,))
     value_panels = ctx.scratch(p.right.lane, (p.keys // p.right.pair * p.stride,))
     # rows go through the softmax by fours: a row tile takes `state_rows` rows
-    most_scores = max(p.row_threshold * p.in_place.keys, p.state_rows * p.keys)
-    most_scores = padded(most_scores, p.in_place.keys)  # whole rows of either plan
-    scores = ctx.scratch(k.f32, (most_scores,))
+    max_scores = max(p.row_threshold * p.in_place.keys, p.state_rows * p.keys)
+    max_scores = padded(max_scores, p.in_place.keys)  # whole rows of either plan
+    scores = ctx.scratch(k.f32, (max_scores,))
     rounded = ctx.scratch(k.bf16, (p.state_rows * p.keys if p.right.pair == 2 else 1,))
-    most = max(most_rows // p.plain.height * p.state_rows, p.row_threshold)
-    sums = ctx.scratch(k.f32, (most * p.stride,))
-    maxima = ctx.scratch(k.f32, (most,))
-    totals = ctx.scratch(k.f32, (most,))
+    state_rows = max(max_rows // p.plain.height * p.state_rows, p.row_threshold)
+    sums = ctx.scratch(k.f32, (state_rows * p.stride,))
+    maxima = ctx.scratch(k.f32, (state_rows,))
+    totals = ctx.scratch(k.f32, (state_rows,))
     state = RowState(maxima, totals, sums, p.stride, width)
     tiles = k.matrix_tiles(amx_tiles.SHAPES)
     return Scratch(
@@ -203,11 +203,11 @@ def attention_dense(
     length, width = values.shape[rank], values.shape[rank + 1]
     dtypes = (q.dtype, keys.dtype, values.dtype, out.dtype)
     p = plan_dense(ctx.target, dtypes, (size, width), scale, fills, roundings, columns)
-    most_rows = TASK_ROWS // p.plain.height * p.plain.height
-    memory = dense_scratch(most_rows, size, width, p, ctx)
+    max_rows = TASK_ROWS // p.plain.height * p.plain.height
+    memory = dense_scratch(max_rows, size, width, p, ctx)
     coordinates = k.tile(k.i64, (max(rank, 1),), fill=0)
     next_coordinates = k.tile(k.i64, (max(rank, 1),), fill=0)
-    grid = plan_dense_grid(q, length, most_rows, p, ctx)
+    grid = plan_dense_grid(q, length, max_rows, p, ctx)
     blocks, task_rows = grid.blocks, grid.task_rows
     if p.matrix_tiles:
         if task_rows > p.row_threshold:

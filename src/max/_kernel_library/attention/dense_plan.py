@@ -24,11 +24,11 @@ from max._kernel_library.attention.online_softmax import (
 from max._kernel_library.tiles import amx_tiles
 from max._kernel_library.tiles.tiling import Tiling, tiling
 
-MOST_KEYS = 512
+MAX_KEYS = 512
 """Keys of a block, except for large heads."""
 BLOCK_ELEMENTS = 1 << 17
 """The maximum number of elements of the packed keys and values of a block, which stay in the L2 cache."""
-MOST_KEYS_ROUNDED = 4096
+MAX_KEYS_ROUNDED = 4096
 """Keys of a block read in place with rounded weights: only the scores of the first block are not computed twice.
 """
 IN_PLACE_PASSES = 4
@@ -83,7 +83,7 @@ class Plan:
     @property
     def in_place(self) -> Plan:
         """The plan of tasks that read keys and values in place."""
-        return self if self.weight_dtype is None else replace(self, keys=MOST_KEYS_ROUNDED)
+        return self if self.weight_dtype is None else replace(self, keys=MAX_KEYS_ROUNDED)
 
     @property
     def scaling(self) -> Scaling:
@@ -200,7 +200,7 @@ def plan_dense(
         row_threshold=0 if target.batch_invariant else IN_PLACE_PASSES * t.gemv_rows,
         depth=padded(size, left.step) // left.pair,
         stride=padded(width, 4 * t.width),
-        keys=max(64, min(MOST_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),
+        keys=max(64, min(MAX_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),
         state_rows=padded(t.height, 4),
         scale=scale,
         factor=factor * LOG2_E,

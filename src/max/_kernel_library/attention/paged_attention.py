@@ -100,27 +100,27 @@ class Grid(NamedTuple):
         tasks: Tasks.
         tokens: Tokens of a task.
         splits: Parts of a task over the context.
-        most_tokens: The maximum number of new tokens of a sequence.
+        max_tokens: The maximum number of new tokens of a sequence.
     """
 
     tasks: Any
     tokens: Any
     splits: Any
-    most_tokens: Any
+    max_tokens: Any
 
 
 @k.inline
 def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
     """The tasks of a launch: long ones where enough remain for the workers, split ones where there are too few."""
     tasks, long_tasks = k.i64(0), k.i64(0)
-    longest, most_tokens = k.i64(0), k.i64(0)
+    longest, max_tokens = k.i64(0), k.i64(0)
     for b in range(batch.cache.cache_lengths.shape[0]):
         new = k.i64(batch.offsets[b + 1]) - k.i64(batch.offsets[b])
         tasks += k.ceildiv(new, p.short_tokens) * p.kv_heads
         long_tasks += k.ceildiv(new, p.long_tokens) * p.kv_heads
         keys = k.i64(batch.key_offsets[b + 1]) - k.i64(batch.key_offsets[b])
         longest = k.max(longest, k.i64(batch.cache.cache_lengths[b]) + keys)
-        most_tokens = k.max(most_tokens, new)
+        max_tokens = k.max(max_tokens, new)
     tokens = k.i64(p.short_tokens)
     if long_tasks >= 6 * ctx.num_workers:
         tokens = k.i64(p.long_tokens)
@@ -132,7 +132,7 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
     elif q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
         splits = k.min(k.ceildiv(8 * ctx.num_workers, k.max(tasks, 1)), longest // SPLIT_KEYS)
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
-    return Grid(tasks, tokens, splits, most_tokens)
+    return Grid(tasks, tokens, splits, max_tokens)
 
 
 @k.inline
@@ -309,7 +309,7 @@ def attention(
     batch = Batch(offsets, cache, layer, key_offsets)
     grid = plan_paged_grid(batch, q, p, ctx)
     if p.matrix_tiles:
-        if grid.most_tokens * p.group > ROW_THRESHOLD:
+        if grid.max_tokens * p.group > ROW_THRESHOLD:
             memory.tiles.configure()
 
     grain = k.i64(1)
@@ -332,7 +332,7 @@ def attention(
         store_task(out, parts, task, split, grid.splits, factor, memory, p)
 
     if p.matrix_tiles:
-        if grid.most_tokens * p.group > ROW_THRESHOLD:
+        if grid.max_tokens * p.group > ROW_THRESHOLD:
             memory.tiles.release()
     if grid.splits > 1:
         ctx.barrier()

@@ -52,7 +52,7 @@ class Plan:
         long_tokens: Tokens of a task where there are many.
         depth: Elements of a packed query or key.
         stride: Elements from row to row of the sums.
-        most_rows: Rows of scratch memory.
+        max_rows: Rows of scratch memory.
         matrix_tiles: Whether packed operands are multiplied in matrix tiles.
         mask: The mask.
         window: Its window.
@@ -74,7 +74,7 @@ class Plan:
     long_tokens: int
     depth: int
     stride: int
-    most_rows: int
+    max_rows: int
     matrix_tiles: bool
     mask: str
     window: int
@@ -279,7 +279,7 @@ def plan_paged(
         # packed queries and keys are filled up to whole vectors, rows of sums to whole strips of columns
         depth=padded(head_dim, wide.step),
         stride=padded(form.value_size or head_dim, 4 * t.width),
-        most_rows=padded(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),
+        max_rows=padded(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),
         matrix_tiles=matrix_tiles,
         mask=form.mask,
         window=form.window,
@@ -315,15 +315,15 @@ def of_height(p: Plan, height: int) -> Plan:
 @k.inline
 def paged_scratch(head_dim: int, p: Plan, ctx: Any) -> Scratch:
     """The scratch memory of a worker."""
-    wide, most_rows = p.wide, p.most_rows
+    wide, max_rows = p.wide, p.max_rows
     queries = ctx.scratch(k.f32, (2 * ROW_THRESHOLD, head_dim))
-    unpacked = ctx.scratch(k.bf16 if wide.pair == 2 else k.f32, (most_rows, head_dim))
-    packed = ctx.scratch(wide.lane, (most_rows * p.depth // wide.pair,))
-    scores = ctx.scratch(k.f32, (most_rows * KEYS,))
-    rounded = ctx.scratch(k.bf16, (most_rows * KEYS if wide.pair == 2 else 1,))
-    sums = ctx.scratch(k.f32, (most_rows * p.stride,))
-    maxima = ctx.scratch(k.f32, (most_rows,))
-    totals = ctx.scratch(k.f32, (most_rows,))
+    unpacked = ctx.scratch(k.bf16 if wide.pair == 2 else k.f32, (max_rows, head_dim))
+    packed = ctx.scratch(wide.lane, (max_rows * p.depth // wide.pair,))
+    scores = ctx.scratch(k.f32, (max_rows * KEYS,))
+    rounded = ctx.scratch(k.bf16, (max_rows * KEYS if wide.pair == 2 else 1,))
+    sums = ctx.scratch(k.f32, (max_rows * p.stride,))
+    maxima = ctx.scratch(k.f32, (max_rows,))
+    totals = ctx.scratch(k.f32, (max_rows,))
     panel = ctx.scratch(wide.lane, (max(p.depth, KEYS) // wide.pair * 2 * p.plain.width,))
     state = RowState(maxima, totals, sums, p.stride, p.stride)
     tiles = k.matrix_tiles(amx_tiles.SHAPES)

@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import (
-    LARGEST,
+    MAX_FINITE,
     is_rounded,
     load_head,
     row_size,
@@ -71,7 +71,7 @@ def rope(
     """
     width = ctx.target.width(k.f32)
     blocks, cache_lengths, lookup_table = cache
-    rounds = is_rounded(blocks.dtype) or blocks.dtype.name in LARGEST
+    rounds = is_rounded(blocks.dtype) or blocks.dtype.name in MAX_FINITE
     key_row = ctx.scratch(k.f32, (q.shape[2] if rotates_cache and rounds else 1,))
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]

@@ -40,9 +40,9 @@ from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_size, unsigned
 from max.dtype import DType
 
-MOST_SELECTED = 1 << 16
+MAX_SELECTED = 1 << 16
 """The greatest number of selected tokens; a worker's scratch memory holds 16 bytes for each."""
-LOWEST = -(1 << 31)
+LOWEST_RANK = -(1 << 31)
 SPLIT_ROWS = 8
 """The maximum number of rows of a launch that splits them over tokens."""
 MAX_SPLITS = 16
@@ -106,7 +106,7 @@ def compact_best(candidates: Candidates, size: Any, count: Any, width: int) -> N
         width: Lanes of a vector.
     """
     # the greatest rank that at least `count` candidates reach, bit by bit
-    least = k.i64(LOWEST)
+    least = k.i64(LOWEST_RANK)
     step = k.i64(1 << 31)
     while step > 0:
         higher = k.i32(least + step)
@@ -310,8 +310,8 @@ def _lower_selection(
         )
     if weights.shape[1] != heads:
         raise NotImplementedError(f"{op}: weights {weights.shape} of {heads} heads")
-    if not 0 < count <= MOST_SELECTED:
-        raise NotImplementedError(f"{op}: {count} tokens, expected 1 to {MOST_SELECTED}")
+    if not 0 < count <= MAX_SELECTED:
+        raise NotImplementedError(f"{op}: {count} tokens, expected 1 to {MAX_SELECTED}")
     if blocks.dtype is DType.int8 or blocks.shape[4:] != (1, row_size(blocks.dtype, head_dim)):
         raise NotImplementedError(
             f"{op}: queries of {head_dim} elements over {blocks.dtype.name} keys of {blocks.shape[4:]}; expected one "

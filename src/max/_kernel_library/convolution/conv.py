@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.convolution.convolve import MOST_RUNS, convolve
+from max._kernel_library.convolution.convolve import MAX_RUNS, convolve
 from max._kernel_library.convolution.depthwise import POSITIONS, depthwise
 from max._kernel_library.convolution.filters import (
     Filter,
@@ -24,13 +24,13 @@ from max._kernel_library.convolution.filters import (
     pack_strips,
 )
 from max._kernel_library.convolution.inputs import image_axes, pad_input, padded_sizes
-from max._kernel_library.convolution.patches import MOST_TAPS, Steps, Window
+from max._kernel_library.convolution.patches import MAX_TAPS, Steps, Window
 from max._kernel_library.lowering import Arg, KernelCall, Operand, Workspace, product, view
 from max._kernel_library.tiles.strips import COLUMNS, Results, identity
 from max._kernel_library.tiles.tiling import Tiling
 from max.dtype import DType
 
-LEAST_RUN = 48
+MIN_RUN_LANES = 48
 """The minimum lanes of channels for reading patches with taps in the padding in place: checking each tap takes time."""
 VECTOR = 64
 """The maximum number of elements of a vector."""
@@ -188,10 +188,10 @@ def _mode(
     sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
     # a vector that is copied may begin at the last element
     padded = Workspace(sums, (product((x.shape[0], *sizes, x.shape[-1])) + VECTOR,))
-    if not static or product(taps) > MOST_RUNS or channels % pair:
+    if not static or product(taps) > MAX_RUNS or channels % pair:
         return "copied", padded
     plain = not any(padding)
-    long = channels // pair >= LEAST_RUN and (plain or product(taps) <= MOST_TAPS)
+    long = channels // pair >= MIN_RUN_LANES and (plain or product(taps) <= MAX_TAPS)
     if long or (plain and groups == 1):
         # other dtypes than that of the sums are converted first
         return "in_place", Workspace(sums, (1,)) if x.dtype == sums else padded

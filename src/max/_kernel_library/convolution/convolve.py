@@ -1,8 +1,13 @@
-"""Convolutions as products of patches with strips of a packed filter; the matrix of patches is never made.
+"""Convolutions as products of patches with strips of a packed filter; the matrix of patches is not materialised.
 
-A task is some hundred positions by some strips. It goes K block by K block, whose part of a strip stays in the L1
-cache; tiles of 12 positions by two vectors are multiplied in registers, as `max._kernel_library.products.blocking`
-describes.
+A task is up to `BLOCK_ROWS` positions by some strips. The loops, from the outside::
+
+    task (positions × strips) → K block (runs of patches) → strip → tile (12 positions × 2 vectors, AVX2 6 × 2) → run →
+    k
+
+Register budget: that of `max._kernel_library.tiles.tiling.Tiling`. Cache budget: a K block of a strip, `LANES_K` × 32 ×
+4 bytes (32 KB), stays in the L1 cache; the sums of a task (`BLOCK_SUMS`, 256 KB) in the L2 cache. A task whose input
+has at most `TASK_BYTES` takes one strip, as the input then stays in the L2 cache too.
 """
 
 from __future__ import annotations
@@ -38,14 +43,14 @@ from max._kernel_library.tiles.strips import COLUMNS, Results, prefetch_tile, st
 from max._kernel_library.tiles.tiling import Tiling, round_up
 
 TASK_BYTES = 1 << 18
-"""A task whose input has at most these bytes takes one strip, so that the input stays in the L2 cache."""
+"""Largest input of a task that takes one strip only: it stays in the L2 cache."""
 COPY_ROWS = 84
 """The maximum number of patches of a task that are copied: the L1 cache holds those of few channels."""
-MOST_RUNS = 512
+MAX_RUNS = 512
 """The maximum number of runs of a patch that is not copied."""
 MODES = ("in_place", "padded", "copied")
-"""How patches are read: from the input, with zeros for taps in the padding; from a copy of the input with its padding
-around it, which is made first; from copies of K blocks of patches, which each task makes from that.
+"""How patches are read: from the input, with zeros for taps in the padding; from a padded copy of the input, which all
+workers write first; from copies of K blocks of patches, which each task takes from the padded copy.
 """
 
 
@@ -88,15 +93,17 @@ def layout_of(x: Any, window: Window, channels: Any, groups: int, mode: str) -> 
     """The layout of patches in the input that `mode` reads."""
     taps, dilation, padding = window.taps, window.dilation, window.padding
     in_place = mode == "in_place"
-    # neighbouring taps of a line are adjacent, unless groups lie between them
-    whole = dilation[2] == 1 and (groups == 1 or not in_place) and not (in_place and any(padding))
-    pieces = 1 if whole else taps[2]
+    # neighbouring taps of a line are adjacent in memory, unless groups lie between them
+    line_is_run = (
+        dilation[2] == 1 and (groups == 1 or not in_place) and not (in_place and any(padding))
+    )
+    pieces = 1 if line_is_run else taps[2]
     pixel = x.shape[4] if in_place else channels
     spread = x.shape[1:4] if in_place else padded_sizes(x, padding)
     sizes = (1 if in_place else groups, *spread)
     return Layout(
         size=taps[0] * taps[1] * taps[2] * channels,
-        run=taps[2] * channels if whole else channels,
+        run=taps[2] * channels if line_is_run else channels,
         runs=taps[0] * taps[1] * pieces,
         pieces=pieces,
         pixel=pixel,
@@ -221,7 +228,7 @@ def conv_scratch(copied: bool, bounded: bool, widens: bool, t: Tiling, ctx: Any)
     copy = ctx.scratch(t.lane, (room * COPY_STRIDE if copied else 1,))
     starts = ctx.scratch(k.i64, (room,))
     valid = ctx.scratch(k.i64, (room if bounded else 1,))
-    offsets = ctx.scratch(k.i64, (1 if copied else MOST_RUNS,))
+    offsets = ctx.scratch(k.i64, (1 if copied else MAX_RUNS,))
     zeros = ctx.scratch(t.lane, (LANES_K,))
     return c, wide, copy, starts, valid, offsets, zeros
 
@@ -264,10 +271,10 @@ def convolve(
         write_offsets(offsets, zeros, layout, window, t)
     taps = window.taps[0] * window.taps[1] * window.taps[2]
     small = taps > 1 and BLOCK_ROWS * f.channels * x.dtype.size <= TASK_BYTES
-    most_sums = k.i64(BLOCK_ROWS * COLUMNS) if small else k.i64(BLOCK_SUMS)
+    max_sums = k.i64(BLOCK_ROWS * COLUMNS) if small else k.i64(BLOCK_SUMS)
     tiles, task_strips = plan(
         positions, features, k.ceildiv(ctx.num_workers, groups), t,
-        COPY_ROWS if copied else BLOCK_ROWS, most_sums, taps,
+        COPY_ROWS if copied else BLOCK_ROWS, max_sums, taps,
     )  # fmt: skip
     block_rows = tiles * t.height
     grid = (groups, k.ceildiv(positions, block_rows), k.ceildiv(strips, task_strips))

@@ -24,7 +24,7 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
 
 MAX_HEIGHT = 13
 """The maximum number of positions of a tile."""
-MOST_TAPS = 62
+MAX_TAPS = 62
 """The maximum number of taps that have bits."""
 LINE = 16
 """Lanes of 32 bits in a cache line."""

@@ -10,7 +10,7 @@ from max._kernel_library.generation.sampling import splitmix64
 from max._kernel_library.lowering import KernelCall, Operand, operand_views
 from max._kernel_library.operand_checks import check_size, unsigned
 
-LONGEST = 2**32 - 1
+MAX_LENGTH = 2**32 - 1
 """The greatest length, which cannot be increased."""
 
 
@@ -78,7 +78,7 @@ def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> Non
         check_size("seeds", seeds.shape[0], batch)
         check_size("a row of the history", history.shape[1], batch)
         for row in range(batch):
-            if cache_lengths[row] == LONGEST:
+            if cache_lengths[row] == MAX_LENGTH:
                 raise ValueError("cache_lengths[{}] is {}, expected less", row, cache_lengths[row])
         ended = k.i64(interrupted[0])
         for row in range(batch):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 
-MOST_SAMPLES = 4096
+MAX_SAMPLES = 4096
 """The greatest number of samples along an axis of a bin, where it follows from the size of the region."""
 
 
@@ -46,10 +46,10 @@ def extent(
     count = k.i64(samples)
     if samples == 0:
         # false for NaN too
-        if not (bin_size <= float(MOST_SAMPLES)):
+        if not (bin_size <= float(MAX_SAMPLES)):
             raise ValueError(
                 "region {} is {} pixels long for {} bins, expected at most {} pixels a bin",
-                region, size, bins, MOST_SAMPLES,
+                region, size, bins, MAX_SAMPLES,
             )  # fmt: skip
         count = k.i64(k.ceil(k.max(bin_size, real(0.0))))
     return Extent(start, bin_size, count)

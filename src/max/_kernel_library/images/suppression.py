@@ -1,4 +1,8 @@
-"""Non-maximum suppression: of boxes that overlap much only the one with the greatest score is kept."""
+"""Non-maximum suppression: of boxes that overlap, the one with the greatest score is kept.
+
+A task is a class of an image. Each step takes the box with the greatest remaining score, and sets the scores of the
+boxes that overlap it to -inf.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +34,32 @@ def suppress(
     order: k.Output,
     boxes: k.Input,
     scores: k.Input,
-    most: k.Input,
-    most_overlap: k.Input,
-    least_score: k.Input,
-    left: k.InOut,
+    max_boxes: k.Input,
+    max_overlap: k.Input,
+    min_score: k.Input,
+    remaining: k.InOut,
     ctx: k.Context,
 ) -> None:
-    """`order` `[B, C, N]`: for each class the boxes that are kept, the greatest score first, then -1.
+    """`order` `[B, C, N]` has for each class the numbers of the boxes that are kept, by falling score, then -1.
 
-    `boxes` are `[B, N, 4]`, `scores` `[B, C, N]`. `left` `[B, C, N]` holds the scores of boxes that may still be kept,
-    and -inf for the others. Of equal scores the first box comes first.
+    `boxes` are `[B, N, 4]`, `scores` `[B, C, N]`. `remaining` `[B, C, N]` holds the scores of boxes that may still be
+    kept, and -inf for the others. Of equal scores the first box comes first.
     """
-    width = ctx.target.width(left.dtype)
+    width = ctx.target.width(remaining.dtype)
     count = scores.shape[2]
-    nothing = left.dtype(NEGATIVE_INFINITY)
-    threshold = left.dtype(least_score[0])
+    nothing = remaining.dtype(NEGATIVE_INFINITY)
+    threshold = remaining.dtype(min_score[0])
     for b, c in ctx.parallel((scores.shape[0], scores.shape[1])):
-        row = left[b, c]
+        row = remaining[b, c]
         for i in range(count):
-            score = left.dtype(scores[b, c, i])
+            score = remaining.dtype(scores[b, c, i])
             # a NaN is not above the threshold
             row[i] = score if score > threshold else nothing
             order[b, c, i] = -1
         kept = k.i64(0)
         going = count > 0
         while going:
-            going = kept < k.min(k.i64(most[0]), count)
+            going = kept < k.min(k.i64(max_boxes[0]), count)
             if going:
                 best, index = best_of_row(row, 1, width)
                 going = best > nothing
@@ -65,7 +69,7 @@ def suppress(
                     row[index] = nothing
                     for i in range(count):
                         if row[i] > nothing:
-                            if overlap(boxes[b, i], boxes[b, index]) > most_overlap[0]:
+                            if overlap(boxes[b, i], boxes[b, index]) > max_overlap[0]:
                                 row[i] = nothing
 
 

@@ -1,4 +1,7 @@
-"""The best elements of a row: a heap of (value, index) pairs in memory, and the greatest element of a row.
+"""The best elements of a row: a binary heap of (value, index) pairs in memory, and the best element of a row.
+
+The root of the heap is the worst element that is kept. A vector of a row is compared with the root first; most vectors
+of a long row have no better element and are skipped. Equal elements rank by index, the lower one first.
 
 `sign` (compile time) is 1 where the greatest elements are best, and -1 where the smallest are. NaN counts as the
 greatest element, so it is the best or the worst.
@@ -160,8 +163,8 @@ def best_of_row(row: Any, sign: int, width: int) -> Any:
         if size >= width:
             values = row.load(0, width=width)
             places = k.iota(k.i64, width)
-            whole = size - size % width
-            for j in range(width, whole, width):
+            aligned_size = size - size % width
+            for j in range(width, aligned_size, width):
                 candidates = row.load(j, width=width)
                 wins = beats(candidates, values, sign)
                 values = k.select(wins, candidates, values)
@@ -174,7 +177,7 @@ def best_of_row(row: Any, sign: int, width: int) -> Any:
                 ):
                     best = values[lane]
                     index = places[lane]
-            start = whole
+            start = aligned_size
         for j in range(start, size):
             if beats(row[j], best, sign):
                 best = row[j]

@@ -16,9 +16,9 @@ from max.dtype import DType
 
 LEVELS = 4
 """Merges of pairs of runs after the runs are sorted."""
-SHORTEST = 1024
+MIN_RUN = 1024
 """Elements of a run at least."""
-INSERTED = 16
+INSERTION_RUN = 16
 """Elements that are sorted by insertion."""
 
 
@@ -70,8 +70,8 @@ def sort_run(
     values: Any, indices: Any, other_values: Any, other_indices: Any, size: Any, ascending: bool
 ) -> None:
     """Sorts the first `size` elements; the other views are room for as many."""
-    for start in range(0, size, INSERTED):
-        for i in range(start + 1, k.min(start + INSERTED, size)):
+    for start in range(0, size, INSERTION_RUN):
+        for i in range(start + 1, k.min(start + INSERTION_RUN, size)):
             value = values[i]
             index = k.i64(indices[i])
             hole = k.i64(i)
@@ -86,7 +86,7 @@ def sort_run(
                     moving = before(value, values[hole - 1], ascending)
             values[hole] = value
             indices[hole] = index
-    width = k.i64(INSERTED)
+    width = k.i64(INSERTION_RUN)
     while width < size:
         # there and back, so that the elements end where they began
         merge_pairs(other_values, other_indices, values, indices, width, size, ascending)
@@ -124,7 +124,7 @@ def argsort(
     """The order of each column of `x` `[outer, n, inner]`; the workspaces are `[2, outer * inner * n]`."""
     size = x.shape[1]
     columns = x.shape[0] * x.shape[2]
-    run = k.max(k.ceildiv(size, 2**LEVELS), SHORTEST)
+    run = k.max(k.ceildiv(size, 2**LEVELS), MIN_RUN)
     pieces = k.ceildiv(size, run)
     for column, piece in ctx.parallel((columns, pieces), grain=1):
         begin = piece * run

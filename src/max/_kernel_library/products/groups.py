@@ -1,7 +1,7 @@
-"""Groups of rows that are each multiplied by a weight of their own: the experts of a mixture.
+"""Groups of rows, each with a weight of its own: the experts of a mixture.
 
-Rows are sorted by expert; groups follow each other. Row tiles do not cross groups, so that a group's tiles begin at a
-multiple of the height::
+Rows are sorted by expert, so that a group is a range of rows. Row tiles do not cross groups; the tiles of a group begin
+at a multiple of the height::
 
     rows     │ group 0 (expert 5)   │ group 1 (expert 2) │ … │ rows of no group
     starts   0                      starts[1]            …   starts[groups]
@@ -17,8 +17,8 @@ from max._kernel_library.lowering import Operand
 from max._kernel_library.tiles.strips import COLUMNS, Results, store_strip
 from max.dtype import DType
 
-FEW_ROWS = 4
-"""The maximum number of rows of a group for which a weight is read once, so that the memory limits the speed."""
+MEMORY_BOUND_ROWS = 4
+"""The maximum number of rows of a group whose product takes as long as its weight takes to read."""
 
 
 class GroupOperands(NamedTuple):
@@ -43,13 +43,13 @@ class Groups(NamedTuple):
         starts: The first row of each group, and the row after the last one.
         experts: The expert of each group; -1: the group's results are 0.
         count: Groups.
-        most_rows: The maximum number of rows of a group.
+        max_rows: The maximum number of rows of a group.
     """
 
     starts: Any
     experts: Any
     count: Any
-    most_rows: Any
+    max_rows: Any
 
 
 class Group(NamedTuple):
@@ -95,7 +95,7 @@ def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
         )
     if k.i64(starts[0]) != 0:
         raise ValueError("expert_start_indices[0] is {}, expected 0", starts[0])
-    most_rows = k.i64(0)
+    max_rows = k.i64(0)
     for g in range(count):
         size = k.i64(starts[g + 1]) - k.i64(starts[g])
         if size < 0 or k.i64(starts[g + 1]) > rows:
@@ -108,8 +108,8 @@ def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
             )
         if k.i64(experts[g]) < -1 or k.i64(experts[g]) >= weights:
             raise IndexError("expert_ids[{}] is {}; there are {}", g, experts[g], weights)
-        most_rows = k.max(most_rows, size)
-    return Groups(starts, experts, count, most_rows)
+        max_rows = k.max(max_rows, size)
+    return Groups(starts, experts, count, max_rows)
 
 
 @k.inline
@@ -123,40 +123,40 @@ def zero_rows_of_no_group(out: Any, groups: Groups, width: int, ctx: Any) -> Non
 
 @k.inline
 def few_rows_grain(groups: Groups) -> Any:
-    """The grain of a loop over groups and strips: 0, long runs of memory, where each weight is read for few rows, else
-    1.
-    """
-    return k.i64(0) if groups.most_rows <= FEW_ROWS else k.i64(1)
+    """The grain of a loop over groups and strips: 0, long runs of memory, where reading weights limits the speed."""
+    return k.i64(0) if groups.max_rows <= MEMORY_BOUND_ROWS else k.i64(1)
 
 
 @k.inline
-def store_zeros(results: Results, c: Any, most: int, row: Any, rows: Any, strip: Any) -> None:
+def store_zeros(
+    results: Results, c: Any, scratch_rows: int, row: Any, rows: Any, strip: Any
+) -> None:
     """Stores the results of sums of 0, in a strip of some rows.
 
     Args:
         results: The results.
-        c: Scratch memory of sums, `most` rows of a strip.
-        most: Rows of the scratch memory.
+        c: Scratch memory of sums, `scratch_rows` rows of a strip.
+        scratch_rows: Rows of the scratch memory.
         row: The first row.
         rows: The number of rows.
         strip: The number of the strip.
     """
     zero = k.splat(k.cast(0, c.dtype), results.width)
-    for i in range(0, k.min(rows, most) * COLUMNS, results.width):
+    for i in range(0, k.min(rows, scratch_rows) * COLUMNS, results.width):
         c.store(i, value=zero)
-    for begin in range(0, rows, most):
-        store_strip(results, c, row + begin, k.min(rows - begin, most), strip)
+    for begin in range(0, rows, scratch_rows):
+        store_strip(results, c, row + begin, k.min(rows - begin, scratch_rows), strip)
 
 
 @k.inline
 def store_rows_of_no_group(
-    results: Results, c: Any, most: int, groups: Groups, rows: Any, strips: Any, ctx: Any
+    results: Results, c: Any, scratch_rows: int, groups: Groups, rows: Any, strips: Any, ctx: Any
 ) -> None:
     """Stores the results of the rows past the last group; see `store_zeros`."""
     end = k.i64(groups.starts[groups.count])
     for strip in ctx.parallel(strips):
         if end < rows:
-            store_zeros(results, c, most, end, rows - end, strip)
+            store_zeros(results, c, scratch_rows, end, rows - end, strip)
 
 
 def check_groups_dtypes(op: str, operands: list[Operand]) -> None:

@@ -31,10 +31,10 @@ from max.dtype import DType
 NORM_EPSILON = 1e-6
 """Added to the sum of squares of queries and keys that are normalised."""
 
-SHORTEST_CHUNK = 8
+MIN_CHUNK = 8
 """Minimum number of tokens of a chunk; shorter remainders are computed token by token."""
 
-MOST_KEY_ELEMENTS = 512
+MAX_KEY_ELEMENTS = 512
 """Maximum size of a key."""
 
 
@@ -337,7 +337,7 @@ def gated_delta_rule(
                 for j, mask in k.vectors(values.shape[2], f.width):
                     state.store(p, j, value=k.splat(k.f32(0), f.width), mask=mask)
         token = begin
-        while end - token >= SHORTEST_CHUNK:
+        while end - token >= MIN_CHUNK:
             count = k.min(k.i64(chunk), end - token)
             load_chunk(h, token, count, memory, f)
             score_chunk(h, token, count, memory, f)
@@ -370,10 +370,10 @@ def _lower_gated_delta(
         and gates.shape[1] == rates.shape[1] == heads
         and tuple(states.shape[2:]) == (heads, key_dim, value_dim)
     )
-    if not fits or not 1 <= key_dim <= MOST_KEY_ELEMENTS:
+    if not fits or not 1 <= key_dim <= MAX_KEY_ELEMENTS:
         raise NotImplementedError(
             f"{op}: queries {q.shape}, keys {keys.shape}, values {values.shape}, decays {gates.shape}, rates "
-            f"{rates.shape} and states {states.shape} do not fit; keys have up to {MOST_KEY_ELEMENTS} elements"
+            f"{rates.shape} and states {states.shape} do not fit; keys have up to {MAX_KEY_ELEMENTS} elements"
         )
     if states.dtype is not DType.float32:
         raise NotImplementedError(f"{op}: states of {states.dtype.name}; float32 would fit")

@@ -1,8 +1,17 @@
-"""Scans of state-space models over ragged sequences: that of Mamba, and that of Mamba 2.
+"""Selective scans of state-space models over ragged sequences: those of Mamba and Mamba 2.
 
-Both read a chunk of tokens for a tile of states that stays in registers: for each token the tile decays, gets the
-token's input, and adds its part to the token's result in scratch memory, which stays in the first cache. A decoding
-step is a chunk of one token.
+A task is a sequence and a head (Mamba 2) or a vector of channels (Mamba). It goes chunk by chunk of `CHUNK` tokens. For
+each tile of states, which stays in registers through the chunk, every token decays the tile, adds the token's input to
+it, and adds the tile's part to the token's sums::
+
+    chunk → tile of states → token:    tile = decay · tile + input ⊗ b;    sums[token] += c · tile
+
+A decoding step is a chunk of one token.
+
+Register budget of Mamba 2: `ROWS` × 4 vectors of states, 4 of inputs and 4 of sums: 24 of 32 registers (AVX-512, NEON);
+`ROWS` × 2, 2 and 2: 12 of 16 (AVX2); then the decay and broadcast elements of b and c. Mamba: `ROWS` vectors of states
+and as many of rates. Cache budget: inputs and sums of a chunk, 2 × `CHUNK` × channels × 4 bytes (16 KB for heads of
+64), stay in the L1 cache.
 """
 
 from __future__ import annotations
@@ -101,11 +110,11 @@ def ssd_tile(
         vectors: Vectors of the tile.
         width: Lanes.
     """
-    held = k.tile(k.f32, (rows, vectors), width=width)
+    tile = k.tile(k.f32, (rows, vectors), width=width)
     # the loops use different variables: a variable of two loops would be a run-time value
     for i in k.static_range(rows):
         for j in k.static_range(vectors):
-            held[i, j] = k.cast(states.load(n + i, p + j * width, width=width, mask=mask), k.f32)
+            tile[i, j] = k.cast(states.load(n + i, p + j * width, width=width, mask=mask), k.f32)
     sums = k.tile(k.f32, (vectors,), width=width)
     for t in range(chunk.count):
         decay = k.splat(chunk.decays[t, 0], width)
@@ -119,14 +128,14 @@ def ssd_tile(
             b = k.splat(k.cast(chunk.b[t, n + r], k.f32), width)
             c = k.splat(k.cast(chunk.c[t, n + r], k.f32), width)
             for v in k.static_range(vectors):
-                moved = k.fma(inputs[v], b, held[r, v] * decay)
-                held[r, v] = moved
+                moved = k.fma(inputs[v], b, tile[r, v] * decay)
+                tile[r, v] = moved
                 sums[v] = k.fma(moved, c, sums[v])
         for w in k.static_range(vectors):
             chunk.sums.store(t, p + w * width, value=sums[w], mask=mask)
     for last in k.static_range(rows):
         for z in k.static_range(vectors):
-            states.store(n + last, p + z * width, value=held[last, z], mask=mask)
+            states.store(n + last, p + z * width, value=tile[last, z], mask=mask)
 
 
 @k.inline
@@ -167,9 +176,9 @@ def ssd(
         check_size("a vector of heads", by_head.shape[0], heads)
     layer = k.i64(layer_index[0])
     for sequence, head in ctx.parallel((slots.shape[0], heads)):
-        held = state_buffer[k.i64(slots[sequence]), layer, head]
+        state = state_buffer[k.i64(slots[sequence]), layer, head]
         if cache_lengths[sequence] == 0:
-            clear(held, width)
+            clear(state, width)
         decays = ctx.scratch(k.f32, (CHUNK, 1))
         inputs = ctx.scratch(k.f32, (CHUNK, size))
         sums = ctx.scratch(k.f32, (CHUNK, size))
@@ -189,9 +198,9 @@ def ssd(
                     sums.store(t, p, value=value * skip, mask=mask)
             chunk = Chunk(decays, inputs, sums, b[first:, group], c[first:, group], count)
             for n in range(0, states // ROWS * ROWS, ROWS):
-                ssd_rows(chunk, held, n, ROWS, vectors, width)
+                ssd_rows(chunk, state, n, ROWS, vectors, width)
             for n in range(states // ROWS * ROWS, states):
-                ssd_rows(chunk, held, n, 1, vectors, width)
+                ssd_rows(chunk, state, n, 1, vectors, width)
             for t in range(count):
                 for p, mask in k.vectors(size, width):
                     value = sums.load(t, p, width=width, mask=mask)
@@ -215,9 +224,9 @@ def scan_tile(
         rows: States of the tile.
         width: Lanes.
     """
-    held = k.tile(k.f32, (rows,), width=width)
+    tile = k.tile(k.f32, (rows,), width=width)
     for i in k.static_range(rows):
-        held[i] = k.cast(states.load(n + i, p, width=width, mask=mask), k.f32)
+        tile[i] = k.cast(states.load(n + i, p, width=width, mask=mask), k.f32)
     rates = [k.cast(a.load(n + j, p, width=width, mask=mask), k.f32) for j in k.static_range(rows)]
     for t in range(chunk.count):
         step, inputs = chunk.decays.load(t, 0, width=width), chunk.inputs.load(t, 0, width=width)
@@ -225,12 +234,12 @@ def scan_tile(
         for r in k.static_range(rows):
             b = k.splat(k.cast(chunk.b[t, n + r], k.f32), width)
             c = k.splat(k.cast(chunk.c[t, n + r], k.f32), width)
-            moved = k.fma(inputs, b, held[r] * k.exp(step * rates[r]))
-            held[r] = moved
+            moved = k.fma(inputs, b, tile[r] * k.exp(step * rates[r]))
+            tile[r] = moved
             total = k.fma(moved, c, total)
         chunk.sums.store(t, 0, value=total)
     for last in k.static_range(rows):
-        states.store(n + last, p, value=held[last], mask=mask)
+        states.store(n + last, p, value=tile[last], mask=mask)
 
 
 @k.kernel
@@ -257,7 +266,7 @@ def selective_scan(
         check_size("the rows of an operand", view_of_rows.shape[0], x.shape[0])
     layer = k.i64(layer_index[0])
     for sequence, part in ctx.parallel((slots.shape[0], (channels + width - 1) // width)):
-        held = state_buffer[k.i64(slots[sequence]), layer]
+        state = state_buffer[k.i64(slots[sequence]), layer]
         steps = ctx.scratch(k.f32, (CHUNK, width))
         inputs = ctx.scratch(k.f32, (CHUNK, width))
         sums = ctx.scratch(k.f32, (CHUNK, width))
@@ -265,7 +274,7 @@ def selective_scan(
             if cache_lengths[sequence] == 0:
                 zero = k.splat(k.f32(0), width)
                 for n in range(states):
-                    held.store(n, p, value=zero, mask=mask)
+                    state.store(n, p, value=zero, mask=mask)
             shift = k.cast(dt_bias.load(p, width=width, mask=mask), k.f32)
             skip = k.cast(d.load(p, width=width, mask=mask), k.f32)
             end = k.i64(offsets[sequence + 1])
@@ -281,9 +290,9 @@ def selective_scan(
                     sums.store(t, 0, value=skip * value)
                 chunk = Chunk(steps, inputs, sums, b[first:], c[first:], count)
                 for n in range(0, states // ROWS * ROWS, ROWS):
-                    scan_tile(chunk, a, held, n, p, mask, ROWS, width)
+                    scan_tile(chunk, a, state, n, p, mask, ROWS, width)
                 for n in range(states // ROWS * ROWS, states):
-                    scan_tile(chunk, a, held, n, p, mask, 1, width)
+                    scan_tile(chunk, a, state, n, p, mask, 1, width)
                 for t in range(count):
                     out.store(first + t, p, value=sums.load(t, 0, width=width), mask=mask)
                 first += count

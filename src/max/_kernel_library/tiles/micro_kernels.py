@@ -51,8 +51,9 @@ def multiply_tile(
            ┌──────┐      │  │  │
            └──────┘      └──┴──┘
 
-    Cache budget: a panel of B of a K block fits the L1 cache (32 KB with `LANES_K` lanes of AVX-512), the panels of A
-    the L2 cache.
+    Register budget: `height` × 2 accumulators, two vectors of B, one broadcast element of A: 27 of 32 registers
+    (AVX-512, NEON), 15 of 16 (AVX2). Cache budget: a panel of B of a K block fits the L1 cache (32 KB with `LANES_K`
+    lanes of AVX-512), the panels of A the L2 cache.
 
     Args:
         c: The sums; set where `first`, else added to.
@@ -61,8 +62,7 @@ def multiply_tile(
         size: Lanes in k.
         first: Whether this is the first K block.
         t: The tiling.
-        ahead: What is multiplied next and prefetched meanwhile: 2 × width rows of B, or (of rank 1) its panel; None:
-            nothing.
+        ahead: The data to prefetch: 2 × width rows of B, or (of rank 1) its panel; None: nothing.
     """
     sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
     if not first:
@@ -77,8 +77,8 @@ def multiply_tile(
         elif ahead is not None:
             # two cache lines a step: row by row of a vector in k, then the next vector
             for half in k.static_range(2):
-                at = 2 * n + half
-                ahead.prefetch(at % (2 * t.width), at // (2 * t.width) * t.step)
+                line = 2 * n + half
+                ahead.prefetch(line % (2 * t.width), line // (2 * t.width) * t.step)
         for i in k.static_range(t.height):
             left = k.splat(a.elements[n * a.column + i * a.row], t.width)
             sums[i, 0] = multiply_add(sums[i, 0], left, low)
@@ -105,7 +105,7 @@ def dot_step(
 def dot_rows(
     c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1, together: int = 4
 ) -> None:
-    """Dot products of rows of A with four rows of B, all contiguous along k: `c[i, j] = a[i] · b[j]`.
+    """Computes dot products of rows of A and four rows of B, contiguous along k: `c[i, j] = a[i] · b[j]`.
 
     Register budget: rows × `together` accumulators (twice that with `unroll` 2), `rows` vectors of A and two of B.
 
@@ -121,14 +121,14 @@ def dot_rows(
     size = a.shape[1]
     sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
     second_sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
-    whole = size - size % (t.step * unroll)
+    aligned_size = size - size % (t.step * unroll)
     for first in k.static_range(0, 4, together):
-        for n in range(0, whole, t.step * unroll):
+        for n in range(0, aligned_size, t.step * unroll):
             dot_step(sums, a[:, n:], b[:, n:], None, rows, t, first, together)
             if unroll == 2:
                 second = n + t.step
                 dot_step(second_sums, a[:, second:], b[:, second:], None, rows, t, first, together)
-        for n, mask in k.vectors(whole, size, t.step):
+        for n, mask in k.vectors(aligned_size, size, t.step):
             dot_step(sums, a[:, n:], b[:, n:], mask, rows, t, first, together)
     if unroll == 2:
         for i in k.static_range(rows):
@@ -151,9 +151,9 @@ def store_lane_sums(c: Matrix, sums: Any, rows: int, t: Tiling) -> None:
 
 @k.inline
 def dot_rows_in_order(c: Matrix, a: Any, b: Any, rows: int, t: Tiling) -> None:
-    """`dot_rows` of B from memory: its rows are read one after the other, as one stream for the hardware prefetcher.
+    """`dot_rows` for B in memory: rows of B are read one by one, as a single stream for the hardware prefetcher.
 
-    Four rows at once would be four streams within a few pages, which the prefetcher does not follow.
+    Four rows at once are four streams within a few pages, which the prefetcher does not follow.
 
     Register budget: rows × 4 accumulators for one row of B, in steps of four vectors; then rows × 4 sums.
 
@@ -166,17 +166,17 @@ def dot_rows_in_order(c: Matrix, a: Any, b: Any, rows: int, t: Tiling) -> None:
     """
     size = a.shape[1]
     sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
-    whole = size - size % (4 * t.step)
+    aligned_size = size - size % (4 * t.step)
     for j in k.static_range(4):
         row = b[k.min(j, b.shape[0] - 1)]
         parts = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
-        for n in range(0, whole, 4 * t.step):
+        for n in range(0, aligned_size, 4 * t.step):
             for part in k.static_range(4):
                 right = as_lanes(row.load(n + part * t.step, width=t.step), t.lane)
                 for i in k.static_range(rows):
                     left = as_lanes(a.load(i, n + part * t.step, width=t.step), t.lane)
                     parts[i, part] = multiply_add(parts[i, part], left, right)
-        for n, mask in k.vectors(whole, size, t.step):
+        for n, mask in k.vectors(aligned_size, size, t.step):
             right = as_lanes(row.load(n, width=t.step, mask=mask), t.lane)
             for i in k.static_range(rows):
                 left = as_lanes(a.load(i, n, width=t.step, mask=mask), t.lane)
@@ -240,7 +240,7 @@ def add_row_products(
 ) -> None:
     """Adds the products of rows of A with `depth` rows of B, `gap` rows apart.
 
-    A caller goes through the rows in order: each of the `depth` then is one stream for the hardware prefetcher. The
+    The caller takes the rows in order, so that each of the `depth` rows is a stream for the hardware prefetcher. The
     sums stay in the L1 cache.
 
     Register budget: rows × `depth` broadcast elements of A, `rows` accumulators and one vector of B.
@@ -251,7 +251,7 @@ def add_row_products(
         b: `[k, columns]`, from the first of the rows on.
         rows: Rows of A per pass.
         depth: Rows of B per pass over the sums.
-        gap: Rows from one of them to the next.
+        gap: Distance between these rows, in rows.
         width: Lanes of a vector.
     """
     sums_dtype = c.elements.dtype

@@ -1,8 +1,14 @@
 """GEMM with packed dense weights: tasks of rows by panels (`max._kernel_library.products.blocking`), in register tiles.
 
-A is not packed: a tile's rows are broadcast from where they are, each at its own offset, so that no worker waits for a
-packing phase. Elements that have to be widened, and rows that do not begin at whole lanes or share the sets of the L1
-cache, are copied to scratch memory, as many K blocks at a time as it holds.
+A is not packed, so that no worker waits for a packing phase: elements of a tile's rows are broadcast in place, each row
+at its own offset. K blocks of rows are copied to scratch memory where elements must be widened, where rows do not begin
+at whole lanes, and where they share the sets of the L1 cache. The loops, from the outside::
+
+    task (rows × panels, of a counter) → K block → panel → register tile (12 × 2 vectors, AVX2 6 × 2) → k
+
+Register budget: see `max._kernel_library.tiles.tiling.Tiling`. Cache budget: see
+`max._kernel_library.products.blocking`; the copy of rows takes `BLOCK_ROWS` × `COPY_STRIDE` × 4 bytes (268 KB) of the
+L2 cache, a widened K block of a panel 32 KB of the L1 cache.
 """
 
 from __future__ import annotations
@@ -54,12 +60,12 @@ class DenseRows(NamedTuple):
 
 
 @k.inline
-def multiply_step(sums: Any, a: Any, at: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
-    """Adds the products of lane `n` of `height` rows, which begin at `at`, with two vectors of columns."""
+def multiply_step(sums: Any, a: Any, rows: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
+    """Adds the products of lane `n` of `height` rows, which begin at the lanes `rows`, with two vectors of columns."""
     low = b.load(n * COLUMNS, width=t.width)
     high = b.load(n * COLUMNS + t.width, width=t.width)
     for i in k.static_range(height):
-        left = k.splat(a[at[i] + n], t.width)
+        left = k.splat(a[rows[i] + n], t.width)
         sums[i, 0] = multiply_add(sums[i, 0], left, low)
         sums[i, 1] = multiply_add(sums[i, 1], left, high)
 
@@ -73,12 +79,12 @@ def multiply_rows(
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
     if not x.first:
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
-    at = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
+    rows = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
     # two steps of a widened panel multiply one row of pairs
     widens = ahead.dtype != x.panel.dtype
     lines = COLUMNS // CACHE_LANES // (2 if widens else 1)
     for_each_step(
-        lambda n: multiply_step(sums, a.elements, at, x.panel, n, height, t),  # pyright: ignore[reportUnknownLambdaType]
+        lambda n: multiply_step(sums, a.elements, rows, x.panel, n, height, t),  # pyright: ignore[reportUnknownLambdaType]
         x, row, height, ahead, prefetches, lines=lines,
     )  # fmt: skip
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
@@ -95,9 +101,9 @@ def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
         panels: That of the packed weights.
         inner: K; not an int where only a run knows it.
     """
-    known = isinstance(inner, int)
-    whole_pairs = DType.bfloat16 not in (x, panels) or (known and inner % 2 == 0)
-    shares_sets = known and inner * x.size_in_bytes % SET_PERIOD == 0
+    is_static = isinstance(inner, int)
+    whole_pairs = DType.bfloat16 not in (x, panels) or (is_static and inner % 2 == 0)
+    shares_sets = is_static and inner * x.size_in_bytes % SET_PERIOD == 0
     return whole_pairs and not shares_sets
 
 

@@ -49,7 +49,7 @@ def pack_groups(
 ) -> None:
     """Packs the rows of groups of more than `limit` rows; see `pack_row_tile`."""
     lanes = round_up(k.ceildiv(x.shape[1], t.pair), t.width)
-    for number, tile in ctx.parallel((groups.count, k.ceildiv(groups.most_rows, t.height))):
+    for number, tile in ctx.parallel((groups.count, k.ceildiv(groups.max_rows, t.height))):
         group = group_at(groups, number)
         if group.rows > limit and tile * t.height < group.rows and group.expert >= 0:
             rows = x[group.first : group.first + group.rows]
@@ -85,9 +85,9 @@ def grouped_matmul(
     in_tiles = amx_tiles.takes_tiles(ctx.target, t)
     if in_tiles:
         t = amx_tiles.with_tile_height(t)
-    most_rows = BLOCK_ROWS // t.height * t.height
+    max_rows = BLOCK_ROWS // t.height * t.height
     size, columns = x.shape[1], out.shape[1]
-    c = ctx.scratch(t.sums, (max(most_rows * 2 * t.width, GEMV_PASSES * t.gemv_rows * COLUMNS),))
+    c = ctx.scratch(t.sums, (max(max_rows * 2 * t.width, GEMV_PASSES * t.gemv_rows * COLUMNS),))
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
     check_size("the result", out.shape[0], x.shape[0])
@@ -99,7 +99,7 @@ def grouped_matmul(
     block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)
     lanes = round_up(k.ceildiv(size, t.pair), t.width)
     matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
-    if groups.most_rows > limit:
+    if groups.max_rows > limit:
         pack_groups(packed, x, groups, limit, block, in_tiles, t, ctx)
         ctx.barrier()
         if in_tiles:
@@ -122,8 +122,8 @@ def grouped_matmul(
                 right = Strip(
                     w[group.expert, column + j :], True, width, panel, size, block, 2 * t.width
                 )
-                for first in range(0, tiles, most_rows // t.height):
-                    last = k.min(first + most_rows // t.height, tiles)
+                for first in range(0, tiles, max_rows // t.height):
+                    last = k.min(first + max_rows // t.height, tiles)
                     left = PackedRows(packed[base:], tiles, first, last)
                     used = matrix_tiles if in_tiles else None
                     gemm_block(Matrix(c, 2 * t.width), left, right, used, t)
@@ -137,7 +137,7 @@ def grouped_matmul(
             multiply_rows_of_b(Matrix(c, COLUMNS), rows, w[group.expert, column:], count, t)
             store_block(out, c, COLUMNS, group.first, group.rows, column, count, t.width)
     if in_tiles:
-        if groups.most_rows > limit:
+        if groups.max_rows > limit:
             matrix_tiles.release()
     zero_rows_of_no_group(out, groups, t.width, ctx)
 

@@ -76,11 +76,11 @@ def grouped_panels(
     matrix_tiles = x.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
     direct = in_place and (t.pair == 2 or x.dtype == t.lane)
     tall = replace(t, height=gemm_amx.ROWS if matrix_tiles else t.height)
-    if groups.most_rows > limit:
+    if groups.max_rows > limit:
         # groups are tasks too: large tasks read least
         workers = k.ceildiv(ctx.num_workers, k.max(groups.count, 1))
-        task_tiles, task_panels = plan(groups.most_rows, strips * COLUMNS, workers, tall)
-        b = Blocking(groups.most_rows, strips, tall.height, task_tiles, task_panels)
+        task_tiles, task_panels = plan(groups.max_rows, strips * COLUMNS, workers, tall)
+        b = Blocking(groups.max_rows, strips, tall.height, task_tiles, task_panels)
         tiles = k.matrix_tiles(gemm_amx.SHAPES)
         if matrix_tiles:
             memory = gemm_amx.amx_memory(ctx)
@@ -91,7 +91,7 @@ def grouped_panels(
         task_rows = task_tiles * tall.height
         shape = (
             groups.count,
-            k.ceildiv(groups.most_rows, task_rows),
+            k.ceildiv(groups.max_rows, task_rows),
             k.ceildiv(strips, task_panels),
         )
         for number, row_block, part in ctx.parallel(shape, grain=1):
@@ -104,11 +104,13 @@ def grouped_panels(
                     strip,
                     k.min(task_panels, strips - strip),
                 )
-                own = panels[group.expert * strips :]
+                expert_panels = panels[group.expert * strips :]
                 if matrix_tiles:
-                    gemm_amx.gemm_task_amx(results, x, own, memory, tiles, task, b)
+                    gemm_amx.gemm_task_amx(results, x, expert_panels, memory, tiles, task, b)
                 else:
-                    copied = gemm_task(results, x, own, memory, task, b, copied, direct, t)
+                    copied = gemm_task(
+                        results, x, expert_panels, memory, task, b, copied, direct, t
+                    )
         if matrix_tiles:
             tiles.release()
 

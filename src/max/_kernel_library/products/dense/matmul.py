@@ -323,10 +323,10 @@ def matmul(
     in_tiles = amx_tiles.takes_tiles(ctx.target, t)
     if in_tiles:
         t = amx_tiles.with_tile_height(t)
-    most_rows = BLOCK_ROWS // t.height * t.height
+    max_rows = BLOCK_ROWS // t.height * t.height
     batches, rows, size = a.shape[0], a.shape[1], a.shape[2]
     columns = out.shape[1]
-    c = ctx.scratch(t.sums, (most_rows * 2 * t.width,))
+    c = ctx.scratch(t.sums, (max_rows * 2 * t.width,))
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
 
@@ -355,10 +355,8 @@ def matmul(
             matrix_tiles.configure()
         stride = k.i64(2 * t.width)
         # enough tasks for every worker, unless that makes them less than four tiles high
-        least_blocks = k.ceildiv(
-            4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1)
-        )
-        row_blocks = k.max(k.ceildiv(rows, most_rows), k.min(least_blocks, k.ceildiv(tiles, 4)))
+        min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1))
+        row_blocks = k.max(k.ceildiv(rows, max_rows), k.min(min_blocks, k.ceildiv(tiles, 4)))
     if slices > 1:
         depth = k.ceildiv(size, slices)
         for n, run in ctx.parallel((slices, k.ceildiv(columns, RUN)), grain=1):

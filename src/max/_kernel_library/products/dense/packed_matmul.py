@@ -32,7 +32,7 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add, tilin
 
 ROW_THRESHOLD = 8
 """Default row threshold for the GEMV path, used when no measurement exists."""
-MOST_GEMV_ROWS = 64
+MAX_GEMV_ROWS = 64
 """The maximum number of rows of the GEMV path: its sums are in scratch memory."""
 GEMV_PASSES = (8, 4, 2, 1)
 """GemvRows per pass of the GEMV path; the first is for 32 registers."""
@@ -123,8 +123,8 @@ def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
 
 @k.inline
 def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
-    """`results` of up to `MOST_GEMV_ROWS` rows of `a` `[M, K]` by `panels`: a task is a panel."""
-    c = ctx.scratch(t.sums, (MOST_GEMV_ROWS * COLUMNS,))
+    """`results` of up to `MAX_GEMV_ROWS` rows of `a` `[M, K]` by `panels`: a task is a panel."""
+    c = ctx.scratch(t.sums, (MAX_GEMV_ROWS * COLUMNS,))
     for strip in ctx.parallel(panels.shape[0]):
         gemv_by_panel(c, a, panels[strip], t)
         store_strip(results, c, k.i64(0), a.shape[0], strip)
@@ -138,7 +138,7 @@ def multiply_dense(
     rows, size = a.shape[0], a.shape[1]
     matrix_tiles = a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
     # matrix tiles round sums in another order, and a measurement must not change results
-    limit = k.i64(ROW_THRESHOLD) if matrix_tiles else k.min(row_threshold, MOST_GEMV_ROWS)
+    limit = k.i64(ROW_THRESHOLD) if matrix_tiles else k.min(row_threshold, MAX_GEMV_ROWS)
     # rows of an odd number of elements are not rows of pairs
     if rows > limit or size % t.pair == 1:
         if matrix_tiles:
@@ -211,7 +211,7 @@ def lower_matmul(
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
         *norm_args,
-        Limit(kinds, ROW_THRESHOLD, MOST_GEMV_ROWS, product(x.shape[:last])),
+        Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
     in_place = reads_rows_in_place(x.dtype, operands[1].dtype, inner)

@@ -1,5 +1,9 @@
 """GEMM with packed weights of 8-bit integers: tasks of rows by panels (`max._kernel_library.products.blocking`), in
 register tiles.
+
+Register budget: `height` × 2 accumulators, two vectors of elements, a broadcast word, and with magnitudes a temporary
+sum of pairs; tiles have 12 rows with 32 registers and 6 with 16. Cache budget: see
+`max._kernel_library.products.blocking`; a K block of a panel is `LANES_K` × 32 × 4 bytes, 32 KB.
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling
 
 @k.inline
 def multiply_step_int8(
-    sums: Any, x: KBlock, at: Any, n: Any, height: int, second: bool, t: Tiling
+    sums: Any, x: KBlock, row_lanes: Any, n: Any, height: int, second: bool, t: Tiling
 ) -> None:
-    """Adds the products of lane `n` of `height` rows, which begin at `at`, with two vectors of columns."""
+    """Adds the products of lane `n` of `height` rows, which begin at `row_lanes`, with two vectors of columns."""
     low = x.panel.load(FOUR * n * COLUMNS, width=FOUR * t.width)
     high = x.panel.load(FOUR * (n * COLUMNS + t.width), width=FOUR * t.width)
     for i in k.static_range(height):
-        word = x.rows.elements[at[i] + n]
+        word = x.rows.elements[row_lanes[i] + n]
         sums[i, 0] = add_four_products(sums[i, 0], low, word, second, x.rows.magnitude)
         sums[i, 1] = add_four_products(sums[i, 1], high, word, second, x.rows.magnitude)
 
@@ -59,7 +63,7 @@ def multiply_rows_int8(
     if not x.first:
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     rows = [k.min(row + i, a.count - 1) for i in k.static_range(height)]
-    at = [r * a.stride for r in rows]
+    row_lanes = [r * a.stride for r in rows]
     if not a.magnitude:
         for i in k.static_range(height):
             for j in k.static_range(2):
@@ -68,10 +72,10 @@ def multiply_rows_int8(
         if second:
             if a.has_lowest == 1:
                 for n in range(x.depth):
-                    multiply_step_int8(sums, x, at, n, height, second, t)
+                    multiply_step_int8(sums, x, row_lanes, n, height, second, t)
         else:
             for_each_step(
-                lambda n: multiply_step_int8(sums, x, at, n, height, False, t),  # pyright: ignore[reportUnknownLambdaType]
+                lambda n: multiply_step_int8(sums, x, row_lanes, n, height, False, t),  # pyright: ignore[reportUnknownLambdaType]
                 x, row, height, ahead, prefetches, lane=FOUR,
             )  # fmt: skip
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)

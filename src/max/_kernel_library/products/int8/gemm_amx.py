@@ -2,7 +2,7 @@
 
 A tile of the weight, 16 lanes of four bytes by 16 columns, is loaded from the panel in place, its rows 128 bytes apart.
 Panels end with whole tiles or with half of one, which has tile shapes of its own. Rows of A are copied, K block by K
-block, zero-filled, to tiles::
+block, zero-filled, to tiles (see `max._kernel_library.tiles.amx_tiles` for the cache budget)::
 
     A  [tiles of rows][tiles of k][16][64]        panel  [K / 4][32][4]        sums  2 tiles of 16 × 16
 """
@@ -96,8 +96,8 @@ def multiply_amx_int8(
     else:
         for half in k.static_range(2):
             tiles.load(half, c, 16 * half, stride=COLUMNS)
-    whole = lanes // LANES
-    for n in range(whole):
+    full_tiles = lanes // LANES
+    for n in range(full_tiles):
         tiles.load(2, packed, n * TILE, stride=LANES)
         for side in k.static_range(2):
             right = n * (LANES * COLUMNS * 4)
@@ -106,11 +106,11 @@ def multiply_amx_int8(
             if ahead is not None:
                 for line in k.static_range(side * LINES // 2, (side + 1) * LINES // 2):
                     ahead.prefetch(right + line * 64, locality=2)
-    if whole * LANES < lanes:
+    if full_tiles * LANES < lanes:
         # half a tile's depth
-        tiles.load(5, packed, whole * TILE, stride=LANES)
+        tiles.load(5, packed, full_tiles * TILE, stride=LANES)
         for side in k.static_range(2):
-            right = whole * (LANES * COLUMNS * 4)
+            right = full_tiles * (LANES * COLUMNS * 4)
             tiles.load(6 + side, panel, right + 64 * side, stride=4 * COLUMNS)
             tiles.dot(side, 5, 6 + side, k.i8, k.u8)
     for half in k.static_range(2):

@@ -1,4 +1,9 @@
-"""GEMV with packed weights of 8-bit integers, and the products of four bytes that all paths without AMX share."""
+"""GEMV with packed weights of 8-bit integers, and the products of four bytes that all paths without AMX share.
+
+A panel is read once, line by line, for all rows of a pass; what limits the speed is the memory. Where magnitudes are
+multiplied (AVX2), -128 has none: the pass takes -127 for it, and a second pass, which most inputs do not need, adds the
+missing -1.
+"""
 
 from __future__ import annotations
 
@@ -103,11 +108,11 @@ def gemv_int8(
         t: The tiling.
     """
     sums = k.tile(k.i32, (rows, vectors), width=t.width, fill=0)
-    at = [k.min(k.i64(r), a.count - 1) for r in k.static_range(rows)]
+    row_numbers = [k.min(k.i64(r), a.count - 1) for r in k.static_range(rows)]
     if not a.magnitude:
         for i in k.static_range(rows):
             for j in k.static_range(vectors):
-                sums[i, j] = k.splat(a.zero_sums[at[i]], t.width)
+                sums[i, j] = k.splat(a.zero_sums[row_numbers[i]], t.width)
     for second in k.unroll((False, True) if a.magnitude else (False,)):
         if a.has_lowest >= k.i64(second):
             for n in range(depth):
@@ -115,7 +120,7 @@ def gemv_int8(
                     column = n * COLUMNS + first + v * t.width
                     elements = panel.load(FOUR * column, width=FOUR * t.width)
                     for r in k.static_range(rows):
-                        word = a.elements[at[r] * a.stride + n]
+                        word = a.elements[row_numbers[r] * a.stride + n]
                         sums[r, v] = add_four_products(
                             sums[r, v], elements, word, second, a.magnitude
                         )

@@ -7,7 +7,7 @@ Rows are rounded in tiles, so that a register tile reads one stream. For each ti
     scales     [tile][block][height]          x = scale · q
     zero_sums  [tile][block][parts][height]   -zero times the sum of a part; with offsets the scaled sum of the block
 
-A worker rounds all rows of a tile: rows of two workers would share cache lines (110 µs of 190 µs in one case).
+A worker rounds all rows of a tile: otherwise workers share cache lines (110 µs of 190 µs in one measurement).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from max._kernel_library.tiles.transpose import FIRST_4, LAST_4
 TASK_BLOCKS = 8
 """Blocks of a tile of x that a worker rounds per task."""
 SMALL_WORDS = SMALL_ELEMENTS // BLOCK * 12
-"""Words of the workspace per worker where each worker rounds a small activation for itself, in whole cache lines."""
+"""Workspace words per worker when each worker rounds a small activation itself; whole cache lines."""
 
 
 class Rounded(NamedTuple):
@@ -101,7 +101,7 @@ def round_rows(
         x: The rows.
         memory: A workspace of f32.
         height: Rows of a tile.
-        small: Whether each worker rounds all of x for itself: then there is one tile.
+        small: Whether each worker rounds all of x itself; there is one tile then.
         form: The weight's format.
         zero: What is subtracted from the weight's elements.
         ctx: The context.
@@ -109,9 +109,12 @@ def round_rows(
     rows, blocks = x.shape[0], x.shape[1] // BLOCK
     tiles = k.ceildiv(rows, k.max(height, 1))
     tile_size = blocks * height
-    own = memory[(ctx.worker * SMALL_WORDS if small else k.i64(0)) :]
-    scales, zero_sums = own[tiles * tile_size * 8 :], own[tiles * tile_size * 9 :]
-    q = Rounded(own.view(k.i32), scales, zero_sums, height)
+    worker_memory = memory[(ctx.worker * SMALL_WORDS if small else k.i64(0)) :]
+    scales, zero_sums = (
+        worker_memory[tiles * tile_size * 8 :],
+        worker_memory[tiles * tile_size * 9 :],
+    )
+    q = Rounded(worker_memory.view(k.i32), scales, zero_sums, height)
     # equal shares of the tasks instead of a parallel loop: the same code serves both cases
     chunks = k.max(k.ceildiv(blocks, TASK_BLOCKS), 1)
     tasks = tiles * chunks

@@ -1,4 +1,4 @@
-"""Products of groups of rows with the quantised weights of their experts.
+"""Products of groups of rows with the quantised weights of their experts, for a mixture of experts.
 
 Packed weights have the strips of expert after expert (`max._kernel_library.products.quantised.packed`); rows are
 rounded to 8 bits, as for other products with packed weights, and both paths give the same sums:
@@ -66,24 +66,24 @@ from max.dtype.blocks import BLOCK_FORMATS
 
 @k.inline
 def rounded_group(
-    memory: Any, first: Any, number: Any, rows: Any, blocks: Any, most: Any, tile: int,
+    memory: Any, first: Any, number: Any, rows: Any, blocks: Any, workspace_rows: Any, tile: int,
     t: QuantisedTiling,
 ) -> Rounded:  # fmt: skip
     """The rounded rows of a group: one tile of few rows, or tiles of `tile` rows.
 
     Args:
-        memory: A workspace of f32: words, then scales, then zero sums of `most` rows.
+        memory: A workspace of f32: words, then scales, then zero sums of `workspace_rows` rows.
         first: The first row of the group.
         number: Its number.
         rows: Its rows.
         blocks: Blocks along k.
-        most: Rows of the workspace.
+        workspace_rows: Rows of the workspace.
         tile: Rows of a tile.
         t: The tiling.
     """
     base = (first // tile + number) * tile * blocks
     height = rows if rows <= default_threshold(k.target(), t) else k.i64(tile)
-    scales, zero_sums = memory[most * blocks * 8 :], memory[most * blocks * 9 :]
+    scales, zero_sums = memory[workspace_rows * blocks * 8 :], memory[workspace_rows * blocks * 9 :]
     return Rounded(
         memory.view(k.i32)[base * 8 :], scales[base:], zero_sums[base * t.form.parts :], height
     )
@@ -91,18 +91,24 @@ def rounded_group(
 
 @k.inline
 def round_groups(
-    x: Any, memory: Any, groups: Groups, most: Any, tile: int, t: QuantisedTiling, ctx: Any
+    x: Any,
+    memory: Any,
+    groups: Groups,
+    workspace_rows: Any,
+    tile: int,
+    t: QuantisedTiling,
+    ctx: Any,
 ) -> None:
     """Rounds the rows of all groups; a task has all rows of a group or a tile of them, in some blocks."""
     blocks = x.shape[1] // BLOCK
     shape = (
         groups.count,
-        k.ceildiv(groups.most_rows, tile),
+        k.ceildiv(groups.max_rows, tile),
         k.ceildiv(blocks, TASK_BLOCKS),
     )
     for number, i, chunk in ctx.parallel(shape):
         group = group_at(groups, number)
-        q = rounded_group(memory, group.first, number, group.rows, blocks, most, tile, t)
+        q = rounded_group(memory, group.first, number, group.rows, blocks, workspace_rows, tile, t)
         if i * q.height < group.rows and group.expert >= 0:
             for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
                 target = block_of(q, blocks * q.height, i, b, t.form)
@@ -138,13 +144,13 @@ def grouped_qmatmul_packed(
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     groups = read_groups(group_operands, x.shape[0], w.shape[0] // k.max(strips, 1))
     threshold = default_threshold(ctx.target, t)
-    most = x.shape[0] + (group_operands.experts.shape[0] + 1) * tile
-    round_groups(x, workspace, groups, most, tile, t, ctx)
+    workspace_rows = x.shape[0] + (group_operands.experts.shape[0] + 1) * tile
+    round_groups(x, workspace, groups, workspace_rows, tile, t, ctx)
     memory = quantised_scratch(t, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
     results = Results(out, extra, epilogue, t.width, parts)
     if in_tiles:
-        if groups.most_rows > threshold:
+        if groups.max_rows > threshold:
             matrix_tiles.configure()
     grain = few_rows_grain(groups)
     for number, strip in ctx.parallel((groups.count, strips), grain=grain):
@@ -153,7 +159,9 @@ def grouped_qmatmul_packed(
             store_zeros(results, memory.sums, BLOCK_ROWS, group.first, group.rows, strip)
         elif group.rows > 0:
             packed = w[group.expert * strips + strip :]
-            q = rounded_group(workspace, group.first, number, group.rows, blocks, most, tile, t)
+            q = rounded_group(
+                workspace, group.first, number, group.rows, blocks, workspace_rows, tile, t
+            )
             if group.rows <= threshold:
                 gemv_strip(memory.sums, q, PackedStrip(packed, blocks, locality), group.rows, t)
                 store_strip(results, memory.sums, group.first, group.rows, strip)
@@ -166,7 +174,7 @@ def grouped_qmatmul_packed(
                     rows = k.min(last * tile, group.rows) - first * tile
                     store_strip(results, memory.sums, group.first + first * tile, rows, strip)
     if in_tiles:
-        if groups.most_rows > threshold:
+        if groups.max_rows > threshold:
             matrix_tiles.release()
     store_rows_of_no_group(results, memory.sums, BLOCK_ROWS, groups, x.shape[0], strips, ctx)
 
@@ -254,8 +262,8 @@ def _lower_packed(
         return lower_grouped_panels(operands, results, attributes)
     rows, inner = operands[0].shape
     words = inner // BLOCK * (8 + 1 + FORMATS[encoding].parts)
-    most = rows + (operands[3].shape[0] + 1) * gemm_amx.TILE_ROWS
-    workspace = Workspace(DType.float32, (most * words,))
+    workspace_rows = rows + (operands[3].shape[0] + 1) * gemm_amx.TILE_ROWS
+    workspace = Workspace(DType.float32, (workspace_rows * words,))
     args = (
         view("result", 0, results[0], static=False),
         *_operands(operands, encoding),

@@ -9,6 +9,10 @@ One kernel, which branches on the number of rows at run time:
 
 The sums of a block of 32 are exact integers; f32 adds up the blocks, in the order of k whatever the number of workers.
 So results do not depend on the path.
+
+Cache budget of the GEMM path: the unpacked panel of a strip (`PANEL` × 1 KB, half of that where it has signs too) in
+the L1 cache; the sums of a task (`BLOCK_ROWS` × 32 × 4 bytes, 30 KB) and its rounded rows in the L2 cache. Register
+tiles are 6 or 4 rows by two vectors, see `gemm.multiply_strip`.
 """
 
 from __future__ import annotations
@@ -74,7 +78,7 @@ BLOCK_ROWS = 240
 """The maximum number of rows of a task, a multiple of each tile height."""
 MAX_TILE_ROWS = 6
 """Rows of a tile with 32 registers."""
-LEAST_TILE_ROWS = 4
+MIN_TILE_ROWS = 4
 """Rows of a tile with 16 registers: its sums in f32 wait in memory."""
 STREAMED, KEPT = 0, 3
 """Localities of prefetches: of weights larger than the caches, which then do not displace other data, and of others."""
@@ -84,7 +88,7 @@ def tile_rows(target: k.Target) -> int:
     """Rows of a tile of the GEMM path on a target."""
     if target.tile_products:
         return gemm_amx.TILE_ROWS
-    return MAX_TILE_ROWS if target.registers >= 32 else LEAST_TILE_ROWS
+    return MAX_TILE_ROWS if target.registers >= 32 else MIN_TILE_ROWS
 
 
 def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
@@ -98,11 +102,11 @@ def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
 
     Where panels are prefetched they have equal lengths, so that each tile has a share of the next one to prefetch.
     """
-    most = panel_blocks(t, matrix_tiles)
+    max_blocks = panel_blocks(t, matrix_tiles)
     if not prefetched_lines(t) or matrix_tiles:
-        return most
+        return max_blocks
     else:
-        panels = k.max(k.ceildiv(blocks, most), 1)
+        panels = k.max(k.ceildiv(blocks, max_blocks), 1)
         return k.max(round_up(k.ceildiv(blocks, panels), t.form.span), t.form.span)
 
 
@@ -237,8 +241,8 @@ def multiply_quantised(
         if in_tiles:
             matrix_tiles.configure()
         # enough tasks for every worker, unless that makes them less than four tiles high
-        least_blocks = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
-        row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(least_blocks, k.ceildiv(tiles, 4)))
+        min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
+        row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(min_blocks, k.ceildiv(tiles, 4)))
     task_tiles = k.ceildiv(tiles, row_blocks)
     # runs of strips, as the strip that is prefetched is the next one; single ones where many rows make tasks long
     runs = row_blocks == 1 if prefetched_lines(t) else False

@@ -1,5 +1,15 @@
-"""Floats to quantised blocks. Q4_0 and Q8_0 round as `max.dtype.blocks.encode` does; scales of the K formats are fitted
-by the same least squares, with sums in another order, and so are those of Q4_0 where elements have weights.
+"""Quantisation of floats: plain rounding for Q8_0 and Q4_0, fitted scales for the K formats and for weighted elements.
+
+Q4_0 and Q8_0 without weights round as `max.dtype.blocks.encode` does, bit by bit. The other encodings try several
+scales (`TRIES`, `WEIGHTED_TRIES`) and keep the one of the least squared error. Lane `i` of a vector is attempt `i`, so
+that 16 attempts are fitted at once; the sums over a part's elements are transposed from elements to attempts by
+shuffles::
+
+    affine_sums    attempt 0: lanes = elements ┐
+                   attempt 1: lanes = elements ├→ 4 steps of `joined_halves` →  lane i = sum of attempt i
+                   …                           ┘
+
+A task is one block; all of it is in registers and in scratch memory of some hundred bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +28,11 @@ from max._kernel_library.products.quantised.dequantise import (
 from max.dtype.blocks import BLOCK_FORMATS
 
 TRIES = 15
-"""Roundings of a part of a K block, of which the best is taken."""
+"""Attempts to fit the scale of a part of a K block."""
 WEIGHTED_TRIES = 31
-"""The same where elements have weights."""
+"""Attempts where elements have weights."""
 UNFITTED = 3e38
-"""An error above all others."""
+"""Larger than every error of an attempt."""
 
 
 @k.inline
@@ -35,13 +45,13 @@ def store_half(block: Any, at: int, value: Any) -> None:
 
 @k.inline
 def inverse(scale: Any) -> Any:
-    """1 / scale; 0 for 0."""
+    """The reciprocal of a scale; 0 for 0."""
     return k.f32(0) if scale == 0.0 else 1.0 / scale
 
 
 @k.inline
 def encode_q8_0(out: Any, x: Any) -> None:
-    """A block of Q8_0; halves are rounded away from zero."""
+    """Encodes a block of Q8_0; ties are rounded away from zero."""
     top = k.splat(k.f32(0), WIDTH)
     for i in k.static_range(0, 32, WIDTH):
         top = k.max(top, k.abs(k.cast(x.load(i, width=WIDTH), k.f32)))
@@ -50,14 +60,14 @@ def encode_q8_0(out: Any, x: Any) -> None:
     for i in k.static_range(0, 32, WIDTH):
         scaled = k.cast(x.load(i, width=WIDTH), k.f32) * inverse(d)
         size = k.abs(scaled)
-        whole = k.floor(size)
-        q = k.copysign(whole + k.floor(2.0 * (size - whole)), scaled)
+        floor = k.floor(size)
+        q = k.copysign(floor + k.floor(2.0 * (size - floor)), scaled)
         out.store(2 + i, value=k.bitcast(k.cast(q, k.i8), k.u8))
 
 
 @k.inline
 def encode_q4_0(out: Any, x: Any) -> None:
-    """A block of Q4_0: the largest element becomes -8."""
+    """Encodes a block of Q4_0: the element of the greatest magnitude becomes -8."""
     largest = k.f32(0)
     for i in range(32):
         value = k.f32(x[i])
@@ -88,25 +98,29 @@ def load_weights(w: Any, at: Any, weighted: bool) -> Any:
 
 
 @k.inline
-def levels_of(most: int, attempt: Any, weighted: bool) -> Any:
-    """How many steps an attempt gives the range: ``most - 1`` to ``most + 1``, with weights ``most - 3`` to ``most +
-    3``.
+def levels_of(max_q: int, attempt: Any, weighted: bool) -> Any:
+    """The number of steps into which an attempt divides the range.
+
+    It is ``max_q - 1`` to ``max_q + 1``, with weights ``max_q - 3`` to ``max_q + 3``.
     """
     if weighted:
-        return k.f32(attempt) * (6.0 / (WEIGHTED_TRIES - 1)) + (most - 3.0)
-    return k.f32(attempt) * (2.0 / (TRIES - 1)) + (most - 1.0)
+        return k.f32(attempt) * (6.0 / (WEIGHTED_TRIES - 1)) + (max_q - 3.0)
+    return k.f32(attempt) * (2.0 / (TRIES - 1)) + (max_q - 1.0)
 
 
 @k.inline
-def rounded_within(q: Any, least: Any, most: Any) -> Any:
-    """The nearest integers, halves to even, within bounds."""
-    return k.min(k.max(k.round(q), k.splat(k.f32(least), WIDTH)), k.splat(k.f32(most), WIDTH))
+def rounded_within(q: Any, min_q: Any, max_q: Any) -> Any:
+    """The nearest integers, ties to even, clamped to ``[min_q, max_q]``."""
+    return k.min(k.max(k.round(q), k.splat(k.f32(min_q), WIDTH)), k.splat(k.f32(max_q), WIDTH))
 
 
 @k.inline
 def joined_halves(a: Any, b: Any, size: int) -> Any:
-    """Sums of the halves of each run of `size` lanes, those of `a` and then those of `b`: a step of 16 sums over 16
-    lanes.
+    """Adds the two halves of each run of `size` lanes, of `a` and then of `b`: a step of the reduction of 16 vectors.
+
+    ::
+
+        size 4    a  a0 a1 a2 a3 | …    b  b0 b1 b2 b3 | …    →    a0+a2 a1+a3 | … | b0+b2 b1+b3 | …
     """
     half = size // 2
     low = [i for i in range(2 * WIDTH) if i % size < half]
@@ -122,7 +136,7 @@ def affine_sums(
     w1: Any,
     low: Any,
     unit: Any,
-    most: int,
+    max_q: int,
     weighted: bool,
     first: int,
     count: int,
@@ -131,14 +145,14 @@ def affine_sums(
     each.
     """
     if count == 1:
-        steps = levels_of(most, first, weighted) * unit
-        q0 = rounded_within((v0 - low) * steps, 0, most)
-        q1 = rounded_within((v1 - low) * steps, 0, most)
+        steps = levels_of(max_q, first, weighted) * unit
+        q0 = rounded_within((v0 - low) * steps, 0, max_q)
+        q1 = rounded_within((v1 - low) * steps, 0, max_q)
         wq0, wq1 = w0 * q0, w1 * q1
         return wq0 + wq1, wq0 * q0 + wq1 * q1, wq0 * v0 + wq1 * v1
     half = count // 2
-    a = affine_sums(v0, v1, w0, w1, low, unit, most, weighted, first, half)
-    b = affine_sums(v0, v1, w0, w1, low, unit, most, weighted, first + half, half)
+    a = affine_sums(v0, v1, w0, w1, low, unit, max_q, weighted, first, half)
+    b = affine_sums(v0, v1, w0, w1, low, unit, max_q, weighted, first + half, half)
     size = WIDTH // half
     return (
         joined_halves(a[0], b[0], size),
@@ -149,13 +163,13 @@ def affine_sums(
 
 @k.inline
 def inverses(scales: Any) -> Any:
-    """1 / scale of 16 scales; 0 for 0."""
+    """The reciprocals of 16 scales; 0 for 0."""
     return k.select(scales == 0.0, k.splat(k.f32(0), WIDTH), 1.0 / scales)
 
 
 @k.inline
-def fit_affine(x: Any, w: Any, most: int, weighted: bool) -> Any:
-    """Scale and offset of 32 elements, so that ``scale q - offset`` is near them for q in 0 … most.
+def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
+    """Scale and offset of 32 elements, so that ``scale q - offset`` is near them for q in 0 … max_q.
 
     The sums of 16 attempts are the lanes of vectors, and their lines are fitted together.
     """
@@ -167,12 +181,14 @@ def fit_affine(x: Any, w: Any, most: int, weighted: bool) -> Any:
     sum_w = k.reduce_add(w0 + w1) if weighted else k.f32(32)
     sum_x = k.reduce_add(w0 * v0 + w1 * v1)
     best = k.f32(UNFITTED)
-    scale = width / k.f32(most)
+    scale = width / k.f32(max_q)
     offset = -low
     lanes = k.iota(k.i32, WIDTH)
     tries = WEIGHTED_TRIES if weighted else TRIES
     for first in k.static_range(0, tries, WIDTH):
-        sum_q, sum_qq, sum_qx = affine_sums(v0, v1, w0, w1, low, unit, most, weighted, first, WIDTH)
+        sum_q, sum_qq, sum_qx = affine_sums(
+            v0, v1, w0, w1, low, unit, max_q, weighted, first, WIDTH
+        )
         slope = (sum_w * sum_qx - sum_x * sum_q) * inverses(sum_w * sum_qq - sum_q * sum_q)
         start = (sum_x - slope * sum_q) / sum_w
         # offsets are not negative: the line then goes through 0
@@ -183,10 +199,10 @@ def fit_affine(x: Any, w: Any, most: int, weighted: bool) -> Any:
         error = slope * (slope * sum_qq + 2.0 * (start * sum_q - sum_qx))
         error += start * (sum_w * start - 2.0 * sum_x)
         fits = (error < best) & (slope > 0.0) & (lanes < tries - first)
-        least = k.reduce_min(k.select(fits, error, k.splat(k.f32(UNFITTED), WIDTH)))
-        if least < best:
-            best = least
-            chosen = fits & (error == least)
+        min_error = k.reduce_min(k.select(fits, error, k.splat(k.f32(UNFITTED), WIDTH)))
+        if min_error < best:
+            best = min_error
+            chosen = fits & (error == min_error)
             # the first of equal ones
             lane = k.reduce_min(k.select(chosen, lanes, k.splat(k.i32(WIDTH), WIDTH)))
             lowest = k.splat(k.f32(-UNFITTED), WIDTH)
@@ -208,11 +224,11 @@ def pack_six_bits(out: Any, fields: Any) -> None:
 def encode_affine(
     out: Any, x: Any, w: Any, floats: Any, fields: Any, fifth: bool, weighted: bool
 ) -> None:
-    """A block of Q4_K or Q5_K; `floats` and `fields` are scratch memory of 16 elements each."""
-    most = 31 if fifth else 15
+    """Encodes a block of Q4_K or Q5_K; `floats` and `fields` are scratch memory of 16 elements each."""
+    max_q = 31 if fifth else 15
     scale_top, offset_top = k.f32(0), k.f32(0)
     for part in range(8):
-        scale, offset = fit_affine(x[part * 32 :], w[part * 32 :], most, weighted)
+        scale, offset = fit_affine(x[part * 32 :], w[part * 32 :], max_q, weighted)
         floats[part] = scale
         floats[8 + part] = offset
         scale_top, offset_top = k.max(scale_top, scale), k.max(offset_top, offset)
@@ -228,8 +244,8 @@ def encode_affine(
     for i in k.static_range(0, 32, WIDTH):
         upper = k.splat(k.u8(0), WIDTH)
         for part in k.static_range(0, 8, 2):
-            low = quantised_part(x, part, i, floats, most)
-            high = quantised_part(x, part + 1, i, floats, most)
+            low = quantised_part(x, part, i, floats, max_q)
+            high = quantised_part(x, part + 1, i, floats, max_q)
             out.store(halves + part * 16 + i, value=low & 15 | high << 4)
             upper = upper | low >> 4 << part | high >> 4 << (part + 1)
         if fifth:
@@ -237,35 +253,35 @@ def encode_affine(
 
 
 @k.inline
-def quantised_part(x: Any, part: int, at: int, floats: Any, most: int) -> Any:
+def quantised_part(x: Any, part: int, at: int, floats: Any, max_q: int) -> Any:
     """16 elements of a part as bytes."""
     q = (load_half_part(x, part * 32 + at) + floats[8 + part]) * inverse(floats[part])
-    return k.cast(rounded_within(q, 0, most), k.u8)
+    return k.cast(rounded_within(q, 0, max_q), k.u8)
 
 
 @k.inline
 def symmetric_sums(
-    v: Any, w: Any, unit: Any, most: int, weighted: bool, first: int, count: int
+    v: Any, w: Any, unit: Any, max_q: int, weighted: bool, first: int, count: int
 ) -> Any:
     """Sums of ``w q x`` and ``w q^2`` of attempts, as `affine_sums`; `v` and `w` are tuples of vectors."""
     if count == 1:
-        steps = -levels_of(most, first, weighted) * unit
-        q = rounded_within(v[0] * steps, -most, most - 1)
+        steps = -levels_of(max_q, first, weighted) * unit
+        q = rounded_within(v[0] * steps, -max_q, max_q - 1)
         qx, qq = w[0] * q * v[0], w[0] * q * q
         if len(v) > 1:
-            q = rounded_within(v[1] * steps, -most, most - 1)
+            q = rounded_within(v[1] * steps, -max_q, max_q - 1)
             return qx + w[1] * q * v[1], qq + w[1] * q * q
         return qx, qq
     half = count // 2
-    a = symmetric_sums(v, w, unit, most, weighted, first, half)
-    b = symmetric_sums(v, w, unit, most, weighted, first + half, half)
+    a = symmetric_sums(v, w, unit, max_q, weighted, first, half)
+    b = symmetric_sums(v, w, unit, max_q, weighted, first + half, half)
     size = WIDTH // half
     return joined_halves(a[0], b[0], size), joined_halves(a[1], b[1], size)
 
 
 @k.inline
-def fit_symmetric(v: Any, w: Any, most: int, weighted: bool) -> Any:
-    """The scale of one or two vectors of 16 elements, so that ``scale q`` is near them for q in -most … most - 1."""
+def fit_symmetric(v: Any, w: Any, max_q: int, weighted: bool) -> Any:
+    """The scale of one or two vectors of 16 elements, so that ``scale q`` is near them for q in -max_q … max_q - 1."""
     top, bottom = k.reduce_max(v[0]), k.reduce_min(v[0])
     if len(v) > 1:
         top = k.max(top, k.reduce_max(v[1]))
@@ -274,21 +290,21 @@ def fit_symmetric(v: Any, w: Any, most: int, weighted: bool) -> Any:
     if -bottom > top:
         largest = bottom
     unit = inverse(largest)
-    scale = largest / k.f32(-most)
+    scale = largest / k.f32(-max_q)
     best = k.f32(-1)
     lanes = k.iota(k.i32, WIDTH)
     lowest = k.splat(k.f32(-UNFITTED), WIDTH)
     tries = WEIGHTED_TRIES if weighted else TRIES
     for first in k.static_range(0, tries, WIDTH):
-        sum_qx, sum_qq = symmetric_sums(v, w, unit, most, weighted, first, WIDTH)
+        sum_qx, sum_qq = symmetric_sums(v, w, unit, max_q, weighted, first, WIDTH)
         fitted = sum_qx * inverses(sum_qq)
         # the sum of squared errors is that of x^2 less this
         gain = sum_qx * fitted
         fits = (gain > best) & (lanes < tries - first)
-        most_gain = k.reduce_max(k.select(fits, gain, lowest))
-        if most_gain > best:
-            best = most_gain
-            chosen = fits & (gain == most_gain)
+        max_gain = k.reduce_max(k.select(fits, gain, lowest))
+        if max_gain > best:
+            best = max_gain
+            chosen = fits & (gain == max_gain)
             # the first of equal ones
             lane = k.reduce_min(k.select(chosen, lanes, k.splat(k.i32(WIDTH), WIDTH)))
             scale = k.reduce_max(k.select(lanes == lane, fitted, lowest))
@@ -297,7 +313,7 @@ def fit_symmetric(v: Any, w: Any, most: int, weighted: bool) -> Any:
 
 @k.inline
 def encode_weighted_q4_0(out: Any, x: Any, w: Any) -> None:
-    """A block of Q4_0 whose scale minimises the weighted error."""
+    """Encodes a block of Q4_0 with the scale that minimises the weighted error."""
     v = load_half_part(x, 0), load_half_part(x, WIDTH)
     weights = load_half_part(w, 0), load_half_part(w, WIDTH)
     store_half(out, 0, fit_symmetric(v, weights, 8, True))
@@ -309,7 +325,7 @@ def encode_weighted_q4_0(out: Any, x: Any, w: Any) -> None:
 
 @k.inline
 def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
-    """A block of Q6_K; `floats` is scratch memory of 16 elements."""
+    """Encodes a block of Q6_K; `floats` is scratch memory of 16 elements."""
     largest = k.f32(0)
     for part in range(16):
         v = load_half_part(x, part * 16)
@@ -320,9 +336,9 @@ def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
     store_half(out, 208, largest / -128.0)
     d = half_at(out, 208)
     for part in range(16):
-        whole = k.min(k.max(k.round(floats[part] * inverse(d)), -128.0), 127.0)
-        out[192 + part] = k.bitcast(k.i8(whole), k.u8)
-        floats[part] = d * whole
+        level = k.min(k.max(k.round(floats[part] * inverse(d)), -128.0), 127.0)
+        out[192 + part] = k.bitcast(k.i8(level), k.u8)
+        floats[part] = d * level
     for half in k.static_range(2):
         for i in k.static_range(2):
             upper = k.splat(k.u8(0), WIDTH)
@@ -345,7 +361,7 @@ def quantised_q6(x: Any, part: int, floats: Any) -> Any:
 def encode_block(
     block: Any, x: Any, w: Any, floats: Any, fields: Any, encoding: str, weighted: bool
 ) -> None:
-    """A block of an encoding. `floats` and `fields` are scratch memory of 16 elements each."""
+    """Encodes a block. `floats` and `fields` are scratch memory of 16 elements each."""
     if encoding == "Q8_0":
         encode_q8_0(block, x)
     if encoding == "Q4_0":
