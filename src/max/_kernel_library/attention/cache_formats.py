@@ -35,7 +35,7 @@ def row_size(dtype: Any, head_dim: int) -> int:
 
 
 def is_rounded(dtype: k.ScalarType) -> bool:
-    """Whether rows of a cache have codes and a scale."""
+    """Whether rows of a cache are codes with a scale."""
     return dtype is k.i8
 
 
@@ -49,9 +49,7 @@ def elements_of(rows: Any, head_dim: int) -> Any:
 
 @k.inline
 def scales_of(blocks: Any) -> Any:
-    """The cache as 32-bit words: the first word of each row is its scale. Of floats the cache itself, which is not
-    read.
-    """
+    """The cache as 32-bit words, the first word of each row being its scale; for a cache of floats a stand-in."""
     if is_rounded(blocks.dtype):
         return blocks.view(k.f32)
     else:

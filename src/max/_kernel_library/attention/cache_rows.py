@@ -1,4 +1,4 @@
-"""Rows of the paged cache in plain tensors: keys or values of some tokens are read, or keys are written."""
+"""Copies between the paged cache and plain tensors: loads keys or values of some tokens, stores new keys."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from max._kernel_library.attention.paged_cache import (
     check_batch,
     layer_of,
     page_of,
+    place_of,
     sequence_of,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
@@ -87,20 +88,19 @@ def key_store(
 ) -> None:
     """Writes row `i` of `keys` `[total, kv_heads * head_dim]` to its token's slot of keys (`side` 0) or values (1)."""
     width = ctx.target.width(k.f32)
-    blocks, cache_lengths, lookup_table = cache
+    blocks, _, lookup_table = cache
     layer = layer_of(blocks, layer_index)
-    batch = cache_lengths.shape[0]
     size = keys.shape[1]
     check_batch(offsets, keys.shape[0], cache, width, side + 1)
     check_heads("a row", size, blocks)
     for token in ctx.parallel(keys.shape[0]):
-        sequence = sequence_of(offsets, batch, token)
-        position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
+        sequence, position = place_of(offsets, cache, token)
         page = page_of(blocks, lookup_table, sequence, position)
         store_heads(blocks[page, side, layer, position % blocks.shape[3]], keys[token], width)
 
 
 CACHE = (False, True, False, True, True, True)
+"""The dims of a cache that are compile-time constants: all but the numbers of pages and of layers."""
 
 
 def _lower_load(

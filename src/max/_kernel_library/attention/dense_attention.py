@@ -1,18 +1,19 @@
 """Attention over keys and values in plain tensors: `softmax(scale · q · kᵀ + mask) · v`, for `mok.attention`.
 
-Scores never go to memory. A task is a block of queries of one batch index; the query heads that share keys and values
-are rows of the same task. Keys come in blocks, which are packed with their values in scratch memory; then each row tile
-is multiplied by the keys, its scores become weights while they are in the L1 cache, and these are multiplied by the
-values. The softmax is online, in f32.
+The matrix of scores is not materialised. A task is a block of queries of one batch index; the query heads that share
+keys and values are rows of the same task. The loops, from the outside: task → block of keys, packed with its values →
+row tile → scores, weights, products with the values. The softmax is online, in f32. Tasks with few rows (decoding) read
+keys and values in place. With fewer than 4 tasks per worker each task is split over the keys, and a second phase merges
+the parts. All operands are strided views, contiguous along their last axis.
 
-Tasks with few rows (decoding) read keys and values in place. Where there are fewer tasks than workers can share, each
-is split over the keys, and a second phase merges the parts. All operands are strided views, contiguous along their last
-axis.
+Register budget: that of `max._kernel_library.tiles.tiling.Tiling`. Cache budget: the packed keys and values of a block
+(`dense_plan.BLOCK_ELEMENTS`) stay in the L2 cache, the scores of a row tile (12 × 512 × 4 bytes, 24 KB) in the L1
+cache.
 
 bf16 operands are multiplied in pairs where the target can: weights (not their total) are then rounded to bf16.
 
-Where the graph rounds its probabilities, weights are divided by their total before they are rounded and summed. So the
-total comes first: a task with more keys than a block computes its scores twice, and tasks are not split.
+Where the graph rounds its probabilities, weights are divided by their total before they are rounded and summed: a task
+with more keys than a block computes its scores twice, first for the totals, and tasks are not split.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def plan_dense_grid(q: Any, length: Any, max_rows: int, p: Plan, ctx: Any) -> Gr
     task_rows = k.ceildiv(k.ceildiv(rows, blocks), height) * height
     splits = k.i64(1)
     if ctx.target.batch_invariant or p.weight_dtype is not None:
-        pass  # parts would depend on the number of tasks, or round with their own totals
+        pass  # parts depend on the number of tasks, and rounded weights on the total of all parts
     elif batches * rows <= SPLIT_ROWS and batches * blocks < 4 * ctx.num_workers:
         splits = k.ceildiv(8 * ctx.num_workers, k.max(batches * blocks, 1))
         splits = k.max(k.min(k.min(splits, length // SPLIT_KEYS), MAX_SPLITS), 1)
@@ -159,18 +160,18 @@ def store_rows(
     in_place = task.rows <= p.row_threshold
     for i in range(task.rows):
         row = task.first + i
-        place = i if in_place else i // t.height * p.state_rows + i % t.height
-        at = part + i * MAX_SPLITS
+        state_row = i if in_place else i // t.height * p.state_rows + i % t.height
+        part_row = part + i * MAX_SPLITS
         scale = k.f32(1)
         if splits > 1:
-            parts[at, width] = state.maxima[place]
-            parts[at, width + 1] = state.totals[place]
+            parts[part_row, width] = state.maxima[state_row]
+            parts[part_row, width + 1] = state.totals[state_row]
         elif p.weight_dtype is None:
-            scale = 1 / state.totals[place]
+            scale = 1 / state.totals[state_row]
         for j, tail in k.vectors(width, t.width):
-            v = state.sums.load(place * p.stride + j, width=t.width) * scale
+            v = state.sums.load(state_row * p.stride + j, width=t.width) * scale
             if splits > 1:
-                parts.store(at, j, value=v, mask=tail)
+                parts.store(part_row, j, value=v, mask=tail)
             elif task.values.shape[0] > 0:
                 out.store(row % group, row // group, j, value=v, mask=tail)
             else:

@@ -1,9 +1,8 @@
-"""The work of a task of dense attention on its rows of queries: the pieces of
-`max._kernel_library.attention.dense_attention`.
+"""The steps of a task of dense attention: scores, masks, softmax and values of its rows, block of keys by block.
 
 `attend_in_place` reads keys and values in place; `attend_packed` packs them, block by block, and multiplies by register
-or matrix tiles.
-In: a `Task` and the `Plan` of its call. Out: the maxima, totals and sums of its rows, in `Scratch`.
+or matrix tiles. In: a `Task` and the `Plan` of its call. Out: the maxima, totals and sums of its rows, in `Scratch`.
+Budgets are in `max._kernel_library.attention.dense_attention`.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
             score = scores.load(i * p.keys + j, width=t.width)
             if p.rewrites_scores:
                 score = rounded(score * p.scale, p.score_dtypes[0])
-            for mask, kind, dtype in zip(keys.masks, p.fills, p.score_dtypes[1:], strict=True):
+            for mask, fill, dtype in zip(keys.masks, p.fills, p.score_dtypes[1:], strict=True):
                 group = mask.shape[0]
                 r = k.min(row + i, last)
                 v = mask.load(r % group, r // group, keys.first + j, width=t.width, mask=tail)
-                if kind is None:
+                if fill is None:
                     score = score + k.cast(v, k.f32)
                 else:
-                    score = k.select(v, score, k.splat(k.f32(kind), t.width))
+                    score = k.select(v, score, k.splat(k.f32(fill), t.width))
                 score = rounded(score, dtype)
             if tail is not None:
                 score = k.select(tail, score, NEGATIVE_INFINITY)
@@ -107,8 +106,8 @@ def rounded_weights(
 ) -> None:  # fmt: skip
     """Computes the weights of one row or of four as the graph's probabilities: divided by their total, and rounded.
 
-    Arguments are those of `softmax_rows`, and the sweep. The first sweep finds maxima and totals; the last one needs
-    them.
+    Arguments are those of `softmax_rows`, and the sweep. The first sweep computes maxima and totals, which the last one
+    reads.
     """
     t, scaling, count = p.plain, p.scaling, keys.count
     if sweep.first:

@@ -1,4 +1,4 @@
-"""Storing new keys and values of a ragged batch in the paged cache."""
+"""Storing the new keys and values of a ragged batch in the paged cache: a task is a token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from max._kernel_library.attention.paged_cache import (
     check_batch,
     layer_of,
     page_of,
-    sequence_of,
+    place_of,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size, unsigned
@@ -28,21 +28,17 @@ def kv_store(
     layer_index: k.Input,
     ctx: k.Context,
 ) -> None:
-    """Writes row `i` of `keys` and `values` `[total, kv_heads * head_dim]` to its token's slot, after those cached
-    already.
-    """
+    """Writes row `i` of `keys` and `values` `[total, kv_heads * head_dim]` to the slot of its token."""
     width = ctx.target.width(k.f32)
-    blocks, cache_lengths, lookup_table = cache
+    blocks, _, lookup_table = cache
     layer = layer_of(blocks, layer_index)
-    batch = cache_lengths.shape[0]
     size = keys.shape[1]
     check_batch(offsets, keys.shape[0], cache, width)
     check_heads("a key", size, blocks)
     check_size("a value", values.shape[1], size)
     check_size("values", values.shape[0], keys.shape[0])
     for token in ctx.parallel(keys.shape[0]):
-        sequence = sequence_of(offsets, batch, token)
-        position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
+        sequence, position = place_of(offsets, cache, token)
         page = page_of(blocks, lookup_table, sequence, position)
         slot = position % blocks.shape[3]
         store_heads(blocks[page, 0, layer, slot], keys[token], width)

@@ -1,13 +1,15 @@
-"""Attention of prompts over expanded latent keys and values: a chunk of the context at a time.
+"""Prefill over a cache of latents (MLA): attention to one chunk of the context, whose keys and values are expanded.
 
-The keys of a chunk have a part without positions, expanded in a buffer, and a rotated part that all heads share, in the
-last elements of the cached latent. Tasks are some rows of a sequence and one head, as in
-`max._kernel_library.attention.ragged_attention`; a task joins both parts of a block of keys in scratch memory. Softmax
-runs on over chunks: each row keeps its maximum and total::
+A key of a chunk has two parts: one without positions, expanded in a buffer, and a rotated one, which all heads share
+and which is the end of the cached latent. A task is some rows of a sequence and one head, as in
+`max._kernel_library.attention.ragged_attention`; it joins both parts of a block of keys in scratch memory. The softmax
+continues over the chunks: `info` keeps the maximum and the total of each row::
 
     buffer   row buffer_offsets[b] + i   is token  cache_offsets[b] + i  of sequence b
+    key      │ keys[row, head]: size - rotated │ latent[-rotated:] │
 
-`mo.latents.plan.ragged` decides when this pays.
+Cache budget: joined keys, `KEYS` × head_dim elements (48 KB for 192 in bf16), and the values of the block stay in the
+L2 cache. `mo.latents.plan.ragged` chooses between this path and attention to the latents themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from max._kernel_library.attention.paged_plan import (
     plan_paged,
     split_scale,
 )
-from max._kernel_library.attention.paged_rows import attend_block, load_queries, pack_paged_queries
+from max._kernel_library.attention.paged_rows import (
+    attend_block,
+    load_queries,
+    pack_task,
+    store_row,
+)
 from max._kernel_library.attention.ragged_attention import plan_ragged_grid
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_rising, check_size, unsigned
@@ -41,11 +48,11 @@ from max.dtype import DType
 
 @k.inline
 def resume(task: Task, out: Any, info: Any, factor: Any, memory: Scratch, width: int) -> None:
-    """Sets the state of a task's rows to that after the chunks before.
+    """Sets the softmax state of a task's rows to that of the earlier chunks.
 
     Args:
         task: The task.
-        out: The results of the chunks before, `[rows, heads, value_size]`.
+        out: The results of the earlier chunks, `[rows, heads, value_size]`.
         info: Maximum and total of each row, `[rows, heads, 2]`.
         factor: The factor of products in the exponent of 2.
         memory: Scratch memory.
@@ -104,6 +111,32 @@ class ExpandedChunk(NamedTuple):
     cache_offsets: k.Input
 
 
+@k.inline
+def join_keys(
+    joined: Any, keys: Any, row: Any, task: Task, cache: PagedCache, layer: Any, token: Any,
+    width: int,
+) -> None:  # fmt: skip
+    """Writes both parts of each key of a block.
+
+    Args:
+        joined: The keys, `[count, head_dim]`.
+        keys: The buffer of the parts without positions, `[buffer, heads, size]`.
+        row: The row of the first key in the buffer.
+        task: The task.
+        cache: The cache, whose latents end with the rotated parts.
+        layer: The layer.
+        token: The first token of the block in the sequence.
+        width: Lanes of a vector.
+    """
+    blocks, plain = cache.blocks, keys.shape[2]
+    for i in range(joined.shape[0]):
+        page = page_of(blocks, cache.lookup_table, task.sequence, token + i)
+        latent = blocks[page, 0, layer, (token + i) % blocks.shape[3], 0]
+        rotated = latent[latent.shape[0] - (joined.shape[1] - plain) :]
+        copy_elements(joined[i][:plain], keys[row + i, task.kv_head], width)
+        copy_elements(joined[i][plain:], rotated, width)
+
+
 @k.kernel
 def latent_prefill(
     out: k.Output,
@@ -116,23 +149,21 @@ def latent_prefill(
     ctx: k.Context,
     causal: bool,
 ) -> None:
-    """`out[row, head] = softmax(scale · q[row, head] · keys) · values` over the chunk, and over the chunks before where
-    they are given.
+    """`out[row, head] = softmax(scale · q[row, head] · keys) · values` over this chunk and the earlier ones.
 
-    `info` `[rows, heads, 2]` has the maximum and the total of each row. `previous` are `out` and `info` of the chunks
-    before.
+    `info` `[rows, heads, 2]` has the maximum and the total of each row. `previous` is empty, or `out` and `info` of the
+    earlier chunks.
     """
     q, keys, values, offsets, buffer_offsets, cache_offsets = chunk
-    blocks, cache_lengths, lookup_table = cache
-    heads, head_dim, plain = q.shape[1], q.shape[2], keys.shape[2]
-    value_size, rotated = values.shape[2], head_dim - plain
+    cache_lengths = cache.cache_lengths
+    heads, head_dim, value_size = q.shape[1], q.shape[2], values.shape[2]
     batch = cache_lengths.shape[0]
     form = AttentionForm("causal" if causal else "null", value_size=value_size, cross=True)
     p = plan_paged(ctx.target, (q.dtype, keys.dtype), (heads, heads, head_dim), form)
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     joined = ctx.scratch(keys.dtype, (KEYS, head_dim))
-    layer = layer_of(blocks, layer_index)
+    layer = layer_of(cache.blocks, layer_index)
     check_batch(offsets, q.shape[0], cache, width, 1)
     check_size("cache_offsets", cache_offsets.shape[0], batch)
     check_buffer(buffer_offsets, keys, values, batch, width)
@@ -162,34 +193,21 @@ def latent_prefill(
         load_queries(q, task, k.i64(0), scores, memory, p)
         if len(previous) == 2:
             resume(task, previous[0], previous[1], factor, memory, width)
-        tile_height = k.i64(p.plain.height)
-        if len(p.heights) == 2:
-            if task.tokens <= ROW_THRESHOLD:
-                tile_height = k.i64(p.heights[1])
-        if task.tokens > p.row_threshold:
-            pack_paged_queries(task.tokens, memory, tile_height, p)
+        tile_height = pack_task(task.tokens, memory, p)
         key = k.i64(0)
         end = last_key(position + task.tokens - 1, total, p) + 1
         while key < end:
             count = k.min(k.i64(KEYS), end - key)
-            for i in range(count):
-                token = first + key + i
-                page = page_of(blocks, lookup_table, sequence, token)
-                latent = blocks[page, 0, layer, token % blocks.shape[3], 0]
-                copy_elements(joined[i][:plain], keys[begin + key + i, head], width)
-                copy_elements(joined[i][plain:], latent[latent.shape[0] - rotated :], width)
+            join_keys(joined[:count], keys, begin + key, task, cache, layer, first + key, width)
             block = values[begin + key : begin + key + count, head]
             attend_block(task, joined[:count], block, key, scores, tile_height, memory, p)
             key += count
         state = memory.state
         for i in range(task.tokens):
-            whole = state.totals[i]
+            weight_total = state.totals[i]
             info[task.row + i, head, 0] = state.maxima[i] * factor / LOG2_E
-            info[task.row + i, head, 1] = whole
-            share = 1 / whole if whole > 0 else k.f32(0)
-            for j, tail in k.vectors(value_size, width):
-                v = state.sums.load(i * p.stride + j, width=width) * share
-                out.store(task.row + i, head, j, value=v, mask=tail)
+            info[task.row + i, head, 1] = weight_total
+            store_row(out, task.row + i, head, state, i, weight_total, value_size, width)
 
     if p.matrix_tiles:
         if grid.longest > ROW_THRESHOLD:

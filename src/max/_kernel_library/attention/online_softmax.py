@@ -1,14 +1,16 @@
-"""Softmax over blocks of keys as they come, in f32: shared by the kernels of attention.
+"""Online softmax over blocks of keys, in f32, shared by the kernels of attention.
 
 A row keeps the maximum of its scores so far, the total of its weights relative to that maximum, and the weighted sum of
-values. A new maximum rescales total and sums::
+values. A new maximum rescales total and sums; `factor` is the scale of scores times log₂e::
 
     weight = 2 ** (factor · (score - maximum))
     total  = total · 2 ** (factor · (old maximum - maximum)) + Σ weight
     sums   = sums  · 2 ** (factor · (old maximum - maximum)) + Σ weight · value
 
-Where tasks are split over the keys, each part has a state of its own, and `merge_parts` merges them into a row of
-results.
+Where tasks are split over the keys, each part has a state of its own, and `merge_parts` merges the states of a row.
+
+Rows go through the softmax by fours where there are four, so that maxima and totals of four vectors come from shared
+shuffles (`lane_maxima`, `max._kernel_library.tiles.transpose.lane_sums`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ SPLIT_ROWS = 64
 SPLIT_KEYS = 128
 """The minimum number of keys of a part."""
 LOG2_E = 1.4426950408889634
+"""Weights are powers of 2, as `exp2` takes fewer instructions than `exp`: scores are multiplied by this."""
 NEGATIVE_INFINITY = float("-inf")
 
 
@@ -83,7 +86,7 @@ def padded(size: int, multiple: int) -> int:
 
 @k.inline
 def maximum(a: Any, b: Any) -> Any:
-    """The greater of two values by lane, the second where one is NaN: one instruction, `k.max` takes three."""
+    """The greater of two values by lane, the second where one is NaN: one instruction instead of three of `k.max`."""
     return k.select(a > b, a, b)
 
 
@@ -192,8 +195,9 @@ def add_weights(
     if k.any((change != 1.0) & (before > NEGATIVE_INFINITY)):
         for i in k.static_range(rows):
             for j in range(0, state.size, t.width):
-                at = i * state.stride + j
-                state.sums.store(at, value=state.sums.load(at, width=t.width) * change[i])
+                element = i * state.stride + j
+                scaled = state.sums.load(element, width=t.width) * change[i]
+                state.sums.store(element, value=scaled)
 
 
 @k.inline

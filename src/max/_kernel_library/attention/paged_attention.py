@@ -1,22 +1,31 @@
-"""Attention of a ragged batch of new tokens over the paged KV cache, which holds their keys and values already.
+"""Attention of a ragged batch of new tokens over the paged KV cache, where their keys and values are stored already.
 
-Online softmax over blocks of keys, in f32. The query heads that share a KV head are rows of one task: some tokens'
-queries of one KV head. Tasks with many rows pack keys and values and multiply by register tiles, those with few rows
-(decoding) read the cache in place. Where there are fewer tasks than workers can share, each is split over the context,
-and a second phase merges the parts::
+A task is the queries of some tokens of a sequence for one KV head; its rows are these queries, token by token, in each
+the query heads that share the KV head. The loops, from the outside: task → block of up to `KEYS` keys within a page →
+scores, softmax, values. The softmax is online, in f32.
+
+- Tasks of up to `ROW_THRESHOLD` rows (decoding) read keys and values in place.
+- Tasks of more rows pack keys and values into panels and multiply by register tiles.
+- With fewer than 4 tasks per worker each task is split over the context, and a second phase merges the parts::
 
     sequence   0          1                        blocks [pages, 2, layers, page_size, kv_heads, head_dim]
     tokens   ├────┼────┤├────┼────┼──┤             a task reads pages lookup_table[sequence, position // page_size]
     tasks      0    1     2    3   4   × kv_heads   × splits of the context
 
-Where results must not depend on the rest of the batch (`Target.batch_invariant`), all tasks pack keys and values, those
-with few rows in lower register tiles, none is split, and blocks of keys begin at multiples of `KEYS` of their page.
+On batch-invariant targets (`Target.batch_invariant`) all tasks pack keys and values, those with few rows for lower
+register tiles; no task is split, and blocks of keys begin at multiples of `KEYS` of their page.
 
 Where queries and cache are bf16 and the target multiplies pairs of bf16, tasks with many rows do so: weights (not their
 total) are rounded to bf16, sums are f32.
 
-A cache of `i8` has a scale for each key and value (`cache_formats`). Codes are multiplied as they are; the scales of a
-block's keys then multiply its scores, those of its values its weights.
+A cache of `i8` has a scale for each key and value (`cache_formats`). The products are those of the codes; the scores
+are then multiplied by the scales of the keys, the weights by the scales of the values.
+
+Register budget: in place, rows × keys per pass of `paged_plan.rows_per_pass` and `vectors_per_pass` (4 × 4
+accumulators, 4 vectors of queries and 2 of keys: 22 of 32 registers; 3 × 2, 3 and 2: 11 of 16); packed, that of
+`max._kernel_library.tiles.tiling.Tiling`. Cache budget: the panel of keys or values, two vectors wide (16 KB of f32 for
+heads of 128 with AVX-512), and the scores of a register tile (12 × `KEYS` × 4 bytes, 6 KB) stay in the L1 cache; a
+block of keys and values (2 × `KEYS` × 128 elements, 64 KB in bf16) in the L2 cache.
 """
 
 from __future__ import annotations
@@ -55,7 +64,7 @@ from max._kernel_library.attention.paged_rows import (
     attend_block,
     copy_scales,
     load_queries,
-    pack_paged_queries,
+    pack_task,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_rising, check_size, unsigned
@@ -111,7 +120,7 @@ class Grid(NamedTuple):
 
 @k.inline
 def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
-    """The tasks of a launch: long ones where enough remain for the workers, split ones where there are too few."""
+    """The tasks of a launch: long ones where they are at least 6 per worker, split ones where fewer than 4."""
     tasks, long_tasks = k.i64(0), k.i64(0)
     longest, max_tokens = k.i64(0), k.i64(0)
     for b in range(batch.cache.cache_lengths.shape[0]):
@@ -128,7 +137,7 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
     splits = k.i64(1)
     heads = q.shape[1]
     if ctx.target.batch_invariant:
-        pass  # parts would depend on the number of tasks
+        pass  # the parts of a task depend on the number of tasks
     elif q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
         splits = k.min(k.ceildiv(8 * ctx.num_workers, k.max(tasks, 1)), longest // SPLIT_KEYS)
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
@@ -148,9 +157,10 @@ def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
 
 @k.inline
 def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Plan) -> Any:
-    """The keys that a worker probably reads after a block: those from `key` on, or the first ones of the next head.
+    """The keys that the worker is likely to read after a block: those from `key` on, or the first ones of the next
+    head.
 
-    They are only prefetched: the pages of the next sequence need no check, and rows past the last key do no harm.
+    They are prefetched only: pages of the next sequence need no check, and rows past the last key are allowed.
 
     Args:
         task: The task.
@@ -169,7 +179,7 @@ def next_keys(task: Task, batch: Batch, key: Any, end: Any, head_dim: int, p: Pl
         if head >= p.kv_heads:
             head = k.i64(0)
             sequence = k.min(sequence + 1, table.shape[0] - 1)
-    # a key past the table's pages is refused where it is read
+    # clamped here; a key past the table's pages raises when it is read
     column = k.min(first // page_size, table.shape[1] - 1)
     page = k.min(k.i64(table[sequence, column]), blocks.shape[0] - 1)
     slot = first % page_size
@@ -320,12 +330,7 @@ def attention(
         task = find_task(batch, index, grid.tokens, p)
         rows = task.tokens * p.group
         load_queries(q, task, split, scores, memory, p)
-        tile_height = k.i64(p.plain.height)
-        if len(p.heights) == 2:
-            if rows <= ROW_THRESHOLD:
-                tile_height = k.i64(p.heights[1])
-        if rows > p.row_threshold:
-            pack_paged_queries(rows, memory, tile_height, p)
+        tile_height = pack_task(rows, memory, p)
         attend(
             task, batch, split, grid.splits, scores, tile_height, memory, head_dim, value_size, p
         )

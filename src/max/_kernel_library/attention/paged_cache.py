@@ -1,7 +1,10 @@
-"""Checks and look-ups of ragged batches over a paged KV cache.
+"""Operands, checks and look-ups of ragged batches over a paged KV cache.
 
-The cache is `[pages, 2, layers, page_size, kv_heads, head_dim]` (keys at 0, values at 1 of the second axis). Token `t`
-of sequence `b` is in slot `t % page_size` of page `lookup_table[b, t // page_size]`.
+::
+
+    blocks        [pages, 2, layers, page_size, kv_heads, head_dim]       keys at 0, values at 1 of the second axis
+    lookup_table  [batch, max_pages]     token t of b: slot t % page_size of page lookup_table[b, t // page_size]
+    offsets       [batch + 1]            row r of the batch: token cache_lengths[b] + r - offsets[b] of its sequence b
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ class PagedCache(NamedTuple):
 def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: int = 2) -> None:
     """Raises where offsets, lengths and page table do not describe one ragged batch over a cache.
 
-    After it `sequence_of` finds the sequence of each row, and positions are not negative. Each worker calls it before
-    it reads the batch.
+    Afterwards `place_of` is defined for each row, and positions are not negative. Each worker calls it before it reads
+    the batch.
 
     Args:
         offsets: First row of each sequence, and the number of rows.
@@ -71,6 +74,13 @@ def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
         else:
             low = middle + 1
     return low
+
+
+@k.inline
+def place_of(offsets: Any, cache: PagedCache, row: Any) -> Any:
+    """The sequence of a row of the ragged batch, and the row's position in it; `check_batch` has checked the batch."""
+    sequence = sequence_of(offsets, cache.cache_lengths.shape[0], row)
+    return sequence, k.i64(cache.cache_lengths[sequence]) + row - k.i64(offsets[sequence])
 
 
 @k.inline

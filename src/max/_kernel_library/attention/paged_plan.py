@@ -1,9 +1,13 @@
-"""The plan of paged attention: what is known at compile time, the records of a task, and its scratch memory.
+"""The plan of paged attention: compile-time facts, the records of a task, scratch memory, and the bounds of masks.
 
 In: the target, dtypes and attributes of a call. Out: a `Plan`, which `max._kernel_library.attention.paged_rows`
     follows.
 
-A row is a new token's query of one head; rows are ordered token by token, in each the query heads that share a KV head.
+A row is the query of a new token for one head. With two query heads per KV head the rows of a task are::
+
+    token 0, head 0 │ token 0, head 1 │ token 1, head 0 │ token 1, head 1 │ …
+
+Every mask leaves an interval of keys to a query, `first_key` to `last_key`.
 """
 
 from __future__ import annotations
@@ -24,15 +28,13 @@ from max._kernel_library.tiles.tiling import Tiling, tiling
 KEYS = 128
 """Keys of a block; a block lies in one page."""
 AHEAD = 16
-"""Distance in keys at which they are prefetched where they are read in place."""
+"""Prefetch distance, in keys, where keys are read in place."""
 ROW_THRESHOLD = 8
 """The maximum number of rows of a task that reads the cache in place."""
 TASK_ROWS = 48
 """Rows of a task, unless a KV head has more query heads."""
 LONG_TASKS = 4
-"""Tasks have this many times the rows where enough of them remain for the workers: keys and values are packed less
-often.
-"""
+"""Factor of the rows of a task in launches with many tasks: keys and values are packed less often."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Plan:
         gemv_vectors: Keys, or vectors of a value, that are multiplied by them at once.
         row_threshold: The maximum number of rows of a task that reads the cache in place.
         short_tokens: Tokens of a task.
-        long_tokens: Tokens of a task where there are many.
+        long_tokens: Tokens of a task in launches with many tasks.
         depth: Elements of a packed query or key.
         stride: Elements from row to row of the sums.
         max_rows: Rows of scratch memory.
@@ -190,7 +192,9 @@ class Piece(NamedTuple):
 
 @k.inline
 def find_piece(offsets: Any, task: Any, rows_per_task: Any, kv_heads: int) -> Piece:
-    """The piece of a task's number: those of a sequence follow each other, for each piece the KV heads."""
+    """The piece of a task: pieces are numbered sequence by sequence, KV head by KV head, from the last rows to the
+    first.
+    """
     sequence = k.i64(0)
     index = k.i64(task)
     rows = k.i64(offsets[1]) - k.i64(offsets[0])
@@ -206,7 +210,7 @@ def find_piece(offsets: Any, task: Any, rows_per_task: Any, kv_heads: int) -> Pi
 
 
 def rows_per_pass(group: int, target: k.Target) -> int:
-    """Rows per pass where the cache is read in place: rows past the last one are computed for nothing.
+    """Rows per pass where the cache is read in place: a divisor of the group where possible, as no row is wasted then.
 
     Args:
         group: Query heads of a KV head.
@@ -230,7 +234,7 @@ def vectors_per_pass(group: int, target: k.Target) -> int:
 
 
 def tile_heights_of(group: int, t: Tiling, target: k.Target) -> tuple[int, ...]:
-    """The heights of register tiles; where few rows are packed too, a lower one for them.
+    """The heights of register tiles; on batch-invariant targets, which pack few rows too, a lower one for these.
 
     Args:
         group: Query heads of a KV head.
@@ -276,7 +280,7 @@ def plan_paged(
         row_threshold=0 if target.batch_invariant else ROW_THRESHOLD,
         short_tokens=max(TASK_ROWS // group, 1),
         long_tokens=long_tokens,
-        # packed queries and keys are filled up to whole vectors, rows of sums to whole strips of columns
+        # packed queries and keys are padded to whole vectors, rows of sums to whole strips of columns
         depth=padded(head_dim, wide.step),
         stride=padded(form.value_size or head_dim, 4 * t.width),
         max_rows=padded(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),

@@ -1,7 +1,8 @@
-"""The work of a task of paged attention on its rows: the pieces of `max._kernel_library.attention.paged_attention`.
+"""The steps of a task of paged attention: load queries, then for each block of keys scores, softmax and values.
 
 In: a `Task`, the `Plan` of its call, blocks of keys and values. Out: the maxima, totals and sums of its rows, in
-    `Scratch`.
+    `Scratch`. `attend_block` has the order of the steps; budgets are in
+    `max._kernel_library.attention.paged_attention`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from max._kernel_library.attention.online_softmax import (
 from max._kernel_library.attention.paged_plan import (
     AHEAD,
     KEYS,
+    ROW_THRESHOLD,
     Plan,
     Scores,
     Scratch,
@@ -84,11 +86,45 @@ def pack_paged_queries(rows: Any, memory: Scratch, tile_height: Any, p: Plan) ->
 
 
 @k.inline
-def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
-    """Prefetches the keys `AHEAD` further than `j` and the values at `j`, four rows each, into the L2 cache: the values
-    of a block do not fit the L1 cache beside its keys.
+def pack_task(rows: Any, memory: Scratch, p: Plan) -> Any:
+    """Packs the copied rows of a task where they are not read in place; returns the height of its register tiles."""
+    tile_height = k.i64(p.plain.height)
+    if len(p.heights) == 2:
+        if rows <= ROW_THRESHOLD:
+            tile_height = k.i64(p.heights[1])
+    if rows > p.row_threshold:
+        pack_paged_queries(rows, memory, tile_height, p)
+    return tile_height
 
-    A row of one head is too short, and the next one too far, for the hardware prefetcher.
+
+@k.inline
+def store_row(
+    out: Any, row: Any, head: Any, state: RowState, i: Any, total: Any, size: int, width: int
+) -> None:
+    """Stores the sums of a row of a task, divided by its total; 0 where the row has seen no key.
+
+    Args:
+        out: `[rows, heads, size]`.
+        row: The row of the result.
+        head: The head of the result.
+        state: The state of the task's rows.
+        i: The row of the task.
+        total: The total of its weights.
+        size: The size of a value.
+        width: Lanes of a vector.
+    """
+    share = 1 / total if total > 0 else k.f32(0)
+    for j, tail in k.vectors(size, width):
+        v = state.sums.load(i * state.stride + j, width=width) * share
+        out.store(row, head, j, value=v, mask=tail)
+
+
+@k.inline
+def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
+    """Prefetches four keys, `AHEAD` after `j`, and four values from `j` on into the L2 cache.
+
+    A row of one head is too short, and the next one too far, for the hardware prefetcher. The values of a block do not
+    fit the L1 cache beside its keys.
     """
     for r in k.static_range(4):
         if j + AHEAD + r < keys.shape[0]:
@@ -104,8 +140,8 @@ def prefetch_rows_of_block(keys: Any, values: Any, j: Any) -> None:
 def score_block(keys: Any, rows: Any, memory: Scratch, p: Plan, values: Any = None) -> None:
     """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block.
 
-    Few rows read the keys in place, more multiply packed rows by panels of keys. `values` are those of the block, which
-    are needed next.
+    Few rows read the keys in place; more rows are packed and multiplied by panels of keys. `values`, of the same block,
+    are prefetched.
     """
     t, wide, scores = p.plain, p.wide, memory.scores
     count, head_dim = keys.shape[0], keys.shape[1]
@@ -169,8 +205,8 @@ def add_values_packed(values: Any, rows: Any, memory: Scratch, p: Plan) -> None:
 def add_values(values: Any, rows: Any, memory: Scratch, p: Plan, ahead: Any = None) -> None:
     """`sums[row] += Σ weight[row, key] · values[key]` for the values `[count, head_dim]` of a block.
 
-    The weights of few rows replaced their scores, those of more are lanes of `wide`. `ahead` are the keys that few rows
-    read next.
+    The weights of few rows are in place of their scores, those of more rows are lanes of `wide`. `ahead` are the keys
+    that few rows read next.
     """
     t, state = p.plain, memory.state
     if rows <= p.row_threshold:
@@ -182,7 +218,7 @@ def add_values(values: Any, rows: Any, memory: Scratch, p: Plan, ahead: Any = No
                 c = Matrix(state.sums[i * p.stride + column :], p.stride)
                 following = ahead
                 if ahead is not None:
-                    # each strip of columns prefetches its own of the keys, with the first rows
+                    # each strip of columns prefetches the same columns of the next keys, in the pass of the first rows
                     share = ahead.shape[0] if i == 0 else k.i64(0)
                     last = min(column + step, ahead.shape[1])
                     following = ahead[:share, min(column, last) : last]
@@ -273,9 +309,10 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
     i = k.i64(0)
     for rows in k.unroll((4, 1)):
         while i + rows <= all_rows:
-            at = [task.position + (i + r) // p.group for r in k.static_range(rows)]
-            low = [first_key(position, p) - key for position in at]
-            high = [k.min(last_key(position, task.total, p) - key, count - 1) for position in at]
+            positions = [task.position + (i + r) // p.group for r in k.static_range(rows)]
+            low = [first_key(position, p) - key for position in positions]
+            last_keys = [last_key(position, task.total, p) - key for position in positions]
+            high = [k.min(last, count - 1) for last in last_keys]
             scores, state = memory.scores[i * KEYS :], state_from(memory.state, i)
             if p.wide.pair == 2 and all_rows > p.row_threshold:
                 rounded = memory.rounded[i * KEYS :]

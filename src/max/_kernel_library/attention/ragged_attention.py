@@ -1,6 +1,7 @@
 """Attention of a ragged batch without a cache: the rows of a text attend to the keys and values of the same text.
 
-The work of a task is that of `max._kernel_library.attention.paged_rows`, with keys and values in plain tensors::
+Used by encoders. Tasks, blocks of keys and budgets are those of `max._kernel_library.attention.paged_attention`, with
+keys and values in plain tensors::
 
     texts    0          1                   q [total, heads, head_dim], keys and values [total, kv_heads, head_dim]
     rows   ├────┼────┤├────┼────┼──┤        a task attends with some rows of a text and one KV head
@@ -36,9 +37,10 @@ from max._kernel_library.attention.paged_plan import (
 from max._kernel_library.attention.paged_rows import (
     add_values,
     load_queries,
-    pack_paged_queries,
+    pack_task,
     score_block,
     softmax_block,
+    store_row,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
@@ -73,7 +75,7 @@ class TextTask(NamedTuple):
 
 @k.inline
 def plan_ragged_grid(offsets: Any, p: Plan, ctx: Any) -> Grid:
-    """The tasks of a launch: long ones where enough remain for the workers."""
+    """The tasks of a launch: long ones where they are at least 6 per worker."""
     tasks, long_tasks, longest = k.i64(0), k.i64(0), k.i64(0)
     for b in range(offsets.shape[0] - 1):
         rows = k.i64(offsets[b + 1]) - k.i64(offsets[b])
@@ -205,20 +207,12 @@ def attention_ragged(
         task = text_task.task
         rows = task.tokens * p.group
         load_queries(q, task, k.i64(0), scores, memory, p)
-        tile_height = k.i64(p.plain.height)
-        if len(p.heights) == 2:
-            if rows <= ROW_THRESHOLD:
-                tile_height = k.i64(p.heights[1])
-        if rows > p.row_threshold:
-            pack_paged_queries(rows, memory, tile_height, p)
+        tile_height = pack_task(rows, memory, p)
         attend_text(text_task, keys, values, biases, factor, tile_height, memory, p)
         for i in range(rows):
             row, head = task.row + i // p.group, task.kv_head * p.group + i % p.group
             total = memory.state.totals[i]
-            share = 1 / total if total > 0 else k.f32(0)
-            for j, tail in k.vectors(head_dim, p.plain.width):
-                v = memory.state.sums.load(i * p.stride + j, width=p.plain.width) * share
-                out.store(row, head, j, value=v, mask=tail)
+            store_row(out, row, head, memory.state, i, total, head_dim, p.plain.width)
 
     if p.matrix_tiles:
         if grid.longest * p.group > ROW_THRESHOLD:

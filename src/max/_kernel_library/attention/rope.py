@@ -1,4 +1,11 @@
-"""Rotary position embedding of the queries of a ragged batch, and of its keys in the paged cache."""
+"""Rotary position embedding (RoPE) of the queries of a ragged batch, and of its new keys in the paged cache.
+
+A task is a token with all its heads. Element `j` of a pair is rotated by the angle in columns `2 j` (cosine) and `2 j +
+1` (sine) of the position's row of `freqs_cis`::
+
+    interleaved        x0 y0 x1 y1 …      pairs side by side
+    not interleaved    x0 x1 … y0 y1 …    the second elements in the second half of the rotated part
+"""
 
 from __future__ import annotations
 
@@ -18,7 +25,7 @@ from max._kernel_library.attention.paged_cache import (
     check_batch,
     layer_of,
     page_of,
-    sequence_of,
+    place_of,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size, unsigned
@@ -70,11 +77,10 @@ def rope(
     Keys of 8 bits are widened, and rounded again.
     """
     width = ctx.target.width(k.f32)
-    blocks, cache_lengths, lookup_table = cache
+    blocks, _, lookup_table = cache
     rounds = is_rounded(blocks.dtype) or blocks.dtype.name in MAX_FINITE
     key_row = ctx.scratch(k.f32, (q.shape[2] if rotates_cache and rounds else 1,))
     layer = layer_of(blocks, layer_index)
-    batch = cache_lengths.shape[0]
     rotated = freqs_cis.shape[1]
     check_batch(offsets, q.shape[0], cache, width, 1)
     for d in k.static_range(3):
@@ -82,8 +88,7 @@ def rope(
     if rotates_cache:
         check_size("a key", blocks.shape[5], row_size(blocks.dtype, q.shape[2]))
     for token in ctx.parallel(q.shape[0]):
-        sequence = sequence_of(offsets, batch, token)
-        position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
+        sequence, position = place_of(offsets, cache, token)
         if position >= freqs_cis.shape[0]:
             raise IndexError(
                 "position {} of sequence {}; freqs_cis has {} rows",

@@ -1,9 +1,14 @@
 """Attention of each new token over the cached tokens that were selected for it, in a cache of latents.
 
-All query heads of a token are the rows of a task; a latent is the key of all heads, and its beginning their value. A
-task gathers blocks of selected latents into scratch memory, and attends to them as
-`max._kernel_library.attention.paged_attention` does to blocks of a page. Where there are fewer tokens than workers can
-share, each is split over its selected tokens, and a second phase merges the parts.
+The rows of a task are the query heads of a token. A latent is the key of all heads, and its beginning their value. A
+task gathers blocks of up to `KEYS` selected latents into scratch memory and attends to them as
+`max._kernel_library.attention.paged_attention` does to blocks of a page. With fewer than 4 tasks per worker, each task
+is split over its selected tokens, and a second phase merges the parts::
+
+    selected [rows, count]   row r   │ 0 │ 2 │ 7 │ … │ -1 │ -1 │     rising tokens, then -1
+                                     └─ part 0 ─┘└─ part 1
+
+Cache budget: the gathered block, `KEYS` × head_dim elements (144 KB for latents of 576 in bf16), stays in the L2 cache.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from max._kernel_library.attention.paged_cache import (
     check_batch,
     layer_of,
     page_of,
-    sequence_of,
+    place_of,
 )
 from max._kernel_library.attention.paged_plan import (
     KEYS,
@@ -45,7 +50,7 @@ from max.dtype import DType
 
 @k.inline
 def selected_count(selected: Any, row: Any) -> Any:
-    """The number of tokens that are selected for a row: those before the negative ones; see `check_rest`."""
+    """The number of tokens selected for a row, by bisection for the first negative one; see `check_rest`."""
     low = k.i64(0)
     high = k.i64(selected.shape[1])
     while low < high:
@@ -80,6 +85,42 @@ def check_rest(selected: Any, row: Any, count: Any, width: int) -> None:
             )
 
 
+@k.inline
+def gather_latents(
+    keys: Any, selected: Any, first: Any, task: Task, position: Any, cache: PagedCache, layer: Any,
+    width: int,
+) -> None:  # fmt: skip
+    """Copies the latents of a block of selected tokens; raises where tokens do not rise, or are not visible.
+
+    Args:
+        keys: The copies, `[count, head_dim]`.
+        selected: `[rows, tokens]`.
+        first: The first selected token of the block.
+        task: The task.
+        position: The position of the task's row: the last token that it sees.
+        cache: The cache.
+        layer: The layer.
+        width: Lanes of a vector.
+    """
+    blocks, row = cache.blocks, task.row
+    for i in range(keys.shape[0]):
+        token = k.i64(selected[row, first + i])
+        if token < 0 or token > position:
+            raise IndexError(
+                "row {}: selected token {}; it sees the tokens up to {}", row, token, position
+            )
+        if first + i > 0:
+            if token <= k.i64(selected[row, first + i - 1]):
+                raise ValueError(
+                    "row {}: selected token {} follows {}, expected rising tokens",
+                    row,
+                    token,
+                    selected[row, first + i - 1],
+                )
+        page = page_of(blocks, cache.lookup_table, task.sequence, token)
+        copy_elements(keys[i], blocks[page, 0, layer, token % blocks.shape[3], 0], width)
+
+
 @k.kernel
 def attention_selected(
     out: k.Output,
@@ -96,7 +137,7 @@ def attention_selected(
     and end before -1.
     """
     heads, head_dim, value_size = q.shape[1], q.shape[2], out.shape[2]
-    blocks, cache_lengths, lookup_table = cache
+    blocks = cache.blocks
     form = AttentionForm("null", value_size=value_size)
     p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, 1, head_dim), form)
     width = p.plain.width
@@ -119,20 +160,18 @@ def attention_selected(
             k.ceildiv(8 * ctx.num_workers, k.max(q.shape[0], 1)), selected.shape[1] // SPLIT_KEYS
         )
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
-    page_size = blocks.shape[3]
     if p.matrix_tiles:
         memory.tiles.configure()
 
     for row, split in ctx.parallel((q.shape[0], splits), grain=1):
-        sequence = sequence_of(offsets, cache_lengths.shape[0], row)
-        position = k.i64(cache_lengths[sequence]) + row - k.i64(offsets[sequence])
+        sequence, position = place_of(offsets, cache, row)
         end = selected_count(selected, row)
         if split == 0:
             check_rest(selected, row, end, width)
         share = k.ceildiv(end, splits)
         first = split * share
         end = k.min(end, first + share)
-        # of the softmax's mask only the number of keys counts
+        # position 0 and as many keys as a row can select: the null mask leaves every gathered key
         task = Task(sequence, k.i64(0), row, k.i64(0), k.i64(1), selected.shape[1])
         load_queries(q, task, split, scores, memory, p)
         tile_height = k.i64(p.plain.height)
@@ -140,27 +179,8 @@ def attention_selected(
             pack_paged_queries(k.i64(heads), memory, tile_height, p)
         while first < end:
             count = k.min(k.i64(KEYS), end - first)
-            for i in range(count):
-                token = k.i64(selected[row, first + i])
-                if token < 0 or token > position:
-                    raise IndexError(
-                        "row {}: selected token {}; it sees the tokens up to {}",
-                        row,
-                        token,
-                        position,
-                    )
-                if first + i > 0:
-                    if token <= k.i64(selected[row, first + i - 1]):
-                        raise ValueError(
-                            "row {}: selected token {} follows {}, expected rising tokens",
-                            row,
-                            token,
-                            selected[row, first + i - 1],
-                        )
-                page = page_of(blocks, lookup_table, sequence, token)
-                latent = blocks[page, 0, layer, token % page_size, 0]
-                copy_elements(gathered[i], latent, width)
             keys = gathered[:count]
+            gather_latents(keys, selected, first, task, position, cache, layer, width)
             values = keys[:, :value_size]
             attend_block(task, keys, values, first, scores, tile_height, memory, p)
             first += count

@@ -4,10 +4,16 @@ Each token has one index key in a paged cache of its own. Row `r` has an index q
 
     score[r, t] = Σ_h weights[r, h] · max(q[r, h] · key[t], 0)        for the tokens t up to r's position
 
-The `count` tokens of the greatest scores are selected; of equal scores the earlier tokens. Scores come in blocks of
-keys. Candidates lie in scratch memory in the order of tokens; when they fill it, all but the best `count` are dropped,
-in the same order. Where there are few rows, each is split over its tokens, and a second phase merges the best ones of
-the parts.
+The `count` tokens of the greatest scores are selected; of equal scores the earlier tokens. A task is a row. It computes
+the scores of a block of keys at a time and appends them to its candidates, which are in scratch memory in the order of
+tokens. When there are more than `2 * count`, all but the best `count` are dropped, in the same order::
+
+    candidates   │ best of the tokens before: count │ scores since: up to count + KEYS │
+                   ranks and tokens, i32 each
+
+A launch of up to `SPLIT_ROWS` rows splits each row over its tokens; a second phase merges the candidates of the parts.
+
+Cache budget: candidates take 16 bytes for each selected token (32 KB for 2,048) in the L1 or L2 cache.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from max._kernel_library.attention.paged_cache import (
     check_batch,
     layer_of,
     page_of,
-    sequence_of,
+    place_of,
 )
 from max._kernel_library.attention.paged_plan import (
     KEYS,
@@ -43,6 +49,7 @@ from max.dtype import DType
 MAX_SELECTED = 1 << 16
 """The greatest number of selected tokens; a worker's scratch memory holds 16 bytes for each."""
 LOWEST_RANK = -(1 << 31)
+"""The least integer that `rank_of` may give."""
 SPLIT_ROWS = 8
 """The maximum number of rows of a launch that splits them over tokens."""
 MAX_SPLITS = 16
@@ -196,6 +203,49 @@ def best_of_part(
     return size
 
 
+@k.inline
+def selection_splits(offsets: Any, cache_lengths: Any, rows: Any, count: int, ctx: Any) -> Any:
+    """The parts into which each row of a launch is split: parts have at least twice as many tokens as they keep."""
+    splits = k.i64(1)
+    if ctx.target.batch_invariant:
+        pass  # the parts depend on the number of rows
+    elif rows <= SPLIT_ROWS:
+        longest = k.i64(0)
+        for b in range(cache_lengths.shape[0]):
+            new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+            longest = k.max(longest, k.i64(cache_lengths[b]) + new)
+        splits = k.min(k.ceildiv(4 * ctx.num_workers, k.max(rows, 1)), longest // (2 * count))
+        splits = k.max(k.min(splits, MAX_SPLITS), 1)
+    return splits
+
+
+@k.inline
+def store_tokens(out: Any, row: Any, candidates: Candidates, size: Any) -> None:
+    """Stores the tokens of `size` candidates as a row, then -1."""
+    for i in range(size):
+        out[row, i] = candidates.tokens[i]
+    for i in range(size, out.shape[1]):
+        out[row, i] = k.i32(-1)
+
+
+@k.inline
+def merge_candidates(
+    candidates: Candidates, parts: Any, row: Any, splits: Any, count: int, width: int
+) -> Any:
+    """Collects the best `count` candidates of a row from its parts, in the order of tokens; returns their number."""
+    size = k.i64(0)
+    for split in range(splits):
+        part = row * MAX_SPLITS + split
+        for i in range(k.i64(parts[part, 2 * count])):
+            candidates.ranks[size] = parts[part, i]
+            candidates.tokens[size] = parts[part, count + i]
+            size += 1
+        if size > count:
+            compact_best(candidates, size, k.i64(count), width)
+            size = k.i64(count)
+    return size
+
+
 @k.kernel
 def select_tokens(
     out: k.Output,
@@ -226,24 +276,13 @@ def select_tokens(
     check_batch(offsets, q.shape[0], cache, width, 1)
     check_size("the result", out.shape[0], q.shape[0])
     check_size("weights", weights.shape[0], q.shape[0])
-    splits = k.i64(1)
-    if ctx.target.batch_invariant:
-        pass  # parts would depend on the number of rows
-    elif q.shape[0] <= SPLIT_ROWS:
-        longest = k.i64(0)
-        for b in range(cache_lengths.shape[0]):
-            new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
-            longest = k.max(longest, k.i64(cache_lengths[b]) + new)
-        # a part must have more tokens than it keeps
-        splits = k.min(k.ceildiv(4 * ctx.num_workers, k.max(q.shape[0], 1)), longest // (2 * count))
-        splits = k.max(k.min(splits, MAX_SPLITS), 1)
+    splits = selection_splits(offsets, cache_lengths, q.shape[0], count, ctx)
     # no sinks and slopes: nothing reads the last two
     scores = Scores(k.f32(1), k.f32(1), k.f32(1), layer_index, layer_index)
     if p.matrix_tiles:
         memory.tiles.configure()
     for row, split in ctx.parallel((q.shape[0], splits), grain=1):
-        sequence = sequence_of(offsets, cache_lengths.shape[0], row)
-        position = k.i64(cache_lengths[sequence]) + row - k.i64(offsets[sequence])
+        sequence, position = place_of(offsets, cache, row)
         end = position + 1
         share = k.ceildiv(end, splits)
         begin = k.min(split * share, end)
@@ -268,30 +307,14 @@ def select_tokens(
                 parts[part, i] = candidates.ranks[i]
                 parts[part, count + i] = candidates.tokens[i]
         else:
-            for i in range(size):
-                out[row, i] = candidates.tokens[i]
-            for i in range(size, count):
-                out[row, i] = k.i32(-1)
+            store_tokens(out, row, candidates, size)
     if p.matrix_tiles:
         memory.tiles.release()
     if splits > 1:
         ctx.barrier()
         for row in ctx.parallel(q.shape[0], grain=1):
-            size = k.i64(0)
-            # parts come in the order of tokens
-            for split in range(splits):
-                part = row * MAX_SPLITS + split
-                for i in range(k.i64(parts[part, 2 * count])):
-                    candidates.ranks[size] = parts[part, i]
-                    candidates.tokens[size] = parts[part, count + i]
-                    size += 1
-                if size > count:
-                    compact_best(candidates, size, k.i64(count), width)
-                    size = k.i64(count)
-            for i in range(size):
-                out[row, i] = candidates.tokens[i]
-            for i in range(size, count):
-                out[row, i] = k.i32(-1)
+            size = merge_candidates(candidates, parts, row, splits, count, width)
+            store_tokens(out, row, candidates, size)
 
 
 def _lower_selection(

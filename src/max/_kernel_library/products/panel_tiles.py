@@ -1,5 +1,4 @@
-"""A K block of a task's rows times that of one panel, register tile by register tile; shared by the dense and the int8
-GEMM.
+"""The product of a K block of a task's rows and of one panel, register tile by register tile; for dense and int8 GEMM.
 
 ::
 
@@ -35,15 +34,14 @@ MultiplyRows = Callable[..., None]
 - the first row;
 - the rows of the tile;
 - the tiling;
-- `ahead`: the part of a panel that is multiplied next;
-- `prefetches`: what is prefetched meanwhile, one of `NOTHING`, `PANEL` (which is `ahead`) and `ROWS` (those of the next
-  tile).
+- `ahead`: the K block of a panel that is multiplied next;
+- `prefetches`: the data to prefetch: `NOTHING`, `PANEL` (`ahead`) or `ROWS` (of the next tile).
 
 Its loop over k is `for_each_step`.
 """
 NOTHING, PANEL, ROWS = 0, 1, 2
-"""What a register tile prefetches. Most tiles prefetch nothing and have a loop of their own; a branch at run time takes
-less code than loops for each of the others.
+"""The data that a register tile prefetches. Most tiles prefetch nothing and have a loop without tests; the other two
+cases share a loop, which tests at run time.
 """
 CACHE_LANES = 16
 """Lanes of 32 bits of a cache line."""
@@ -88,21 +86,21 @@ def prefetch_step(
     ahead: Any, next_row: Any, n: Any, part_step: Any, prefetches: Any, height: int, lane: int,
     lines: int,
 ) -> None:  # fmt: skip
-    """Prefetches what belongs to one step of a register tile.
+    """Prefetches the share of one step of a register tile.
 
     Args:
         ahead: The panel that is multiplied next.
-        next_row: The row of the next tile that belongs to the part.
+        next_row: The row of the next tile that the part prefetches.
         n: The step.
         part_step: The step, counted from the part's first one.
-        prefetches: What is prefetched, `PANEL` or `ROWS`.
+        prefetches: The data to prefetch, `PANEL` or `ROWS`.
         height: Rows of the tile.
         lane: Elements of the panel's view in a column of a lane.
         lines: Cache lines of the panel for each step.
     """
     if prefetches == ROWS:
         next_row.prefetch(part_step * height)
-    else:  # the tiles that follow still read the panel that is in the L1 cache
+    else:  # into the L2 cache: the next tiles still read the panel in the L1 cache
         for line in k.static_range(lines):
             ahead.prefetch(lane * CACHE_LANES * (n * lines + line), locality=L2)
 
@@ -114,8 +112,8 @@ def for_each_step(
 ) -> None:  # fmt: skip
     """The loop over k of a register tile, with its prefetches.
 
-    With the test for prefetches in the loop, tiles that prefetch nothing, which are most, take 4 to 12 % longer. The
-    other loop runs in as many parts as the tile has rows: a part prefetches one row of the next tile.
+    Tiles without prefetches have a loop of their own: a test in the loop makes them 4 to 12 % slower. The other loop
+    runs in as many parts as the tile has rows; a part prefetches one row of the next tile.
 
     Args:
         step: Multiplies one lane in k, whose number is the argument.
@@ -123,7 +121,7 @@ def for_each_step(
         row: The tile's first row.
         height: Rows of the tile.
         ahead: The panel that is multiplied next.
-        prefetches: What is prefetched.
+        prefetches: The data to prefetch.
         lane: Elements of the panel's view in a column of a lane.
         lines: Cache lines of the panel for each step.
     """

@@ -1,7 +1,7 @@
 """RMS norms of the rows of a product's left operand, in the product's own launch.
 
-A small activation is normalised by every worker for itself, in less time than waiting at a barrier takes. The workspace
-then holds one copy for each worker, else one for all::
+Each worker normalises a small activation itself, which takes less time than a barrier. The workspace then holds one
+copy per worker, else one for all::
 
     small    worker 0: SMALL_ELEMENTS │ worker 1: SMALL_ELEMENTS │ …
     large    x [M, K], each row by one worker, then a barrier
@@ -16,7 +16,7 @@ from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, Workspace, product, view
 
 SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
-"""The maximum elements of an activation, and number of workers, for which each worker computes all of it itself."""
+"""Maximum size of an activation, and maximum number of workers, where each worker normalises all of it itself."""
 
 Norm = tuple[float, float, bool]
 """Epsilon, the offset that is added to gamma, and whether gamma is multiplied before a row is rounded to its dtype."""
@@ -36,7 +36,7 @@ class NormOperands(NamedTuple):
 
 @k.inline
 def is_small(elements: Any, ctx: Any) -> Any:
-    """Whether each worker computes an activation of `elements` elements for itself."""
+    """Whether each worker computes an activation of `elements` elements itself."""
     return elements <= SMALL_ELEMENTS and ctx.num_workers <= SMALL_WORKERS
 
 
@@ -68,7 +68,7 @@ def normalise(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
     width = ctx.target.width(k.f32)
     small = is_small(rows * size, ctx)
     out = memory[(ctx.worker * SMALL_ELEMENTS if small else k.i64(0)) :]
-    # equal shares of the rows instead of a parallel loop: the same code serves both cases
+    # equal shares of the rows instead of a parallel loop, so that one loop serves both cases
     share = rows if small else k.ceildiv(rows, ctx.num_workers)
     first = k.i64(0) if small else ctx.worker * share
     for r in range(first, k.min(first + share, rows)):

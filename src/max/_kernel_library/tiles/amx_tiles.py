@@ -13,7 +13,8 @@ place, with rows 128 bytes apart::
        │ 16 × 32│ 16 × 32│ …  tile 5                     ├─────────┼─────────┤
        └────────┴────────┴──                             │    …    │    …    │
 
-Sums are in tiles 0 … 3: ``4·6, 4·7, 5·6, 5·7``. All eight tile registers are used.
+Sums are in tiles 0 … 3: ``4·6, 4·7, 5·6, 5·7``. All eight tile registers are used: each loaded tile takes part in two
+products.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ SHAPES = ((HEIGHT, 64),) * 8
 
 
 class Ahead(NamedTuple):
-    """What `multiply_amx` prefetches.
+    """The data that `multiply_amx` prefetches.
 
     Args:
         panel: The panel that is multiplied next, flat.
-        share: Which share of its lines.
+        share: The number of the share of its lines.
         lines: Cache lines of a share in each step of k; none where 0.
     """
 
@@ -115,7 +116,7 @@ def multiply_amx(
         steps: Tiles along k.
         first: Whether this is the first K block.
         high: Tiles of rows, 1 or 2.
-        ahead: What is prefetched meanwhile.
+        ahead: The data to prefetch.
     """
     if first:
         for i in k.static_range(2 * high):
@@ -127,7 +128,7 @@ def multiply_amx(
     for n in range(steps):
         right = n * (DEPTH * COLUMNS)
         next_lines = right + ahead.share * (lines * 32)
-        # a product between any two loads: loads take as long as products
+        # loads and products alternate, as a load takes as long as a product
         tiles.load(6, panel, right, stride=2 * COLUMNS)
         tiles.load(4, packed, n * TILE, stride=DEPTH)
         tiles.dot(0, 4, 6, k.bf16)

@@ -2,6 +2,9 @@
 
 A panel is `[k / pair][rows][pair]`: for A with the rows of a register tile, for B with its columns. With ``pair`` 2 two
 neighbours in k share a 32-bit lane, as `dot_bf16` multiplies them.
+
+Rows are transposed in registers, `width` rows by `width` lanes at a time: 2 × `width` vectors, see
+`max._kernel_library.tiles.transpose`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ def pack_block(panel: Any, stride: Any, source: Any, mask: Any, inside: Any, t: 
         stride: Lanes from one k to the next.
         source: `[rows, k]`.
         mask: Elements of a row that are loaded; None: all of a vector.
-        inside: The rows that are packed, as a mask; None: as many as a vector has lanes.
+        inside: The mask of the rows that are packed; None: all lanes of a vector.
         t: The tiling.
     """
     block = k.tile(t.lane, (t.width,), width=t.width)
@@ -60,7 +63,7 @@ def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> No
         t: The tiling.
     """
     if t.lane.bits == 32 and t.width >= 4:
-        # a transpose is much code: all sizes share it
+        # a transpose takes a lot of code: one copy of it serves all sizes
         any_count = k.run_time(count) if masks_are_free() else count
         pack_blocks(k.run_time(panel), k.run_time(stride), k.run_time(source), any_count, t)
     else:
@@ -69,7 +72,7 @@ def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> No
 
 @k.outlined
 def pack_blocks(panel: Any, stride: Any, source: Any, count: Any, t: Tiling) -> None:
-    """`pack_rows` by transposes."""
+    """`pack_rows` by transposes of register tiles."""
     size = source.shape[1]
     if masks_are_free():
         # one body for full and partial blocks
@@ -85,7 +88,7 @@ def pack_blocks(panel: Any, stride: Any, source: Any, count: Any, t: Tiling) -> 
 
 @k.outlined
 def pack_elements(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> None:
-    """`pack_rows` one by one."""
+    """`pack_rows` element by element."""
     for r in range(count):
         for i in range(source.shape[1]):
             element = source[k.min(r, source.shape[0] - 1), i]
@@ -94,10 +97,9 @@ def pack_elements(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -
 
 @k.inline
 def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling, step: int = 0) -> None:
-    """Packs rows of columns, which are contiguous already, into a panel of B; columns past the last one are 0.
+    """Packs rows of B, contiguous along its columns, into a panel; columns past the last one are 0.
 
-    With pairs, two rows are interleaved into one row of lanes, ``a0 b0 a1 b1 …``; a last row without neighbour gets
-    zeros.
+    With pairs, two rows are interleaved into one row of lanes, ``a0 b0 a1 b1 …``; an odd last row is paired with zeros.
 
     Args:
         panel: Flat view of lanes.

@@ -1,8 +1,8 @@
-"""Strips of 32 columns of packed weights: which results their sums belong to, and how these are stored.
+"""Strips of 32 columns of packed weights: the results that their sums belong to, and the stores of these results.
 
-One launch multiplies by a buffer that holds several packed weights. They make *parts*, whose strips follow each other.
-A part is one product, with 32 of its columns in a strip, or two products of equal sizes, with 16 columns of each in a
-strip, so that the epilogue of a gated product sees both sums of an element and stores one result::
+One launch multiplies by a buffer of several packed weights, its *parts*, whose strips follow each other. A part is one
+product, with 32 of its columns in a strip, or two products of equal sizes, with 16 columns of each in a strip, so that
+the epilogue of a gated product gets both sums of an element and stores one result::
 
     strip      0          1          2          3          4
            ┌──────────┬──────────┬──────────┬────┬─────┬────┬─────┐
@@ -24,9 +24,9 @@ COLUMNS = 32
 CACHE_LINE = 64
 """Bytes of a cache line."""
 SET_PERIOD = 4096
-"""Bytes after which addresses share a set of the L1 cache: 64 sets of a line."""
+"""Distance in bytes of addresses that share a set of the L1 cache: 64 sets of one line."""
 L1, L2 = 3, 2
-"""Localities of prefetches into all caches, and into the L2 cache and those behind it."""
+"""Localities of prefetches into all caches, and into the L2 and L3 caches only."""
 
 Parts = tuple[tuple[int, int], ...]
 """For each part its number of products (1 or 2) and of results; empty for one product with one result."""
@@ -78,13 +78,13 @@ def _rows(index: int, out: Operand) -> Arg:
 
 @k.inline
 def identity(v: Any, row: Any, col: Any, mask: Any, extra: Any) -> Any:
-    """The epilogue that changes nothing."""
+    """The epilogue that returns the sums."""
     return v
 
 
 @k.inline
 def identity_of_parts(part: int, sums: Any, row: Any, col: Any, mask: Any, extra: Any) -> Any:
-    """The epilogue of parts that changes nothing."""
+    """The epilogue of parts that returns the sums."""
     return sums
 
 
@@ -155,8 +155,8 @@ def store_strip(results: Results, c: Any, row: Any, count: Any, strip: Any) -> N
         all_outs = (results.out, *results.extra[: number_of_results(parts) - 1])
         begin = k.i64(0)
         for part in k.static_range(len(parts)):
-            at = number_of_results(parts[:part]) if part else 0
-            outs = all_outs[at : at + parts[part][1]]
+            first_result = number_of_results(parts[:part]) if part else 0
+            outs = all_outs[first_result : first_result + parts[part][1]]
             share = COLUMNS // parts[part][0]
             end = begin + k.ceildiv(outs[0].shape[1], share)
             if begin <= strip and strip < end:
@@ -166,7 +166,7 @@ def store_strip(results: Results, c: Any, row: Any, count: Any, strip: Any) -> N
 
 @k.inline
 def prefetch_strip(results: Results, row: Any, strip: Any, height: int) -> None:
-    """Prefetches the memory of some rows of a strip's results, and what the epilogue reads there."""
+    """Prefetches some rows of a strip's results for writing, and the operands that the epilogue reads for them."""
     parts = results.parts
     if not parts:
         prefetch_tile(results, row, strip * COLUMNS, height)
@@ -174,18 +174,18 @@ def prefetch_strip(results: Results, row: Any, strip: Any, height: int) -> None:
         all_outs = (results.out, *results.extra[: number_of_results(parts) - 1])
         begin = k.i64(0)
         for part in k.static_range(len(parts)):
-            at = number_of_results(parts[:part]) if part else 0
+            first_result = number_of_results(parts[:part]) if part else 0
             share = COLUMNS // parts[part][0]
-            end = begin + k.ceildiv(all_outs[at].shape[1], share)
+            end = begin + k.ceildiv(all_outs[first_result].shape[1], share)
             if begin <= strip and strip < end:
-                for out in all_outs[at : at + parts[part][1]]:
+                for out in all_outs[first_result : first_result + parts[part][1]]:
                     prefetch_rows(out, row, (strip - begin) * share, height, share, True)
             begin = end
 
 
 @k.inline
 def prefetch_tile(results: Results, row: Any, column: Any, height: int) -> None:
-    """Prefetches the memory of a tile of the result, and what the epilogue reads there."""
+    """Prefetches a tile of the result for writing, and the operands that the epilogue reads for it."""
     prefetch_rows(results.out, row, column, height, COLUMNS, True)
     for other in k.unroll(results.extra):
         if other.rank == 2:

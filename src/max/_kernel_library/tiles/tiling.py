@@ -1,5 +1,11 @@
-"""How products are computed on a target: element types, lanes and the shape of the register tile, all known at compile
-time.
+"""The tiling of products on a target: element types, lanes, and the shape of the register tile.
+
+::
+
+    register tile                 2 vectors of columns
+                                 ┌────────┬────────┐
+    height rows: 12 of           │        │        │      f32 on AVX-512: 12 × 32, NEON: 12 × 8,
+    32 registers, 6 of 16        └────────┴────────┘      AVX2: 6 × 16
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from max.kernel import Target
 
 @dataclass(frozen=True)
 class Tiling:
-    """How products are computed on a target.
+    """The compile-time facts of products on a target.
 
     Register budget: a register tile holds `height` × 2 accumulators, and needs two vectors of B and one broadcast
     element of A besides: 12 × 2 + 3 of 32 registers, 6 × 2 + 3 of 16.
@@ -82,7 +88,7 @@ def round_up(a: Any, b: Any) -> Any:
 
 @k.inline
 def as_lanes(v: Any, lane_dtype: Any) -> Any:
-    """Loaded elements as lanes of a packed panel: converted, or (pairs of 16 bits) their bits side by side."""
+    """Loaded elements as lanes of a packed panel: converted, or for pairs of 16 bits reinterpreted."""
     return (
         k.bitcast(v, lane_dtype)
         if lane_dtype == k.i32 and v.dtype.bits == 16

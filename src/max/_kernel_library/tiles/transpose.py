@@ -1,4 +1,4 @@
-"""Transposes of register tiles, and sums over the lanes of four vectors, by shuffles."""
+"""Transposes of register tiles, and the lane sums of four vectors, by shuffles within and across 128-bit lanes."""
 
 from __future__ import annotations
 

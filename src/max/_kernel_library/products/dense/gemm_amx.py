@@ -47,7 +47,8 @@ BLOCK_SUMS = 1 << 17
 LINES = DEPTH // 2 * COLUMNS * 4 // 64
 """Cache lines of a panel for one step in k."""
 SPREAD = BLOCK_ROWS // ROWS
-"""With as many tiles of rows each prefetches a share of the next panel; with fewer the first tile prefetches all of it.
+"""Passes over the rows of a full task, which share the prefetches of the next panel; in smaller tasks the first pass
+prefetches all of it.
 """
 
 
@@ -65,7 +66,7 @@ def multiply_tiles(
         panel: The panel, flat.
         steps: Tiles along k.
         first: Whether this is the first K block.
-        remaining: Rows of the task from these on.
+        remaining: Rows from the first one of these tiles to the end of the task.
         tile: The number of the pass over the rows.
         spread: Whether several passes share the prefetches.
         ahead: The next panel, flat.

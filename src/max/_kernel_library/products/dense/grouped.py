@@ -1,7 +1,8 @@
-"""Products of groups of rows with the dense weights of their experts, which are read where they are.
+"""Products of groups of rows with the dense weights of their experts, which are not packed.
 
-Groups of few rows read a weight row by row, at the speed of memory; tasks of the others pack a strip of the weight at a
-time and multiply all rows of the group by it. Weights of experts without rows are not touched::
+Groups of few rows multiply by a weight row by row, at the speed of memory. A task of a larger group packs a strip of
+the weight and multiplies all rows of the group by it; budgets are those of `max._kernel_library.products.dense.matmul`.
+Weights of experts without rows are not read::
 
     workspace   [group][K block][row tile][lanes][height]     the rows of large groups, packed by all workers
     task        a group × 32 columns

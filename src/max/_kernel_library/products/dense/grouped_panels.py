@@ -1,8 +1,10 @@
-"""Products of groups of rows with the packed dense weights of their experts, whose panels follow each other in one
-buffer.
+"""Products of groups of rows with the packed dense weights of their experts, whose panels follow each other.
 
-Groups of few rows are multiplied by panels as these are read; those of more rows in register tiles or matrix tiles, by
-tasks of rows and panels of one group. Panels of experts without rows are not touched.
+First all groups of few rows: a task is a group and a panel, which is multiplied as it is read. Then the larger groups,
+in register tiles or matrix tiles: a task is some rows and some panels of one group. Budgets are those of
+`max._kernel_library.products.dense.packed_matmul` and `gemm`. Panels of experts without rows are not read::
+
+    panels   │ expert 0: strips panels │ expert 1 │ …
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def grouped_panels(
     direct = in_place and (t.pair == 2 or x.dtype == t.lane)
     tall = replace(t, height=gemm_amx.ROWS if matrix_tiles else t.height)
     if groups.max_rows > limit:
-        # groups are tasks too: large tasks read least
+        # groups divide the work already: large tasks read the least memory
         workers = k.ceildiv(ctx.num_workers, k.max(groups.count, 1))
         task_tiles, task_panels = plan(groups.max_rows, strips * COLUMNS, workers, tall)
         b = Blocking(groups.max_rows, strips, tall.height, task_tiles, task_panels)

@@ -2,16 +2,18 @@
 
 One kernel, which branches on the number of rows M at run time:
 
-- GEMV path: B is read in place, in long runs, at the speed of memory: dot products over rows of B `[N, K]`; of B `[K,
-  N]` sums over rows, of a large one over slices along k, which all workers then add up;
+- GEMV path: B is read in place, in long runs, at the speed of memory. For B `[N, K]` it computes dot products with rows
+  of B; for B `[K, N]` it adds up rows of B, for a large B in slices along k, whose sums all workers then add up;
 - GEMM path: all workers pack A into a shared workspace; then each takes blocks of columns from the counter, packs its
   strip of B into scratch memory and multiplies by register tiles, K block by K block::
 
       workspace   [batch][K block][row tile][lanes][height]   all of A, packed by all workers
       panel       [lanes][2 vectors]                          a K block of a strip, packed by the worker that uses it
 
-Cache budget: the panel (32 KB) stays in the L1 cache, a K block of the row tiles and the sums of a task in the L2
-cache. Sums are f32 (f64 and integers: themselves); the epilogue sees them before they are stored.
+Register budget: GEMM, see `max._kernel_library.tiles.tiling.Tiling`; GEMV, see `dot_rows`, `dot_rows_in_order` and
+`add_row_products` in `max._kernel_library.tiles.micro_kernels`. Cache budget: the panel (32 KB) stays in the L1 cache,
+a K block of the row tiles and the sums of a task (504 × 32 × 4 bytes, 63 KB) in the L2 cache. Sums are f32 (of f64 and
+integers: the same dtype); the epilogue gets them before they are stored.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling, round_up, tiling
 from max.dtype import DType
 
 GEMV_PASSES = 4
-"""The GEMV path takes up to this many passes of rows: dot products are as fast as packing B and multiplying it."""
+"""Maximum number of passes of the GEMV path; with more, packing B is faster than further dot products."""
 GEMV_COLUMNS = 32
-"""Columns of a task of the GEMV path where they are rows of B, the layout of checkpoints."""
+"""Columns of a task of the GEMV path where B is `[N, K]`, the layout of checkpoints."""
 STREAMS = 4
-"""Rows of B that the GEMV path adds at once where columns are columns of B: as many streams of memory."""
+"""Rows of B `[K, N]` that the GEMV path adds at once, each a stream of memory."""
 RUN = 4096
 """The maximum number of columns of a task that adds a slice: its sums and one run of each stream fit the caches."""
 SLICES, SLICE_ROWS, SLICE_BYTES = 16, 48, 1 << 17
@@ -80,7 +82,7 @@ class Strip(NamedTuple):
         panel: Scratch memory for a packed K block.
         size: K.
         block: Elements along k of a K block.
-        next_strip: Columns from this strip to the one that its worker likely takes next.
+        next_strip: Columns from this strip to the one that its worker is likely to take next.
     """
 
     elements: Any
@@ -182,7 +184,7 @@ def add_slices(
 
 @k.inline
 def slices_of(size: Any, columns: Any, itemsize: int) -> Any:
-    """How many slices along k of B `[K, columns]` are tasks of their own; it depends on the shape only."""
+    """The number of slices along k of B `[K, columns]`, each a task; it depends on the shape only."""
     blocks = k.max(k.ceildiv(columns, RUN), 1)
     slices = k.max(k.ceildiv(SLICES, blocks), 2)
     return k.max(
@@ -233,9 +235,7 @@ def pack_strip(strip: Strip, begin: Any, length: Any, t: Tiling) -> None:
 
 @k.inline
 def rows_ahead(strip: Strip, begin: Any) -> Any:
-    """The rows of B `[N, K]` that are packed next: the next K block, or the first one of the strip that the worker
-    likely takes next.
-    """
+    """The rows of B `[N, K]` that are packed next: the next K block, or the first one of the likely next strip."""
     last = begin + strip.block >= strip.size
     return strip.elements[strip.next_strip if last else 0 :, 0 if last else begin + strip.block :]
 
@@ -248,7 +248,7 @@ def multiply_matrix_tiles(
     depth = k.ceildiv(length, t.pair)
     amx_tiles.zero_panel_tail(strip.panel, length)
     if strip.transpose_b:
-        # prefetched before the products, which have no free slots for it
+        # prefetched before the products, which leave no issue slots for prefetches
         ahead = rows_ahead(strip, begin)
         for row in range(2 * t.width):
             for i in range(0, length, 32):
@@ -306,6 +306,31 @@ def gemm_block(c: Matrix, a: PackedRows, strip: Strip, tiles: Any, t: Tiling) ->
             multiply_register_tiles(c, a, strip, begin, length, t)
 
 
+@k.inline
+def multiply_slices(
+    partial: Any, a: Any, b: Any, slices: Any, pitch: Any, t: Tiling, ctx: Any
+) -> None:
+    """Multiplies all rows of A by each slice of B along k; when it returns all workers may read the sums.
+
+    Args:
+        partial: The sums, `[slices, rows, pitch]`, flat.
+        a: `[rows, K]`.
+        b: `[K, columns]`.
+        slices: The number of slices.
+        pitch: Elements from row to row of the sums.
+        t: The tiling.
+        ctx: The context.
+    """
+    rows, size, columns = a.shape[0], a.shape[1], b.shape[1]
+    depth = k.ceildiv(size, slices)
+    for n, run in ctx.parallel((slices, k.ceildiv(columns, RUN)), grain=1):
+        column, begin = run * RUN, n * depth
+        end, last = k.min(begin + depth, size), k.min(column + RUN, columns)
+        sums = Matrix(partial[n * rows * pitch + column :], pitch)
+        multiply_runs(sums, a[:, begin:end], b[begin:end, column:last], t)
+    ctx.barrier()
+
+
 @k.kernel
 def matmul(
     out: k.Output,
@@ -354,17 +379,11 @@ def matmul(
         if in_tiles:
             matrix_tiles.configure()
         stride = k.i64(2 * t.width)
-        # enough tasks for every worker, unless that makes them less than four tiles high
+        # at least four tasks per worker, but no task of less than four tiles
         min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1))
         row_blocks = k.max(k.ceildiv(rows, max_rows), k.min(min_blocks, k.ceildiv(tiles, 4)))
     if slices > 1:
-        depth = k.ceildiv(size, slices)
-        for n, run in ctx.parallel((slices, k.ceildiv(columns, RUN)), grain=1):
-            column, begin = run * RUN, n * depth
-            end, last = k.min(begin + depth, size), k.min(column + RUN, columns)
-            sums = Matrix(partial[n * rows * pitch + column :], pitch)
-            multiply_runs(sums, a[0, :, begin:end], b[0, begin:end, column:last], t)
-        ctx.barrier()
+        multiply_slices(partial, a[0], b[0, :, :columns], slices, pitch, t, ctx)
     task_tiles = k.ceildiv(tiles, row_blocks)
 
     shape = (batches, row_blocks, k.ceildiv(columns, stride))

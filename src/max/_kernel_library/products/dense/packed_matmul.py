@@ -2,9 +2,13 @@
 
 One kernel, which branches on the number of rows at run time:
 
-- GEMV path, up to the row threshold: rows, eight or fewer at a time, are multiplied by a panel as it is read, at the
+- GEMV path, up to the row threshold: a task is a panel; passes of up to eight rows multiply it as it is read, at the
   speed of memory;
 - GEMM path: tasks of rows by panels, in register tiles (`gemm`) or matrix tiles (`gemm_amx`).
+
+Register budget of the GEMV path: 8 × 2 accumulators with 32 registers, 4 × 2 with 16; one or two rows take all columns
+of a panel, 2 × 2 vectors with AVX-512 and 2 × 4 with AVX2. Cache budget: the rows and `MAX_GEMV_ROWS` × 32 sums (8 KB)
+stay in the L1 cache while a panel streams past them.
 """
 
 from __future__ import annotations
@@ -35,11 +39,11 @@ ROW_THRESHOLD = 8
 MAX_GEMV_ROWS = 64
 """The maximum number of rows of the GEMV path: its sums are in scratch memory."""
 GEMV_PASSES = (8, 4, 2, 1)
-"""GemvRows per pass of the GEMV path; the first is for 32 registers."""
+"""Rows per pass of the GEMV path; the first entry is for 32 registers."""
 
 
 class GemvRows(NamedTuple):
-    """GemvRows of A on the GEMV path.
+    """Rows of A on the GEMV path.
 
     Args:
         elements: The rows, flat, one after the other.
@@ -56,7 +60,7 @@ class GemvRows(NamedTuple):
 def gemv_panel(
     c: Any, a: GemvRows, panel: Any, first: Any, rows: int, vectors: int, t: Tiling
 ) -> None:  # fmt: skip
-    """Multiplies `rows` rows of A by some vectors of columns of a panel, which the hardware prefetcher follows.
+    """Multiplies `rows` rows of A by some vectors of columns of a panel, a stream for the hardware prefetcher.
 
     Register budget: rows × vectors accumulators (16 at most), a vector of B (two where it is widened) and a broadcast
     element of A.
@@ -66,7 +70,7 @@ def gemv_panel(
         a: The rows.
         panel: The panel.
         first: The first column, within the panel.
-        rows: GemvRows per pass.
+        rows: Rows per pass.
         vectors: Vectors of columns.
         t: The tiling.
     """

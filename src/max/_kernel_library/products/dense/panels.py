@@ -7,8 +7,8 @@ neighbours in k side by side::
           k = 0  │ b b b …  b │                   k = 0, 1 │ b₀b₁  b₀b₁  …  b₀b₁ │
           k = 1  │ b b b …  b │                   k = 2, 3 │ b₂b₃  b₂b₃  …  b₂b₃ │
 
-Rows past K are 0, columns past N are 0 or copies of the last one. A panel takes `panel_elements(K)` elements. A worker
-reads it as one sequential stream; a vector of B holds columns, so that no sum crosses lanes.
+Rows past K are 0, columns past N are 0 or copies of the last one. A panel takes `panel_elements(K)` elements, and is
+one sequential stream. A vector of B holds columns, so that no sum crosses lanes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def panel_elements(inner: int) -> int:
 
 
 def storage(target: Target, dtype: k.ScalarType) -> Tiling:
-    """The lanes of panels: pairs of 16-bit elements share a lane of 32 bits, whatever the target multiplies."""
+    """The lanes of panels: two 16-bit elements share a lane of 32 bits, whether the target multiplies pairs or not."""
     width = target.width(k.f32)
     if dtype.bits == 16:
         return Tiling(k.f32, k.i32, 2, width, 0, 0)
@@ -52,7 +52,7 @@ def storage(target: Target, dtype: k.ScalarType) -> Tiling:
 
 @k.inline
 def widened(pairs: Any, dtype: Any) -> Any:
-    """The two elements of 16 bits in each lane as f32: the first ones, and the second ones."""
+    """The first and the second 16-bit elements of the lanes, as two vectors of f32."""
     if dtype == k.bf16:  # the upper half of an f32
         bits = k.bitcast(pairs, k.u32)
         return k.bitcast(bits << 16, k.f32), k.bitcast(bits & 0xFFFF0000, k.f32)
@@ -108,7 +108,7 @@ def pack_panels(
         length = k.min(CHUNK, inner - begin)
         target = out[panel, begin * COLUMNS :].view(t.lane)[first:]
         if by_rows:
-            # a loop at run time: a transpose is much code
+            # a loop at run time, as a transpose takes a lot of code
             for column in range(0, width, t.width):  # pyright: ignore
                 # columns past the last one are copies of it
                 at = k.min(panel * width + column, columns - 1)

@@ -23,9 +23,9 @@ from max.dtype import DType
 ROW_THRESHOLD = 8
 """The maximum number of rows of the GEMV path."""
 L1_WAYS = 8
-"""Ways of the L1 cache: of more rows that share its sets, no element is read from it."""
+"""Ways of the L1 cache: more rows than this that share its sets evict each other."""
 GEMV_PASSES = (8, 4, 2, 1)
-"""Int8Rows per pass of the GEMV path; the first is for 32 registers."""
+"""Rows per pass of the GEMV path; the first entry is for 32 registers."""
 
 
 @k.inline

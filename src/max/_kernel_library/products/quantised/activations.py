@@ -49,7 +49,7 @@ def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
         q: The results, from the block's row on.
         x: The elements.
         form: The weight's format.
-        zero: What is subtracted from the weight's elements.
+        zero: The zero of the weight's elements.
     """
     v = k.cast(x.load(0, width=BLOCK), k.f32)
     # magnitudes are ordered as their bits are, NaN last
@@ -103,7 +103,7 @@ def round_rows(
         height: Rows of a tile.
         small: Whether each worker rounds all of x itself; there is one tile then.
         form: The weight's format.
-        zero: What is subtracted from the weight's elements.
+        zero: The zero of the weight's elements.
         ctx: The context.
     """
     rows, blocks = x.shape[0], x.shape[1] // BLOCK
@@ -115,7 +115,7 @@ def round_rows(
         worker_memory[tiles * tile_size * 9 :],
     )
     q = Rounded(worker_memory.view(k.i32), scales, zero_sums, height)
-    # equal shares of the tasks instead of a parallel loop: the same code serves both cases
+    # equal shares of the tasks instead of a parallel loop, so that one loop serves both cases
     chunks = k.max(k.ceildiv(blocks, TASK_BLOCKS), 1)
     tasks = tiles * chunks
     share = tasks if small else k.ceildiv(tasks, ctx.num_workers)

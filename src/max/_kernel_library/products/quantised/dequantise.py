@@ -1,4 +1,4 @@
-"""Quantised blocks to floats, element by element as `max.dtype.blocks` has them."""
+"""Dequantisation of blocks to f32, in the formats that `max.dtype.blocks` describes; a task is a block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store_scaled(out: Any, at: Any, q: Any, scale: Any, offset: Any) -> None:
 
 @k.inline
 def decode_q4_0(out: Any, block: Any) -> None:
-    """A block of Q4_0."""
+    """Decodes a block of Q4_0."""
     d = half_at(block, 0)
     q = block.load(2, width=16)
     out.store(0, value=d * (k.cast(q & 15, k.f32) - 8.0))
@@ -37,7 +37,7 @@ def decode_q4_0(out: Any, block: Any) -> None:
 
 @k.inline
 def decode_q8_0(out: Any, block: Any) -> None:
-    """A block of Q8_0."""
+    """Decodes a block of Q8_0."""
     d = half_at(block, 0)
     for i in k.static_range(0, 32, WIDTH):
         q = k.bitcast(block.load(2 + i, width=WIDTH), k.i8)
@@ -56,7 +56,7 @@ def scale_and_offset(block: Any, part: int) -> Any:
 
 @k.inline
 def decode_affine(out: Any, block: Any, fifth: bool) -> None:
-    """A block of Q4_K, or of Q5_K, which has a fifth bit of each element in bytes of their own."""
+    """Decodes a block of Q4_K, or of Q5_K, whose fifth bits are in bytes of their own."""
     d = half_at(block, 0)
     m = half_at(block, 2)
     halves = 48 if fifth else 16
@@ -74,7 +74,7 @@ def decode_affine(out: Any, block: Any, fifth: bool) -> None:
 
 @k.inline
 def decode_q6_k(out: Any, block: Any) -> None:
-    """A block of Q6_K."""
+    """Decodes a block of Q6_K."""
     d = half_at(block, 208)
     for half in k.static_range(2):
         for group in k.static_range(4):
@@ -90,7 +90,7 @@ def decode_q6_k(out: Any, block: Any) -> None:
 
 @k.inline
 def decode_block(out: Any, block: Any, encoding: str) -> None:
-    """The elements of a block.
+    """Decodes the elements of a block.
 
     Args:
         out: A flat view of float32, from the block's first element.

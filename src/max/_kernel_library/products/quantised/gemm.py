@@ -1,8 +1,8 @@
-"""GEMM with packed quantised weights: a strip is unpacked to bytes in scratch memory, block by block, and multiplied by
-tiles of rows.
+"""GEMM with packed quantised weights: strips are unpacked to bytes in scratch memory and multiplied by tiles of rows.
 
-Cache budget: `PANEL` blocks of a strip, with their scales, stay in the L1 cache (24 × 1 KB); the rounded rows in the L2
-cache.
+The loops, from the outside: strip → panel (`PANEL` blocks of 32, unpacked once) → tile of rows → two vectors of columns
+→ block → word of x. Cache budget: a panel with its scales (24 × 1 KB, and 3 KB of scales) stays in the L1 cache; the
+rounded rows in the L2 cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PANEL = 24
 
 
 class Ahead(NamedTuple):
-    """What is prefetched while a panel is multiplied.
+    """The data to prefetch while a panel is multiplied.
 
     Args:
         packed: The packed bytes from a strip on.
@@ -40,10 +40,10 @@ class Ahead(NamedTuple):
 
 
 def prefetched_lines(t: QuantisedTiling) -> int:
-    """Cache lines that a register tile prefetches per block; six tiles, of 12 rows by a strip, prefetch a panel.
+    """Cache lines that a register tile prefetches per block; the tiles of 12 rows by a strip, six, prefetch a panel.
 
-    Few rows multiply a strip in less time than memory takes to deliver the next one: without prefetches 16 rows of Q8_0
-    take 1.4 times as long. Where a product is one instruction, nothing is prefetched.
+    The product of a strip and few rows takes less time than the load of the next strip: without prefetches 16 rows by
+    Q8_0 take 1.4 times as long. Nothing is prefetched where a product is one instruction.
     """
     block_bytes = -(-t.form.unit_bytes // t.form.span)
     return -(-block_bytes // (6 * CACHE_LINE)) if t.narrow else 0
@@ -70,7 +70,7 @@ def multiply_block(
     unroll = 2 if t.narrow else 1
     for begin in range(p * steps, (p + 1) * steps, fold):
         pairs = k.tile(k.i16, (rows, 2), width=2 * width, fill=0)
-        # not unrolled further: LLVM would hoist the loads of all steps and spill the sums
+        # not unrolled further, as LLVM hoists the loads of all steps and spills the sums
         for even in range(begin, begin + fold, unroll):
             for i in k.static_range(unroll):
                 j = even + i
@@ -121,7 +121,7 @@ def multiply_strip(
         count: The number of blocks.
         first: The first column.
         rows: The tile's height.
-        ahead: What is prefetched meanwhile, some cache lines a block.
+        ahead: The data to prefetch, some cache lines per block.
         t: The tiling.
     """
     lines = prefetched_lines(t)
@@ -130,9 +130,9 @@ def multiply_strip(
     load_sums(sums, tile, rows, 2, t.width)
     for n in range(count):
         for i in k.static_range(lines):
-            # the L1 cache holds this panel
-            at = ahead.at + (n * lines + i) * CACHE_LINE
-            ahead.packed.prefetch(at, locality=L2)
+            # into the L2 cache: the L1 cache holds this panel
+            byte = ahead.at + (n * lines + i) * CACHE_LINE
+            ahead.packed.prefetch(byte, locality=L2)
         for p in k.static_range(t.form.parts):
             multiply_block(sums, q, strip, n, p, first, rows, t)
     store_sums(tile, sums, rows, 2, t.width)

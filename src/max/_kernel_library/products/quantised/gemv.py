@@ -1,5 +1,7 @@
-"""GEMV with packed quantised weights: lines are unpacked in registers and multiplied, at the speed at which they are
-read.
+"""GEMV with packed quantised weights: lines are unpacked in registers and multiplied, at the speed of memory.
+
+The loops, from the outside: strip → unit → block of 32 → part (a scale) → word of x (four neighbours in k). A line is
+unpacked once for all rows of a pass. Integer sums of a part are exact; f32 adds up the scaled parts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
 
 AHEAD = 4096
-"""Distance in bytes at which lines are prefetched."""
+"""Prefetch distance of lines, in bytes."""
 
 
 class PackedStrip(NamedTuple):
@@ -41,9 +43,9 @@ class PackedStrip(NamedTuple):
 
 @k.inline
 def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, form: PackedFormat) -> None:
-    """Prefetches a block's share of the unit that lies `AHEAD` bytes further, in this strip or the next one.
+    """Prefetches a block's share of the unit `AHEAD` bytes later, in this strip or the next one.
 
-    A unit's scales are spread over its blocks, as many prefetches at once delay each other.
+    The prefetches of a unit are spread over its blocks: many prefetches at once delay each other.
     """
     end = strip.groups.shape[1]
     share = form.unit_bytes // form.span
@@ -73,8 +75,8 @@ def add_word(
         t: The tiling.
     """
     for i in k.static_range(len(vectors)):
-        at = 4 * (first + vectors[i] * t.width)
-        elements = load_elements(lines, at, j, t.form, t.width) ^ t.lowered
+        byte = 4 * (first + vectors[i] * t.width)
+        elements = load_elements(lines, byte, j, t.form, t.width) ^ t.lowered
         for r in k.static_range(rows):
             acc[r, i] = add_products(acc[r, i], elements, words[r * 8 + j], t)
 
@@ -156,15 +158,14 @@ def gemv_packed(
     """
     form = t.form
     sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
-    # unpacked elements are used by all rows: of many narrow vectors registers hold the lines of two
+    # all rows use the unpacked elements; with vectors of 4 lanes the registers hold those of two vectors
     together = min(vectors, 2) if t.width == 4 else vectors
     packed = strip.groups[0]
     for unit in range(strip.blocks // form.span):
         for inside in range(form.span):
             b = unit * form.span + inside
             line = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
-            # the hardware prefetcher falls behind the arithmetic of a line; a row reads 8 bits fastest without
-            # prefetches
+            # the hardware prefetcher falls behind; a single row reads lines of 8 bits fastest without prefetches
             if form.bits < 8 or rows > 1:
                 if first == 0:
                     prefetch_unit_share(strip, unit, inside, form)

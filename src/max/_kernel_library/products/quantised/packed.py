@@ -14,9 +14,9 @@ bytes::
   ``2 (j % 4)`` of line ``j // 4``;
 - 8 bits: byte ``4 r + i`` of line ``j`` has element ``4 j + i``.
 
-So four neighbours in k of each row are adjacent, as instructions for products of bytes take them with vectors of any
-size, and a worker reads one sequential stream. Elements are unsigned: the sums of x account for what is subtracted from
-them (`zero`).
+So four neighbours in k of each row are adjacent, as instructions for products of bytes take them, for every vector
+size, and a group is one sequential stream. Elements are unsigned: the zero sums of x account for the zero that is
+subtracted from them.
 
 Scales are 32 halves (float16). Units of 256 elements have 32 halves (and 32 more for the offsets), then bytes that
 multiply them, 32 for each part of 32 elements (Q6_K: of 16), those of the offsets after all those of the scales.
@@ -128,14 +128,14 @@ def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
 
 @k.inline
 def pack_q4_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
-    """A block of Q4_0, whose bytes keep their order."""
+    """Packs a block of Q4_0, whose bytes keep their order."""
     scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     store_words(lines, row, 0, block.load(2, width=16))
 
 
 @k.inline
 def pack_q8_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
-    """A block of Q8_0."""
+    """Packs a block of Q8_0."""
     scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     for half in k.static_range(2):
         store_words(lines, row, 4 * half, block.load(2 + 16 * half, width=16) ^ 128)
@@ -149,7 +149,7 @@ def nibbles(low: Any, high: Any) -> Any:
 
 @k.inline
 def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedFormat) -> None:
-    """A block of Q4_K or Q5_K, which is eight blocks of 32."""
+    """Packs a block of Q4_K or Q5_K, which is eight blocks of 32."""
     halves = scales.view(k.u16)
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[2 * i]) | k.u16(block[2 * i + 1]) << 8
@@ -177,7 +177,7 @@ def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedForma
 
 @k.inline
 def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
-    """A block of Q6_K, which is eight blocks of 32 with two scales each."""
+    """Packs a block of Q6_K, which is eight blocks of 32 with two scales each."""
     scales.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
     for part in k.static_range(16):
         scales[2 * ROWS + part * ROWS + row] = block[192 + part]

@@ -68,9 +68,10 @@ from max._kernel_library.tiles.tiling import round_up
 from max.dtype import DType
 
 ROW_THRESHOLD, NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 4, 8, 64
-"""Default row thresholds for the GEMV path, used when no measurement exists: with one instruction for a product of
-bytes; with several, where unpacking, signs and scales are shared by more rows per pass; with matrix tiles, which take
-16 rows and pay for their configuration.
+"""Default row thresholds for the GEMV path, used when no measurement exists.
+
+The first is for targets with one instruction for a product of bytes; the second for those with several, where a pass
+shares unpacking, signs and scales; the third for matrix tiles, which take 16 rows and must be configured.
 """
 GEMV_PASSES = (4, 2, 1)
 """Rows of x per pass of the GEMV path."""
@@ -79,9 +80,9 @@ BLOCK_ROWS = 240
 MAX_TILE_ROWS = 6
 """Rows of a tile with 32 registers."""
 MIN_TILE_ROWS = 4
-"""Rows of a tile with 16 registers: its sums in f32 wait in memory."""
+"""Rows of a tile with 16 registers, which spills its sums in f32."""
 STREAMED, KEPT = 0, 3
-"""Localities of prefetches: of weights larger than the caches, which then do not displace other data, and of others."""
+"""Localities of prefetches: of weights larger than the caches, so that they displace no other data, and of others."""
 
 
 def tile_rows(target: k.Target) -> int:
@@ -240,11 +241,11 @@ def multiply_quantised(
     if gemm:
         if in_tiles:
             matrix_tiles.configure()
-        # enough tasks for every worker, unless that makes them less than four tiles high
+        # at least four tasks per worker, but no task of less than four tiles
         min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
         row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(min_blocks, k.ceildiv(tiles, 4)))
     task_tiles = k.ceildiv(tiles, row_blocks)
-    # runs of strips, as the strip that is prefetched is the next one; single ones where many rows make tasks long
+    # chunks of several strips, as the next strip is prefetched; single strips where many rows make tasks long
     runs = row_blocks == 1 if prefetched_lines(t) else False
     grain = k.i64(1) if gemm and not runs else k.i64(0)
     for row_block, strip in ctx.parallel((row_blocks, strips), grain=grain):

@@ -1,7 +1,8 @@
 """Products with quantised weights that are not packed: parts of the weight are decoded to f32 in scratch memory.
 
-These kernels take any format on any target; rows of x are not rounded. Cache budget: the decoded part (16 KB) stays in
-the L1 cache.
+These kernels take every format on every target; rows of x are not rounded. A task is up to 64 rows of x by 4 rows of
+the weight (GPTQ: by a vector of columns). Register budget: 2 × 4 accumulators, 4 vectors of the weight and one of x
+(GPTQ: 4 accumulators). Cache budget: the decoded part, 4 × 1024 × 4 bytes (16 KB), stays in the L1 cache.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PASS_ROWS = 2
 GPTQ_DEPTH = 256
 """Inputs of a GPTQ weight that are decoded together."""
 GPTQ_PASS_ROWS = 4
+"""Rows of x per pass by a GPTQ weight."""
 
 
 @k.inline
@@ -111,7 +113,7 @@ def qmatmul_gptq(
     decoded = ctx.scratch(k.f32, (GPTQ_DEPTH, width))
     sums = ctx.scratch(k.f32, (ROWS, width))
     inner = x.shape[1]
-    # groups are checked even where there are no rows or columns
+    # one task at least: groups are checked also for an empty result
     tasks = (k.max(k.ceildiv(out.shape[0], ROWS), 1), k.max(k.ceildiv(out.shape[1], width), 1))
     for row_block, column_block in ctx.parallel(tasks):
         first = row_block * ROWS

@@ -1,4 +1,4 @@
-"""Packed quantised weights as bytes and scales: in registers for GEMV, in scratch memory for GEMM."""
+"""Unpacking of quantised weights to bytes and scales: in registers for GEMV, to scratch memory for GEMM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_SUM = 2**15 - 1
 
 @dataclass(frozen=True)
 class QuantisedTiling:
-    """How products with a packed weight are computed, all known at compile time.
+    """The compile-time facts of products with a packed weight.
 
     Args:
         form: The weight's format.
@@ -24,8 +24,8 @@ class QuantisedTiling:
         signed: Whether elements of 8 bits are multiplied as signed numbers: where products of bytes are limited to
             magnitudes of 128.
         fold: Words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
-        narrow: Whether a product takes several instructions: then loops over the words of a block are not unrolled, as
-            LLVM would move loads of all words to their beginning and spill them.
+        narrow: Whether a product takes several instructions. Loops over the words of a block are not unrolled then, as
+            LLVM moves the loads of all words to their beginning and spills them.
         zero: What the zero sums of x account for; 0 where elements are multiplied as signed numbers.
     """
 
@@ -117,7 +117,7 @@ def add_products(acc: Any, elements: Any, word: Any, t: QuantisedTiling) -> Any:
     if t.signed:
         elements = k.bitcast(elements, k.i8)
     elif k.target().signed_bytes:
-        # less than 128: the same number as a signed byte
+        # less than 128, so the same number as a signed byte
         elements = k.bitcast(elements, k.i8)
     return k.dot_i8(acc, elements, x, narrow=True)
 
