@@ -15,7 +15,7 @@ MAX_TOTAL = 2**62
 
 @k.kernel
 def check_counts(out: k.Output, counts: k.Input, ctx: k.Context, *, what: str) -> None:
-    """`out = counts` `[n]`; raises where one is negative, or where they add up to more than `MAX_TOTAL`."""
+    """`out = counts` `[n]`; raises where a count is negative, or where the sum exceeds `MAX_TOTAL`."""
     check_size("the result", out.shape[0], counts.shape[0])
     total = k.i64(0)
     for i in range(counts.shape[0]):

@@ -59,11 +59,10 @@ class Arg:
 
 @dataclass(frozen=True)
 class Limit:
-    """A row threshold: a scalar parameter of a kernel, the most rows that take the GEMV path. Both paths give the same
-    result.
+    """A row threshold: a scalar parameter of a kernel, the maximum number of rows that take the GEMV path.
 
-    It is bound when a program is loaded, to the measured threshold of the machine, else to the default, which depends
-    on the target only.
+    Both paths give the same result. The threshold is bound when a program is loaded: to the one measured on the
+    machine, else to the default, which depends on the target only.
 
     Args:
         name: The key of the measurement: launches with equal names have the same threshold.

@@ -1,4 +1,4 @@
-"""The weights that the kernels of a device read in a packed layout, made once when a model is loaded."""
+"""The rules for packing weights: which of them the kernels of a device read in a packed layout."""
 
 from __future__ import annotations
 

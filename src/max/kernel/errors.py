@@ -1,4 +1,4 @@
-"""Errors of the kernel language, each with the place in the user's source."""
+"""Errors of the kernel language, with source locations."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One error: what is wrong, where, and through which inlined calls it was reached."""
+    """One error: its message, its location, and the inlined calls that lead to it."""
 
     message: str
     location: Location
     calls: tuple[Location, ...] = ()
 
     def __str__(self) -> str:
-        at = self.location
-        lines = [f"{at}: {self.message}"]
-        if at.text:
-            stripped = at.text.lstrip()
-            indent = len(at.text) - len(stripped)
-            lines += [f"    {stripped.rstrip()}", " " * (4 + max(at.column - 1 - indent, 0)) + "^"]
+        place = self.location
+        lines = [f"{place}: {self.message}"]
+        if place.text:
+            stripped = place.text.lstrip()
+            column = place.column - 1 - (len(place.text) - len(stripped))
+            lines += [f"    {stripped.rstrip()}", " " * (4 + max(column, 0)) + "^"]
         lines += [f"  called from {call}" for call in self.calls]
         return "\n".join(lines)
 
 
 class KernelError(Exception):
-    """A kernel that cannot be compiled. ``diagnostics`` holds all errors that were found, in source order."""
+    """A kernel that cannot be compiled. ``diagnostics`` has all errors, in source order."""
 
     def __init__(self, diagnostics: list[Diagnostic] | tuple[Diagnostic, ...] | str) -> None:
         if isinstance(diagnostics, str):

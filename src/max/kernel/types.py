@@ -1,7 +1,7 @@
 """Element types, value types and parameter annotations of the kernel language."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any: these functions check their types
 
 from __future__ import annotations
 

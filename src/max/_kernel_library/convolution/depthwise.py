@@ -1,4 +1,9 @@
-"""Convolutions where each channel is a group (depthwise): channels are the lanes, and the filter is not packed."""
+"""Depthwise convolutions, where each channel is a group: channels are the lanes, and the filter is not packed.
+
+A task is a line of the result. It goes tile by tile of `POSITIONS` positions and a vector of channels, whose sums stay
+in registers through all taps: 8 accumulators, a factor and an element. The padded input is in a workspace; a tile reads
+neighbouring columns of it, which stay in the L1 cache from tap to tap.
+"""
 
 from __future__ import annotations
 

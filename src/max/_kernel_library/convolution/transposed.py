@@ -2,7 +2,8 @@
 
 All workers first copy the input to a workspace with its margin around it, and the filter as strips two vectors wide.
 Columns of the result that are a stride apart (a phase) see the same taps, of neighbouring columns of the input: they
-make the tiles, whose sums stay in registers through all taps and channels. No inserted zeros are multiplied::
+make the tiles, whose sums stay in registers through all taps and channels: 12 × 2 vectors with 32 registers, 6 × 2 with
+16, besides two vectors of the filter and a broadcast element. No inserted zeros are multiplied::
 
     result   0 1 2 0 1 2 0 1 2      stride 3: phases 0, 1, 2
              └─────┴─────┘          a tile of phase 0: columns 0, 3, 6 … see taps s with

@@ -1,4 +1,4 @@
-"""Frequency, presence and repetition penalties on logits."""
+"""Frequency, presence and repetition penalties on logits: a task is a row."""
 
 from __future__ import annotations
 

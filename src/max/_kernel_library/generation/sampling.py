@@ -6,8 +6,9 @@ Of equal logits the lower index ranks first. The token is the first, in order of
 weights exceeds `u` times the total, where `u` in [0, 1) depends on the row's seed only: `u = (mix(seed) >> 40) /
 2**24`, with the finaliser of splitmix64.
 
-A cut is a threshold: a logit, and the last index among equal logits that is kept. A heap finds it for small `top_k`,
-bisection over the bits of the logit otherwise. Rows are not sorted, and no weight is stored.
+A cut is a threshold: a logit, and the last index among equal logits that is kept. A heap finds it for `top_k` up to
+`SMALL_K`, otherwise bisection over the bits of the logit, 31 passes over the row. Rows are not sorted, and weights are
+not stored. A task is a row of logits.
 """
 
 from __future__ import annotations
@@ -218,12 +219,12 @@ class Cut(NamedTuple):
     Args:
         threshold: The least logit that is kept.
         last: The last index that is kept of logits equal to it.
-        least: The least weight that is kept.
+        min_weight: The least weight that is kept.
     """
 
     threshold: Any
     last: Any
-    least: Any
+    min_weight: Any
 
 
 @k.inline
@@ -235,7 +236,7 @@ def kept_weights(d: Distribution, c: Cut, j: Any, mask: Any) -> Any:
     index = k.iota(k.i64, width) + j
     kept = (
         ((logits > c.threshold) | ((logits == c.threshold) & (index <= c.last)))
-        & (scaled >= c.least)
+        & (scaled >= c.min_weight)
         & (scaled > 0)
     )
     return k.select(kept, scaled, k.splat(k.f32(0), width))

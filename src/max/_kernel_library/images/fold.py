@@ -1,4 +1,7 @@
-"""Images from their windows: each element is the sum of what the windows that see it have there."""
+"""Folding (col2im): each element of an image is the sum of the elements of all windows that cover it.
+
+A task is a line of a channel; it goes vector by vector of positions, and gathers from the windows of each tap.
+"""
 
 from __future__ import annotations
 

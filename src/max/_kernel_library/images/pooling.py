@@ -1,4 +1,4 @@
-"""Pooling over images: the maximum or the mean of windows."""
+"""Pooling over images: the maximum or the mean of windows. A task is a line of the result; channels are the lanes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from max._kernel_library.lowering import KernelCall, Lowering, Operand, view
 
 @k.inline
 def summed(dtype: Any) -> Any:
-    """The dtype that windows are worked in: of 32 bits or more."""
+    """The dtype of sums and maxima of windows: of 32 bits or more."""
     if dtype.bits >= 32:
         return dtype
     return k.f32 if dtype.is_float else k.i32

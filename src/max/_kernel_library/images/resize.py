@@ -1,4 +1,7 @@
-"""Images in another size: the nearest element, or weighted sums of two or four neighbours along each axis.
+"""Resizing of images: the nearest element, or weighted sums of two (bilinear) or four (bicubic) neighbours along each
+axis.
+
+The places of columns are the same for all lines and are computed first; then a task is a line of the result.
 
 Pixel centres are at halves: element `i` of `n` is at `(i + 0.5) / n`, as in PyTorch without `align_corners`.
 """

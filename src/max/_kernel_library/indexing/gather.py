@@ -1,4 +1,4 @@
-"""Gathering by indices along one axis, or by index vectors."""
+"""Gathering by indices along one axis, or by index vectors: a task copies one row."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ def copy_row(target: Any, source: Any, width: int) -> None:
 @k.inline
 def checked_index(index: Any, size: Any, axis: int) -> Any:
     """An index as a position: negative ones count from the end; raises where it is out of range."""
-    at = k.i64(index)
+    position = k.i64(index)
     if index.dtype.kind == "u":
-        # the greatest of 64 bits would become negative
+        # compared as unsigned: indices from 2**63 on become negative in i64
         if k.u64(index) >= k.u64(size):
             raise IndexError("index {} is out of range for axis {} of size {}", index, axis, size)
-        return at
+        return position
     else:
-        if at < -size or at >= size:
-            raise IndexError("index {} is out of range for axis {} of size {}", at, axis, size)
-        return at + size if at < 0 else at
+        if position < -size or position >= size:
+            raise IndexError(
+                "index {} is out of range for axis {} of size {}", position, axis, size
+            )
+        return position + size if position < 0 else position
 
 
 @k.inline
@@ -50,7 +52,7 @@ def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis:
     """
     width = ctx.target.width(out.dtype)
     outer = out.shape[0]
-    # indices are checked even where nothing is picked
+    # indices are checked also where the result is empty
     for o, i in ctx.parallel((k.max(outer, 1), out.shape[1])):
         at = checked_index(indices[i], x.shape[1], axis)
         if outer > 0:

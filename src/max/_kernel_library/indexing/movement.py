@@ -1,4 +1,4 @@
-"""Padding, dynamic slices, concatenation, ranges."""
+"""Padding, dynamic slices, concatenation, ranges: a task copies or writes one row of the result, or a chunk of it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def slice_bounds(
         size = whole.shape[axis]
         if step[axis] == 0:
             raise ValueError("the step along axis {} is 0", axis)
-        # the clamped step leaves the axis as well, and does not overflow
+        # clamped so that products do not overflow; a clamped step also leaves the axis after one element
         stride = k.min(k.max(k.i64(step[axis]), -size - 1), size + 1)
         distance = k.i64(0)
         if stride > 0:

@@ -1,4 +1,4 @@
-"""Indices of the elements that are not 0."""
+"""Indices of the elements that are not 0: chunks are counted, worker 0 adds up the counts, chunks write their rows."""
 
 from __future__ import annotations
 

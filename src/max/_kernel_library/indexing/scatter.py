@@ -1,8 +1,9 @@
 """Writing updates into a copy of a tensor, or combining them with its elements, by indices along one axis or by index
 vectors.
 
-Updates of equal indices are applied in their order by one worker: of replacements the last one wins, and reductions
-give the same result with any number of workers.
+One worker applies all updates of equal indices, in their order: the last replacement wins, and results of reductions do
+not depend on the number of workers. `scatter` splits the other axes over the workers, `scatter_nd` the rows of the
+result by their number modulo the workers.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def scatter_nd(
     depth = indices.shape[1]
     width = ctx.target.width(out.dtype)
     rows = as_rows(out, depth)
-    # each worker writes the rows that are its own, in order: equal indices never meet
+    # a worker writes its rows only, in order, so that no two workers write one row
     for part in ctx.parallel(ctx.num_workers, grain=1):
         for i in range(indices.shape[0]):
             row = k.i64(0)

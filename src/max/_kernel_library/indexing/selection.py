@@ -33,7 +33,7 @@ def better(value: Any, index: Any, other_value: Any, other_index: Any, sign: int
 
 @k.inline
 def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, sign: int) -> None:
-    """Puts an element in the place of the root, the worst of `size` elements, and restores the heap."""
+    """Replaces the root, the worst of `size` elements, by an element and restores the heap."""
     hole = k.i64(0)
     moving = True
     while moving:
@@ -92,7 +92,7 @@ def sort_heap(values: Any, indices: Any, size: Any, sign: int) -> None:
 
 @k.inline
 def candidate(value: Any, nan_is_best: bool) -> Any:
-    """An element as it is compared: NaN as itself, which is best, or as -inf."""
+    """The key of an element in comparisons: NaN as itself, which is best, or as -inf."""
     if nan_is_best:
         return value
     else:
@@ -130,7 +130,7 @@ def keep_best(
             end = k.min(at + width, size)
         for j in range(at, end):
             value = candidate(row[j], nan_is_best)
-            # of equals the earlier one, which is in the heap, stays
+            # of equal elements the heap keeps the earlier one
             if precedes(value, values[0], sign):
                 sift_down(values, places, count, value, k.i64(j), sign)
         at = end

@@ -1,7 +1,12 @@
 """Sorting along an axis: stable merge sort of (value, index) pairs.
 
-Columns are cut into up to 16 runs, which workers sort by themselves. Four times pairs of runs are then merged, by all
-workers: where a piece of the merged run begins is found by bisection.
+A column is cut into up to 16 runs. A task sorts one run: pieces of `INSERTION_RUN` elements by insertion, then merges.
+Afterwards four levels merge pairs of runs; a task writes one piece of a merged run, whose beginnings in both runs
+`merged_from_first` finds by bisection::
+
+    runs       0   1   2   3 …          values and indices alternate between two workspaces from level to level
+    level 0   [0 1] [2 3] …
+    level 1   [0 1 2 3] …
 """
 
 from __future__ import annotations
@@ -15,16 +20,16 @@ from max._kernel_library.lowering import KernelCall, Operand, Workspace, around,
 from max.dtype import DType
 
 LEVELS = 4
-"""Merges of pairs of runs after the runs are sorted."""
+"""Levels of merges of pairs of runs."""
 MIN_RUN = 1024
-"""Elements of a run at least."""
+"""Minimum number of elements of a run."""
 INSERTION_RUN = 16
 """Elements that are sorted by insertion."""
 
 
 @k.inline
 def before(a: Any, b: Any, ascending: bool) -> Any:
-    """Whether `a` has to come before `b`; NaN is greater than all numbers."""
+    """Whether `a` sorts before `b`; NaN is greater than all numbers."""
     return beats(b, a, 1) if ascending else beats(a, b, 1)
 
 
@@ -69,7 +74,7 @@ def merged_from_first(
 def sort_run(
     values: Any, indices: Any, other_values: Any, other_indices: Any, size: Any, ascending: bool
 ) -> None:
-    """Sorts the first `size` elements; the other views are room for as many."""
+    """Sorts the first `size` elements; the other views are scratch memory of the same size."""
     for start in range(0, size, INSERTION_RUN):
         for i in range(start + 1, k.min(start + INSERTION_RUN, size)):
             value = values[i]
@@ -88,7 +93,7 @@ def sort_run(
             indices[hole] = index
     width = k.i64(INSERTION_RUN)
     while width < size:
-        # there and back, so that the elements end where they began
+        # two merges, so that the elements end in the views in which they began
         merge_pairs(other_values, other_indices, values, indices, width, size, ascending)
         merge_pairs(values, indices, other_values, other_indices, 2 * width, size, ascending)
         width = 4 * width
@@ -140,7 +145,7 @@ def argsort(
         )
     ctx.barrier()
     for level in k.static_range(LEVELS):
-        # a single run is sorted already: nothing moves
+        # a single run is sorted already
         if pieces > 1:
             source = level % 2
             pair = run * 2 ** (level + 1)

@@ -1,4 +1,4 @@
-"""Cumulative sums along an axis."""
+"""Cumulative sums along an axis: a task is a vector of neighbouring columns, whose sums stay in a register."""
 
 from __future__ import annotations
 

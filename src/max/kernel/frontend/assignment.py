@@ -44,14 +44,14 @@ def _unpack(fe: Frontend, target: ast.Tuple | ast.List, value: Any) -> None:
     items = sequence(fe, value, target)
     stars = [k for k, t in enumerate(target.elts) if isinstance(t, ast.Starred)]
     if stars:
-        at, starred_count = stars[0], len(items) - len(target.elts) + 1
+        star, starred_count = stars[0], len(items) - len(target.elts) + 1
         if starred_count < 0:
             fe.fail(
                 f"cannot unpack {len(items)} values into {len(target.elts)} names",
                 KernelValueError,
             )
-        after = at + starred_count
-        items = (*items[:at], tuple(items[at:after]), *items[after:])
+        after = star + starred_count
+        items = (*items[:star], tuple(items[star:after]), *items[after:])
     if len(items) != len(target.elts):
         fe.fail(
             f"cannot unpack {len(items)} values into {len(target.elts)} names", KernelValueError

@@ -53,7 +53,7 @@ def call_inline(
         fe.calls.pop()
     fe.node = call
     if len(fe.b.scopes) != scopes:
-        # the branch of an expression needs a value, which the other branch's is merged with
+        # a branch of an expression needs a value, to merge with that of the other branch
         fe.fail(f"{source.name} raises on every path and has no value for this expression")
     raise NeverReturns
 

@@ -68,7 +68,7 @@ class _Body(NamedTuple):
     """For each view among the arguments, whether the body needs it to be writable."""
 
 
-_MOST_BODIES = 256
+_MAX_BODIES = 256
 _bodies: OrderedDict[Hashable, _Body] = OrderedDict()
 _lock = threading.Lock()
 
@@ -117,14 +117,14 @@ def outlined_body(
     if reusable and not copy.uses_others:
         with _lock:
             _bodies[key] = body
-            while len(_bodies) > _MOST_BODIES:
+            while len(_bodies) > _MAX_BODIES:
                 _bodies.popitem(last=False)
 
 
 def _compiled(
     fe: Frontend, function: InlineFunction, compile_body: Callable[[], Any], arguments: _Arguments
 ) -> tuple[_Body, bool]:
-    """Compiles a body; also tells whether nothing in it belongs to this kernel alone."""
+    """Compiles a body; also returns whether other kernels may share it."""
     b = fe.b
     before = len(fe.messages), fe.phases, fe.scratch_bytes
     left, fe.may_have_left = fe.may_have_left, False
@@ -148,16 +148,16 @@ def _compiled(
 
 
 def _is_fixed(function: InlineFunction) -> bool:
-    """Whether the names that a function uses keep their values: those of a user's function may change."""
+    """Whether the globals of a function are constant: those of a user's function may change."""
     return str(function.source.globals.get("__name__", "")).startswith("max.")
 
 
 class _UnknownError(Exception):
-    """An argument that formals cannot stand for."""
+    """An argument that cannot become a formal."""
 
 
 class _Writable:
-    """Whether a view may be written; remembers that a store has asked."""
+    """Whether a view may be written; records each query of a store."""
 
     __slots__ = ("asked", "value")
 
@@ -252,15 +252,15 @@ class _Arguments:
 
 
 def _rounded(bound: int) -> int:
-    """A bound of an interval, rounded outwards to a power of two where it is no size that a program could have."""
+    """A bound of an interval, rounded outwards to a power of two where it exceeds every size of a program."""
     if abs(bound) < _UNLIKELY:
         return bound
     power = 1 << (abs(bound) - 1).bit_length()
-    return min(power, _MOST) if bound > 0 else -power
+    return min(power, _MAX_I64) if bound > 0 else -power
 
 
 _UNLIKELY = 1 << 40
-_MOST = (1 << 63) - 1
+_MAX_I64 = (1 << 63) - 1
 
 
 class _Copy:
@@ -282,7 +282,7 @@ class _Copy:
         self._deeper = level - body.level
         self._line = line
         self.uses_others = False
-        """Whether it uses values of the caller that are no arguments, or has functions of its own."""
+        """Whether it uses values of the caller that are not arguments, or contains outlined bodies."""
 
     def _bound(self, ref: Ref) -> Ref:
         copy = self._refs[ref] = Ref(ref.id + self._shift, ref.type, ref.level + self._deeper)
@@ -337,7 +337,7 @@ class _Copy:
         return If(self._atom(s.cond), then, orelse, self._line)
 
     def block_(self, s: Block) -> Block:
-        # a body in a body has numbers of its own
+        # a nested outlined body has its own numbers
         self.uses_others |= s.outlined
         shift = s.shift + self._shift if s.outlined else 0
         return Block(s.label + self._shift, self.statements(s.body), s.outlined, shift)

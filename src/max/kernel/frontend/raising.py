@@ -15,17 +15,16 @@ from max.kernel.frontend.values import describe
 from max.kernel.ir.nodes import Atom, If, Message, Raise
 
 _STATIC_ERRORS = (KernelTypeError, KernelValueError, KernelIndexError)
-"""The errors of compilation that are also of a class of Python's, their second base."""
+"""The errors of compilation whose second base is an exception of Python."""
 
 
 def raise_at_run_time(fe: Frontend, exception: str, text: str, values: tuple[Atom, ...]) -> None:
     """Emits a ``raise`` with the source location."""
     if len(values) > 5:
         fe.fail(f"raise takes at most five run-time values, got {len(values)}", KernelValueError)
-    at = fe.location(fe.node)
-    fe.messages.append(
-        Message(exception, text, tuple(v.type.dtype for v in values), at.file, at.line)
-    )
+    location = fe.location(fe.node)
+    dtypes = tuple(v.type.dtype for v in values)
+    fe.messages.append(Message(exception, text, dtypes, location.file, location.line))
     fe.b.emit(Raise(len(fe.messages) - 1, values, fe.b.line))
 
 
@@ -56,9 +55,9 @@ def refuse(fe: Frontend, bad: Atom, exception: str, text: str, values: tuple[Ato
     if any(bad in scope.checked for scope in fe.b.scopes):
         return
     fe.b.scopes[-1].checked.add(bad)
-    at = fe.location(fe.node)
+    location = fe.location(fe.node)
     kernel = f" in kernel {fe.name}" if fe.name else ""
-    place = f"{at.file}:{at.line}{kernel}".replace("{", "{{").replace("}", "}}")
+    place = f"{location.file}:{location.line}{kernel}".replace("{", "{{").replace("}", "}}")
     scope = fe.b.open("branch")
     raise_at_run_time(fe, exception, f"{text} ({place})", values)
     fe.b.close()

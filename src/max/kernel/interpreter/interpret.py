@@ -5,7 +5,7 @@ always checked. Floats may differ in the last bit where compiled code fuses a mu
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any: these functions check their types
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel IR as text; the text is what a kernel's key is the hash of."""
+"""The kernel IR as text; a kernel's key is the hash of its text."""
 
 from __future__ import annotations
 

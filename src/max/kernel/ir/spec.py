@@ -1,9 +1,7 @@
-"""The machine-checked rules of the kernel IR: which ops there are, what they take and give, and where names are
-visible.
-"""
+"""The machine-checked rules of the kernel IR: the ops, the types of their operands and results, the scope of names."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any: these functions check their types
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from max.kernel.types import BOOL, INDEX, POINTER, ScalarType, Type, bf16, bool_
 
 
 class IRError(Exception):
-    """The compiler made IR that breaks a rule: a mistake of ours, not of the kernel."""
+    """IR that breaks a rule: a defect of the compiler, not of the kernel."""
 
 
 Rule = Callable[[Let], bool]
@@ -152,7 +150,7 @@ def _no_args(s: Let) -> bool:
     return not s.args and isinstance(s.attr, int)
 
 
-#: Each op: number of operands (None: several), and the rule that operands, result and attribute keep.
+#: Each op: the number of operands (None: any), and the rule for operands, result and attribute.
 OPS: dict[str, tuple[int | None, Rule]] = {
     # arithmetic
     **dict.fromkeys(("add", "sub", "mul"), (2, _numbers)),
@@ -224,7 +222,7 @@ _EFFECTS = {
 
 
 _valid_signatures: set[tuple[Any, ...]] = set()
-"""Op, result type, attribute and operand types of the bindings that kept their rules: most repeat earlier ones."""
+"""Op, result type, attribute and operand types of bindings that passed their rule, as most bindings repeat others."""
 
 
 def verify(ir: KernelIR) -> None:

@@ -315,7 +315,7 @@ def brief() -> None:
 
 
 def run_time(x: Any) -> Any:
-    """An integer, or a view, of which the compiler forgets what it knows: values and sizes are known at run time only.
+    """An integer or a view whose value or sizes the compiler forgets: they are known at run time only.
 
     For arguments of an outlined function, so that calls with other sizes share its code. Strides of 1 stay known.
     """

@@ -1,4 +1,4 @@
-"""From Python functions and source texts to syntax trees, and what the names in them mean."""
+"""Syntax trees of Python functions and source texts, and the values of the names in them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FunctionSource:
 
     @property
     def scope(self) -> Mapping[str, Any]:
-        """The values of the names that its definition can see."""
+        """The values of the names that are visible at its definition."""
         return ChainMap(self.closure, self.globals)  # type: ignore[arg-type]  # read only
 
 
@@ -82,7 +82,7 @@ _STATEMENT = re.compile(r"[^\s)\]}#]")
 
 @functools.cache
 def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
-    """The functions of a file by each line on which they may be said to start (first decorator, ``def``)."""
+    """The functions of a file by the line of their first decorator, and by that of their ``def``."""
     functions: dict[int, ast.FunctionDef] = {}
     for node in _statements(_parse(text, file).body):
         if isinstance(node, ast.FunctionDef):
@@ -157,7 +157,7 @@ class Function:
 class InlineFunction(Function):
     """A helper, inlined where a kernel calls it, and generic in the types of its arguments."""
 
-    #: Whether its code is a function of its own, see `outlined`.
+    #: Whether its machine code is a separate function, see `outlined`.
     outlined = False
 
     def __repr__(self) -> str:
@@ -251,7 +251,7 @@ def _parsed(text: str, name: str) -> tuple[str, dict[str, ast.FunctionDef]]:
 
 
 class _Lazy:
-    """A function of a source text, made only where it is run in plain Python."""
+    """A function of a source text, created when it first runs in plain Python."""
 
     def __init__(self, node: ast.FunctionDef, file: str, namespace: dict[str, Any]) -> None:
         self.node, self.file, self.namespace = node, file, namespace

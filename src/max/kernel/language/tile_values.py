@@ -1,7 +1,7 @@
-"""Matrix tiles: what they are, and how they behave in plain Python."""
+"""Matrix tiles: their shapes and instructions, and their semantics in plain Python."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any: these functions check their types
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ class MatrixTiles:
         self._tiles: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
 
     def configure(self) -> None:
-        """Takes the tiles into use: all are zero."""
+        """Starts the use of the tiles, which are zero."""
         self._tiles = [np.zeros(shape, np.uint8) for shape in self.shapes]
 
     def release(self) -> None:
-        """Gives the tiles back."""
+        """Ends the use of the tiles."""
         self._tiles = []
 
     def _tile(self, tile: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -1,7 +1,7 @@
 """Scalars, vectors and tiles in plain Python, over NumPy."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any: these functions check their types
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def together(*xs: Any) -> tuple[list[Array], ScalarType]:
 
 
 class _Tails(threading.local):
-    """The masks of the vector loops around, in this thread; None for one that is not in its tail."""
+    """The masks of the enclosing vector loops of this thread; None for a loop that is not in its tail."""
 
     def __init__(self) -> None:
         self.masks: list[Array | None] = []
@@ -179,7 +179,7 @@ _tails = _Tails()
 
 
 def begin_run() -> None:
-    """No vector loops are around, whatever an earlier run in this thread left."""
+    """Clears the masks of vector loops that an earlier run in this thread may have left."""
     _tails.masks = []
 
 
@@ -249,7 +249,7 @@ _float_power: list[Callable[[Any, Any], Any]] = []
 
 
 def set_float_power(function: Callable[[Any, Any], Any]) -> None:
-    """Says what ``a ** b`` on floats is."""
+    """Sets the function of ``a ** b`` on floats."""
     _float_power[:] = [function]
 
 
@@ -403,7 +403,7 @@ def _count_bits(op: str, n: int, width: int) -> int:
 
 
 def write(text: str) -> None:
-    """Where ``k.print`` goes."""
+    """The output stream of ``k.print``."""
     sys.stdout.write(text)
 
 

@@ -31,7 +31,7 @@ from max.kernel.targets.target import LLVMTarget
 
 
 def slots_of(w: Writer, body: Iterable[Stmt]) -> list[str]:
-    """The allocations of a body's slots, for the start of the function; finds the bodies that are functions too."""
+    """The allocations of a body's slots, for the start of the function; also collects the outlined bodies."""
     lines: list[str] = []
     for alloc in _allocs(w, body):
         name = w.slots[alloc.slot] = f"%s{alloc.slot}"
@@ -125,7 +125,7 @@ def call_outlined(w: Writer, s: Block) -> None:
     parameters = [f"{type} %a{n}" for n, type in enumerate(types)] + ["ptr %ctx"]
     text = module_text(function, f"void @{_NAME}({', '.join(parameters)})", slots)
     if s.shift:
-        # the numbers of the first call, so that all calls of a kernel share the function
+        # numbered as the first call, so that all calls of a kernel share the function
         text = _NUMBERS.sub(lambda found: f"{found[1]}{int(found[2]) - s.shift}", text)
     name = FUNCTION_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:FUNCTION_DIGITS]
     w.functions[name] = text.replace(f"@{_NAME}(", f"@{name}(", 1)
@@ -142,7 +142,7 @@ _NUMBERS = re.compile(r"(%[vs]|leave)(\d+)")
 
 
 class _Uses:
-    """What a body uses from outside, in order."""
+    """The values and slots of the enclosing bodies that a body uses, in order."""
 
     def __init__(self) -> None:
         self.outside: dict[Ref | int, None] = {}
@@ -196,7 +196,7 @@ class _Uses:
 
 
 class _UnsupportedError(Exception):
-    """A body needs what only a kernel has: its arguments, its workers, its error record or matrix tiles."""
+    """A body needs the arguments, workers, error record or matrix tiles of its kernel."""
 
 
 _EFFECTS = {"scatter", "prefetch", "assume", "brief"}

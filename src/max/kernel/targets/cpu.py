@@ -1,4 +1,4 @@
-"""CPUs as targets: which features code may use, found by asking the machine or named in ``MAX_CPU_FEATURES``."""
+"""CPUs as targets: the features that code may use, those of the machine or those of ``MAX_CPU_FEATURES``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
     llvm = lazy_module("llvmlite.binding")  # loads LLVM
 
 _X86_BASE = frozenset({"sse", "sse2", "cx8", "fxsr", "mmx", "64bit", "cmov"})
-# what a restricted feature list needs so that LLVM takes it
+# the features that LLVM requires in a restricted feature list
 _IMPLIED = {
     "avx512bf16": ("avx512bw", "avx512f"),
     "avx512vnni": ("avx512f",),
@@ -47,12 +47,12 @@ _IMPLIED = {
 _AMX = ("amx-tile", "amx-bf16", "amx-int8")
 _AMX_CPU = "sapphirerapids"
 _GENERIC_X86 = "x86-64"
-#: A feature of ours: kernels take their paths for matrix tiles, which memory stands in for.
+#: Our own feature: kernels take their paths for matrix tiles, which are emulated in memory.
 EMULATED_TILES = "amx-emulated"
-#: A feature of ours: each row of a result is summed in an order that does not depend on the other rows.
+#: Our own feature: each row of a result is summed in an order that does not depend on the other rows.
 BATCH_INVARIANT = "batch-invariant"
 _OURS = frozenset({EMULATED_TILES, BATCH_INVARIANT})
-#: In ``MAX_CPU_FEATURES``: all that the machine has.
+#: In ``MAX_CPU_FEATURES``: all features of the machine.
 NATIVE = "native"
 
 
@@ -184,7 +184,7 @@ class CPUTarget(LLVMTarget):
         base = _X86_BASE if self.is_x86 else ARM64_BASE if self.is_arm64 else frozenset[str]()
         names = self.closure | base
         on = [f"+{name}" for name in sorted(names - _OURS)]
-        # the processor's name would bring them back, though a virtual machine may hide them
+        # the processor's name implies them, though a virtual machine may hide them
         off = [f"-{name}" for name in sorted(self._told) if name not in names]
         return ",".join([*on, *off, *(["-prefer-256-bit"] if self.has("avx512f") else [])])
 
@@ -236,14 +236,14 @@ def _chosen(words: frozenset[str], present: frozenset[str], triple: str) -> froz
     else:
         closure = CPUTarget(frozenset(named), triple).closure
         kept = (set(present) | {EMULATED_TILES}) & closure
-    # without a feature there are none that build on it
+    # removing a feature removes those that depend on it
     return frozenset(
         name for name in kept if not removed & CPUTarget(frozenset({name}), triple).closure
     )
 
 
 def _check_names(words: frozenset[str], valid: frozenset[str]) -> None:
-    """Refuses names that no processor of the family has.
+    """Checks that processors of the family have features of these names.
 
     Raises:
         FlagError: A name is not known; the message has the nearest one.
@@ -275,7 +275,7 @@ def _host(allowed: frozenset[str] | None) -> CPUTarget:
     chosen = _chosen(allowed, present, triple)
     if chosen - {EMULATED_TILES} == present:
         return CPUTarget(chosen, triple, cpu)
-    # a restricted target must not bring back features through the processor's name
+    # the processor's name implies features: a restricted target must not have it
     generic = _GENERIC_X86 if triple.startswith("x86_64") else "generic"
     return CPUTarget(chosen, triple, generic)
 

@@ -1,4 +1,4 @@
-"""What the processor of this machine can do: LLVM's list, and on arm64 what the system says of it.
+"""The features of this machine's processor: LLVM's list, and on arm64 the operating system's.
 
 LLVM reads arm64 Linux' features from a text file that emulators and some containers do not have, and asks macOS
 nothing.
@@ -37,9 +37,9 @@ _ARM64 = {
     "i8mm": (_AT_HWCAP2, 13, "FEAT_I8MM"),
     "bf16": (_AT_HWCAP2, 14, "FEAT_BF16"),
 }
-#: What every arm64 processor that runs an operating system has.
+#: The features of every arm64 processor that runs an operating system.
 ARM64_BASE = frozenset({"fp-armv8", "neon"})
-#: The features of arm64 that are told apart, by LLVM's names.
+#: The optional features of arm64 that are detected, by LLVM's names.
 ARM64_FEATURES = frozenset(_ARM64)
 
 
@@ -79,6 +79,6 @@ def host_features() -> frozenset[str]:
         return features
     features |= ARM64_BASE
     if sys.platform == "linux":
-        # the kernel's word goes: a hypervisor may hide what the processor's name promises
+        # the operating system decides: a hypervisor may hide features that the processor's name implies
         return (features - ARM64_FEATURES) | _from_linux()
     return features | _from_macos() if sys.platform == "darwin" else features

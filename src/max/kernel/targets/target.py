@@ -1,4 +1,4 @@
-"""What the generated code may use, whatever the kind of processor: vector widths, registers, special instructions."""
+"""The properties of a processor that kernels query: vector widths, registers, special instructions."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ A panel holds 32 columns of the right operand B `[K, N]`, four neighbours in k o
     [K / 4][32][4]      line k/4   │ column 0: b₀ b₁ b₂ b₃ │ column 1: b₀ b₁ b₂ b₃ │ … │ column 31 │      128 bytes
 
 as instructions for products of bytes take them. Elements are unsigned: 128 is added to each, and 128 times the sum of a
-row of A is subtracted from the row's sums. Targets that multiply signed bytes only subtract the 128 again before they
-multiply. AVX2 sums pairs of products in 16 bits, which they must fit: there magnitudes are multiplied, with the signs
-moved to A.
+row of A is subtracted from the row's sums. Targets that multiply signed bytes only subtract the 128 again before the
+product. AVX2 sums pairs of products in 16 bits, where products of unsigned bytes overflow: kernels multiply magnitudes
+there and move the signs to A.
 """
 
 from __future__ import annotations

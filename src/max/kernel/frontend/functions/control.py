@@ -75,7 +75,7 @@ def emit_run_time(fe: Frontend, x: Any) -> Any:
 
 
 def _forgotten(fe: Frontend, index: Index) -> Ref:
-    """An integer without what is known of it: of a slot that is read nothing is."""
+    """An integer whose value and interval the compiler forgets: it is read from a slot."""
     slot = fe.b.alloc(INDEX)
     fe.b.assign(slot, fe.b.index(index))
     return fe.b.read(slot, INDEX)
