@@ -1,5 +1,8 @@
 """Kernel parameters that are records of operands: each field takes an argument, in order."""
 
+# pyright: reportInvalidTypeForm=false
+# element types annotate scalars
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
