@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, run_time_views, view
 from max._kernel_library.operand_checks import check_offsets, check_size
 
 MAX_TOTAL = 2**62
@@ -45,10 +45,7 @@ def _lower_counts(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-    )
+    args = run_time_views(results[:1], operands[:1])
     params = {"what": attributes["what"]}
     return KernelCall(check_counts, args, params, serial=True, in_place=((0, 0),))
 

@@ -186,3 +186,9 @@ def operand_views(
     return tuple(
         view("operand", i, operands[i], groups, static=static) for i in range(first, len(operands))
     )
+
+
+def run_time_views(results: Sequence[Operand], operands: Sequence[Operand]) -> tuple[Arg, ...]:
+    """The views of all results, then of all operands, in their shapes, with dims that are known at run time only."""
+    outs = (view("result", i, result, static=False) for i, result in enumerate(results))
+    return (*outs, *operand_views(operands, static=False))

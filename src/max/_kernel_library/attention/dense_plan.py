@@ -1,10 +1,11 @@
-"""The plan of dense attention: what is known at compile time, and the records of a task.
+"""The plan of dense attention: compile-time facts, and the records of a task.
 
 In: the target, dtypes and attributes of a call. Out: a `Plan`, which `max._kernel_library.attention.dense_rows`
     follows.
 
-A row is a query of one head of the group; rows are ordered query by query, in each the heads of the group that share
-keys and values.
+A row is a query of one head of a group, the heads that share keys and values. With two heads the rows are::
+
+    query 0, head 0 │ query 0, head 1 │ query 1, head 0 │ …         row r: query r // group, head r % group
 """
 
 from __future__ import annotations

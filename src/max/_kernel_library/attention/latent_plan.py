@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, run_time_views
 from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
 
 
@@ -65,11 +65,7 @@ def _lower_plan(
     target: k.Target,
 ) -> KernelCall:
     unsigned("mo.latents.plan.ragged", operands)
-    args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-        view("operand", 1, operands[1], static=False),
-    )
+    args = run_time_views(results[:1], operands[:2])
     names = ("least_rows", "most_cached", "saved", "spent", "count")
     params = {name: int(attributes[name]) for name in names}
     return KernelCall(plan_latents, args, params, serial=True)

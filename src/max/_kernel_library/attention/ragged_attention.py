@@ -102,8 +102,7 @@ def find_text_task(offsets: Any, number: Any, rows_per_task: Any, p: Plan) -> Te
 
 @k.inline
 def add_bias(task: Task, bias: Any, key: Any, count: Any, scale: Any, memory: Scratch, p: Plan) -> None:  # fmt: skip
-    """Adds the bias of each row and key to the scores of a block of keys, divided by what scores are multiplied by
-    later.
+    """Adds the bias of each row and key to the scores of a block of keys, divided by their later factor.
 
     Args:
         task: The task.

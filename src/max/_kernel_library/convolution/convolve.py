@@ -120,7 +120,7 @@ def cut_copies(size: Any, t: Tiling) -> Blocks:
     blocks = k.ceildiv(size, LANES_K * t.pair)
     part = k.max(round_up(k.ceildiv(size, k.max(blocks, 1)), STEP), STEP)
     blocks = k.ceildiv(size, part)
-    # room for what a vector writes past the end
+    # room for the lanes that a vector writes past the end
     copy_step = k.min(round_up(part // t.pair, LINE) + LINE, COPY_STRIDE)
     return Blocks(k.max(blocks, 1), part, k.i64(1), copy_step)
 
@@ -175,7 +175,7 @@ def multiply_strip_of_filter(
     while row < task.rows:
         remaining = task.rows - row
         tile_height = choose_height(row, task.rows, taller, t)
-        # with one K block nothing is added to sums later: all tiles share the first rows
+        # with one K block a tile's sums are final: all tiles share the first rows
         sums = c[(k.i64(0) if first and last else task.sums_row + row) * COLUMNS :]
         if last:
             prefetch_tile(results, task.row + row, task.column, t.height)
@@ -294,7 +294,7 @@ def convolve(
         patches = Patches(
             lanes, tile_starts, cut.copy_step, valid if bounded else None, zeros, offsets
         )
-        # what changes from K block to K block is kept in variables, so that the inner loops do not compute it anew
+        # the state of a K block is in variables, so that inner loops do not recompute it
         block, first_run, begin, from_row = k.i64(0), k.i64(0), k.i64(0), k.i64(0)
         last_run = k.i64(1) if copied else k.min(cut.runs, layout.runs)
         length = k.ceildiv(k.min(cut.part, layout.size), t.pair) if copied else k.min(cut.part, run)

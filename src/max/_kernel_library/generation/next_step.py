@@ -1,4 +1,7 @@
-"""From one decoding step of a ragged batch to the next, where no sequence has more than one new token."""
+"""The transition from one decoding step of a batch to the next, where each sequence has one new token.
+
+One task does all of it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from max._kernel_library.lowering import KernelCall, Operand, operand_views
 from max._kernel_library.operand_checks import check_size, unsigned
 
 MAX_LENGTH = 2**32 - 1
-"""The greatest length, which cannot be increased."""
+"""The greatest length that a u32 holds: a sequence of this length cannot grow."""
 
 
 class StepResults(NamedTuple):
-    """What a step computed, and what ends the run.
+    """The results of a step, and the conditions that end the run.
 
     Args:
         next_tokens: The sampled tokens, `[batch]`.

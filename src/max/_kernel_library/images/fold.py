@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, run_time_views
 
 
 @k.kernel
@@ -57,10 +57,7 @@ def _lower_fold(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-    )
+    args = run_time_views(results[:1], operands[:1])
     names = ("kernel", "stride", "dilation", "padding")
     return KernelCall(fold, args, {name: tuple(map(int, attributes[name])) for name in names})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.convolution.inputs import inside
-from max._kernel_library.lowering import KernelCall, Lowering, Operand, view
+from max._kernel_library.lowering import KernelCall, Lowering, Operand, run_time_views
 
 
 @k.inline
@@ -98,10 +98,7 @@ def _lower_pool(mean: bool) -> Lowering:
         attributes: Mapping[str, Any],
         target: k.Target,
     ) -> KernelCall:
-        args = (
-            view("result", 0, results[0], static=False),
-            view("operand", 0, operands[0], static=False),
-        )
+        args = run_time_views(results[:1], operands[:1])
         names = ("kernel", "stride", "dilation", "padding")
         params: dict[str, Any] = {name: tuple(int(n) for n in attributes[name]) for name in names}
         params["mean"] = mean

@@ -24,7 +24,7 @@ def source(at: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> Any:
     """The element of an axis of `input_size` before place `at` of `size`, and how far behind it the place is."""
     if mode == "nearest":
         return at * input_size // size, dtype(0)
-    # in whole halves of a pixel, so that nothing is rounded
+    # in integers, as multiples of half a pixel, so that positions are exact
     numerator = (2 * at + 1) * input_size - size
     if mode == "bilinear":
         numerator = k.max(numerator, 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, run_time_views
 
 MAX_SAMPLES = 4096
 """The greatest number of samples along an axis of a bin, where it follows from the size of the region."""
@@ -134,11 +134,7 @@ def _lower_roi_align(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-        view("operand", 1, operands[1], static=False),
-    )
+    args = run_time_views(results[:1], operands[:2])
     params = {
         "scale": float(attributes["spatial_scale"]),
         "samples": int(attributes["sampling_ratio"]),

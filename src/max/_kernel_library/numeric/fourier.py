@@ -1,8 +1,8 @@
 """Inverse Fourier transforms to real numbers, of any length.
 
-Each row is a complex transform after Stockham: a pass for each factor of the length, from one half of the scratch
-memory to the other, which leaves the elements in order. Factors are 4 and primes; a pass of factor `p` costs `p`
-products an element.
+A task is a row. It is transformed by the algorithm of Stockham, which keeps the elements in order: one pass for each
+factor of the length, from one half of the scratch memory to the other. Factors are 4 and primes; a pass of factor `p`
+takes `p` complex products per element. Scratch memory is 4 `n` floats (16 KB for n = 1,024 in f32).
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def transform_pass(
 def irfft(
     out: k.Output, x: k.Input, roots: k.Input, ctx: k.Context, *, n: int, scale: float
 ) -> None:
-    """`out` `[outer, n, inner]` from the first half of its spectrum `x` `[outer, m, inner, 2]`; what `x` lacks is 0."""
+    """`out` `[outer, n, inner]` from the first half of its spectrum `x` `[outer, m, inner, 2]`; missing frequencies are
+    0.
+    """
     dtype = k.f64 if out.dtype.bits == 64 else k.f32
     width = ctx.target.width(dtype)
     scratch = ctx.scratch(dtype, (2, 2, n))

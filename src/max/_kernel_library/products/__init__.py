@@ -1,1 +1,1 @@
-"""Matrix products: what dense, quantised and int8 weights share."""
+"""Matrix products; the files here are shared by products with dense, quantised and int8 weights."""

@@ -75,7 +75,7 @@ def group_at(groups: Groups, number: Any) -> Group:
 
 @k.inline
 def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
-    """The groups of a launch, checked; each worker reads them for itself.
+    """The groups of a launch, checked; every worker calls it.
 
     Args:
         operands: The operands that give the groups.

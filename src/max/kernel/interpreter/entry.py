@@ -39,7 +39,7 @@ _entries: list[Any] = []  # native code has their addresses: they stay
 
 
 class PythonMessage:
-    """The message of whatever a kernel raised in plain Python; stands after the numbered ones."""
+    """The message of an exception that a kernel raised in plain Python; it follows the numbered messages."""
 
     def __init__(self) -> None:
         self.exception, self.text = "RuntimeError", ""
@@ -50,7 +50,7 @@ class PythonMessage:
 
 
 class _Left(Exception):
-    """Another worker raised: this one leaves."""
+    """Ends the kernel in this worker, as another one has raised."""
 
 
 class _NativeContext(RunContext):
@@ -150,7 +150,7 @@ class _Runner:
             self.fn(*positional, **keywords)
         except _Left:
             return
-        except Exception as error:  # whatever it is, it reaches the caller through the error record
+        except Exception as error:  # any exception reaches the caller through the error record
             self._report(context, formatted(error))
         except BaseException as error:  # Ctrl-C: it cannot pass through native code
             self._interrupt(context, error)
@@ -169,7 +169,7 @@ class _Runner:
     def _interrupt(self, context: _NativeContext, error: BaseException) -> None:
         with _lock:
             if context.record[ErrorRecord.STATE] == ErrorState.NONE:
-                # the reference is for the caller, who raises it again
+                # the reference belongs to the caller, which raises the exception again
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
                 context.record[ErrorRecord.VALUES] = id(error)
                 context.record[ErrorRecord.STATE] = ErrorState.INTERRUPTED

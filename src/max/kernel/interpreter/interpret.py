@@ -1,7 +1,7 @@
 """Runs kernels in plain Python over NumPy arrays: for debuggers, and as the oracle of the compiled code.
 
-The kernel's own function is called; what differs from compiled code is only what its parameters are. Indices are
-always checked. Floats may differ in the last bit where compiled code fuses a multiplication with an addition.
+The kernel's own function is called, with parameters that behave as in compiled code. Indices are always checked. Floats
+may differ in the last bit where compiled code fuses a multiplication with an addition.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -204,7 +204,7 @@ _atomic = threading.Lock()
 
 
 class _Launch:
-    """What the workers of one run share."""
+    """The state that the workers of a run share."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -305,7 +305,7 @@ def interpret(
             fn(*positional, **keywords)
         except threading.BrokenBarrierError:
             return
-        except Exception as error:  # whatever the kernel raises reaches the caller, from any worker
+        except Exception as error:  # exceptions of every worker reach the caller
             launch.barrier.abort()
             errors.append(formatted(error))
 

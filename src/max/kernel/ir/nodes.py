@@ -46,7 +46,7 @@ Atom = Ref | Const
 # ***** statements *****
 @dataclass(frozen=True, slots=True, eq=False)
 class Let:
-    """``ref = op(args)``; ``spec.OPS`` lists the ops, ``attr`` is what the op needs at compile time."""
+    """``ref = op(args)``; ``spec.OPS`` lists the ops, ``attr`` is its compile-time operand."""
 
     ref: Ref
     op: str

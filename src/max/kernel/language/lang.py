@@ -1,4 +1,4 @@
-"""The functions of the kernel language, as they run in plain Python: this is what they mean.
+"""The functions of the kernel language with their semantics: the code runs in plain Python.
 
 In a kernel that is compiled, ``max.kernel.frontend.functions`` emits them instead.
 """
@@ -337,7 +337,7 @@ _targets: list[Target] = []
 
 
 def push_target(chosen: Target) -> None:
-    """Sets what ``target()`` gives in plain Python."""
+    """Sets the result of ``target()`` in plain Python."""
     _targets.append(chosen)
 
 

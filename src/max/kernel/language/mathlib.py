@@ -141,7 +141,7 @@ def log1p(x: Any) -> Any:
     if x.dtype is f64:
         return k.libm("log1p", x)
     u = 1.0 + x
-    lost = (x - (u - 1.0)) / u  # what rounding took from 1 + x
+    lost = (x - (u - 1.0)) / u  # the rounding error of 1 + x
     inside = (u > 0.0) & (u < _INF)
     result = log(u) + k.select(inside, lost, 0.0)
     return k.select(k.abs(x) < 1e-4, k.fma(x * x, k.fma(x, 0.33333333, -0.5), x), result)

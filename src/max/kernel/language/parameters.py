@@ -92,7 +92,7 @@ def _operand_record(
             hints = typing.get_type_hints(kind)
         except NameError:  # the class was defined in a function, next to its kernel
             hints = typing.get_type_hints(kind, localns=dict(scope))
-    except Exception as error:  # whatever the evaluation of a user's annotation raises
+    except Exception as error:  # any exception of a user's annotation
         raise KernelTypeError(
             f"{name}: the annotations of {kind.__name__} have no value: {type(error).__name__}: {error}"
         ) from None

@@ -68,7 +68,7 @@ def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None
     w.start(after)
     poll(w)
     again = w.temp(f"icmp {compare} i64 {more}, {stop}")
-    # a block with a known name continues, whatever blocks the poll consists of
+    # the poll may consist of several blocks: a named block continues after it
     w.out(f"br i1 {again}, label %{after}.on, label %{exit}")
     w.start(f"{after}.on")
     w.jump(part)

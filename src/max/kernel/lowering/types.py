@@ -1,7 +1,7 @@
 """LLVM types and constants. Floats of 8 and 16 bits are integers, as not all targets support them."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any: these functions check their types
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, run_time_views
 from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import Tiling
 from max.kernel import Target
@@ -87,8 +87,5 @@ def lower_pack(
     operands: Sequence[Operand], results: Sequence[Operand], encoding: str
 ) -> KernelCall:
     """The packing of a weight."""
-    args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-    )
+    args = run_time_views(results[:1], operands[:1])
     return KernelCall(pack_int8, args, {"by_rows": ENCODINGS[encoding]})

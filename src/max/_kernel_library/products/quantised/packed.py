@@ -29,7 +29,7 @@ from typing import Any
 
 from max import kernel as k
 from max._dataclass import dataclass
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, run_time_views
 from max._kernel_library.products.dense import panels
 from max._kernel_library.products.int8 import panels as int8_panels
 from max._kernel_library.products.quantised.dequantise import scale_and_offset
@@ -240,10 +240,7 @@ def _lower_pack(
         return int8_panels.lower_pack(operands, results, encoding)
     if encoding not in FORMATS:
         return panels.lower_pack(operands, results, encoding == "rows", shares, share)
-    args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-    )
+    args = run_time_views(results[:1], operands[:1])
     return KernelCall(pack, args, {"encoding": encoding, "shares": shares, "share": share})
 
 
