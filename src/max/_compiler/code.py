@@ -41,7 +41,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """An input or output of a template."""
+    """An input or output of a template; `device` is its label and id, a `mutable` one is a buffer."""
 
     dtype: DType
     shape: tuple[Size, ...]
@@ -201,7 +201,17 @@ class ProgramCode:
 
 @dataclass(frozen=True, slots=True)
 class FixedBuffer:
-    """Memory that lives as long as the model: a weight, a constant, or a result computed at load."""
+    """Memory that lives as long as the model.
+
+    Args:
+        kind: ``weight``, ``constant``, or ``kept``: a result computed at load.
+        bytes: The size in bytes.
+        name: The name of a weight, or of a large constant of the module.
+        array: The elements of a small constant.
+        dtype: The dtype of a weight.
+        shape: The shape of a weight.
+        device: The index of the backend whose memory it is in.
+    """
 
     kind: str
     bytes: int

@@ -87,6 +87,8 @@ CheckKernel = Callable[[bool], str]
 
 
 class _Flattener:
+    """Instantiates templates in the order in which they run, over one list of buffers."""
+
     def __init__(self, templates: Mapping[str, Template], check_kernel: CheckKernel) -> None:
         self.templates = templates
         self.check_kernel = check_kernel
@@ -300,8 +302,10 @@ class _Flattener:
         """Adds empty launches, one per device; the buffers that they write have memory from here on."""
         devices = sorted({self.flat.buffers[buffer].device for buffer in writes}) or [HOST]
         for device in devices:
-            own = [buffer for buffer in writes if self.flat.buffers[buffer].device == device]
-            self.add_launch(mark(own, device))
+            buffers_of_device = [
+                buffer for buffer in writes if self.flat.buffers[buffer].device == device
+            ]
+            self.add_launch(mark(buffers_of_device, device))
 
     def jump(self, kind: str, label: int, host: bool, predicate: Pointer | None = None) -> None:
         slots = () if predicate is None else (predicate,)
@@ -335,12 +339,14 @@ class _Flattener:
         for (index, _), result in zip(callee.outputs, step.results, strict=True):
             if index not in inner:
                 inner[index] = places[result]
-        whole = prefix + step.prefix
+        full_prefix = prefix + step.prefix
         names = {symbol: env[symbol] for symbol in step.reveals}
-        computed = self.instantiate(callee, inner, bound, whole, whole, names, conditional)
+        computed = self.instantiate(
+            callee, inner, bound, full_prefix, full_prefix, names, conditional
+        )
         outputs = {s for _, info in callee.outputs for dim in info.shape for s in symbols_of(dim)}
         # a symbol that another call computed already: both calls must agree
-        agree = [
+        agreement = [
             Check(
                 computed[symbol],
                 env[symbol],
@@ -350,9 +356,9 @@ class _Flattener:
             if symbol in env and computed[symbol] != env[symbol]
         ]
         if conditional:
-            self.check_launches(agree, set())
+            self.check_launches(agreement, set())
         else:
-            self.flat.checks += agree
+            self.flat.checks += agreement
 
     def names_of_computed_sizes(
         self, template: Template, names: Mapping[str, Size]

@@ -98,7 +98,7 @@ class KernelTable:
 
     def library(
         self,
-        kernel: Any,
+        kernel: k.Kernel,
         arguments: Sequence[Argument | LimitSlot | Number],
         params: Mapping[str, Any],
         epilogue: str | None,
@@ -193,7 +193,7 @@ class KernelTable:
                 slots.append(Number(argument.view.strides[slot.axis]))
         return tuple(slots)
 
-    def writes(self, kernel: Any) -> frozenset[int]:
+    def writes(self, kernel: k.Kernel) -> frozenset[int]:
         """The positions of the tensor parameters that a kernel may write."""
         if kernel not in self._written:
             parameters = [
@@ -234,7 +234,7 @@ def _is_fixed(kernel: k.Kernel) -> bool:
     return kernel.source.globals.get("__name__", "").startswith("max._kernel_library")
 
 
-def _is_input(annotation: Any) -> bool:
+def _is_input(annotation: object) -> bool:
     """Whether the annotation is that of a read-only tensor."""
     if isinstance(annotation, str):
         return annotation.startswith(("k.Input", "Input"))

@@ -234,22 +234,23 @@ class GraphLowering:
         operands = [*[state.pointer() for state in states], *captured]
         types = [v.type for v in op.operands]
         condition, body = op.callees
-        decision = self.placing.subgraphs[condition].output_types[0]
+        predicate_type = self.placing.subgraphs[condition].output_types[0]
         predicate = self.placing.buffer(
-            Buffer("temp", 1, device=index_of(decision, self.placing.backends))
+            Buffer("temp", 1, device=index_of(predicate_type, self.placing.backends))
         )
-        following = [
+        next_states = [
             replace(
                 state,
                 buffer=self.placing.buffer(replace(self.placing.template.buffers[state.buffer])),
             )
             for state in states
         ]
-        results = [place.buffer for place in following]
-        outside, self.placing.launches = self.placing.launches, []
-        for source, state in zip(following, states, strict=True):
+        results = [place.buffer for place in next_states]
+        # collect the copies of the next values apart: they run after the body, in each iteration
+        enclosing_launches, self.placing.launches = self.placing.launches, []
+        for source, state in zip(next_states, states, strict=True):
             self.copy_in_memory(source, state, "while")
-        update, self.placing.launches = tuple(self.placing.launches), outside
+        update, self.placing.launches = tuple(self.placing.launches), enclosing_launches
         self.placing.launches.append(
             WhileStep(
                 replace(self.call_step(condition, types, operands, [predicate]), inherit=True),
@@ -323,6 +324,7 @@ class GraphLowering:
     def shape_to_tensor(self, op: MoOp) -> None:
         place = self.placing.allocate(op.results[0])
         dims = [simplify(dim) for dim in op.attr("shape")]
+        # a kernel with an argument for each dim: the sizes may depend on symbols
         lines = "".join(f"    o0[{i}] = d{i}\n" for i in range(len(dims)))
         params = "".join(f", d{i}: k.i64" for i in range(len(dims)))
         source = f"def region(o0: k.Output{params}, ctx: k.Context):\n{lines or '    pass'}\n"

@@ -146,7 +146,7 @@ class LibraryLowering:
         arguments: list[Argument] = []
         kernel_arguments: list[Argument | LimitSlot | Number] = []
         written: list[bool] = []
-        both: list[int] = []
+        also_read: list[int] = []
         for position, arg in enumerate(call.args):
             if isinstance(arg, Limit):
                 kernel_arguments.append(
@@ -164,7 +164,7 @@ class LibraryLowering:
             written.append(arg.source != "operand" or position in may_write)
             if arg.source == "operand":
                 # read, also where the kernel writes it
-                both.append(place.buffer)
+                also_read.append(place.buffer)
         for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
             argument = Argument(place.pointer(offset), view)
             arguments.append(argument)
@@ -178,7 +178,7 @@ class LibraryLowering:
         text = None if epilogue is None else epilogue.source
         kernel = self.placing.kernels.library(call.kernel, kernel_arguments, call.params, text)
         self.placing.launch(
-            kernel, arguments, written, call.serial, label, in_place, both, parts, flops, work
+            kernel, arguments, written, call.serial, label, in_place, also_read, parts, flops, work
         )
 
     def attention(self, op: MoOp) -> None:
@@ -236,7 +236,7 @@ class LibraryLowering:
             if isinstance(result.type, ShapedType):
                 self.placing.allocate(result)
         may_write = self.placing.kernels.writes(kernel)
-        arguments, written, both = list[Argument](), list[bool](), list[int]()
+        arguments, written, also_read = list[Argument](), list[bool](), list[int]()
         num_results = sum(isinstance(v.type, ShapedType) for v in op.results)
         for position, value in enumerate(values):
             place = self.placing.place(value)
@@ -246,9 +246,9 @@ class LibraryLowering:
             mutable = isinstance(value.type, BufferType) and position in may_write
             written.append(position < num_results or mutable)
             if mutable:
-                both.append(place.buffer)
+                also_read.append(place.buffer)
         specialised = self.placing.kernels.library(kernel, arguments, dict(parameters), None)
-        self.placing.launch(specialised, arguments, written, False, symbol, (), both)
+        self.placing.launch(specialised, arguments, written, False, symbol, (), also_read)
 
 
 def in_place_pairs(

@@ -50,12 +50,14 @@ class MemoryPlan:
 
 
 class _Planner:
+    """Walks the launches in order, with the accesses since the last barrier."""
+
     def __init__(
         self,
         buffers: list[Buffer],
         launches: list[Launch],
         cuts: Sequence[int],
-        held: Sequence[tuple[int, int]],
+        host_reads: Sequence[tuple[int, int]],
         labels: Iterable[int],
         loops: Sequence[tuple[int, int]],
         share: bool,
@@ -71,11 +73,12 @@ class _Planner:
             for buffer in (*launch.reads, *launch.writes):
                 if buffers[buffer].kind == "temp":
                     self.last_use[buffer] = index
-        for position, buffer in held:
+        for position, buffer in host_reads:
             self.last_use[buffer] = max(self.last_use.get(buffer, position), position)
         # jump targets: the launches before them depend on the path, so a barrier ends all of them
         self.joins = frozenset(labels)
         self.ends = self.keep_through_loops(loops)
+        # blocks of this segment whose users are all finished
         self.free: list[int] = []
         # blocks whose last user may still be running: free after the next barrier
         self.pending: list[int] = []
@@ -245,7 +248,7 @@ def plan_memory(
     buffers: list[Buffer],
     launches: list[Launch],
     cuts: Sequence[int] = (),
-    held: Sequence[tuple[int, int]] = (),
+    host_reads: Sequence[tuple[int, int]] = (),
     labels: Iterable[int] = (),
     loops: Sequence[tuple[int, int]] = (),
     share: bool = True,
@@ -256,9 +259,9 @@ def plan_memory(
         buffers: All buffers.
         launches: All launches, in order.
         cuts: Positions of launches that begin a new segment of the program, with its own arena.
-        held: Pairs (position, buffer): the host reads the buffer before the launch at the position.
+        host_reads: Pairs (position, buffer): the host reads the buffer before the launch at the position.
         labels: Positions of jump targets.
         loops: The positions of the first launch of each loop and of the one after its last, inner loops first.
         share: Whether buffers share memory.
     """
-    return _Planner(buffers, launches, cuts, held, labels, loops, share).run()
+    return _Planner(buffers, launches, cuts, host_reads, labels, loops, share).run()

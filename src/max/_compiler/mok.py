@@ -38,7 +38,7 @@ from max.dtype import DType
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.builtin import LocationAttr, ModuleOp
 from max.mlir.conditions import Condition
-from max.mlir.operation import OPS
+from max.mlir.operation import OPS, Attrs
 from max.mlir.types import short_types
 
 __all__ = [
@@ -101,7 +101,7 @@ class CheckOp(MoOp):
         return Condition(actual, required, self.attr("message"), self.attr("exact"))
 
 
-def _infer_pack_filter(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+def _infer_pack_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     (w,) = types
     assert isinstance(w, TensorType)
     *taps, channels, columns = w.static_shape or (1, 1, 0, 0)
@@ -129,7 +129,7 @@ class PackFilterOp(MoOp):
         )
 
 
-def _infer_packed_conv(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+def _infer_packed_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     x, packed = types
     assert isinstance(x, TensorType) and isinstance(packed, TensorType)
     channels = x.shape[-1] // int(attrs["groups"])
@@ -170,7 +170,7 @@ class PackedConvOp(MoOp):
         )
 
 
-def _infer_attention(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     tensors = [t for t in types if isinstance(t, TensorType)]
     if len(tensors) != len(types):
         raise TypeError("attention: an operand is no tensor")
@@ -254,7 +254,7 @@ class AttentionOp(MoOp):
 
 
 def _check_device_copy(
-    operands: Sequence[Attribute], results: Sequence[Attribute], attrs: Any
+    operands: Sequence[Attribute], results: Sequence[Attribute], attrs: Attrs
 ) -> None:
     x, y = cast("TensorType", operands[0]), cast("TensorType", results[0])
     if (x.dtype, x.shape) != (y.dtype, y.shape) or x.device == y.device:

@@ -16,7 +16,7 @@ from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.builtin import LocationAttr
-from max.mlir.operation import OPS
+from max.mlir.operation import OPS, Attrs
 from max.mlir.types import short_types
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-def _infer_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+def _infer_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     x, y = types
     if attrs["transpose_b"] and isinstance(y, TensorType):
         y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])
@@ -57,7 +57,7 @@ def parts_of(products: int, pairs: Sequence[int]) -> list[tuple[int, ...]]:
     return [(i, i + 1) if i in pairs else (i,) for i in range(products) if i not in second]
 
 
-def _infer_pack(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+def _infer_pack(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     encoding: str = attrs["encoding"]
     sizes = [_panel_sizes(cast("TensorType", w), encoding) for w in types]
     if len({elements for _, elements in sizes}) != 1 or len(set(map(_dtype, types))) != 1:
@@ -133,7 +133,7 @@ class PackOp(MoOp):
         return places
 
 
-def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+def _infer_packed_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     x = types[0]
     assert isinstance(x, TensorType)
     shape = [*x.shape[:-1], DimExpr.of(attrs["columns"])]
@@ -183,7 +183,7 @@ class PackedMatmulOp(MoOp):
         )
 
 
-def _infer_packed_products(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+def _infer_packed_products(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     x = cast("TensorType", types[0])
     dtype = attrs.get("dtype", x.dtype)
     return [

@@ -169,7 +169,7 @@ class Placing:
         serial: bool,
         name: str,
         in_place: tuple[tuple[int, int], ...] = (),
-        both: Sequence[int] = (),
+        also_read: Sequence[int] = (),
         parts: Sequence[int] = (),
         flops: Size = 0,
         work: WorkCode | None = None,
@@ -183,7 +183,7 @@ class Placing:
             serial: Whether one worker runs the launch.
             name: The name in errors and profiles.
             in_place: Pairs (written, read) of buffers that may share memory.
-            both: Written buffers that the kernel also reads.
+            also_read: Written buffers that the kernel also reads.
             parts: Buffers of which the kernel writes a part that no other launch writes.
             flops: The number of arithmetic operations; 0 if unknown.
             work: As for `Launch`.
@@ -193,7 +193,7 @@ class Placing:
         """
         key, slots = kernel
         reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
-            both
+            also_read
         )
         writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
         elsewhere = {self.template.buffers[b].device for b in reads | writes} - {self.device}

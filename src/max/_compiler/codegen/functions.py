@@ -63,10 +63,10 @@ def truncated_mod(x: Any, y: Any) -> Any:
     r = k.fma(-q, y, x)
     # the quotient may have rounded up across an integer
     r = k.select((r != 0) & ((r < 0) != (x < 0)), r + k.select(x < 0, -k.abs(y), k.abs(y)), r)
-    # beyond, the quotient's integer is not exact; infinity times 0 is NaN
+    # beyond these limits the rounded quotient has no exact integer part; and infinity times 0 is NaN
     far = k.abs(q) > (4503599627370496.0 if x.dtype is k.f64 else 4194304.0)
     far = far | (k.abs(y) == float("inf"))
-    if k.any(far):  # as good as never
+    if k.any(far):  # almost never taken
         r = k.select(far, k.fmod(x, y), r)
     return r
 
@@ -83,7 +83,7 @@ def floor_mod(x: Any, y: Any) -> Any:
 def floor_divide(x: Any, y: Any) -> Any:
     """The greatest integer not above the exact quotient of floats, as NumPy's; ``x / y`` if `y` is 0."""
     r = truncated_mod(x, y)
-    # near an integer, which the division may miss by its rounding
+    # x - r is a multiple of y: the quotient is an integer up to the rounding of the division
     q = (x - r) / y
     q = k.select((r != 0) & ((r < 0) != (y < 0)), q - 1.0, q)
     low = k.floor(q)

@@ -1,6 +1,6 @@
 """The loops of a region's kernel.
 
-Two shapes of nest cover everything:
+Two kinds of loop nests cover all regions:
 
 - *rows*: the last axis is vectorised. Without reductions it is cut into blocks that are shared out like the outer
   axes; with reductions it is walked once for each reduction and once more for the results that need them.
@@ -38,7 +38,7 @@ TILE_LINE = 64
 LONG_ROW = 8 * BLOCK
 """The length above which several workers reduce a single row."""
 SIMPLE = 4
-"""The maximum number of computed values of a region that needs few registers."""
+"""The most computed values of a region that needs few registers."""
 LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
 """Functions with long dependency chains: their latency limits a loop, not their throughput."""
 CHUNKS = 8
@@ -57,6 +57,8 @@ class NestText:
 
 
 class _Lines:
+    """Lines of source at a depth of indentation."""
+
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.depth = 1
@@ -70,6 +72,14 @@ class _Lines:
 
 
 class _NestWriter:
+    """Writes the loop nest of one region.
+
+    Args:
+        spec: The region; in `columns` its reduction axis is last, and the vectorised axis before it.
+        columns: Whether the nest is of the second kind.
+        width: Lanes of a vector.
+    """
+
     def __init__(self, spec: RegionSpec, columns: bool, width: int) -> None:
         self.spec = spec
         self.columns = columns
@@ -98,6 +108,7 @@ class _NestWriter:
         )
         self.workspaces: list[int] = []
         self.start: str | None = None
+        """The first index of the current block; None if the lane axis is not cut."""
         # leaves that are read along the tile axis and transposed in registers
         self.transposed = transposed_leaves(spec, self.tile_axis) if width in (8, 16) else []
         self.tile_rows = width if self.transposed else TILE_ROWS
@@ -218,6 +229,7 @@ class _NestWriter:
             out.depth = depth
 
     def walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
+        """One loop over the last axis, which computes reductions and stores results."""
         spec, out, width = self.spec, self.out, self.width
         accumulators: dict[int, str] = {}
         for i in reductions:
@@ -292,6 +304,7 @@ class _NestWriter:
         self.values.scope = None
 
     def accumulate(self, i: int, name: str) -> None:
+        """One step of a reduction; lanes beyond the end keep their accumulator."""
         node = self.spec.values[i]
         assert isinstance(node, Node)
         text = self.values.operand(node.args[0], not self.columns)
@@ -307,6 +320,7 @@ class _NestWriter:
         self.out.depth -= 1
 
     def finish(self, i: int, name: str) -> None:
+        """The result of a reduction: the accumulator, in rows combined across its lanes."""
         node = self.spec.values[i]
         assert isinstance(node, Node)
         if self.columns:

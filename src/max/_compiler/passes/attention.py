@@ -33,8 +33,10 @@ from max.mlir import DimExpr, MoOp, TensorType, build
 __all__ = ["fuse_attention"]
 
 FLOATS = frozenset({DType.float32, DType.bfloat16, DType.float16})
+"""The dtypes of queries, keys, values and results."""
 MATMULS = frozenset({"mo.matmul", "mok.matmul"})
 MAX_MASKS = 4
+"""The most masks of the kernel."""
 
 
 @dataclass
@@ -108,8 +110,8 @@ class _Fusion:
             return False
         batch = shape[:-2]
         q, q_scale = self._source(first.operands[0])
-        keys, key_scale = self._source(self._rows(first, not _transposed(first)))
-        values = self._widened(self._rows(last, _transposed(last)))
+        keys, key_scale = self._source(self._right_operand(first, not _transposed(first)))
+        values = self._widened(self._right_operand(last, _transposed(last)))
         scale = scores.scale * q_scale * key_scale
         operands = [self._batched(v, batch) for v in (q, keys, values)]
         if not isfinite(scale) or any(v is None for v in operands):
@@ -138,7 +140,7 @@ class _Fusion:
                 return None
             if user.name in MATMULS:
                 return (user, rounding) if use.index == 0 else None
-            if not _same_places(user):
+            if not _keeps_rows_and_columns(user):
                 return None
             if user.name == "mo.cast":
                 before, after = _cast_dtypes(user)
@@ -156,7 +158,7 @@ class _Fusion:
             return None
         if op.name in MATMULS:
             return Scores(op)
-        if _same_places(op):
+        if _keeps_rows_and_columns(op):
             scores = self._scores(op.operands[0], shape)
             return _cast_scores(scores, op) if scores and op.name == "mo.cast" else scores
         if op.name in ("mo.mul", "mo.div"):
@@ -206,7 +208,7 @@ class _Fusion:
             return value
         return insert_before(self.anchor, build("mo.transpose", (value,), {"perm": tuple(perm)}))
 
-    def _rows(self, op: MoOp, transposed: bool) -> SSAValue:
+    def _right_operand(self, op: MoOp, transposed: bool) -> SSAValue:
         """The right operand of a product, with its last two axes exchanged if `transposed`."""
         value = op.operands[1]
         rank = len(shape_of(value))
@@ -227,7 +229,7 @@ class _Fusion:
             op = view.operands[0].owner if view is not None else value.owner
             if not isinstance(op, MoOp):
                 return value, factor
-            inner, by = op.operands[0] if op.operands else value, 1.0
+            inner, constant_factor = op.operands[0] if op.operands else value, 1.0
             if op.name == "mo.cast" and _is_widening(op):
                 # a product in the narrower dtype is rounded before it is widened
                 scaled = False
@@ -235,10 +237,10 @@ class _Fusion:
                 inner, constant = _scaled(op)
                 if constant is None or (view is not None and not view.results[0].has_one_use()):
                     return value, factor
-                by = constant
+                constant_factor = constant
             else:
                 return value, factor
-            factor *= by
+            factor *= constant_factor
             value = inner if view is None else self._transpose(inner, view.attr("perm"))
 
     def _batched(self, value: SSAValue, batch: Sizes) -> SSAValue | None:
@@ -274,23 +276,23 @@ class _Fusion:
         first, second = self._unmerged(keys), self._unmerged(values)
         if first is None or second is None or first[1] != second[1]:
             return q, keys, values, masks
-        keys_apart, axis = first
-        values_apart = second[0]
-        shape, batch = shape_of(keys_apart), len(shape_of(q)) - 2
-        parts = shape[axis : axis + 2]
-        if axis >= batch or shape_of(values_apart)[axis : axis + 2] != parts:
+        split_keys, axis = first
+        split_values = second[0]
+        shape, batch = shape_of(split_keys), len(shape_of(q)) - 2
+        head_dims = shape[axis : axis + 2]
+        if axis >= batch or shape_of(split_values)[axis : axis + 2] != head_dims:
             return q, keys, values, masks
 
-        def apart(value: SSAValue, rank: int) -> SSAValue:
+        def split_heads(value: SSAValue, rank: int) -> SSAValue:
             dims = shape_of(value)
             at = axis - (rank - len(dims))
             if at < 0:
                 return value
-            split = (1, 1) if dims[at] == 1 else parts
+            split = (1, 1) if dims[at] == 1 else head_dims
             return self._insert("mo.reshape", value, (*dims[:at], *split, *dims[at + 1 :]))
 
-        masks = [apart(mask, batch + 2) for mask in masks]
-        return apart(q, batch + 2), keys_apart, values_apart, masks
+        masks = [split_heads(mask, batch + 2) for mask in masks]
+        return split_heads(q, batch + 2), split_keys, split_values, masks
 
     def _unmerged(self, value: SSAValue) -> tuple[SSAValue, int] | None:
         """The value before an axis of heads and a broadcast axis were merged into one; and the merged axis."""
@@ -385,7 +387,7 @@ def _cast_scores(scores: Scores, op: MoOp) -> Scores | None:
     return scores
 
 
-def _same_places(op: MoOp) -> bool:
+def _keeps_rows_and_columns(op: MoOp) -> bool:
     """Whether an op keeps the last two axes: a cast between floats, or a reshape of the batch axes."""
     if op.name == "mo.cast":
         types = (op.operands[0].type, op.results[0].type)
@@ -431,16 +433,16 @@ def _queries_axis(result: SSAValue, batch: Sizes) -> int:
         user = use.operation
         if not isinstance(user, MoOp):
             continue
-        if user.name == "mo.reshape" and _same_places(user):
+        if user.name == "mo.reshape" and _keeps_rows_and_columns(user):
             return _queries_axis(user.results[0], batch)
         if user.name == "mo.transpose":
             perm: tuple[int, ...] = user.attr("perm")
             rank = len(perm)
             others = [axis for axis in perm if axis != rank - 2]
-            place = perm.index(rank - 2)
+            queries_at = perm.index(rank - 2)
             if perm[-1] != rank - 1 or others != sorted(others):
                 continue
-            before = product(shape[:place])
+            before = product(shape[:queries_at])
             for axis in range(len(batch)):
                 if product(batch[:axis]) == before:
                     return axis

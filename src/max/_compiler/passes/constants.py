@@ -18,7 +18,7 @@ from max.mlir import DenseAttr, MoOp, TensorType, build
 __all__ = ["FOLD_LIMIT", "fold_constants"]
 
 FOLD_LIMIT = 64
-"""Elements of a folded result, at most; `mok.once` computes larger ones when the model is loaded."""
+"""The most elements of a folded result; `mok.once` computes larger ones when the model is loaded."""
 
 Array = npt.NDArray[Any]
 

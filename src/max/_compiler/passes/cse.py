@@ -1,4 +1,4 @@
-"""Eliminates common subexpressions."""
+"""Common subexpression elimination: equal pure ops share one result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eliminates dead ops."""
+"""Dead code elimination."""
 
 from __future__ import annotations
 

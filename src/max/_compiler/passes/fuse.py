@@ -30,7 +30,9 @@ from max.mlir.ops.reduction import REDUCTIONS
 __all__ = ["REDUCES", "ROWWISE", "fuse"]
 
 REDUCES = frozenset(f"mo.{name}" for name in REDUCTIONS)
+"""Reductions along one axis."""
 ROWWISE = REDUCES | {"mo.softmax", "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm"}
+"""Ops that need all elements along one axis."""
 MATMULS = frozenset(
     {
         "mo.matmul",
@@ -43,12 +45,15 @@ MATMULS = frozenset(
         "mo.conv_transpose",
     }
 )
+"""Ops whose kernels may have an epilogue."""
 
 PACKED_PRODUCTS = frozenset({"mok.packed_matmul", "mok.packed_products"})
+"""Ops whose kernels can compute the RMS norm of their left operand."""
 
 MAX_OPS = 96
 """The largest size of a region, in element-wise ops; ops over rows count as several."""
-_PARTS = {"mo.softmax": 6, "mo.logsoftmax": 6, "mo.layer_norm": 8, "mo.rms_norm": 6}
+_ROWWISE_SIZE = {"mo.softmax": 6, "mo.logsoftmax": 6, "mo.layer_norm": 8, "mo.rms_norm": 6}
+"""How many element-wise ops an op over rows counts as."""
 
 
 @dataclass(eq=False)
@@ -62,13 +67,14 @@ class Group:
     first: int = 0
     """The position of its first op in the block."""
     merged: Group | None = None
+    """The group that this one was merged into."""
     rows: set[SSAValue] = field(default_factory=set)
     """Values without the reduction axis; empty if the group has no reduction."""
 
     @property
     def size(self) -> int:
         """The size in element-wise ops; see `MAX_OPS`."""
-        return sum(_PARTS.get(op.name, 1) for op in self.ops)
+        return sum(_ROWWISE_SIZE.get(op.name, 1) for op in self.ops)
 
     def row_space(self) -> Sizes:
         """The space without the reduction axis."""
@@ -78,7 +84,7 @@ class Group:
 
 
 def fusable(op: MoOp) -> bool:
-    """Whether an op can be part of a region."""
+    """Whether an op can be part of a region: element-wise or row-wise, on dtypes that the code generator has."""
     name = op.name
     if name in ROWWISE or (name in OPS and op.spec.elementwise):
         return all(
@@ -158,7 +164,7 @@ class Fuser:
         source = shape_of(view.operands[0])
         if strip(shape) != strip(group.space) or len(shape) != len(source):
             return False
-        # the broadcast axis must be the reduction axis: as many dims other than 1 precede it
+        # the broadcast axis must be the reduction axis: equally many dims other than 1 precede both
         stretched = [axis for axis, (a, b) in enumerate(zip(source, shape, strict=True)) if a != b]
         return len(stretched) == 1 and len(strip(shape[: stretched[0]])) == len(
             strip(group.space[: group.axis])
@@ -180,7 +186,7 @@ class Fuser:
                     continue
                 group = membership[0]
                 if chosen is None:
-                    if self.fits(op, group, space, axis) and not self.waits(op, group):
+                    if self.fits(op, group, space, axis) and not self.depends_on(op, group):
                         chosen = group
                 elif self.compatible(chosen, group) and not self.would_cycle(chosen, group, op):
                     chosen = self.merge(chosen, group)
@@ -261,10 +267,10 @@ class Fuser:
                 return True
             # an op with several epilogues depends on the operands of all of them
             grouped = self.epilogues.get(main, [])
-            mark: object = main if grouped or unit is None else unit
-            if mark in visited:
+            visit_key: object = main if grouped or unit is None else unit
+            if visit_key in visited:
                 continue
-            visited.add(mark)
+            visited.add(visit_key)
             if grouped:
                 members = [main, *[member for group in grouped for member in group.ops]]
             else:
@@ -292,15 +298,15 @@ class Fuser:
                     owners.append(owner)
         return owners
 
-    def waits(self, op: MoOp, group: Group) -> bool:
+    def depends_on(self, op: MoOp, group: Group) -> bool:
         """Whether an op depends on a group through ops outside of it."""
         return self.reaches(self.outside_owners([op], {group}), {group}, group.first)
 
     def would_cycle(self, a: Group, b: Group, *ops: MoOp) -> bool:
         """Whether merging two groups and further ops would make the result depend on itself."""
-        both = {a, b}
-        starts = self.outside_owners([*a.ops, *b.ops, *ops], both)
-        return self.reaches(starts, both, min(a.first, b.first))
+        pair = {a, b}
+        starts = self.outside_owners([*a.ops, *b.ops, *ops], pair)
+        return self.reaches(starts, pair, min(a.first, b.first))
 
     def join_siblings(self, groups: list[Group]) -> list[Group]:
         """Merges groups over one space that read the same value, which is then loaded once.

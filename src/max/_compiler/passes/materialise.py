@@ -58,6 +58,8 @@ def needs_contiguous(op: MoOp) -> bool:
 
 
 class _Materialiser:
+    """Inserts the copies of one block; knows the layout of each value so far."""
+
     def __init__(self, block: Block) -> None:
         self.block = block
         self.layouts: dict[SSAValue, Layout] = {}
@@ -102,7 +104,9 @@ class _Materialiser:
             owner = base.owner
             borrowed = not isinstance(owner, MoOp) or owner.name in BORROWED
             layout = self.layout(value)
-            whole = layout.is_contiguous and layout.offset == 0 and not _is_part(value, base)
+            whole = (
+                layout.is_contiguous and layout.offset == 0 and not _selects_or_repeats(value, base)
+            )
             if borrowed or not whole or base in returned:
                 self.copy(op, index)
             else:
@@ -115,19 +119,19 @@ def materialise(block: Block) -> None:
     The caller owns the outputs. So an output is also copied if it is an argument, a weight or a constant, if it is part
     of another value, or if it is returned twice.
     """
-    work = _Materialiser(block)
+    materialiser = _Materialiser(block)
     for op in ops_of(block):
         if is_view(op):
-            work.view(op)
+            materialiser.view(op)
         elif op.name in ("mo.output", "mok.yield"):
-            work.outputs(op)
+            materialiser.outputs(op)
         elif op.name == "mok.attention":
-            work.attention_operands(op)
+            materialiser.attention_operands(op)
         elif needs_contiguous(op):
-            work.contiguous_operands(op)
+            materialiser.contiguous_operands(op)
 
 
-def _is_part(value: SSAValue, base: SSAValue) -> bool:
+def _selects_or_repeats(value: SSAValue, base: SSAValue) -> bool:
     """Whether a view between the base and the value selects or repeats elements."""
     while value is not base:
         owner = value.owner

@@ -17,21 +17,21 @@ from max.mlir import OPS, MoOp
 
 __all__ = ["bring_before", "merge_products", "pairs_of"]
 
-MOST = 4
-"""Parts of one launch, at most: the kernel has code for the epilogue of each."""
+MAX_PARTS = 4
+"""The most parts of one launch: the kernel has code for the epilogue of each."""
 CONE_OPS = 32
-"""Element-wise ops after a product that are searched, at most."""
-APART = MATMULS | {"mok.attention", "mo.custom", "mo.call", "mo.if", "mo.while"}
-"""Products on both sides of one of these ops are not merged: their results would stay in memory across it."""
+"""The most element-wise ops after a product that are searched."""
+SEPARATORS = MATMULS | {"mok.attention", "mo.custom", "mo.call", "mo.if", "mo.while"}
+"""Ops that separate products: results of products merged across such an op would have to wait for it in memory."""
 
 
 def merge_products(block: Block) -> None:
     """Merges `mok.packed_matmul` ops of one x into `mok.packed_products`, whose weights are packed into one buffer.
 
     Two products of equal sizes whose results meet in element-wise ops, as in a gated MLP, become a pair: they share
-    strips, so that one epilogue has both sums. Not merged are other products whose results meet (the later one takes
-    the epilogue), a product whose epilogue depends on another product, and a product whose weight has other uses (it is
-    packed once).
+    strips, so that one epilogue has both sums. Three kinds of products are not merged: those whose results meet but do
+    not form a pair (the later one takes the epilogue); one whose epilogue depends on another product; and one whose
+    weight has other uses (a weight is packed once).
     """
     ops = ops_of(block)
     groups = _groups(ops)
@@ -77,6 +77,7 @@ def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[P
         for op in group:
             packed = op.operands[1]
             plan = plan_of.get(packed)
+            # a weight that two groups would pack differently stays unmerged
             if plans.setdefault(packed, plan) != plan:
                 plans[packed] = None
     return [
@@ -94,17 +95,18 @@ def _plan(parts: list[tuple[MoOp, ...]]) -> tuple[Plan, list[MoOp]]:
 
 
 def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
-    """The products in groups of one x with no op of `APART` between them; a group may have one product."""
+    """The products in groups of one x with no op of `SEPARATORS` between them; a group may have one product."""
     groups: list[list[MoOp]] = []
     open_: dict[tuple[SSAValue, str], list[MoOp]] = {}
     for op in ops:
         if op.name != "mok.packed_matmul":
-            if op.name in APART:
+            if op.name in SEPARATORS:
                 open_.clear()
             continue
         encoding = op.attr("encoding")
         key = (op.operands[0], encoding)
         group = open_.get(key)
+        # a product separates the products of other values, too
         open_ = {}
         if group is None or (encoding not in FORMATS and encoding not in DENSE):
             groups.append(group := [])
@@ -132,10 +134,13 @@ def _elementwise(op: MoOp) -> bool:
     return op.name in OPS and op.spec.elementwise
 
 
-def _waits(op: MoOp, cone: set[MoOp], others: set[MoOp], position: dict[MoOp, int]) -> bool:
+def _depends_on_others(
+    op: MoOp, cone: set[MoOp], others: set[MoOp], position: dict[MoOp, int]
+) -> bool:
     """Whether the element-wise ops after a product depend on other products through ops outside of the cone."""
     if not others:
         return False
+    # walk up from the operands that the cone takes from outside
     todo = [v.owner for inner in cone for v in inner.operands if v.owner not in cone]
     first = min(position[other] for other in others)
     seen: set[object] = {op}
@@ -160,14 +165,14 @@ def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[M
     paired: set[MoOp] = set()
     for op in products:
         others = [other for other in products if other is not op and cones[op] & cones[other]]
-        if _waits(op, cones[op], set(products) - {op, *others}, position):
+        if _depends_on_others(op, cones[op], set(products) - {op, *others}, position):
             continue
         if not others:
             parts.append((op,))
         elif len(others) == 1 and op not in paired and _is_pair(op, others[0], cones):
             paired.add(others[0])
             parts.append((op, others[0]))
-    return [parts[i : i + MOST] for i in range(0, len(parts), MOST)]
+    return [parts[i : i + MAX_PARTS] for i in range(0, len(parts), MAX_PARTS)]
 
 
 def pairs_of(products: list[MoOp], position: dict[MoOp, int]) -> list[tuple[MoOp, ...]]:

@@ -14,10 +14,10 @@ from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType, builtin
 __all__ = ["compute_once", "weights_only"]
 
 SOURCES = frozenset({"mo.constant", "mo.constant.external"})
-GROWTH = 4
-"""Largest ratio of the bytes of hoisted results to the bytes of their weights."""
-ALWAYS = 1 << 28
-"""Results of at most this many bytes are hoisted whatever the ratio."""
+MAX_GROWTH = 4
+"""The largest ratio of the bytes of a hoisted result to the bytes of the weights that it is computed from."""
+SMALL_BYTES = 1 << 28
+"""Results of at most this many bytes are hoisted at any ratio."""
 EXCLUDED = frozenset({"mo.call", "mo.custom", "mo.if", "mo.while", "mok.region"})
 """Ops that are never hoisted: they may have effects, or contain constants themselves."""
 
@@ -40,6 +40,7 @@ def _symbolic(attr: Attribute) -> bool:
 
 
 def _is_constant(op: MoOp, constants: set[SSAValue]) -> bool:
+    """Whether an op computes the same results in each execution: pure, of static sizes, from constants only."""
     return (
         op.is_pure
         and op.name not in EXCLUDED
@@ -64,9 +65,10 @@ def weights_only(ops: list[MoOp]) -> set[SSAValue]:
 
 
 def _worth_keeping(op: MoOp, sources: dict[SSAValue, int]) -> bool:
+    """Whether the memory of an op's results is in proportion to the computation that they save."""
     size = sum(_bytes(result) or 0 for result in op.results)
     origin = sum({operand: sources[operand] for operand in op.operands}.values())
-    return size <= max(ALWAYS, GROWTH * origin)
+    return size <= max(SMALL_BYTES, MAX_GROWTH * origin)
 
 
 def _move_sources_up(block: Block, ops: list[MoOp]) -> MoOp | None:
@@ -86,9 +88,8 @@ def compute_once(block: Block) -> None:
     """Hoists ops that depend on weights and constants only.
 
     Views cost nothing: they stay, unless a hoisted op needs them. A strided view is hoisted too if an op outside needs
-    it
-    contiguous: then it is copied once (`materialise` inserts the copy). `fold_constants` has folded small constants
-    before.
+    it contiguous: it is then copied once (`materialise` inserts the copy). Small constants are already folded, by
+    `fold_constants`.
     """
     ops = ops_of(block)
     constants: set[SSAValue] = set()
@@ -133,7 +134,7 @@ def _strided(ops: list[MoOp]) -> set[object]:
     return strided
 
 
-def _takes(op: MoOp, user: object, strided: set[object]) -> bool:
+def _reads_hoisted(op: MoOp, user: object, strided: set[object]) -> bool:
     """Whether a user outside reads the hoisted result of an op.
 
     Only users that need a contiguous operand read the result of a strided view; the others read its source.
@@ -142,6 +143,7 @@ def _takes(op: MoOp, user: object, strided: set[object]) -> bool:
 
 
 def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], strided: set[object]) -> None:
+    """Moves the hoisted ops into a new `mok.once`, after the weights that it reads."""
     inside = set(hoisted)
     inputs: list[SSAValue] = []
     for op in hoisted:
@@ -166,7 +168,9 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], strided: set[obje
         if not is_view(op) or op in strided
         for result in op.results
         if any(
-            _takes(op, use.operation, strided) for use in result.uses if use.operation not in inside
+            _reads_hoisted(op, use.operation, strided)
+            for use in result.uses
+            if use.operation not in inside
         )
     ]
     body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))

@@ -1,4 +1,4 @@
-"""Packs the weights of experts, strip after strip, so that a group of rows is multiplied by a part of one buffer."""
+"""Packs the weights of all experts into one buffer, so that a group of rows is multiplied by a part of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pack_experts(block: Block, backends: Backends) -> None:
     """Replaces grouped products with constant weights by `mok.grouped_products`, by the rules of their device.
 
     Two products of the same rows whose results meet in element-wise ops, as in a gated MLP, become a pair: one launch,
-    whose epilogue has both sums. A pair whose weights other products have too stays apart, so that no weight is packed
+    whose epilogue has both sums. A pair is split if other products use its weights too, so that no weight is packed
     twice.
     """
     ops = ops_of(block)
@@ -44,16 +44,17 @@ def pack_experts(block: Block, backends: Backends) -> None:
     for op in products:
         encoding = _encoding(op, constant, backend_of(op, backends).packing)
         if encoding is not None:
-            x, _, *described = op.operands
-            groups.setdefault((encoding, x, *described), []).append(op)
+            x, _, *grouping = op.operands
+            groups.setdefault((encoding, x, *grouping), []).append(op)
     position = {op: i for i, op in enumerate(ops)}
+    # each part is one launch: a product, or a pair
     parts: list[tuple[str, tuple[MoOp, ...]]] = []
     for (encoding, *_), members in groups.items():
         pairs = pairs_of(members, position)
         paired = {op for pair in pairs for op in pair}
         single = [(op,) for op in members if op not in paired]
         parts += [(str(encoding), part) for part in (*pairs, *single)]
-    parts = _packed_once(parts)
+    parts = _without_shared_weights(parts)
     packed: dict[tuple[object, ...], SSAValue] = {}
     # in program order, as a packed weight comes before its first use
     for encoding, part in sorted(parts, key=lambda p: position[p[1][0]]):
@@ -67,22 +68,22 @@ def pack_experts(block: Block, backends: Backends) -> None:
         _replace(first, part, packed[encoding, *weights], encoding, packing)
 
 
-def _packed_once(
+def _without_shared_weights(
     parts: Sequence[tuple[str, tuple[MoOp, ...]]],
 ) -> list[tuple[str, tuple[MoOp, ...]]]:
     """Splits pairs with a weight that another product uses unpaired, or in another pair: a weight is packed once."""
-    together: dict[SSAValue, set[tuple[SSAValue, ...]]] = {}
+    groups_of: dict[SSAValue, set[tuple[SSAValue, ...]]] = {}
     for _, part in parts:
         weights = tuple([op.operands[1] for op in part])
         for w in weights:
-            together.setdefault(w, set()).add(weights)
-    out: list[tuple[str, tuple[MoOp, ...]]] = []
+            groups_of.setdefault(w, set()).add(weights)
+    unshared: list[tuple[str, tuple[MoOp, ...]]] = []
     for encoding, part in parts:
-        if all(len(together[op.operands[1]]) == 1 for op in part):
-            out.append((encoding, part))
+        if all(len(groups_of[op.operands[1]]) == 1 for op in part):
+            unshared.append((encoding, part))
         else:
-            out += [(encoding, (op,)) for op in part]
-    return out
+            unshared += [(encoding, (op,)) for op in part]
+    return unshared
 
 
 def _encoding(op: MoOp, constant: set[SSAValue], packing: Packing) -> str | None:
@@ -103,21 +104,21 @@ def _replace(
     first: MoOp, part: Sequence[MoOp], packed: SSAValue, encoding: str, packing: Packing
 ) -> None:
     """Replaces a product, or both of a pair, by one op at the position of the first one."""
-    x, _, *described = first.operands
+    x, _, *grouping = first.operands
     type_ = packed.type
     assert isinstance(type_, TensorType) and type_.static_shape is not None
     size = math.prod(type_.static_shape) * type_.dtype.size_in_bytes
-    out = first.results[0].type
-    assert isinstance(out, TensorType)
+    result_type = first.results[0].type
+    assert isinstance(result_type, TensorType)
     columns = [shape_of(op.results[0])[-1] for op in part]
     product = GroupedProductsOp.of(
-        (x, packed, *described),
+        (x, packed, *grouping),
         encoding,
         [size for size in columns if isinstance(size, int)],
         (0,) if len(part) == 2 else (),
         size >= packing.streamed_bytes,
         first.location,
-        out.dtype,
+        result_type.dtype,
     )
     insert_before(first, product)
     for op, result in zip(part, product.results, strict=True):
@@ -131,27 +132,28 @@ def _packed(first: MoOp, weights: Sequence[SSAValue], encoding: str) -> SSAValue
     rows = shape_of(weights[0])[1]
     assert isinstance(rows, int)
     # a strip must not have rows of two experts: pack each expert separately
-    whole = rows % (COLUMNS // len(weights)) == 0
-    parts = [_matrices(first, w, whole) for w in weights]
-    matrices = [matrix for together in zip(*parts, strict=True) for matrix in together]
+    as_one_matrix = rows % (COLUMNS // len(weights)) == 0
+    parts = [_matrices(first, w, as_one_matrix) for w in weights]
+    # expert by expert: the two weights of a pair share the strips of their expert
+    matrices = [matrix for of_expert in zip(*parts, strict=True) for matrix in of_expert]
     pairs = range(0, len(matrices), 2) if len(weights) == 2 else ()
     return insert_before(first, PackOp.of(matrices, encoding, tuple(pairs)))
 
 
-def _matrices(before: MoOp, w: SSAValue, whole: bool) -> list[SSAValue]:
-    """The rows of all experts as one matrix where `whole`, else as a matrix for each expert."""
+def _matrices(before: MoOp, w: SSAValue, as_one_matrix: bool) -> list[SSAValue]:
+    """The rows of all experts as one matrix where `as_one_matrix`, else as a matrix for each expert."""
     assert isinstance(w.type, TensorType) and w.type.static_shape is not None
     count, rows, size = w.type.static_shape
     matrix = insert_before(
         before, build("mo.reshape", (w,), {}, (w.type.with_shape([count * rows, size]),))
     )
-    if whole:
+    if as_one_matrix:
         return [matrix]
-    one = w.type.with_shape([rows, size])
+    expert_type = w.type.with_shape([rows, size])
 
     def rows_from(first: int) -> SSAValue:
         bounds = {"start": (first, 0), "stop": (first + rows, size), "step": (1, 1)}
         attributes = {name: tuple(map(DimExpr.of, dims)) for name, dims in bounds.items()}
-        return insert_before(before, build("mo.slice", (matrix,), attributes, (one,)))
+        return insert_before(before, build("mo.slice", (matrix,), attributes, (expert_type,)))
 
     return [rows_from(expert * rows) for expert in range(count)]

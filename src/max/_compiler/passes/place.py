@@ -20,7 +20,7 @@ from max.mlir import BufferType, MoOp, ShapedType, TensorType
 __all__ = ["place_operands"]
 
 ANY_DEVICE = frozenset({"mo.output", "mo.call", "mo.if", "mo.while", "mo.print"})
-"""Ops that accept operands in any memory."""
+"""Ops that accept operands in any memory: the host carries them out, or their callees place the operands."""
 
 
 def place_operands(block: Block, backends: Backends) -> None:
@@ -67,10 +67,10 @@ def _copied(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSA
             f"{op.name} runs on {backends[device].device}, and takes {type_.short}: a buffer is read and written on "
             "its own device only"
         )
-    own = next(
+    device_type = next(
         v.type
         for v in (*op.results, *op.operands)
         if isinstance(v.type, ShapedType) and index_of(v.type, backends) == device
     )
-    result = TensorType.get(type_.dtype, type_.shape, own.device)
+    result = TensorType.get(type_.dtype, type_.shape, device_type.device)
     return insert_before(op, DeviceCopyOp.of(operand, result, op.location))

@@ -70,18 +70,18 @@ class _Resolver:
         if graph.sym_name not in self.done:
             self.graph(graph, set(), {})
 
-    def graph(self, graph: GraphOp, around: set[str], outer: Env) -> None:
+    def graph(self, graph: GraphOp, enclosing: set[str], outer: Env) -> None:
         """One graph.
 
         Args:
             graph: The graph.
-            around: Symbols that a branch or a loop body shares with the enclosing graph.
+            enclosing: Symbols that a branch or a loop body shares with the enclosing graph.
             outer: The expressions of symbols that were resolved in the enclosing graph.
         """
         self.done.add(graph.sym_name)
-        own = _symbols(graph.input_types)
-        defined = around | own
-        env = {name: dim for name, dim in outer.items() if name not in own}
+        input_symbols = _symbols(graph.input_types)
+        defined = enclosing | input_symbols
+        env = {name: dim for name, dim in outer.items() if name not in input_symbols}
         for op in ops_of(graph.block):
             if env:
                 _substitute(op, env)

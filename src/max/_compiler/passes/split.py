@@ -19,8 +19,9 @@ from max.mlir import OPS, DimExpr, MoOp, TensorType, build
 __all__ = ["split_concats"]
 
 MAX_PARTS = 4
+"""The most operands of a concat that is moved: the ops before it are repeated for each."""
 MAX_OPS = 32
-"""Ops of a tree that is repeated per part, at most."""
+"""The most ops of a tree that is repeated for each part."""
 
 
 def split_concats(block: Block) -> None:

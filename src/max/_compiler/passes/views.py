@@ -15,6 +15,7 @@ from max.mlir import OPS, MoOp, TensorType
 __all__ = ["push_views"]
 
 MOVED = frozenset({"mo.reshape", "mo.transpose", "mo.broadcast_to", "mo.slice"})
+"""Views that move before element-wise ops."""
 CHEAP = frozenset({
     "mo.cast", "mo.add", "mo.sub", "mo.mul", "mo.neg", "mo.abs", "mo.max", "mo.min", "mo.not", "mo.and", "mo.or",
     "mo.xor", "mo.equal", "mo.not_equal", "mo.greater", "mo.greater_equal", "mo.select", "mo.relu",
@@ -49,6 +50,7 @@ def _worthwhile(view: MoOp, source: MoOp) -> bool:
 
 
 def _apply(view: MoOp, value: SSAValue) -> SSAValue:
+    """The view of another value of the same shape."""
     result, source = view.results[0].type, value.type
     assert isinstance(result, TensorType) and isinstance(source, TensorType)
     moved = type(view).create(
