@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max._kernel_library.library import CPU_KERNELS, KernelLibrary
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -196,6 +197,29 @@ def test_custom_ops_and_prints(
 def fake_double(out: fake.k.Output, x: fake.k.Input, ctx: fake.k.Context) -> None:
     for i, j in ctx.parallel(out.shape):
         out[i, j] = x[i, j] + x[i, j]
+
+
+def test_programs_with_kernels_of_the_user_are_not_kept(
+    devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of the device that an op runs on says whether its kernel is one of the user's."""
+    session = mixed_session(devices)
+    kinds = [TensorType(F32, [2, 3], ref) for ref in (HOST, ONE)]
+    with Graph("custom", input_types=kinds) as graph:
+        (y,) = ops.custom("fake_double", ONE, [graph.inputs[1]], [kinds[1]])
+        graph.output(y.tensor + 1)
+    module = graph.to_mlir()
+    with_symbol = KernelLibrary({**CPU_KERNELS.families, "fake_double": "indexing.gather"})
+    host, device = session._backends[0], session._backends[1]
+    keys = session._store
+    # fake devices themselves keep no programs
+    monkeypatch.setattr(keys, "_kept_devices", lambda: "devices")
+    assert keys._key(module, ["x", "y"]) is None
+    monkeypatch.setattr(host, "library", with_symbol)
+    assert keys._key(module, ["x", "y"]) is None
+    monkeypatch.setattr(host, "library", CPU_KERNELS)
+    monkeypatch.setattr(device, "library", with_symbol)
+    assert keys._key(module, ["x", "y"]) is not None
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, DType.int32], ids=str)

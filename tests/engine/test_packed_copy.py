@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from max._config import flags
 from max._runtime.cache import Cache
 from max.dtype import DType
-from max.engine import InferenceSession, _packed, _session
+from max.engine import InferenceSession, _linker, _packed
 from max.graph import DeviceRef, Graph, TensorType, Weight
 from max.graph.weights import SafetensorWeights
 
@@ -77,7 +77,7 @@ def no_packing(monkeypatch: pytest.MonkeyPatch):
     def unwanted(*args: Any) -> None:
         raise AssertionError("packed again")
 
-    return lambda: monkeypatch.setattr(_session, "run_once", unwanted)
+    return lambda: monkeypatch.setattr(_linker, "run_once", unwanted)
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])

@@ -12,14 +12,17 @@ import numpy as np
 
 from max._compiler.code import TensorInfo
 from max._errors import ArgumentError, ForeignTypeError
-from max.driver import Tensor
+from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named
 from max.dtype import DType
 
-__all__ = ["InputBinder"]
+__all__ = ["InputBinder", "ModelInput"]
+
+ModelInput = DLPackArray | np.generic | float
+"""An input of a model: a tensor, another DLPack array, or a number for rank 0."""
 
 MOST_PAIRS = 64
-"""The maximum number of pairs of a mutable and another input that are compared directly."""
+"""The most pairs of a mutable and another input that generated code compares."""
 
 
 def _shape_text(shape: Sequence[object]) -> str:
@@ -65,14 +68,14 @@ class InputBinder:
         for index, info in enumerate(self.inputs):
             lines.append(f"    if len(s{index}) != {len(info.shape)}: return None")
             for axis, dim in enumerate(info.shape):
-                place = f"s{index}[{axis}]"
+                size = f"s{index}[{axis}]"
                 if isinstance(dim, int):
-                    checks.append(f"{place} != {dim}")
+                    checks.append(f"{size} != {dim}")
                 elif (name := dim.symbol_name) is not None and name not in variables:
                     variables[name] = f"v{len(variables)}"
-                    lines.append(f"    {variables[name]} = {place}")
+                    lines.append(f"    {variables[name]} = {size}")
                 else:
-                    checks.append(f"{place} != sizes[{index}][{axis}].evaluate(env)")
+                    checks.append(f"{size} != sizes[{index}][{axis}].evaluate(env)")
         # a symbol alone is compared directly; expressions are rare
         checks = [self._direct(check, variables) for check in checks]
         env = ", ".join(f"{name!r}: {variable}" for name, variable in variables.items())
@@ -120,6 +123,7 @@ class InputBinder:
         return scope["overlap"]
 
     def _bytes_text(self, index: int) -> str:
+        """The number of bytes of an input, as an expression over `tensors`."""
         info = self.inputs[index]
         if all(isinstance(dim, int) for dim in info.shape):
             return str(math.prod(cast(Any, info.shape)) * info.dtype.size_in_bytes)
@@ -130,8 +134,8 @@ class InputBinder:
         for memory in set(self.memories):
             spans = sorted(
                 (t._ptr, _end(t), i.mutable)
-                for t, i, own in zip(tensors, self.inputs, self.memories, strict=True)
-                if own is memory
+                for t, i, owner in zip(tensors, self.inputs, self.memories, strict=True)
+                if owner is memory
             )
             end = written = 0
             for start, stop, mutable in spans:
@@ -169,7 +173,8 @@ class InputBinder:
                 tensors[i] = tensor.copy()
 
     def _direct(self, check: str, variables: dict[str, str]) -> str:
-        place, _, bound = check.partition(" != ")
+        """A check of a size that is a symbol, without the evaluation of an expression; other checks unchanged."""
+        size, _, bound = check.partition(" != ")
         if not bound.startswith("sizes"):
             return check
         index, axis = (
@@ -177,10 +182,10 @@ class InputBinder:
         )
         dim = self.inputs[index].shape[axis]
         name = None if isinstance(dim, int) else dim.symbol_name
-        return check if name is None else f"{place} != {variables[name]}"
+        return check if name is None else f"{size} != {variables[name]}"
 
     def bind(
-        self, args: Sequence[Any], may_copy: bool = True
+        self, args: Sequence[object], may_copy: bool = True
     ) -> tuple[list[Tensor], tuple[int, ...]]:
         """Converts the inputs to tensors, and binds the symbols.
 
@@ -225,20 +230,21 @@ class InputBinder:
         type_ = f"{info.dtype.name}{_shape_text(info.shape)}"
         return f"input {self.names[index]!r} of {self.model} (a {kind} {type_}{where})"
 
-    def _wrong_count(self, args: Sequence[Any]) -> None:
+    def _wrong_count(self, args: Sequence[object]) -> None:
         names = ", ".join(
             f"{name}: {info.dtype.name}{_shape_text(info.shape)}"
             for name, info in zip(self.names, self.inputs, strict=True)
         )
         passed = str(len(args))
-        only: Any = args[0] if len(args) == 1 else None
-        if type(only) in (list, tuple):
-            passed = f"one {type(only).__name__} of {len(only)}: give its items one by one, execute(*inputs)"
-        elif isinstance(only, Mapping):
+        argument = args[0] if len(args) == 1 else None
+        if isinstance(argument, list | tuple):
+            items = cast("Sequence[object]", argument)
+            passed = f"one {type(items).__name__} of {len(items)}: give its items one by one, execute(*inputs)"
+        elif isinstance(argument, Mapping):
             passed = "a dictionary: give its values one by one, in the order of the inputs"
         raise ArgumentError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {passed}")
 
-    def _convert(self, index: int, arg: Any) -> Tensor:
+    def _convert(self, index: int, arg: object) -> Tensor:
         """Converts an argument to a tensor.
 
         Raises:
@@ -247,7 +253,7 @@ class InputBinder:
         """
         info = self.inputs[index]
         if isinstance(arg, (bool, int, float, np.generic)):
-            return self._scalar(index, cast(Any, arg))
+            return self._scalar(index, cast("np.generic | float", arg))
         if isinstance(arg, Tensor):
             tensor = arg
             if tensor.device is not self.devices[index]:
@@ -257,7 +263,7 @@ class InputBinder:
                 )
         elif hasattr(arg, "__dlpack__") or isinstance(arg, np.ndarray):
             try:
-                tensor = Tensor.from_dlpack(arg)
+                tensor = Tensor.from_dlpack(cast("DLPackArray", arg))
             except (BufferError, ValueError, TypeError) as error:
                 raise ForeignTypeError(f"{self.what(index)}: {error}") from error
         else:
@@ -291,7 +297,8 @@ class InputBinder:
             return tensor
         return tensor if tensor.is_contiguous else tensor.contiguous()
 
-    def _scalar(self, index: int, arg: Any) -> Tensor:
+    def _scalar(self, index: int, arg: np.generic | float) -> Tensor:
+        """A tensor of rank 0 with a number."""
         info = self.inputs[index]
         if info.mutable:
             raise ArgumentError(
@@ -301,9 +308,9 @@ class InputBinder:
             raise ValueError(
                 f"{self.what(index)}: got the scalar {arg!r}, expected rank {len(info.shape)}"
             )
-        name = type(cast("object", arg)).__name__
+        name = type(arg).__name__
         # a number fits where its kind can hold it; NumPy's are taken as Python's
-        number: object = cast("Any", arg).item() if isinstance(arg, np.generic) else arg
+        number: object = arg.item() if isinstance(arg, np.generic) else arg
         match number:
             case bool():
                 fits = True

@@ -44,7 +44,7 @@ def checked_keys(graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> t
 
 
 class Captures:
-    """The captures of a model by key.
+    """The captured executions of a model, by key.
 
     Args:
         model: The name of the model, for messages.

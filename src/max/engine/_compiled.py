@@ -11,6 +11,7 @@ from max import mlir
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max.engine._opaque import with_buffers
+from max.engine._options import CustomExtensionsType
 from max.engine._store import Loaded
 from max.kernel.language.extensions import load_extensions
 
@@ -68,7 +69,7 @@ class CompiledModel:
         """Writes the model to a file that `InferenceSession.load` and `compile`, and `max.engine.read`, take.
 
         The file is that of `max.graph.Graph.save`: it holds the graph, for any machine. Machine code stays in the
-        cache, which ``MAX_CACHE_DIR`` names; where it is not found, loading the file compiles the graph.
+        cache in ``MAX_CACHE_DIR``; if it is not there, loading the file compiles the graph.
 
         Args:
             path: The file.
@@ -117,7 +118,9 @@ def read(source: str | os.PathLike[str]) -> CompiledModel:
     return CompiledModel(graphs_of("read", Path(source)))
 
 
-def graphs_of(op: str, model: Any, extensions: Iterable[Any] = ()) -> list[CompiledGraph]:
+def graphs_of(
+    op: str, model: object, extensions: Iterable[CustomExtensionsType | None] = ()
+) -> list[CompiledGraph]:
     """The graphs of a model, whose custom ops are registered, with their modules; they are not compiled.
 
     Args:
@@ -131,21 +134,21 @@ def graphs_of(op: str, model: Any, extensions: Iterable[Any] = ()) -> list[Compi
     """
     saved: Mapping[str, Any] = {}
     if isinstance(model, graphs.Graph):
-        found = [model]
+        staged = [model]
     elif isinstance(model, graphs.Module):
-        found = list(model.graphs)
+        staged = list(model.graphs)
     elif isinstance(model, str | Path):
         graph, saved = _saved(op, Path(model))
-        found = [graph]
+        staged = [graph]
     else:
         raise TypeError(
             f"{op}: expected a Graph or the path of a saved one, got {type(model).__name__}"
         )
     for extension in extensions:
         load_extensions(extension)
-    for graph in found:
+    for graph in staged:
         load_extensions(list(graph.kernel_libraries_paths))
-    return [CompiledGraph(graph, with_buffers(graph.to_mlir()), saved) for graph in found]
+    return [CompiledGraph(graph, with_buffers(graph.to_mlir()), saved) for graph in staged]
 
 
 def _saved(op: str, path: Path) -> tuple[graphs.Graph, Mapping[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from max import _interpreter, mlir
 from max._compiler.code import Compiled, ProgramCode, TensorInfo
 from max._compiler.sizes import simplify
 from max._runtime.interrupts import check_interrupt
-from max.driver import CPU, Tensor
+from max.driver import CPU, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.engine._model import Model
 from max.engine._program import Arena, Linked
@@ -27,7 +26,7 @@ def _info(type_: mlir.ShapedType) -> TensorInfo:
 
 
 class _NoLinker:
-    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
+    def link(self, compiled: Compiled, registry: Mapping[str, DLPackArray] | None) -> Linked:
         """Never called: an interpreted model is not linked."""
         raise RuntimeError(f"{compiled.name} is interpreted")
 
@@ -59,6 +58,7 @@ class _Run:
             results = _interpreter.run(self.graph, arrays, self.weights, check_interrupt)
         finally:
             _interpreter.printing.CURRENT.reset(token)
+        # the interpreter changed the copies on the host
         for tensor, copy, type_ in zip(inputs, on_host, self.top.input_types, strict=False):
             if isinstance(type_, mlir.BufferType) and tensor is not copy:
                 tensor.inplace_copy_from(copy)
@@ -98,8 +98,8 @@ def interpreted_model(
         if not isinstance(dim, int)
         for symbol in dim.symbols
     )
-    none = ProgramCode()
+    no_program = ProgramCode()
     compiled = Compiled(
-        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), [none], none, [], [], [{}]
+        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), [no_program], no_program, [], [], [{}]
     )  # fmt: skip
     return Model(compiled, None, _NoLinker(), arena, _Run(graph, weights, outputs, printing))

@@ -25,12 +25,13 @@ Linker = Callable[[ProgramCode, Mapping[str, int]], LinkedProgram]
 MOST_INPUT_BYTES = 64 << 20
 """The maximum size of the operands and results, other than weights, of measured launches."""
 MOST_ROWS = 128
+"""The greatest number of rows that is measured."""
 ROUNDS, FEWEST_ROUNDS = 8, 4
 """The number of alternating runs of each path."""
 ENOUGH_SECONDS = 0.1
 """The time after which no further round begins."""
-CLEARLY = 0.9
-"""The guess is replaced by a path that takes at most this share of its time, in each half of the runs."""
+CLEAR_GAIN = 0.9
+"""A path replaces the guess if it takes at most this share of its time, in each half of the runs."""
 PAUSE = 0.0002
 """Seconds between rounds without the pool's lock: a lock that is retaken at once is never handed over."""
 
@@ -87,15 +88,15 @@ class Measurement:
         assert limit is not None
         self._limit: LimitCode = limit
         guess = launches[0].slots[limit.slot].addend
-        self._most = min(limit.most, MOST_ROWS)
-        self._guess = min(guess, self._most)
-        # barriers, as in the program
+        self._most_rows = min(limit.most, MOST_ROWS)
+        self._guess = min(guess, self._most_rows)
+        # each launch waits for the one before, as in the program
         part = replace(
             compiled.main,
             launches=[replace(launch, barrier=True) for launch in launches],
             host_steps=[], checks=[], outputs=[],
         )  # fmt: skip
-        self._ways = [link(part, {limit.name: rows}) for rows in (limit.most, 0)]
+        self._paths = [link(part, {limit.name: rows}) for rows in (limit.most, 0)]
         used = {
             part.values[slot.value].base
             for launch in launches
@@ -104,9 +105,9 @@ class Measurement:
         layout = compiled.bases
         tensors = dict(enumerate(compiled.inputs, layout.inputs.start))
         tensors |= dict(enumerate(compiled.outputs, layout.outputs.start))
-        self._used = sorted(used & tensors.keys())
-        self._other = bool(used - tensors.keys() - {layout.NOTHING, layout.arena()})
-        operands = [tensors[base] for base in self._used]
+        self._used_bases = sorted(used & tensors.keys())
+        self._needs_other_memory = bool(used - tensors.keys() - {layout.NOTHING, layout.arena()})
+        operands = [tensors[base] for base in self._used_bases]
         sizes = [product(tensor.shape) * tensor.dtype.size_in_bytes for tensor in operands]
         self._sizes = size_function(sizes, compiled.symbols)
         self._quality = 1.0
@@ -120,18 +121,18 @@ class Measurement:
         Raises:
             PoolIsBusyError: Something else ran on the pool, or `stopped` returned true.
         """
-        faster_rows, slower_rows = 1, self._most + 1
+        faster_rows, slower_rows = 1, self._most_rows + 1
         rows = self._guess
         while faster_rows < rows < slower_rows:
             faster = self._few_is_faster(rows)
             if faster is None:
                 return None
             if faster:
-                faster_rows, rows = rows, min(2 * rows, self._most)
+                faster_rows, rows = rows, min(2 * rows, self._most_rows)
             else:
                 slower_rows, rows = rows, rows // 2
         between = (faster_rows + slower_rows) // 2
-        if faster_rows < between < slower_rows <= self._most:
+        if faster_rows < between < slower_rows <= self._most_rows:
             faster = self._few_is_faster(between)
             if faster is None:
                 return None
@@ -139,7 +140,7 @@ class Measurement:
         stats.measured += 1
         # the result for the greatest measured number of rows holds for all greater ones
         return Threshold(
-            self._limit.most if faster_rows == self._most else faster_rows, self._quality
+            self._limit.most if faster_rows == self._most_rows else faster_rows, self._quality
         )
 
     def _few_is_faster(self, rows: int) -> bool | None:
@@ -159,10 +160,10 @@ class Measurement:
                 stats.given_up += 1
                 raise PoolIsBusyError
             begin, begin_cpu = time.perf_counter(), time.process_time()
-            for way, program in zip(seconds, self._ways, strict=True):
+            for path_seconds, program in zip(seconds, self._paths, strict=True):
                 start = time.perf_counter()
                 program.executor.run_at(ready.bases, program.bases, ready.offsets)
-                way.append(time.perf_counter() - start)
+                path_seconds.append(time.perf_counter() - start)
             run_number += 4  # twice two runs
             if turn:  # the first turn is a warm-up: it touches memory and wakes the workers
                 elapsed += time.perf_counter() - begin
@@ -170,19 +171,19 @@ class Measurement:
         self._quality = min(self._quality, max(cpu / (pool.num_threads * elapsed), 0.0))
         middle = (len(seconds[0]) + 1) // 2
         halves = slice(1, middle), slice(middle, None)
-        best = [[min(way[half]) for way in seconds] for half in halves]
+        best = [[min(path_seconds[half]) for path_seconds in seconds] for half in halves]
         if rows <= self._guess:
-            return any(many_time > CLEARLY * few_time for few_time, many_time in best)
-        return all(few_time <= CLEARLY * many_time for few_time, many_time in best)
+            return any(many_time > CLEAR_GAIN * few_time for few_time, many_time in best)
+        return all(few_time <= CLEAR_GAIN * many_time for few_time, many_time in best)
 
     def _prepare(self, rows: int) -> _Ready | None:
         """Sizes and memory for which the launches have this number of rows; None if no sizes give it."""
-        program, count = self._ways[0], len(self._compiled.symbols)
-        if self._other:
+        program, count = self._paths[0], len(self._compiled.symbols)
+        if self._needs_other_memory:
             return None
-        one = [1] * count
-        tries = [(rows,) * count, *[(*one[:i], rows, *one[i + 1 :]) for i in range(count)]]
-        for symbols in tries:
+        ones = [1] * count
+        candidates = [(rows,) * count, *[(*ones[:i], rows, *ones[i + 1 :]) for i in range(count)]]
+        for symbols in candidates:
             instance = program.instance(symbols)
             bases = np.zeros(self._compiled.bases.count(), np.int64)
             slot = self._limit.rows
@@ -193,7 +194,7 @@ class Measurement:
             memory = [platform.allocate(max(size, 1)) for size in (instance.arena_bytes, *sizes)]
             for block in memory:
                 block[:] = 0
-            places = [self._compiled.bases.arena(), *self._used]
+            places = [self._compiled.bases.arena(), *self._used_bases]
             for base, block in zip(places, memory, strict=True):
                 bases[base] = block.ctypes.data
             return _Ready(instance.offsets, bases, memory)

@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,11 +17,11 @@ from max._abi import BaseLayout
 from max._compiler.code import Compiled
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
-from max.driver import CPU, Device, Tensor
+from max.driver import CPU, Device, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
 from max.dtype import DType
-from max.engine._binding import InputBinder
+from max.engine._binding import InputBinder, ModelInput
 from max.engine._captures import Capture, Captures, checked_keys
 from max.engine._outputs import OutputMemory
 from max.engine._profile import Profile, recording
@@ -34,7 +34,7 @@ __all__ = ["Model"]
 class Linker(Protocol):
     """The session's interface to link a model; a model calls it again for a reload."""
 
-    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
+    def link(self, compiled: Compiled, registry: Mapping[str, DLPackArray] | None) -> Linked:
         """Programs with the weights of a registry."""
         ...
 
@@ -173,7 +173,7 @@ class Model:
 
     # execution ---------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+    def __call__(self, *args: object, **kwargs: object) -> list[Tensor]:
         """Call self as a function.
 
         Args:
@@ -195,7 +195,7 @@ class Model:
                 raise TypeError(f"{self._compiled.name}: {error}; the inputs are {names}") from None
         return self.execute(*args)
 
-    def execute(self, *args: Any) -> list[Tensor]:
+    def execute(self, *args: object) -> list[Tensor]:
         """Runs the model.
 
         Args:
@@ -224,7 +224,7 @@ class Model:
         self._run(linked, instance, tensors, outputs)
         return outputs
 
-    def _execute_into(self, args: Sequence[Any], memory: Sequence[Tensor]) -> list[Tensor]:
+    def _execute_into(self, args: Sequence[ModelInput], memory: Sequence[Tensor]) -> list[Tensor]:
         """`execute`, with results in memory of the caller where they fit.
 
         Args:
@@ -328,7 +328,7 @@ class Model:
 
     # weights -----------------------------------------------------------------------------------
 
-    def reload(self, weights_registry: Mapping[str, Any], /) -> None:
+    def reload(self, weights_registry: Mapping[str, DLPackArray], /) -> None:
         """Reload weights into this compiled model in-place.
 
         Reuses the compiled graph and replaces all weights atomically: an execution sees either the old or the new ones.

@@ -1,4 +1,4 @@
-"""Execution of what a model computes once from its weights, in parts, so that memory is freed early."""
+"""Runs the program that computes results from weights once, in parts, so that memory is freed early."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_once(
         return
     (once,) = compiled.once
     arena = arena_of(backends.host)
-    for launches, read, over in _parts(compiled, once.launches):
+    for launches, read, finished in _parts(compiled, once.launches):
         prepare(read)
         program = link(replace(once, launches=launches))
         instance = program.instance((0,) * len(compiled.symbols))
@@ -59,9 +59,9 @@ def run_once(
         bases = np.zeros(compiled.bases.count(), np.int64)
         bases[compiled.bases.arena()] = address
         program.run(instance, bases)
-        for index in over:
+        for index in finished:
             mapped.give_back(fixed[index], compiled.fixed[index].bytes)
-        drop(over - needed)
+        drop(finished - needed)
 
 
 def needed_later(compiled: Compiled) -> set[int]:
@@ -101,17 +101,17 @@ def _parts(
     last = {index: n for n, read in enumerate(reads) for index in read}
     part: list[LaunchCode] = []
     read: set[int] = set()
-    over: set[int] = set()
+    finished: set[int] = set()
     size = 0
     for n, launch in enumerate(launches):
         part.append(launch)
         read |= reads[n]
-        ended = {index for index in reads[n] if last[index] == n}
-        over |= ended
-        size += sum(compiled.fixed[index].bytes for index in ended)
+        finished_here = {index for index in reads[n] if last[index] == n}
+        finished |= finished_here
+        size += sum(compiled.fixed[index].bytes for index in finished_here)
         if size >= PART_BYTES or n + 1 == len(launches):
-            yield part, read, over
-            part, read, over, size = [], set[int](), set[int](), 0
+            yield part, read, finished
+            part, read, finished, size = [], set[int](), set[int](), 0
 
 
 def _used(code: ProgramCode) -> set[int]:

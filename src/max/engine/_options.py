@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from max._errors import ArgumentError
 
@@ -14,6 +14,7 @@ __all__ = [
 ]  # fmt: skip
 
 CustomExtensionsType = list[str | Path | Any] | str | Path | Any
+_Choice = TypeVar("_Choice", bound=Enum)
 
 
 class GPUProfilingMode(str, Enum):
@@ -69,9 +70,10 @@ LEVELS = {
     "error": 40,
     "critical": 50,
 }
+"""The levels of Python's `logging`, by the values of `LogLevel`."""
 
 
-def choice(kind: type[Enum], option: str, value: Any) -> Any:
+def choice(kind: type[_Choice], option: str, value: object) -> _Choice:
     """The member of an enumeration that a value is or names.
 
     Args:

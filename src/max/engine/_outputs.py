@@ -30,13 +30,13 @@ __all__ = ["OutputMemory", "kept_blocks", "trim_all", "under_pressure"]
 
 logger = logging.getLogger("max.engine")
 
-LEAST = 64 << 10
-"""The minimum size of kept blocks; the process' allocator is fast for smaller ones."""
-KEPT = 2
-"""Blocks kept per output: a loop holds the last result while the next one is computed."""
-WASTE = 4
+LEAST_KEPT = 64 << 10
+"""The minimum size of a kept block; the process' allocator is fast for smaller ones."""
+KEPT_PER_OUTPUT = 2
+"""The number of blocks kept per output: a loop holds the last result while it computes the next one."""
+MOST_WASTE = 4
 """The maximum ratio between a block and an output that reuses it."""
-LARGE = 1 << 20
+LEAST_CHECKED = 1 << 20
 """The minimum size of a fresh block for which free memory is checked."""
 LEFT_SHARE = 0.1
 """The minimum share of free memory for blocks to be kept."""
@@ -57,7 +57,7 @@ class OutputMemory:
     def __init__(self, outputs: Sequence[tuple[DType, Device]], guarded: bool = False) -> None:
         self._guarded = guarded
         # looked up once: properties take longer than an allocation
-        self._forms = [
+        self._outputs = [
             (dtype, dtype.size_in_bytes, device, device.default_stream, device.is_host)
             for dtype, device in outputs
         ]
@@ -84,14 +84,14 @@ class OutputMemory:
         Raises:
             MemoryError: The device is out of memory.
         """
-        dtype, itemsize, device, stream, is_host = self._forms[index]
+        dtype, itemsize, device, stream, is_host = self._outputs[index]
         if not is_host:
             return Tensor._empty(dtype, shape, device)
         nbytes = math.prod(shape) * itemsize
         if self._guarded:
             memory = guard.allocate(nbytes)
             return Tensor._wrap(address(memory), dtype, shape, owner=memory, target=device)
-        if nbytes < LEAST:
+        if nbytes < LEAST_KEPT:
             return Tensor._over(allocate_bytes(nbytes), dtype, shape, device, stream)
         block = self._free_block(self._kept[index], nbytes)
         if block is None:
@@ -102,7 +102,8 @@ class OutputMemory:
     def _fresh(
         self, index: int, dtype: DType, shape: tuple[int, ...], device: Device, nbytes: int
     ) -> Tensor:
-        crowded = nbytes >= LARGE and under_pressure(nbytes)
+        """A tensor in a new block, which is kept unless little memory is left."""
+        crowded = nbytes >= LEAST_CHECKED and under_pressure(nbytes)
         if crowded:
             trim_all()
         try:
@@ -114,12 +115,13 @@ class OutputMemory:
             owner: Any = tensor._owner
             kept = self._kept[index]
             kept.append(owner)
-            del kept[:-KEPT]
+            del kept[:-KEPT_PER_OUTPUT]
         return tensor
 
     def _free_block(
         self, kept: list[npt.NDArray[np.uint8]], nbytes: int
     ) -> npt.NDArray[np.uint8] | None:
+        """A kept block of a fitting size that no tensor uses, else None; drops free blocks of other sizes."""
         for _ in range(len(kept)):
             try:
                 # the thread that pops a block owns it: several threads may run a model
@@ -127,8 +129,8 @@ class OutputMemory:
             except IndexError:
                 return None
             free = sys.getrefcount(block) == 2  # this frame's and the call's
-            if free and not nbytes <= block.size - ALIGNMENT <= WASTE * nbytes:
-                continue  # of another size: freed
+            if free and not nbytes <= block.size - ALIGNMENT <= MOST_WASTE * nbytes:
+                continue  # of another size: not put back, and so freed
             kept.append(block)
             if free:
                 return block
@@ -140,7 +142,7 @@ _all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
 _all_lock = threading.RLock()
 
 
-def _everything() -> list[OutputMemory]:
+def _all_memories() -> list[OutputMemory]:
     with _all_lock:
         return list(_all)
 
@@ -158,17 +160,17 @@ def under_pressure(nbytes: int) -> bool:
     memory = _seen
     if memory.available - nbytes < LEFT_SHARE * memory.total:
         return True
-    return nbytes + sum(each.kept_bytes() for each in _everything()) > KEPT_SHARE * memory.total
+    return nbytes + sum(each.kept_bytes() for each in _all_memories()) > KEPT_SHARE * memory.total
 
 
 def kept_blocks() -> dict[int, int]:
     """How often each block is kept for further outputs, by the identity of the block."""
-    return Counter([id(block) for each in _everything() for kept in each._kept for block in kept])
+    return Counter([id(block) for each in _all_memories() for kept in each._kept for block in kept])
 
 
 def trim_all() -> None:
     """Frees the unused output blocks of all models."""
     logger.debug("little memory is left: blocks that were kept for outputs are freed")
-    for each in _everything():
+    for each in _all_memories():
         each.trim()
     platform.release_free_memory()

@@ -1,11 +1,11 @@
-"""Packed weights on the disk: what a model computes once from its weights is written to a file, which later starts map.
+"""Packed weights on the disk: the results that a model computes once are written to a file, which later starts map.
 
-Packing 538 MB takes longer than all else that a start does, mostly because the system has to clear as many bytes of
-fresh memory. A mapped file is used where it is, and shared by all processes.
+Packing 538 MB takes longer than the rest of a start, mostly because the system clears as many bytes of fresh memory. A
+mapped file needs no such memory, and all processes share it.
 
-A copy is valid for one program, and for weight files of one size, modification and change time, in the boot that wrote
-it: it is not flushed, and its bytes are not checked, so after a restart of the machine it is written again. There are
-copies on Linux only, for models whose weights are all mapped from files.
+A copy is valid for one program, for weight files of one size, modification and change time, and until the machine
+restarts: the file is not flushed and its bytes are not checked, so after a restart it is written again. Copies exist on
+Linux only, for models whose weights are all mapped from files.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ logger = logging.getLogger("max.engine")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST_BYTES = 32 << 20
-"""Packing less takes no time that matters."""
+"""The least size of a copy: packing less takes little time."""
 MOST_HASHED = 16 << 20
-"""Bytes of constants that may be packed: their contents are part of the key."""
+"""The most bytes of a packed constant: its contents are part of the key."""
 WAIT_SECONDS = 10.0
-"""A copy is written this long after the load, or when the process ends."""
+"""The delay between a load and the writing of its copy; copies still waiting are written when the process ends."""
 EXIT_SECONDS = 30.0
-"""The longest that the end of a process waits for copies to be written; those not written by then are dropped."""
+"""The longest time that the end of a process takes to write copies; those not written by then are dropped."""
 CHUNK = 64 << 20
+"""The bytes that are written between two looks at the deadline."""
 _MAGIC = b"SUPREMUM PACKED 1 "
 
 
@@ -79,12 +80,12 @@ class PackedCopy:
         weights: Mapping[str, Tensor | weight_files.LaterCast],
         constants: Mapping[int, Array],
     ) -> PackedCopy | None:
-        """The copy of a model; None where there is none to be.
+        """The copy of a model; None if it is not to be kept.
 
         Args:
             program: The program's key on the disk.
             compiled: The program.
-            num_bytes: What it computes once, in bytes.
+            num_bytes: The size of the results that it computes once.
             weights: The values of its weights.
             constants: Its constants.
         """
@@ -101,7 +102,7 @@ class PackedCopy:
         return cls(cache_dir() / WEIGHTS_FOLDER / key, num_bytes)
 
     def mapped(self) -> Array | None:
-        """The packed weights, read-only; None where they are not on the disk."""
+        """The packed weights, read-only; None if they are not on the disk."""
         try:
             with open(self._path, "rb") as file:
                 if os.fstat(file.fileno()).st_size != self._num_bytes + len(self._footer):
@@ -117,7 +118,7 @@ class PackedCopy:
         return np.frombuffer(data, np.uint8)
 
     def write_later(self, packed: Array) -> None:
-        """Writes the copy in a while, or when the process ends, unless the weights are freed before.
+        """Writes the copy after `WAIT_SECONDS`, or when the process ends, unless the weights are freed before.
 
         Args:
             packed: The packed weights.
@@ -133,7 +134,7 @@ class PackedCopy:
 
         Args:
             packed: The packed weights.
-            expired: Whether to give up; called before each part is written.
+            expired: Called before each part is written; returns whether to give up.
         """
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
@@ -151,13 +152,13 @@ class PackedCopy:
             logger.debug("packed weights are not kept: %s", error)
             return False
         finally:
-            # also where Ctrl-C ends the process that writes
+            # also if Ctrl-C interrupts the writing
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
         return True
 
     def _make_room(self) -> bool:
-        """Removes the least recently used copies beyond the limit; whether the disk has room for another one."""
+        """Removes the least recently used copies beyond the limit; returns whether the disk has room for this one."""
         folder = self._path.parent
         total, limit = self._num_bytes, flags.MAX_WEIGHT_CACHE_SIZE << 20
         entries = [(path, path.stat()) for path in folder.iterdir()]
@@ -170,7 +171,7 @@ class PackedCopy:
 
 
 class _Writer:
-    """Copies to be written, by a timer or at exit."""
+    """Writes copies, on a timer or at exit."""
 
     def __init__(self) -> None:
         self._deadline = math.inf
@@ -184,11 +185,11 @@ class _Writer:
             self._jobs.append((copy, weakref.ref(packed)))
         timer = threading.Timer(WAIT_SECONDS, self.run)
         timer.daemon = True
-        with contextlib.suppress(RuntimeError):  # no thread to be had: at exit then
+        with contextlib.suppress(RuntimeError):  # the system refused a thread: written at exit
             timer.start()
 
     def run(self) -> None:
-        """Writes all; waits for a thread that writes."""
+        """Writes all waiting copies; waits for a thread that is writing."""
         with self._lock:
             while self._jobs:
                 copy, packed = self._jobs.pop()
@@ -196,7 +197,7 @@ class _Writer:
                     copy.write(array, lambda: time.monotonic() > self._deadline)
 
     def at_exit(self) -> None:
-        """Writes all within `EXIT_SECONDS`, a copy that a thread writes at this time included."""
+        """Writes all waiting copies within `EXIT_SECONDS`, including the one that a thread is writing."""
         self._deadline = time.monotonic() + EXIT_SECONDS
         self.run()
 
@@ -205,7 +206,7 @@ _writer = _Writer()
 
 
 def write_now() -> None:
-    """Writes the copies that wait for their time."""
+    """Writes the waiting copies now."""
     _writer.run()
 
 
@@ -214,7 +215,7 @@ def _sources(
     weights: Mapping[str, Tensor | weight_files.LaterCast],
     constants: Mapping[int, Array],
 ) -> list[str] | None:
-    """What the packed weights are made of; None where something is not mapped from a file."""
+    """The identities of all that is packed: constants by contents, weights by place in a file; None without a file."""
     files = platform.MappedFiles()
     parts: list[str] = []
     for index in sorted(inputs_of(compiled)):

@@ -281,6 +281,7 @@ class LinkedProgram:
                 raise ValueError(failure + self._where(check.staged_op))
         numbers = iter(self._sizes(symbols + unknown))
         offsets = [next(numbers) for _ in code.values]
+        # the symbolic blocks follow the static part of their arena
         ends = list(code.static_bytes)
         starts: list[int] = []
         holes: list[int] = []
@@ -365,7 +366,7 @@ class LinkedProgram:
     def run_host_steps(
         self, instance: Instance, bases: npt.NDArray[np.int64], sizes_of: dict[str, int]
     ) -> int:
-        """Does the host's steps at the end of a segment: reads sizes, prints, copies between devices, branches.
+        """Carries out the host steps at the end of a segment: reads sizes, prints, copies between devices, branches.
 
         Args:
             instance: The plan of the run.
@@ -442,7 +443,7 @@ class LinkedProgram:
 
 
 MOST_ELEMENTS = 1 << 47
-"""The maximum number of elements of a tensor, as addresses have 47 bits."""
+"""The most elements of a tensor: addresses have 47 bits."""
 
 
 @dataclass(slots=True, weakref_slot=True)

@@ -10,23 +10,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import numpy.typing as npt
 
 from max import mlir
-from max._backends import BackendOptions, Backends, backends_for
-from max._compiler.code import Compiled, ProgramCode
-from max._config import dump_log, flags
+from max._backends import BackendOptions, backends_for
+from max._config import flags
 from max._errors import ArgumentError
 from max._garbage import rare_collections
 from max._lazy import lazy_module
 from max._runtime import platform
-from max.driver import CPU, Device
+from max.driver import CPU, Device, DLPackArray
 from max.engine._casts import Caster
-from max.engine._fixed import FixedMemory
-from max.engine._idle import measure_when_idle
-from max.engine._limits import find_limits
+from max.engine._linker import ModelLinker
 from max.engine._model import Model
-from max.engine._once import inputs_of, needed_later, run_once
 from max.engine._options import (
     LEVELS,
     AssertLevel,
@@ -36,9 +32,8 @@ from max.engine._options import (
     SplitKReductionPrecision,
     choice,
 )
-from max.engine._packed import PackedCopy
-from max.engine._profile import Profile, keep_for_exit, recording
-from max.engine._program import Linked, LinkedProgram, arena_of
+from max.engine._profile import Profile, recording
+from max.engine._program import arena_of
 from max.engine._store import Loaded, ProgramStore, input_names
 from max.engine._weights import bind_weights, declared_weights
 from max.kernel.language.extensions import load_extensions
@@ -136,26 +131,26 @@ class InferenceSession:
     @rare_collections()
     def load(
         self,
-        model: str | Path | Any,
+        model: str | Path | graphs.Graph | graphs.Module,
         *,
         custom_extensions: CustomExtensionsType | None = None,
         custom_ops_path: str | None = None,
-        weights_registry: Mapping[str, Any] | None = None,
+        weights_registry: Mapping[str, DLPackArray] | None = None,
         tile_based_fusion: bool = False,
     ) -> Model:
         """Loads a model and compiles it for inference.
 
-        What is compiled is kept on disk: a second load of an equal graph, in this process or another, takes a fraction
-        of the time.
+        Compiled programs are kept on the disk: a second load of an equal graph, in this process or another, takes a
+        fraction of the time.
 
         Args:
             model: A :class:`max.graph.Graph`, or the path of a file that one was saved to.
             custom_extensions: The extensions to load for the model: paths of Python files with ops written in the
                 kernel language, or of folders of such files.
             custom_ops_path: The path to your custom ops. Deprecated, use ``custom_extensions`` instead.
-            weights_registry: A mapping from names of model weights to their values; with a saved graph, for those
-                that are not saved with it, or to be others: NumPy arrays, torch tensors,
-                `Tensor`, `WeightData` or other DLPack arrays. They are used where they are; the model holds on to them.
+            weights_registry: A mapping from names of model weights to their values: NumPy arrays, torch tensors,
+                `Tensor`, `WeightData` or other DLPack arrays. They are not copied where that is possible; the model
+                keeps them alive. Values that were saved with a graph may be left out, or replaced.
             tile_based_fusion: Without effect: the compiler decides which ops to fuse.
 
         Returns:
@@ -173,10 +168,10 @@ class InferenceSession:
     @rare_collections()
     def load_all(
         self,
-        model: str | Path | Any,
+        model: str | Path | graphs.Graph | graphs.Module,
         *,
         custom_extensions: CustomExtensionsType | None = None,
-        weights_registry: Mapping[str, Any] | None = None,
+        weights_registry: Mapping[str, DLPackArray] | None = None,
         tile_based_fusion: bool = False,
     ) -> dict[str, Model]:
         """Loads all graphs of a module.
@@ -194,14 +189,14 @@ class InferenceSession:
             RuntimeError: As for `load`.
             ValueError: As for `load`, or two graphs have one name.
         """
-        whole = model.module if isinstance(model, graphs.Graph) else model
-        compiled = self.compile(whole, custom_extensions=custom_extensions)
+        module = model.module if isinstance(model, graphs.Graph) else model
+        compiled = self.compile(module, custom_extensions=custom_extensions)
         return self.init_all(compiled, weights_registry=weights_registry)
 
     @rare_collections()
     def compile(
         self,
-        model: str | Path | Any,
+        model: str | Path | graphs.Graph | graphs.Module,
         *,
         custom_extensions: CustomExtensionsType | None = None,
         tile_based_fusion: bool = False,
@@ -231,7 +226,7 @@ class InferenceSession:
         self,
         compiled: _compiled.CompiledModel,
         *,
-        weights_registry: Mapping[str, Any] | None = None,
+        weights_registry: Mapping[str, DLPackArray] | None = None,
     ) -> Model:
         """Binds the weights of a compiled model.
 
@@ -246,7 +241,7 @@ class InferenceSession:
             ValueError: As for `load`, or the model has several graphs.
             TypeError: It is not a compiled model.
         """
-        (part,) = self._compiled("init", compiled, compiled).values()
+        (part,) = self._compiled("init", compiled, one=True).values()
         return self._bound(part, weights_registry)
 
     @rare_collections()
@@ -254,7 +249,7 @@ class InferenceSession:
         self,
         compiled: _compiled.CompiledModel,
         *,
-        weights_registry: Mapping[str, Any] | None = None,
+        weights_registry: Mapping[str, DLPackArray] | None = None,
     ) -> dict[str, Model]:
         """Binds the weights of each graph of a compiled model.
 
@@ -273,16 +268,16 @@ class InferenceSession:
         return {name: self._bound(part, weights_registry) for name, part in parts.items()}
 
     def _compiled(
-        self, op: str, compiled: Any, one: Any = None
+        self, op: str, compiled: object, one: bool = False
     ) -> dict[str, _compiled.CompiledGraph]:
-        """The graphs of a compiled model by name, with programs of this session; `one`: the model has one graph."""
+        """The graphs of a compiled model by name, with programs of this session; with `one` it must have one graph."""
         if not isinstance(compiled, _compiled.CompiledModel):
             raise TypeError(
                 f"{op}: expected a CompiledModel, which compile() returns, got {type(compiled).__name__}"
             )
-        parts = compiled._parts if one is None else (compiled.only(op),)  # pyright: ignore[reportPrivateUsage]
-        own = compiled._session is self  # pyright: ignore[reportPrivateUsage]
-        return {part.graph.name: part if own else self._ready(part) for part in parts}
+        parts = (compiled.only(op),) if one else compiled._parts  # pyright: ignore[reportPrivateUsage]
+        is_ours = compiled._session is self  # pyright: ignore[reportPrivateUsage]
+        return {part.graph.name: part if is_ours else self._ready(part) for part in parts}
 
     def _ready(self, part: _compiled.CompiledGraph) -> _compiled.CompiledGraph:
         """A graph with the program of this session's devices."""
@@ -290,7 +285,9 @@ class InferenceSession:
         program = None if flags.MAX_INTERPRET else self._store.load(part.module)
         return _compiled.CompiledGraph(part.graph, part.module, part.saved, program)
 
-    def _bound(self, part: _compiled.CompiledGraph, registry: Mapping[str, Any] | None) -> Model:
+    def _bound(
+        self, part: _compiled.CompiledGraph, registry: Mapping[str, DLPackArray] | None
+    ) -> Model:
         """The model of a graph with the weights of a registry, and those that were saved with it."""
         registry = {**part.saved, **(registry or {})} if part.saved else registry
         if part.program is not None:
@@ -307,11 +304,11 @@ class InferenceSession:
     def _linked(
         self,
         program: Loaded,
-        registry: Mapping[str, Any] | None,
-        allocate: Callable[[int], np.ndarray[Any, Any]] = platform.allocate,
+        registry: Mapping[str, DLPackArray] | None,
+        allocate: Callable[[int], npt.NDArray[Any]] = platform.allocate,
     ) -> Model:
         """The model of a program with the weights of a registry; `allocate` as for `FixedMemory`."""
-        linker = _Linker(self._backends, program, self._printing, self._caster)
+        linker = ModelLinker(self._backends, program, self._printing, self._caster)
         compiled = program.compiled
         linked = linker.link(compiled, registry, allocate)
         model = Model(compiled, linked, linker, arena_of(self._backends[compiled.main.device]))
@@ -319,7 +316,7 @@ class InferenceSession:
         return model
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Keeps the time of each kernel of the models that are loaded, while a ``with`` block runs.
+        """Measures the time of each kernel of the loaded models in a ``with`` block.
 
         The profile is complete when the block ends; see :meth:`Model.profile`.
         """
@@ -438,80 +435,3 @@ class InferenceSession:
         Args:
             mode: String to enable/disable. Accepts "false", "off", "no", "0" to disable, any other value to enable.
         """
-
-
-class _Linker:
-    """Links a compiled model with weights; kept by the model for reloads."""
-
-    def __init__(
-        self,
-        backends: Backends,
-        program: Loaded,
-        printing: print_options.PrintOptions,
-        caster: Caster,
-    ) -> None:
-        self.backends = backends
-        self.caster = caster
-        self.printing = printing
-        self.program = program
-
-    def link(
-        self,
-        compiled: Compiled,
-        registry: Mapping[str, Any] | None,
-        allocate: Callable[[int], np.ndarray[Any, Any]] = platform.allocate,
-    ) -> Linked:
-        """Links the programs with the weights of a registry, and computes the results that are computed once."""
-        weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
-        constants, key, copy = self.program.constants, self.program.key, None
-
-        def packed(num_bytes: int) -> np.ndarray[Any, Any] | None:
-            nonlocal copy
-            copy = PackedCopy.of(key, compiled, num_bytes, weights, constants)
-            return None if copy is None else copy.mapped()
-
-        memory = FixedMemory(compiled, self.backends, weights, constants, packed, allocate)
-        addresses = memory.addresses  # a later measurement must not hold the memory
-
-        def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
-            return LinkedProgram(
-                compiled, part, self.program.entries, addresses, self.backends, limits, self.program.locations,
-                self.printing,
-            )  # fmt: skip
-
-        if memory.casts or any(part.launches for part in compiled.once):
-            self._compute_once(compiled, linked, memory)
-        if copy is not None and not memory.is_computed:
-            copy.write_later(memory.kept)
-        limits = find_limits(compiled, self.backends[compiled.main.device])
-        main = linked(compiled.main, limits.rows)
-        if log := dump_log("program"):
-            log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [linked(part, limits.rows) for part in compiled.later]
-        keep_for_exit([main, *later])
-        programs = Linked(main, later, memory.owners)
-        measure_when_idle(programs, compiled, linked, limits.unsure)
-        return programs
-
-    def _compute_once(
-        self, compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram], memory: FixedMemory
-    ) -> None:
-        """Casts weights, and runs the program that computes results from weights once."""
-        mapped = platform.MappedFiles()
-
-        def convert(read: Iterable[int]) -> None:
-            for index in memory.casts.keys() & read:
-                self.caster.convert(memory.casts.pop(index), memory.addresses[index], mapped)
-
-        def drop(unused: Iterable[int]) -> None:
-            # buffers that only these programs read must not be kept
-            for index in unused:
-                memory.release(index)
-
-        if memory.is_computed:
-            for index in inputs_of(compiled) - needed_later(compiled):
-                memory.casts.pop(index, None)
-                memory.release(index)
-        elif any(part.launches for part in compiled.once):
-            run_once(compiled, link, memory.addresses, self.backends, mapped, convert, drop)
-        convert(list(memory.casts))

@@ -1,7 +1,7 @@
 """Whether an execution has so little work that the calling thread is faster alone.
 
-To wake another worker and to wait for it takes 1 to 15 µs, and a barrier 0.1 to 0.3. The work that others could share
-is estimated for each set of sizes.
+To wake another worker and wait for it takes 1 to 15 µs, a barrier 0.1 to 0.3 µs. The work that workers could share is
+estimated for each set of sizes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def small_work(code: ProgramCode, symbols: Sequence[str]) -> Callable[[Sequence[
     works = [launch.work for launch in launches if launch.work is not None]
     if not flags.MAX_RUN_ALONE or len(works) < len(launches):
         return _never
-    # the number of turns of a loop is unknown
+    # the number of iterations of a loop is unknown: only work that is not worth sharing counts as small
     most = 0 if any(launch.jump == "back" for launch in code.launches) else MOST_WORK
-    least, ones = 0, dict.fromkeys(symbols, 1)
+    least, all_ones = 0, dict.fromkeys(symbols, 1)
     for work in works:
         amount = work.amount
-        least += _time(work, amount if isinstance(amount, int) else amount.evaluate(ones))
+        least += _time(work, amount if isinstance(amount, int) else amount.evaluate(all_ones))
         if least > most:
             # most models are large with any sizes, and compute nothing for each set of them
             return _never
@@ -75,6 +75,6 @@ def _never(_: Sequence[int]) -> bool:
 
 
 def _time(work: WorkCode, amount: int) -> int:
-    """The time of a launch that is worth sharing."""
+    """The part of a launch's time that is worth sharing."""
     rate = RATES[work.kind]
     return max(amount - rate.whole, 0) * rate.weight

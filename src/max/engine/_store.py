@@ -1,12 +1,13 @@
 """Programs ready to be linked: compiled, or found on the disk, by their module or by a description of it.
 
-A module's key is its text and all that makes code of it. Writing that text takes a graph, and a graph takes xDSL and
-the graph layer, so a caller that stages the same module at each start may describe it instead: by the arguments of the
-function that stages it. The disk then holds a *recipe* under the description's key: the key of the program, and what
-linking needs of the module (weights, constants, locations). A start that finds the recipe stages nothing.
+A module's key is a hash of its text and of everything that determines its code. To write the text, the graph must be
+staged, which loads xDSL and the graph layer. A caller that stages the same module at each start may describe it
+instead, by the arguments of the function that stages it. The disk then holds a *recipe* under the description's key:
+the key of the program, and what linking needs of the module (weights, constants, locations). A start that finds the
+recipe stages nothing.
 
-What a description must cover: everything that the staging function reads. The key adds the source files of the whole
-package, the target, the flags and the versions of Python and NumPy, so the function itself must be one of `max`.
+A description must cover everything that the staging function reads. The key adds the source files of the whole package,
+the target, the flags and the versions of Python and NumPy, so the function itself must be one of `max`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -37,9 +38,11 @@ from max._version import __version__
 from max.engine._weights import WeightInfo, declared_weights
 
 if TYPE_CHECKING:
+    from max._compiler import devices as op_devices
     from max._compiler import pipeline
 else:
     # not needed where a program comes from the disk
+    op_devices = lazy_module("max._compiler.devices")
     pipeline = lazy_module("max._compiler.pipeline")
 
 __all__ = ["Loaded", "ProgramStore", "describe", "input_names"]
@@ -47,13 +50,13 @@ __all__ = ["Loaded", "ProgramStore", "describe", "input_names"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_CONSTANTS = 128 << 20
-"""Bytes of constants that a recipe may hold; with more there is none, and each start stages the module."""
+"""The most bytes of constants in a recipe; a module with more has none, and each start stages it."""
 
-OF_CACHES = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
-"""Flags of places and limits of caches, which do not affect code."""
+CACHE_FLAGS = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
+"""Flags for the folders and sizes of caches, which do not affect code."""
 
 CODE_PACKAGES = ("_compiler", "_backends", "kernel", "_kernel_library", "mlir", "_runtime")
-"""The packages that make code of a module."""
+"""The packages whose source determines the code of a module."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class ProgramStore:
         self.meanwhile: list[Callable[[], object]] = []
         """Functions that the next compilation calls once, while LLVM compiles its kernels."""
 
-    def load(self, module: mlir.ModuleOp, note: Any = None) -> Loaded:
+    def load(self, module: mlir.ModuleOp, note: object = None) -> Loaded:
         """The program of a module, from the disk if it is there.
 
         Args:
@@ -123,7 +126,7 @@ class ProgramStore:
         return Loaded(compiled, entries, declared, constants, SourceLocations.of(module), note, key)
 
     def load_described(
-        self, description: str | None, stage: Callable[[], tuple[mlir.ModuleOp, Any]]
+        self, description: str | None, stage: Callable[[], tuple[mlir.ModuleOp, object]]
     ) -> Loaded:
         """The program of the module that a function stages; the function is not called if the disk has the recipe.
 
@@ -145,8 +148,8 @@ class ProgramStore:
                     recipe.program,
                 )  # fmt: skip
         loaded = self.load(*stage())
-        kept = loaded.key is not None and loaded.note is not None
-        if key is not None and kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
+        is_kept = loaded.key is not None and loaded.note is not None
+        if key is not None and is_kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
             assert loaded.key is not None
             recipe = _Recipe(
                 loaded.key, loaded.declared, loaded.constants, loaded.locations.texts(), loaded.note
@@ -195,18 +198,18 @@ class ProgramStore:
         return compiled, entries
 
     def _key(self, module: mlir.ModuleOp, names: Sequence[str]) -> str | None:
-        """The key of a module: its ops without the contents of big constants, and all that makes code of it.
+        """The key of a module: its ops without the contents of big constants, and everything that determines its code.
 
-        None where kernels of the user are part of it, whose source is not in `max.mlir.key_text`.
+        None if an op runs a kernel of the user: `max.mlir.key_text` does not have its source.
         """
         devices = self._kept_devices()
         if devices is None:
             return None
         for op in mlir.walk(module):
-            if op.name == "mo.custom" and not self._backends.host.library.supports(
-                op.attr("symbol")
-            ):
-                return None
+            if op.name == "mo.custom":
+                library = op_devices.backend_of(op, self._backends).library
+                if not library.supports(op.attr("symbol")):
+                    return None
         makers = [source_fingerprint(package) for package in CODE_PACKAGES]
         checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
         if flags.MAX_CHECK >= 2:
@@ -224,7 +227,7 @@ class ProgramStore:
         values = [
             f"{name}={flag.get()!r}"
             for name, flag in sorted(flags.declared().items())
-            if name not in OF_CACHES
+            if name not in CACHE_FLAGS
         ]
         return content_key(
             description, devices, *values, __version__, sys.version, np.__version__, source_fingerprint(""),
@@ -244,7 +247,7 @@ def _first_compilation() -> bool:
     return "max._compiler.lower" not in sys.modules
 
 
-def describe(value: Any) -> str | None:
+def describe(value: object) -> str | None:
     """A text that tells two values apart, for `ProgramStore.load_described`; None for a value of an unknown kind.
 
     Args:
@@ -257,26 +260,34 @@ def describe(value: Any) -> str | None:
         return repr(value)
     if isinstance(value, type):
         # the sources of other classes are not part of the key
-        own = value.__module__.partition(".")[0] == "max"
-        return f"{value.__module__}.{value.__qualname__}" if own else None
+        is_ours = value.__module__.partition(".")[0] == "max"
+        return f"{value.__module__}.{value.__qualname__}" if is_ours else None
     if isinstance(value, Mapping):
-        pairs = _joined(part for pair in value.items() for part in pair)  # pyright: ignore[reportUnknownVariableType]
+        items = cast("Mapping[object, object]", value).items()
+        pairs = _joined([part for pair in items for part in pair])
         return None if pairs is None else f"map{pairs}"
     if isinstance(value, list | tuple):
-        return _joined(value)  # pyright: ignore[reportUnknownArgumentType]
+        return _joined(cast("Sequence[object]", value))
     if isinstance(value, frozenset | set):
-        parts: list[Any] = [describe(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        return None if None in parts else f"{{{','.join(sorted(parts))}}}"
+        texts = _described(cast("Collection[object]", value))
+        return None if texts is None else f"{{{','.join(sorted(texts))}}}"
     if is_dataclass(value) and (name := describe(type(value))) is not None:
         inner = describe({field.name: getattr(value, field.name) for field in fields(value)})
         return None if inner is None else name + inner
     return None
 
 
-def _joined(values: Any) -> str | None:
-    parts = [describe(value) for value in values]
-    described_parts = [part for part in parts if part is not None]
-    return f"({','.join(described_parts)})" if len(described_parts) == len(parts) else None
+def _described(values: Collection[object]) -> list[str] | None:
+    """The descriptions of several values; None if one has none."""
+    descriptions = [describe(value) for value in values]
+    texts = [text for text in descriptions if text is not None]
+    return texts if len(texts) == len(descriptions) else None
+
+
+def _joined(values: Collection[object]) -> str | None:
+    """The description of a sequence."""
+    texts = _described(values)
+    return None if texts is None else f"({','.join(texts)})"
 
 
 def _bytes(constants: Mapping[int, Array]) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from max import mlir
 from max._dataclass import dataclass
 from max._errors import ArgumentError
 from max._lazy import lazy_module
-from max.driver import Tensor
+from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _names(names: list[str]) -> str:
 def bind_weights(
     model: str,
     declared: Mapping[str, WeightInfo],
-    registry: Mapping[str, Any] | None,
+    registry: Mapping[str, DLPackArray] | None,
     casts: Callable[[weight_files.LaterCast], bool] | None = None,
 ) -> dict[str, Tensor | weight_files.LaterCast]:
     """A contiguous tensor for each weight, on the registry's memory where that is possible.
@@ -100,7 +100,7 @@ def bind_weights(
     for name, info in declared.items():
         if name not in registry:
             continue
-        value: Any = registry[name]
+        value = registry[name]
         if (
             isinstance(value, weight_files.LaterCast)
             and (value.dtype, value.shape) == (info.dtype, info.shape)

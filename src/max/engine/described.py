@@ -1,4 +1,4 @@
-"""Loads a graph that a function stages, and does not stage it where its program is on the disk.
+"""Loads a graph that a function stages; the function is not called if the program is on the disk.
 
 A description of what the function reads stands for the graph, see `max.engine._store`::
 
@@ -6,14 +6,14 @@ A description of what the function reads stands for the graph, see `max.engine._
     model = load_described(session, description, weights, lambda: staged(*arguments, weights))
 """
 
-# what a session and models are made of is read directly
+# reads private fields of sessions and models, as part of the engine
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from max import mlir
 from max._config import flags
@@ -31,7 +31,7 @@ from max.graph.weights import LaterCast, WeightData
 __all__ = ["describe_staging", "load_described", "while_compiling"]
 
 ALIGNMENT = 64
-"""The largest alignment that staging may depend on."""
+"""The largest alignment of a weight that staging may depend on."""
 
 
 class _Source(NamedTuple):
@@ -71,8 +71,8 @@ def load_described(
         graph, registry = stage()
         staged = with_buffers(graph.to_mlir())
         session._check_devices(staged)
-        own = None if graph.kernel_libraries_paths else _sources(registry, weights)
-        return staged, own
+        sources = None if graph.kernel_libraries_paths else _sources(registry, weights)
+        return staged, sources
 
     if description is None or flags.MAX_INTERPRET:
         graph, registry = stage()
@@ -80,7 +80,7 @@ def load_described(
     try:
         loaded = session._store.load_described(description, module)
         if not registry and loaded.note:
-            sources: dict[str, _Source] = loaded.note
+            sources = cast("dict[str, _Source]", loaded.note)
             registry = {
                 name: _value(weights[source.name], source) for name, source in sources.items()
             }
@@ -96,12 +96,13 @@ def load_described(
 def while_compiling(session: InferenceSession, work: Callable[[], object]) -> Generator[None]:
     """Has the first program that a ``with`` block compiles call a function while LLVM compiles its kernels.
 
-    The thread that loads a program only waits then. Where all programs are on the disk the function is not called.
+    While LLVM compiles, the thread that loads the program would only wait. If all programs are on the disk, the
+    function is not called.
 
     Args:
         session: The session that loads the program.
-        work: The function. It may load a model, which a later load of the same then finds. What it raises, the load
-            raises.
+        work: The function. It may load a model, which a later load of an equal graph then finds. The load raises what
+            it raises.
     """
     session._store.meanwhile.append(work)
     try:
@@ -112,7 +113,7 @@ def while_compiling(session: InferenceSession, work: Callable[[], object]) -> Ge
 
 
 def _expected_bytes(weights: Mapping[str, WeightData], dtype: DType | None) -> int:
-    """About the size of the packed weights: each weight as stored, or in the model's dtype where that takes less."""
+    """The approximate size of the packed weights: each as stored, or in the model's dtype if that is smaller."""
     total = 0
     for weight in weights.values():
         stored = _stored(weight.data)
@@ -123,7 +124,7 @@ def _expected_bytes(weights: Mapping[str, WeightData], dtype: DType | None) -> i
     return total
 
 
-def describe_staging(arguments: Sequence[Any], weights: Mapping[str, WeightData]) -> str | None:
+def describe_staging(arguments: Sequence[object], weights: Mapping[str, WeightData]) -> str | None:
     """A text of what a function that stages a graph reads; None where an argument is of an unknown kind.
 
     Of the weights it has names, dtypes, shapes, encodings and alignments, not the elements.
@@ -132,11 +133,11 @@ def describe_staging(arguments: Sequence[Any], weights: Mapping[str, WeightData]
         arguments: The arguments, of the kinds that `max.engine._store.describe` takes.
         weights: The weights by name.
     """
-    kinds = [
+    types = [
             (name, value.dtype, [int(dim) for dim in value.shape], value.quantization_encoding, _alignment(value))
             for name, value in weights.items()
         ]  # fmt: skip
-    return describe([*arguments, kinds])
+    return describe([*arguments, types])
 
 
 def _alignment(value: WeightData) -> int:
@@ -145,7 +146,7 @@ def _alignment(value: WeightData) -> int:
     return min(pointer & -pointer, ALIGNMENT) if pointer else ALIGNMENT
 
 
-def _stored(data: Any) -> Tensor:
+def _stored(data: DLPackArray) -> Tensor:
     """The elements as stored: those that a cast reads."""
     return Tensor.from_dlpack(data.source if isinstance(data, LaterCast) else data)
 

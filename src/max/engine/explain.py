@@ -23,10 +23,14 @@ from max.graph import Graph
 from max.kernel.language.extensions import load_extensions
 
 _PAGED = ".ragged.paged"
+"""The end of the names of launches on a paged KV cache."""
 _GATHERING = ("gather", "rope.ragged.paged")
+"""The ends of the names of launches that read some rows of a table."""
 _READS_CACHE = "attention.ragged.paged"
+"""The end of the names of launches that read all cached tokens."""
 _CACHE_RANK = 6
 _LAYER = re.compile(r"^.*\d\.")
+"""The prefix of the call of a numbered layer."""
 
 __all__ = ["as_data", "explain_graph", "explanations"]
 
@@ -191,7 +195,7 @@ def _touched(launch: Launch, buffers: list[Buffer], caches: dict[int, int]) -> i
     return sum(sizes.values())
 
 
-def _tensor(info: Any) -> str:
+def _tensor(info: TensorInfo) -> str:
     dims = ", ".join(map(str, info.shape))
     return f"{'buffer ' if info.mutable else ''}{info.dtype.name}[{dims}]"
 

@@ -1,7 +1,7 @@
-"""Runs two models in turn in a loop, without Python between the turns.
+"""Runs two models alternately in a loop, without Python in between.
 
-A byte that the second model writes decides whether there is another turn. So a model whose inputs depend on its
-outputs, such as a generator of tokens, runs several steps in one call::
+A byte that the second model writes decides whether the loop continues. A model whose inputs depend on its outputs, such
+as a generator of tokens, so runs several steps in one call::
 
     loop = ModelLoop(step, advance)
     outputs = loop.run(step_inputs, lambda outputs: [outputs[0], tokens, again], again)
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from max._abi import BaseLayout
 from max._runtime.program import NO_VALUE, Executor, Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
+from max.engine._binding import ModelInput
 from max.engine._model import Model
 from max.engine._program import Linked
 
@@ -90,13 +90,13 @@ class ModelLoop:
         scratch = max(first.scratch_bytes, second.scratch_bytes)
         self._executor = Executor(first_executor.pool, Program(launches, flag + 1, scratch))
         # in the joined program the inputs and outputs of both are inputs, and the flag is the output
-        own, other = self._body._compiled.bases, self._after._compiled.bases
-        shift = own.num_inputs + own.num_outputs
-        layout = BaseLayout(shift + other.num_inputs + other.num_outputs, 1)
+        body_bases, after_bases = self._body._compiled.bases, self._after._compiled.bases
+        first_after = body_bases.num_inputs + body_bases.num_outputs
+        layout = BaseLayout(first_after + after_bases.num_inputs + after_bases.num_outputs, 1)
         self._bases = np.concatenate(
             [
-                _places(own, layout, 0)[body.main.bases],
-                _places(other, layout, shift)[after.main.bases],
+                _places(body_bases, layout, 0)[body.main.bases],
+                _places(after_bases, layout, first_after)[after.main.bases],
                 [layout.output(0)],
             ]
         )
@@ -104,8 +104,8 @@ class ModelLoop:
 
     def run(
         self,
-        body_inputs: Sequence[Any],
-        after_inputs: Callable[[list[Tensor]], Sequence[Any]],
+        body_inputs: Sequence[ModelInput],
+        after_inputs: Callable[[list[Tensor]], Sequence[ModelInput]],
         again: Tensor,
     ) -> list[Tensor]:
         """Runs turns until ``again`` is 0, at least one.
@@ -144,7 +144,7 @@ class ModelLoop:
         arena, args = 0, body_inputs
         holes: list[tuple[int, ...]] = []
         outputs: list[Tensor] = []
-        kept: list[list[Tensor]] = []
+        owners: list[list[Tensor]] = []
         for model, linked in zip((self._body, self._after), self._linked, strict=True):
             inputs, symbols = model._binder.bind(args, may_copy=False)
             instance = linked.main.instance(symbols)
@@ -153,7 +153,7 @@ class ModelLoop:
             holes.append(instance.holes)
             offsets.append(instance.offsets)
             tensors += [tensor._ptr for tensor in (*inputs, *results)]
-            kept += [inputs, results]
+            owners += [inputs, results]
             if model is self._body:
                 outputs, args = results, after_inputs(results)
         # `_memory` keeps the arena alive until the end of the run
@@ -170,14 +170,18 @@ class ModelLoop:
 _NO_OFFSET = np.zeros(1, np.int64)
 
 
-def _places(own: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
+def _places(program_bases: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
     """For each base of a program its index in the joined program, where its inputs begin at `first`."""
-    places = np.zeros(own.count(), np.intp)
-    places[own.NOTHING] = layout.NOTHING
-    places[own.arena()] = layout.arena()
-    places[own.inputs] = [layout.input(first + i) for i in range(own.num_inputs)]
-    first += own.num_inputs
-    places[own.outputs] = [layout.input(first + i) for i in range(own.num_outputs)]
+    places = np.zeros(program_bases.count(), np.intp)
+    places[program_bases.NOTHING] = layout.NOTHING
+    places[program_bases.arena()] = layout.arena()
+    places[program_bases.inputs] = [
+        layout.input(first + i) for i in range(program_bases.num_inputs)
+    ]
+    first += program_bases.num_inputs
+    places[program_bases.outputs] = [
+        layout.input(first + i) for i in range(program_bases.num_outputs)
+    ]
     return places
 
 

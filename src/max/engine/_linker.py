@@ -1,0 +1,130 @@
+"""Linking of a compiled model: weights, results computed once, row thresholds, and programs with addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from max._backends import Backends
+from max._compiler.code import Compiled, ProgramCode
+from max._config import dump_log
+from max._lazy import lazy_module
+from max._runtime import platform
+from max.driver import DLPackArray
+from max.engine._casts import Caster
+from max.engine._fixed import FixedMemory
+from max.engine._idle import measure_when_idle
+from max.engine._limits import find_limits
+from max.engine._once import inputs_of, needed_later, run_once
+from max.engine._packed import PackedCopy
+from max.engine._profile import keep_for_exit
+from max.engine._program import Linked, LinkedProgram
+from max.engine._store import Loaded
+from max.engine._weights import bind_weights
+
+if TYPE_CHECKING:
+    from max.graph import print_options
+else:
+    # the graph layer is imported by callers that stage graphs
+    print_options = lazy_module("max.graph.print_options")
+
+__all__ = ["ModelLinker"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ModelLinker:
+    """Links a compiled model with weights. The model keeps it for reloads.
+
+    Args:
+        backends: The devices of the session.
+        program: The program, and the declarations of its weights.
+        printing: The style of printed tensors.
+        caster: Casts weights to the dtypes that the graph declares.
+    """
+
+    def __init__(
+        self,
+        backends: Backends,
+        program: Loaded,
+        printing: print_options.PrintOptions,
+        caster: Caster,
+    ) -> None:
+        self.backends = backends
+        self.caster = caster
+        self.printing = printing
+        self.program = program
+
+    def link(
+        self,
+        compiled: Compiled,
+        registry: Mapping[str, DLPackArray] | None,
+        allocate: Callable[[int], Array] = platform.allocate,
+    ) -> Linked:
+        """Links the programs with the weights of a registry, and computes the results that are computed once.
+
+        Args:
+            compiled: The model.
+            registry: The values of the weights by name.
+            allocate: Allocates the memory of results that are computed once.
+
+        Raises:
+            ValueError: Weights are missing, or of a wrong shape or dtype.
+            TypeError: A value of the registry is not an array.
+            MemoryError: A device is out of memory.
+        """
+        weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
+        constants, key, copy = self.program.constants, self.program.key, None
+
+        def packed(num_bytes: int) -> Array | None:
+            nonlocal copy
+            copy = PackedCopy.of(key, compiled, num_bytes, weights, constants)
+            return None if copy is None else copy.mapped()
+
+        memory = FixedMemory(compiled, self.backends, weights, constants, packed, allocate)
+        addresses = memory.addresses  # a later measurement must not hold the memory
+
+        def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
+            return LinkedProgram(
+                compiled, part, self.program.entries, addresses, self.backends, limits, self.program.locations,
+                self.printing,
+            )  # fmt: skip
+
+        if memory.casts or any(part.launches for part in compiled.once):
+            self._compute_once(compiled, linked, memory)
+        if copy is not None and not memory.is_computed:
+            copy.write_later(memory.kept)
+        limits = find_limits(compiled, self.backends[compiled.main.device])
+        main = linked(compiled.main, limits.rows)
+        if log := dump_log("program"):
+            log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
+        later = [linked(part, limits.rows) for part in compiled.later]
+        keep_for_exit([main, *later])
+        programs = Linked(main, later, memory.owners)
+        measure_when_idle(programs, compiled, linked, limits.unsure)
+        return programs
+
+    def _compute_once(
+        self, compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram], memory: FixedMemory
+    ) -> None:
+        """Casts weights, and runs the program that computes results from weights once."""
+        mapped = platform.MappedFiles()
+
+        def convert(read: Iterable[int]) -> None:
+            for index in memory.casts.keys() & read:
+                self.caster.convert(memory.casts.pop(index), memory.addresses[index], mapped)
+
+        def drop(unused: Iterable[int]) -> None:
+            # buffers that only these programs read must not be kept
+            for index in unused:
+                memory.release(index)
+
+        if memory.is_computed:
+            for index in inputs_of(compiled) - needed_later(compiled):
+                memory.casts.pop(index, None)
+                memory.release(index)
+        elif any(part.launches for part in compiled.once):
+            run_once(compiled, link, memory.addresses, self.backends, mapped, convert, drop)
+        convert(list(memory.casts))
