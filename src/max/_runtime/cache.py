@@ -30,7 +30,9 @@ _HEADER = struct.Struct("<8sII Q 16s")  # magic, format, length of the key, of t
 WEIGHTS_FOLDER = "weights"
 """The folder of packed weights in the cache folder; see `max.engine._packed`."""
 _TOUCH_SECONDS = 3600.0  # a hit updates an entry's modification time at most once an hour
-_STALE_TEMPORARY_SECONDS = 3600.0
+_STALE_TEMPORARY_SECONDS = (
+    3600.0  # older temporary files are of processes that ended while they wrote
+)
 
 
 def content_key(*parts: str | bytes) -> str:
@@ -80,7 +82,7 @@ def _checksum(key: bytes, payload: bytes) -> bytes:
 
 @dataclass
 class CacheStats:
-    """Counts of one cache since it was opened."""
+    """Counts of one cache since it was opened: entries read that were damaged, written, and evicted."""
 
     damaged: int = 0
     written: int = 0
@@ -92,7 +94,7 @@ class Cache:
 
     Args:
         folder: The folder of the entries; created with the first entry.
-        limit_bytes: Largest total size; beyond it the least recently used entries are evicted.
+        limit_bytes: The largest total size; beyond it the least recently used entries are evicted.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = 4 << 30) -> None:
@@ -149,6 +151,7 @@ class Cache:
 
     @staticmethod
     def _payload(name: bytes, data: bytes) -> bytes | None:
+        """The payload of an entry's file; None if the file is not a valid entry of that name."""
         if len(data) < _HEADER.size:
             return None
         magic, version, name_length, length, checksum = _HEADER.unpack_from(data)

@@ -1,4 +1,4 @@
-"""The threads of the compiler: of the tasks that wait, the longest one is begun first."""
+"""The threads of the compiler, which take the longest waiting task first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class LongestFirst(Generic[T]):
-    """A thread pool that begins long tasks before short ones: a long one at the end would run alone.
+    """A thread pool that takes long tasks before short ones: a long task at the end would run alone.
 
     Args:
         num_threads: The number of threads.
-        name: The begin of their names.
+        name: The prefix of the threads' names.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -29,7 +29,7 @@ class LongestFirst(Generic[T]):
         self._lock = threading.Lock()
 
     def submit(self, length: int, task: Callable[[], T]) -> Future[T]:
-        """Has a thread run a task, after the longer ones that wait. Returns its result, which may be cancelled.
+        """Runs a task on a thread, after the longer ones that wait; returns its result, which may be cancelled.
 
         Args:
             length: The length of the task, in any unit.
@@ -37,7 +37,7 @@ class LongestFirst(Generic[T]):
         """
         future: Future[T] = Future()
         with self._lock:
-            # equal lengths in the order in which they came
+            # the number keeps tasks of equal length in the order of their submission
             heapq.heappush(self._waiting, (-length, next(self._numbers), future, task))
         self._pool.submit(self._run_next)
         return future
@@ -49,5 +49,5 @@ class LongestFirst(Generic[T]):
             return
         try:
             future.set_result(task())
-        except BaseException as error:  # the caller's, as in concurrent.futures
+        except BaseException as error:  # raised where the result is read, as in concurrent.futures
             future.set_exception(error)

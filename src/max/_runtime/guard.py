@@ -50,13 +50,13 @@ def _whole_pages(num_bytes: int) -> int:
 
 def between_pages(num_bytes: int, pattern: int = PATTERN) -> Bytes:
     """Whole pages for at least the given number of bytes, between two inaccessible pages."""
-    room = _whole_pages(max(num_bytes, 1))
-    whole = _mapped(room + 2 * PAGE)
-    whole[PAGE:-PAGE] = pattern
-    address = whole.ctypes.data
+    size = _whole_pages(max(num_bytes, 1))
+    mapping = _mapped(size + 2 * PAGE)
+    mapping[PAGE:-PAGE] = pattern
+    address = mapping.ctypes.data
     _protect(address, PAGE)
-    _protect(address + PAGE + room, PAGE)
-    return whole[PAGE : PAGE + room]
+    _protect(address + PAGE + size, PAGE)
+    return mapping[PAGE : PAGE + size]
 
 
 def allocate(num_bytes: int) -> Bytes:
@@ -64,24 +64,24 @@ def allocate(num_bytes: int) -> Bytes:
 
     The address is a multiple of all powers of two that divide the size, up to that of a page.
     """
-    room = between_pages(num_bytes)
-    return room[room.size - num_bytes :]
+    pages = between_pages(num_bytes)
+    return pages[pages.size - num_bytes :]
 
 
 def copied(source: Bytes) -> Bytes:
     """A read-only copy of the bytes, placed as by `allocate`."""
-    room = between_pages(source.size)
-    part = room[room.size - source.size :]
-    part[:] = source
-    _protect(room.ctypes.data, room.size, mmap.PROT_READ)
-    part.flags.writeable = False
-    return part
+    pages = between_pages(source.size)
+    copy = pages[pages.size - source.size :]
+    copy[:] = source
+    _protect(pages.ctypes.data, pages.size, mmap.PROT_READ)
+    copy.flags.writeable = False
+    return copy
 
 
 def with_holes(num_bytes: int, holes: Iterable[int]) -> Bytes:
     """Whole pages of the pattern; the pages at the offsets `holes` are inaccessible."""
-    whole = _mapped(_whole_pages(max(num_bytes, 1)))
-    whole[:] = PATTERN
+    mapping = _mapped(_whole_pages(max(num_bytes, 1)))
+    mapping[:] = PATTERN
     for offset in holes:
-        _protect(whole.ctypes.data + offset, PAGE)
-    return whole
+        _protect(mapping.ctypes.data + offset, PAGE)
+    return mapping

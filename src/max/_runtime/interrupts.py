@@ -1,9 +1,9 @@
 """Ends executions early: on signals that Python handles, and on events that other threads set.
 
 A thread inspects the pools every :data:`TICK` seconds. If it sees the same run twice, it makes the workers call
-`max_poll` (:mod:`max._runtime.native`). In a run that the main thread started, Python then handles its signals; a run
-that was started under an event that is set ends. Short runs are never disturbed, and the thread sleeps while nothing
-runs.
+`max_poll` (:mod:`max._runtime.native`). If the main thread started the run, Python then handles its signals. If the
+run was started in an `interrupt_on` block whose event is set, the run ends. Short runs are never disturbed, and the
+thread sleeps while nothing runs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _QUIET_TICKS = 50
 
 
 class ExecutionInterrupted(RuntimeError):
-    """An execution ended early, as an event was set; see :func:`max.engine.interrupt_on`.
+    """An execution ended early because an event was set; see :func:`max.engine.interrupt_on`.
 
-    What it wrote to outputs and buffers is undefined; the next execution works.
+    The contents of its outputs and buffers are undefined; later executions are not affected.
     """
 
     __module__ = "max.engine"
@@ -81,20 +81,20 @@ def interrupt_on(event: threading.Event) -> Generator[None]:
     """
     if not isinstance(event, threading.Event):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"interrupt_on: got {type(event).__name__}, expected a threading.Event")
-    me = threading.get_ident()
+    thread = threading.get_ident()
     with _lock:
         # a new list each time: the inspecting thread reads without the lock
-        _events[me] = [*_events.get(me, ()), event]
+        _events[thread] = [*_events.get(thread, ()), event]
     try:
         yield
     finally:
         with _lock:
-            left = list(_events[me])
-            left.remove(event)
-            if left:
-                _events[me] = left
+            remaining = list(_events[thread])
+            remaining.remove(event)
+            if remaining:
+                _events[thread] = remaining
             else:
-                del _events[me]
+                del _events[thread]
 
 
 def check_interrupt() -> None:
@@ -133,6 +133,7 @@ def wake() -> None:
 
 
 def _watch() -> None:
+    """The thread: inspects the pools, and sleeps after `_QUIET_TICKS` inspections without a run."""
     global awake
     seen: weakref.WeakKeyDictionary[Interruptible, int] = weakref.WeakKeyDictionary()
     quiet = 0

@@ -73,8 +73,13 @@ _FUNCTION_NAMES = re.compile(f"{FUNCTION_PREFIX}[0-9a-f]{{{FUNCTION_DIGITS}}}".e
 
 
 class Unit(NamedTuple):
-    """A module to load: its key, the functions to export, and the function that makes its text on a miss, with the
-    modules of outlined functions that it calls.
+    """A module to load.
+
+    Args:
+        key: Equal keys mean equal code.
+        exports: The names of the functions to export.
+        text: Makes the module's text, with the modules of the outlined functions that it calls. Called on a miss only.
+        optimize: Whether LLVM optimises it.
     """
 
     key: str
@@ -105,6 +110,7 @@ class Jit:
         self._prepared = False
 
     def _compiler(self) -> Compiler:
+        """The compiler of this thread: compilers are not thread-safe."""
         if not hasattr(self._local, "compiler"):
             self._local.compiler = Compiler(self.machine)
         self._local.compiler.native = self._native
@@ -217,15 +223,16 @@ class Jit:
     def _load_missing(
         self, units: Sequence[Unit], symbols: Mapping[str, int], cache: Cache
     ) -> None:
+        """Loads units that are not loaded, from cached objects where all parts are on the disk."""
         # cached code skips the stages that a dump shows
         dumped = flags.MAX_DUMP & {"llvm", "asm"}
-        found: dict[str, bytes | None] = {}
+        cached_objects: dict[str, bytes | None] = {}
 
         def cached(unit: Unit) -> bytes | None:
-            if unit.key not in found:
+            if unit.key not in cached_objects:
                 key = self._object_key_of(unit)
-                found[unit.key] = None if dumped else cache.get(_OBJECT_KIND, key)
-            return found[unit.key]
+                cached_objects[unit.key] = None if dumped else cache.get(_OBJECT_KIND, key)
+            return cached_objects[unit.key]
 
         objects = [cached(unit) for unit in units]
         for i, unit in enumerate(units):
@@ -236,14 +243,14 @@ class Jit:
             self._link(units, objects, cached, symbols, cache)
             stats.cached += sum(data is not None for data in objects)
         except CompileError:
-            if not any(found.values()):
+            if not any(cached_objects.values()):
                 raise
             # a valid entry, but not an object that links: compile all units
             logger.debug("cached objects do not link, compiling them")
             self._link(units, [None] * len(units), lambda _: None, symbols, cache)
 
     def _not_loaded(self, functions: Iterable[Unit]) -> list[Unit]:
-        """Those of some outlined functions that are not loaded, with their text where it is known."""
+        """Filters outlined functions: those that are not loaded, with their text where it is known."""
         return [self._functions.get(f.key, f) for f in functions if f.key not in self._loaded]
 
     def _complete(
@@ -295,7 +302,7 @@ class Jit:
         Args:
             units: The units.
             objects: Their objects.
-            cached: Gives the object of a function that is on the disk.
+            cached: Returns the object of a function from the disk, or None.
             symbols: Addresses of other functions that the units call.
             cache: Where new objects are written.
         """
@@ -311,13 +318,13 @@ class Jit:
         for data in (*complete, *self._complete(functions, function_objects, cache)):
             builder.add_object_img(data)
         builder.add_current_process()
-        imported = dict(symbols)
+        imported_symbols = dict(symbols)
         for key in called:
-            imported |= self._loaded.get(key, {})
-        for name, address in imported.items():
+            imported_symbols |= self._loaded.get(key, {})
+        for name, address in imported_symbols.items():
             builder.import_symbol(name, address)
-        exporting = (*units, *functions)
-        for unit in exporting:
+        exporting_units = (*units, *functions)
+        for unit in exporting_units:
             for name in unit.exports:
                 builder.export_symbol(name)
         try:
@@ -326,7 +333,7 @@ class Jit:
             names = ", ".join(unit.key for unit in units)
             raise CompileError(f"cannot link {names}: {error}") from error
         _immortal.append(tracker)
-        for unit in exporting:
+        for unit in exporting_units:
             self._functions.pop(unit.key, None)
             self._loaded[unit.key] = {name: tracker[name] for name in unit.exports}
         stats.linked += len(units)
@@ -385,8 +392,7 @@ def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[st
     """Addresses of functions given as LLVM IR text.
 
     Args:
-        texts: Modules by key; each defines the function ``"k_" + key``. Code is cached by key and
-            text.
+        texts: Modules by key; each defines the function ``"k_" + key``. Code is cached by key and text.
         target: The machine to compile for.
 
     Raises:
@@ -454,8 +460,7 @@ def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, in
     A program loaded from the disk cache takes this path: it needs no kernel's IR.
 
     Returns:
-        The addresses by key, or None if the code of a kernel is missing: then call
-        :func:`compile_kernels`.
+        The addresses by key, or None if the code of a kernel is missing; :func:`compile_kernels` then compiles it.
     """
     units = {key: _unit(key, _absent) for key in keys}
     try:
@@ -474,6 +479,7 @@ class _AbsentError(Exception):
 
 
 def _locks() -> list[threading.RLock]:
+    """The locks of all tables, in the order in which they are taken."""
     return [_jits_lock, *(jit._lock for jit in _jits.values())]  # pyright: ignore[reportPrivateUsage, reportReturnType]
 
 

@@ -29,6 +29,7 @@ else:
     ffi = lazy_module("llvmlite.binding.ffi")
 
 PASS_MODE = "function-simplification-O1"
+"""The name of the pipeline, as a part of the keys of object code."""
 # releases in which the functions below share no state between contexts (checked in their source)
 _LOCK_FREE_VERSIONS = {"0.50.0"}
 _LOCK_FREE_FUNCTIONS = (
@@ -48,7 +49,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def of(cls, target: kernel.LLVMTarget) -> Machine:
-        """From a target."""
+        """The machine of a target."""
         return cls(target.triple, target.cpu, target.feature_string)
 
     @classmethod
@@ -151,8 +152,7 @@ class Compiler:
         Args:
             name: For errors and dumps.
             text: The module.
-            optimize: Whether LLVM optimises. IR that is already in its final form compiles five
-                times as fast without.
+            optimize: Whether LLVM optimises. IR that is already in its final form compiles five times as fast without.
 
         Raises:
             CompileError: The text does not parse or does not verify.
@@ -167,7 +167,7 @@ class Compiler:
                 _address(self._builder),
             )
             if data is not None:
-                return data  # else the calls below say what is wrong
+                return data  # None: the calls below raise the error
         context = llvm.create_context()
         try:
             module = llvm.parse_assembly(text, context)
@@ -188,6 +188,7 @@ class Compiler:
         return target_machine.emit_object(module)
 
     def _optimize(self, module: llvm.ModuleRef) -> None:
+        """Inlines functions that must be inlined, then simplifies each function."""
         inline = llvm.create_new_module_pass_manager()
         inline.add_always_inliner_pass()
         inline.run(module, self._builder)

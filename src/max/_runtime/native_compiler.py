@@ -1,9 +1,9 @@
-"""The compilation of a module by LLVM as one native call.
+"""Compiles a module with LLVM in one native call.
 
-llvmlite needs 30 calls for a module. ctypes takes Python's lock again after each, and waits for it up to Python's
-switch interval (5 ms) while the main thread specialises further kernels: a module that takes LLVM 20 ms took 50 to
-350. ``max_compile(functions, job) -> i64`` calls the same functions of llvmlite's library in the same order without
-the lock; the result is 1, or 0 if LLVM rejects the module.
+Through llvmlite a module takes 30 calls. After each, ctypes takes Python's lock again, and waits for it up to Python's
+switch interval (5 ms) while the main thread specialises further kernels: a module that takes LLVM 20 ms took 50 to 350.
+``max_compile(functions, job) -> i64`` calls the same functions of llvmlite's library in the same order without the
+lock; the result is 1, or 0 if LLVM rejects the module.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class NativeCompile:
     def __init__(self, address: int, library: Any) -> None:
         self._call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(address)
         self._functions = function_table(library)
-        # with Python's lock held: taking it again would take longer than the call
+        # PYFUNCTYPE keeps Python's lock: to release and take it would last longer than the call
         free = _address(library, "DisposeMemoryBuffer")
         assert free is not None
         self._free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(free)
@@ -196,9 +196,9 @@ class NativeCompile:
             builder: The address of the pass builder.
         """
         job = (ctypes.c_int64 * len(CompileJob))()
-        kept = [ctypes.c_char_p(value) for value in (text, triple, layout)]
+        texts = [ctypes.c_char_p(value) for value in (text, triple, layout)]
         for field, value in zip(
-            (CompileJob.TEXT, CompileJob.TRIPLE, CompileJob.LAYOUT), kept, strict=True
+            (CompileJob.TEXT, CompileJob.TRIPLE, CompileJob.LAYOUT), texts, strict=True
         ):
             job[field] = ctypes.cast(value, ctypes.c_void_p).value or 0
         job[CompileJob.MACHINE], job[CompileJob.BUILDER] = machine, builder

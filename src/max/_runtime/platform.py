@@ -1,6 +1,6 @@
-"""All code of the engine that depends on the operating system or the processor family.
+"""All code of the engine that depends on the operating system or the processor family, with two exceptions: the usable
+CPUs and memory (`max._host`), and the detection of CPU features (`max.kernel.targets.host`).
 
-Elsewhere are the usable CPUs and memory (`max._host`) and the detection of CPU features (`max.kernel.targets.host`).
 This module provides blocks of memory, the LLVM code model for the platform's linker, the permission for AMX, and the
 primitives of native code (pause, yield, park, wake, clock) as LLVM IR, with the addresses of the functions that they
 call.
@@ -80,10 +80,10 @@ def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
     """
     whole = np.empty(num_bytes + alignment, np.uint8)
     start = -whole.ctypes.data % alignment
-    part = whole[start : start + num_bytes]
+    block = whole[start : start + num_bytes]
     if num_bytes >= 2 * HUGE_PAGE:
-        advise_huge_pages(part.ctypes.data, num_bytes)
-    return part
+        advise_huge_pages(block.ctypes.data, num_bytes)
+    return block
 
 
 def discard(block: np.ndarray) -> bool:
@@ -99,7 +99,7 @@ def discard(block: np.ndarray) -> bool:
 
 
 def _do_not_need(address: int, num_bytes: int) -> bool:
-    """Releases the whole pages of a range; returns whether the system accepts."""
+    """Releases the whole pages in a range; returns whether the system accepts."""
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if not LINUX or stop <= start:
@@ -111,7 +111,7 @@ def _do_not_need(address: int, num_bytes: int) -> bool:
 
 @functools.cache
 def boot_id() -> str | None:
-    """A name of the time since the machine was started; None on other systems than Linux."""
+    """An identifier of the current boot of the machine; None on other systems than Linux."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() if LINUX else None
     except OSError:
@@ -126,7 +126,7 @@ class MappedFiles:
         self._files: list[tuple[int, int, int, str]] = []
         if not LINUX:
             return
-        # start-stop perms offset device inode path; read-only pages never change, so they can be read again
+        # a line is: start-stop perms offset device inode path. Read-only pages never change: they can be read again
         for line in Path("/proc/self/maps").read_text().splitlines():
             span, perms, offset, _, inode, *path = line.split(None, 5)
             if inode != "0" and "w" not in perms and "x" not in perms:
@@ -137,7 +137,7 @@ class MappedFiles:
                 self._ranges.append((start, stop))
 
     def identity(self, address: int, num_bytes: int) -> str | None:
-        """A text for bytes of a mapped file that changes with the file: its size, its times, and where they are in it.
+        """Identifies bytes of a mapped file by the file's size and times, and their offset: changes when the file does.
 
         Args:
             address: The start of the range.

@@ -1,8 +1,7 @@
-"""The worker pool: threads that run a program together, sleeping in native code between runs.
+"""The worker pool: threads that run a program together, and sleep in native code between runs.
 
-Worker 0 is the thread that calls; the others are daemon threads that enter native code once and
-stay there without Python's lock. A pool's native memory is made when it first runs, and again in a
-forked child.
+Worker 0 is the calling thread. The others are daemon threads that enter native code once and stay there without
+Python's lock. A pool's native memory is allocated when it first runs, and again in a forked child.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ logger = logging.getLogger("max.runtime")
 # run the others arrive soon, and a wake-up costs more than the wait
 IDLE_SPINS, RUN_SPINS = 2000, 20_000
 YIELD_EVERY = 64  # pauses, a power of two: a waiting worker must not keep another off its core
-_JOIN_SECONDS = 5.0
+_JOIN_SECONDS = 5.0  # how long `close` waits for a run, and for each thread
 
 _RUN = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
@@ -100,7 +99,7 @@ class Pool:
         self.num_threads = num_threads
         self.parking = platform.parking_mode(parking)
         self._native: _Functions | None = None
-        # one attribute less to read in each run than `_native.run`
+        # `_native.run`, without the look-up of an attribute in each run
         self._enter: Callable[[int, int, int, bool], int] = _not_prepared
         self._scratch_bytes = 0
         self._num_slots = 0
@@ -124,10 +123,10 @@ class Pool:
         return self.prepare().clock_hz
 
     def prepare(self) -> _Functions:
-        """Makes the native code and memory, once; `reserve` does, too.
+        """Loads the native code and allocates the native memory, once; `reserve` calls it.
 
-        A new pool has none: LLVM takes 10 ms for the code where it is not on the disk, which a cold start spends while
-        other threads compile its kernels.
+        A new pool has neither. If the code is not on the disk, LLVM takes 10 ms to compile it; a cold start spends them
+        while other threads compile its kernels.
         """
         if self._native is None:
             with self._lock:
@@ -191,8 +190,8 @@ class Pool:
         if type_:
             # Python takes the references back, and raises
             _RESTORE(type_, value or None, trace or None)
-        if kept := int(self.error_record()[ErrorRecord.VALUES]):
-            error: Any = ctypes.cast(kept, ctypes.py_object).value
+        if held_error := int(self.error_record()[ErrorRecord.VALUES]):
+            error: Any = ctypes.cast(held_error, ctypes.py_object).value
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
             raise error
         raise interrupts.ExecutionInterrupted("the execution was interrupted: its event was set")

@@ -1,6 +1,6 @@
-"""Programs: flat lists of launches, and the executor that runs one.
+"""Programs: flat lists of launches, and the executor that runs them.
 
-The workers walk the layout of `max._abi`; see :mod:`max._runtime.native`.
+The executor lays a program out as `max._abi` says; the workers of a pool walk that layout (:mod:`max._runtime.native`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import builtins
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Launch:
         entry: Address of the kernel.
         slots: Its argument slots: slot ``s`` is ``values[slots[s][0]] + slots[s][1]``.
         barrier: Whether all workers finish the earlier launches first.
-        phases: Counters, one cache line each, that the kernel finds zeroed.
+        phases: The number of counters, one cache line each, that are 0 when the kernel begins.
         serial: Whether only worker 0 runs it.
         name: For errors and profiles.
         messages: The messages of the kernel's ``raise`` statements, by number; a text has ``{}`` for each word of the
@@ -146,16 +146,7 @@ class KernelMessage(Protocol):
 
     @property
     def exception(self) -> str: ...
-    def format(self, values: Any) -> str: ...
-
-
-@dataclass(frozen=True)
-class LaunchTiming:
-    """The time of a launch as worker 0 measured it, summed over runs."""
-
-    name: str
-    wait_ns: float
-    run_ns: float
+    def format(self, values: Sequence[int]) -> str: ...
 
 
 class Executor:
@@ -250,8 +241,8 @@ class Executor:
             alone: Whether the calling thread is the only worker, as always where all launches are serial.
 
         Raises:
-            KernelRunError: A kernel raised; what the program writes is then undefined, the pool is
-                sound.
+            KernelRunError: A kernel raised. The contents of what the program writes are then undefined; the pool can
+                run other programs.
             ValueError: The values do not fit.
         """
         if (
@@ -361,22 +352,6 @@ class Executor:
                 shape = (len(self.program.launches), ProfileRecord.END)
                 return np.zeros(shape, np.int64)
             return self._profile.copy()
-
-    def timings(self) -> list[LaunchTiming]:
-        """The time of each launch as measured by worker 0, summed over runs; requires ``profile``.
-
-        Raises:
-            RuntimeError: The executor was made without ``profile``.
-        """
-        if self._profile is None:
-            raise RuntimeError(
-                "no timings were kept; Executor(…, profile=True) or MAX_PROFILE=1 keeps them"
-            )
-        nanoseconds = self._profile * (1e9 / self.pool.clock_hz)
-        return [
-            LaunchTiming(launch.name, float(row[ProfileRecord.WAIT]), float(row[ProfileRecord.RUN]))
-            for launch, row in zip(self.program.launches, nanoseconds, strict=True)
-        ]
 
     def _error(self, record: np.ndarray) -> KernelRunError:
         launch = self.program.launches[int(record[ErrorRecord.LAUNCH])]

@@ -1,7 +1,7 @@
 """Memory whose pages a thread requests from the system before the memory is used.
 
-The first write to a page makes the system find and clear memory for it. For the packed weights of a model that takes
-longer than to write them, and it needs no knowledge of the model but the size, so it can run beside the compiler.
+At the first write to a page the system finds and clears memory for it. For the packed weights of a model this takes
+longer than writing them. It needs only their size, so it can run while the model is compiled.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from max._runtime import platform
 __all__ = ["LEAST_BYTES", "SPARE_BYTES", "STEP_BYTES", "Reserve"]
 
 LEAST_BYTES = 128 << 20
-"""Less memory is not worth a thread."""
+"""The least size of a block that is worth a thread."""
 SPARE_BYTES = 64 << 20
-"""Bytes that are not touched ahead: the compiler takes about as many, so that the peak of a load stays as it is."""
+"""Bytes at the end that are not touched: the compiler needs about as many, so that the peak of a load does not grow."""
 STEP_BYTES = 16 << 20
-"""Bytes between two looks at whether the memory is taken; on slow machines they take 50 ms."""
+"""The bytes that are touched between two checks whether the block is taken; on slow machines they take 50 ms."""
 
 
 class Reserve:
-    """A block of memory whose pages a thread touches, from the first on, until the block is taken.
+    """A block of memory whose pages a thread touches from the first on, until the block is taken.
 
-    It leaves out the last `SPARE_BYTES`. Does nothing if there is one core only, or less than `LEAST_BYTES`.
+    The thread leaves out the last `SPARE_BYTES`. With only one core, or less than `LEAST_BYTES`, there is no thread.
 
     Args:
         num_bytes: The expected size. The block that is taken may be smaller, or greater by an eighth.
