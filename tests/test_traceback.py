@@ -12,7 +12,7 @@ import pytest
 
 import max
 from max import _config
-from max._traceback import filtered
+from max._traceback import drop_own_frames
 
 PACKAGE = str(Path(max.__file__).parent)
 
@@ -103,13 +103,13 @@ def raised(action: object) -> Exception:
 def test_what_is_not_ours_stays_as_it_is() -> None:
     error = raised(lambda: int("x"))
     before = error.__traceback__
-    assert not filtered(error) and error.__traceback__ is before
+    assert not drop_own_frames(error) and error.__traceback__ is before
 
 
 def test_bugs_of_ours_keep_their_frames() -> None:
     # an attribute of a None that no caller gave
     error = raised(lambda: _config._words(None))  # pyright: ignore
-    assert isinstance(error, AttributeError) and not filtered(error)
+    assert isinstance(error, AttributeError) and not drop_own_frames(error)
 
 
 def test_causes_of_the_users_stay() -> None:
@@ -120,7 +120,7 @@ def test_causes_of_the_users_stay() -> None:
             _config.flags.named(str(error))
 
     error = raised(chained)
-    assert filtered(error)
+    assert drop_own_frames(error)
     assert isinstance(error.__context__, ValueError) and error.__context__.__traceback__ is not None
     frames = traceback.extract_tb(error.__traceback__)
     assert {frame.filename for frame in frames} == {__file__}
@@ -131,4 +131,4 @@ def test_causes_that_never_left_max_are_dropped() -> None:
     inner = raised(lambda: _config.Flags.MAX_CHECK.parse("x"))
     inner.__traceback__ = inner.__traceback__.tb_next.tb_next  # as if `max` had caught it
     error.__cause__ = inner
-    assert filtered(error) and error.__cause__ is None and error.__suppress_context__
+    assert drop_own_frames(error) and error.__cause__ is None and error.__suppress_context__

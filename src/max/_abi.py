@@ -1,5 +1,4 @@
-"""The memory layouts that native code and Python share. Everything that reads or writes them takes its numbers from
-here.
+"""The memory layouts that native code and Python share, and the only place that has their numbers.
 
 A struct is a :class:`Words`: 64-bit fields, each member the index of its field. A kernel sees :class:`Context` and
 :class:`ErrorRecord` (docs/architecture.md, section 2); the rest is between the native part of the pool
@@ -178,19 +177,6 @@ class Event(Words):
 
 
 # ***** the pool *****
-class CompileJob(Words):
-    """A module that `max._runtime.native_compiler` compiles. Texts are C strings."""
-
-    TEXT = 0  # ptr: the module
-    TRIPLE = 1  # ptr
-    LAYOUT = 2  # ptr: the data layout
-    MACHINE = 3  # ptr: the target machine
-    BUILDER = 4  # ptr: the pass builder
-    BUFFER = 5  # ptr, result: the memory buffer, to be disposed of
-    START = 6  # ptr, result: the object code
-    SIZE = 7  # result: its bytes
-
-
 class PoolState(Words):
     """A pool's struct. What is written while workers spin has a pair of cache lines to itself."""
 
@@ -225,6 +211,20 @@ class PoolState(Words):
 POOL_BYTES = PoolState.RUN.offset + LINE_PAIR_BYTES
 
 
+# ***** the compiler *****
+class CompileJob(Words):
+    """A module that `max._runtime.native_compiler` compiles. Texts are C strings."""
+
+    TEXT = 0  # ptr: the module
+    TRIPLE = 1  # ptr
+    LAYOUT = 2  # ptr: the data layout
+    MACHINE = 3  # ptr: the target machine
+    BUILDER = 4  # ptr: the pass builder
+    BUFFER = 5  # ptr, result: the memory buffer, to be disposed of
+    START = 6  # ptr, result: the object code
+    SIZE = 7  # result: its bytes
+
+
 # ***** executions *****
 _FIRST_INPUT = 2
 
@@ -243,30 +243,30 @@ class BaseLayout:
     num_outputs: int
 
     NOTHING: ClassVar[int] = 0
-    """The base that is 0: of values that are no addresses."""
+    """The base that is 0, for values that are not addresses."""
     ARENA: ClassVar[int] = 1
     """The arena of the first segment."""
 
     @property
     def inputs(self) -> slice:
-        """Where the inputs are."""
+        """The positions of the inputs."""
         return slice(_FIRST_INPUT, _FIRST_INPUT + self.num_inputs)
 
     @property
     def outputs(self) -> slice:
-        """Where the outputs are."""
+        """The positions of the outputs."""
         return slice(self.inputs.stop, self.inputs.stop + self.num_outputs)
 
     def input(self, position: int) -> int:
-        """Where an input is."""
+        """The position of an input."""
         return self.inputs.start + position
 
     def output(self, position: int) -> int:
-        """Where an output is."""
+        """The position of an output."""
         return self.outputs.start + position
 
     def arena(self, segment: int = 0) -> int:
-        """Where the arena of a segment is."""
+        """The position of the arena of a segment."""
         return self.ARENA if segment == 0 else self.outputs.stop + segment - 1
 
     @staticmethod
@@ -275,18 +275,18 @@ class BaseLayout:
         return [0, arena, *inputs, *outputs]
 
     def count(self, num_segments: int = 1) -> int:
-        """How many bases a program with a number of segments has."""
+        """The number of bases of a program with a number of segments."""
         return self.outputs.stop + num_segments - 1
 
 
 FUNCTION_PREFIX, FUNCTION_DIGITS = "max_function_", 40
-"""The name of an outlined function: this, and as many hexadecimal digits of the hash of its text."""
+"""The name of an outlined function is the prefix and this many hexadecimal digits of the hash of its text."""
 
 
 def poll_convention(triple: str) -> str:
     """LLVM's calling convention of the poll function that ``Context.POLL`` points to.
 
-    Kernels keep their registers over the call. On arm64 ``preserve_mostcc`` would not keep vector registers.
+    Kernels keep their registers across the call. On arm64 ``preserve_mostcc`` would not keep vector registers.
 
     Args:
         triple: LLVM's target triple.

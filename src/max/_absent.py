@@ -1,7 +1,8 @@
-"""Documented parts of MAX that this release lacks, and what does their work here.
+"""Errors for documented parts of MAX that this release lacks, with what to use instead.
 
-The names are in `max._absent_names`, which is read when one was not found. A finder at the end of `sys.meta_path` tells
-of modules, a module's ``__getattr__`` (`max._earlier`) of names. What exists is found before either is asked.
+The names are in `max._absent_names`, which is imported when a name is not found. A finder at the end of `sys.meta_path`
+raises the errors of modules, a module's ``__getattr__`` (`max._earlier`) those of names. Existing modules and names
+never get there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ else:
 
 
 def message(name: str) -> str | None:
-    """What to say of a name that was not found; None where MAX has none either.
+    """The message for a name that was not found; None if MAX does not document it either.
 
     Args:
         name: Its dotted name.
@@ -46,21 +47,21 @@ def message(name: str) -> str | None:
 
 
 def missing(module: str, name: str, depth: int = 2) -> AttributeError | ImportError:
-    """The error for a name that a module has not.
+    """The error for a name that a module does not have.
 
     Args:
         module: The module.
         name: The name.
-        depth: How many calls up the user's frame is.
+        depth: The number of calls between this one and the user's frame.
     """
     frame = sys._getframe(depth)
-    # `from package import module` asks for an attribute before it looks for the module
+    # `from package import module` reads an attribute before it searches for the module
     by_import = frame.f_code.co_filename.startswith("<frozen importlib")
     text = None if by_import else message(f"{module}.{name}")
     if text is None:
         text = f"module {module!r} has no attribute {name!r}"
     else:
-        # `from module import name` would put a text of its own in the place of an AttributeError's
+        # `from module import name` replaces the text of an AttributeError, but not that of an ImportError
         if frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
             return ImportError(text, name=module)
     return AttributeError(text, name=name, obj=sys.modules.get(module))
@@ -70,7 +71,7 @@ _MOJO = {".mojo", ".mojopkg", ".🔥"}
 
 
 def mojo_hint(files: Iterable[Path]) -> str:
-    """A clause on what to do about kernels in Mojo; empty where there are none.
+    """The end of an error message about kernels in Mojo; empty if there are none.
 
     Args:
         files: Files, any of which may be one.
@@ -85,19 +86,19 @@ def mojo_hint(files: Iterable[Path]) -> str:
 
 
 class _Finder:
-    """Tells of modules that are absent; finds none."""
+    """Raises errors for absent modules; finds none."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.startswith(("max.", "modular.")) and (text := message(fullname)):
-            # with the module's name `from package import module` would put a text of its own in its place
+            # with a module's name, `from package import module` replaces the text
             raise ModuleNotFoundError(text, name=None if _in_from_import() else fullname)
         return None
 
 
 def _in_from_import() -> bool:
-    """Whether a module is looked for as a name of a package."""
+    """Whether a module is searched for as a name in ``from package import``."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         if frame.f_code.co_name == "_handle_fromlist":
@@ -107,6 +108,6 @@ def _in_from_import() -> bool:
 
 
 def install() -> None:
-    """Lets imports of absent modules say that they are."""
+    """Adds the finder, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -71,7 +71,7 @@ class Flag(Generic[T]):
         """The value in force: the innermost override, else the environment, else the default."""
         if self._overrides:
             return self._overrides[-1]
-        # a read of the encoded text takes a tenth of the time of os.environ.get: flags are read at each eager op
+        # each eager op reads flags: the encoded text takes a tenth of the time of os.environ.get
         encoded = _ENVIRONMENT._data.get(self._key)
         parsed = self._parsed
         if encoded != parsed[0]:
@@ -161,8 +161,7 @@ class Flags:
         4096,
         1,
         1 << 24,
-        "Size in MiB up to which the cache of compiled code grows; beyond it, entries not used for "
-        "the longest time go.",
+        "The largest size of the cache of compiled code in MiB; beyond it the least recently used entries are removed.",
         "when a cache is opened",
     )
     MAX_MODELS_DIR: Flag[Path | None] = Flag(
@@ -261,8 +260,8 @@ class Flags:
         default=True,
     )
     MAX_AUTOTUNE = _bool_flag(
-        "Measures on this machine for how many rows products take one way or another, once, while the process is idle; "
-        "the disk cache remembers it.",
+        "Measures once, while the process is idle, up to how many rows the path for few rows is faster in products; "
+        "the disk cache keeps the result.",
         "when a model is loaded",
         default=True,
     )
@@ -361,13 +360,13 @@ def set_missing_variables(variables: Mapping[str, str]) -> None:
 
 
 def dump_log(kind: str) -> Logger | None:
-    """Where to write what the user asked to see, or None where ``MAX_DUMP`` does not name ``kind``.
+    """The logger ``max.dump`` if ``MAX_DUMP`` names ``kind``, else None.
 
-    It is the logger ``max.dump``; a process that has set up no logging sees it on stderr.
+    It writes to stderr in a process that has not set up logging.
     """
     if kind not in flags.MAX_DUMP:
         return None
-    import logging
+    import logging  # `max --help` does not load it
 
     log = logging.getLogger("max.dump")
     if not log.hasHandlers():
@@ -380,9 +379,9 @@ def dump_log(kind: str) -> Logger | None:
 
 
 def cache_dir() -> Path:
-    """The folder of our caches: ``MAX_CACHE_DIR``, else ``supremum`` in the user's cache folder."""
-    if (chosen := flags.MAX_CACHE_DIR) is not None:
-        return chosen
+    """The folder of all caches: ``MAX_CACHE_DIR``, else ``supremum`` in the user's cache folder."""
+    if (folder := flags.MAX_CACHE_DIR) is not None:
+        return folder
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")
         return (Path(local) if local else Path.home() / "AppData" / "Local") / "supremum" / "cache"

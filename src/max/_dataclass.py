@@ -1,7 +1,8 @@
 """Dataclasses that are quick to import.
 
-`dataclasses.dataclass` compiles up to six functions for a class, 0.3 to 0.8 ms, and an import of the compiler makes
-well over a hundred classes. Here all classes share their methods, and ``__init__`` is compiled for the first instance.
+`dataclasses.dataclass` compiles up to six functions for a class, which takes 0.3 to 0.8 ms, and an import of the
+compiler defines well over a hundred classes. Here all classes share their methods, and ``__init__`` is compiled for the
+first instance.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ def _dataclass(
 ) -> Any:
     """A dataclass, as of `dataclasses.dataclass` with the same arguments.
 
-    What the class defines itself stays. Two things differ: `inspect.signature` shows the arguments only after the first
-    instance, without their types, and all classes of a family must be made here, or none.
+    Methods that the class defines itself stay. Two things differ: `inspect.signature` shows the arguments only after
+    the first instance, without their types; and a dataclass and its bases must all be defined here, or none.
     """
 
     def decorate(cls: type) -> type:
         # a class that defines __eq__ has None for __hash__ from Python
-        own = {name for name, value in vars(cls).items() if (name, value) != ("__hash__", None)}
+        defined = {name for name, value in vars(cls).items() if (name, value) != ("__hash__", None)}
         cls = dataclasses.dataclass(
             init=False, repr=False, eq=False, slots=slots, weakref_slot=weakref_slot
         )(cls)
@@ -48,7 +49,7 @@ def _dataclass(
         if frozen and slots:
             methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
         for name, method in methods.items():
-            if name not in own:
+            if name not in defined:
                 setattr(cls, name, method)
         return cls
 
@@ -57,14 +58,16 @@ def _dataclass(
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
+
+    from _typeshed import DataclassInstance
 else:
     dataclass = _dataclass
 
 
 def _late_init(cls: type, frozen: bool) -> Callable[..., None]:
-    """An ``__init__`` that puts the compiled one into its place."""
+    """An ``__init__`` that replaces itself by the compiled one."""
 
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+    def __init__(self: object, *arguments: object, **named: object) -> None:
         init = _compiled_init(cls, frozen)
         cls.__init__ = init
         init(self, *arguments, **named)
@@ -72,7 +75,7 @@ def _late_init(cls: type, frozen: bool) -> Callable[..., None]:
     return __init__
 
 
-def _compiled_init(cls: Any, frozen: bool) -> Callable[..., None]:
+def _compiled_init(cls: type, frozen: bool) -> Callable[..., None]:
     """The ``__init__`` of a class, with the arguments, the order and the defaults that its fields give."""
     scope: dict[str, Any] = {"dataclass_put": object.__setattr__, "dataclass_missing": MISSING}
     positional: list[str] = []
@@ -84,8 +87,12 @@ def _compiled_init(cls: Any, frozen: bool) -> Callable[..., None]:
         if member.default_factory is not MISSING:
             scope[f"dataclass_make_{name}"] = member.default_factory
             argument = f"{name}=dataclass_missing"
-            made = f"dataclass_make_{name}()"
-            value = f"{made} if {name} is dataclass_missing else {name}" if member.init else made
+            factory_call = f"dataclass_make_{name}()"
+            value = (
+                f"{factory_call} if {name} is dataclass_missing else {name}"
+                if member.init
+                else factory_call
+            )
         elif member.default is not MISSING:
             scope[f"dataclass_default_{name}"] = member.default
             argument = f"{name}=dataclass_default_{name}"
@@ -107,12 +114,12 @@ def _compiled_init(cls: Any, frozen: bool) -> Callable[..., None]:
 
 
 @recursive_repr()
-def _repr(self: Any) -> str:
+def _repr(self: DataclassInstance) -> str:
     parts = ", ".join([f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr])
     return f"{type(self).__qualname__}({parts})"
 
 
-def _values(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+def _values(names: list[str]) -> Callable[[object], tuple[Any, ...]]:
     """A function from an instance to the tuple of some fields."""
     if len(names) > 1:
         return attrgetter(*names)
@@ -122,27 +129,30 @@ def _values(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _comparison(members: tuple[Field[Any], ...], frozen: bool) -> Methods:
+    """Equality and hash over the fields that are compared; instances that can change have no hash."""
     compared = _values([f.name for f in members if f.compare])
     hashed = _values([f.name for f in members if (f.compare if f.hash is None else f.hash)])
 
-    def __eq__(self: Any, other: Any) -> bool:
+    def __eq__(self: object, other: object) -> bool:
         if other.__class__ is not self.__class__:
             return NotImplemented
         return compared(self) == compared(other)
 
-    def __hash__(self: Any) -> int:
+    def __hash__(self: object) -> int:
         return hash(hashed(self))
 
     return {"__eq__": __eq__, "__hash__": __hash__ if frozen else None}
 
 
 def _refusal(cls: type, names: set[str]) -> Methods:
-    def __setattr__(self: Any, name: str, value: Any) -> None:
+    """Methods that refuse changes of an instance's fields; subclasses may have other attributes."""
+
+    def __setattr__(self: object, name: str, value: object) -> None:
         if type(self) is cls or name in names:
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         super(cls, self).__setattr__(name, value)
 
-    def __delattr__(self: Any, name: str) -> None:
+    def __delattr__(self: object, name: str) -> None:
         if type(self) is cls or name in names:
             raise FrozenInstanceError(f"cannot delete field {name!r}")
         super(cls, self).__delattr__(name)
@@ -150,10 +160,10 @@ def _refusal(cls: type, names: set[str]) -> Methods:
     return {"__setattr__": __setattr__, "__delattr__": __delattr__}
 
 
-def _getstate(self: Any) -> list[Any]:
+def _getstate(self: DataclassInstance) -> list[object]:
     return [getattr(self, f.name) for f in fields(self)]
 
 
-def _setstate(self: Any, state: list[Any]) -> None:
+def _setstate(self: DataclassInstance, state: list[object]) -> None:
     for member, value in zip(fields(self), state, strict=True):
         object.__setattr__(self, member.name, value)

@@ -1,4 +1,4 @@
-"""Errors of arguments: of each class that a caller may catch them by."""
+"""Errors of arguments. Each is an instance of all classes that callers catch it by."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ArgumentError", "AxisError", "ForeignTypeError", "NoAcceleratorError
 class ArgumentError(ValueError, TypeError):
     """An argument does not fit: its dtype, shape or kind.
 
-    Both a ValueError and a TypeError, as versions of the API differ in which of the two they raise.
+    It is a ValueError and a TypeError: versions of the API differ in which of the two they raise.
     """
 
 

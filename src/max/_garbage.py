@@ -1,8 +1,8 @@
 """Fewer passes of Python's garbage collector while a model is compiled.
 
-The collector visits young objects after 700 new ones, and all objects several times in a compilation. What a compiler
-makes it keeps, or frees by reference counts: of 140,000 objects that a start of a decoder leaves, 900 were found to be
-garbage, in a sixth of the start's time.
+The collector visits young objects after 700 new ones, and all objects several times in a compilation. A compiler's
+objects live on, or are freed by reference counts: of 140,000 objects after the start of a decoder, the collector found
+900 to be garbage, and took a sixth of the start's time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from contextlib import contextmanager
 __all__ = ["MOST_NEW", "rare_collections"]
 
 MOST_NEW = 200_000
-"""New objects that start a collection while collections are rare: at most some tens of MB of garbage."""
+"""The number of new objects that start a collection while collections are rare: some tens of MB of garbage at most."""
 
 _lock = threading.Lock()
 _running = 0
 _before: tuple[int, int, int] | None = None
-"""The thresholds to restore; None where they are the program's own."""
+"""The thresholds to restore; None if they were not changed."""
 
 
 @contextmanager

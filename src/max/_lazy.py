@@ -26,7 +26,7 @@ class _LazyModule(ModuleType):
             raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(importlib.import_module(self.__name__), name, value)
 
 

@@ -1,7 +1,7 @@
-"""Tracebacks that end at the user's line: frames of `max` are not shown for errors that are the caller's.
+"""Tracebacks that end at the user's line: for errors of the caller, frames of `max` are not shown.
 
-A hook of `sys` and `threading` takes the frames out when an exception that nobody caught is shown; staging pays
-nothing. ``MAX_TRACEBACK=full`` keeps them, and so do errors that can only be ours, such as a failed assertion.
+Hooks of `sys` and `threading` remove the frames when an uncaught exception is shown; staging costs nothing more.
+``MAX_TRACEBACK=full`` keeps the frames. Errors that can only be bugs of `max`, such as a failed assertion, keep theirs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any
 
 from max._config import FlagError, flags
 
@@ -37,31 +36,32 @@ _CALLERS_MISTAKES = (
     NotImplementedError,
     RuntimeError,
 )
-# bugs show themselves as these
+# subclasses of the above that only bugs raise
 _OURS = (RecursionError, UnboundLocalError)
 
 
-def filtered(error: BaseException) -> bool:
-    """Takes the frames of `max` out of an exception's traceback, and out of those of its causes.
+def drop_own_frames(error: BaseException) -> bool:
+    """Removes the frames of `max` from an exception's traceback, and from those of its causes.
 
     Args:
         error: The exception.
 
     Returns:
-        Whether anything was taken out.
+        Whether frames were removed.
     """
     trace = error.__traceback__
     if not _is_callers(error, trace):
         return False
-    kept = _users_frames(trace)
-    if not kept or len(kept) == _length(trace):
+    user_entries = _users_frames(trace)
+    if not user_entries or len(user_entries) == _length(trace):
         return False
-    error.__traceback__ = _chain(kept)
+    error.__traceback__ = _chain(user_entries)
     _drop_inner_causes(error)
     return True
 
 
 def _is_callers(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether an error is one of the caller of `max`, not a bug of `max`."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -69,23 +69,23 @@ def _is_callers(error: BaseException, trace: TracebackType | None) -> bool:
     if not _is_ours(trace.tb_frame) and not _is_library(trace.tb_frame):
         return True  # a function of the user's that `max` called
     if isinstance(error, AttributeError | ImportError):
-        # of names that a module has not; an attribute that our code takes of a None is a bug
+        # these two functions report absent names; elsewhere a missing attribute is a bug
         return trace.tb_frame.f_code.co_name in ("lookup", "find_spec")
     return isinstance(error, _CALLERS_MISTAKES) and not isinstance(error, _OURS)
 
 
 def _users_frames(trace: TracebackType | None) -> list[TracebackType]:
-    """The entries that are neither of `max` nor of what it calls."""
-    kept: list[TracebackType] = []
+    """The entries that are neither of `max` nor of the libraries that it calls."""
+    user_entries: list[TracebackType] = []
     inside = False
     while trace is not None:
         if _is_ours(trace.tb_frame):
             inside = True
         elif not (inside and _is_library(trace.tb_frame)):
             inside = False
-            kept.append(trace)
+            user_entries.append(trace)
         trace = trace.tb_next
-    return kept
+    return user_entries
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -104,11 +104,11 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _chain(entries: list[TracebackType]) -> TracebackType:
-    following: TracebackType | None = None
+    next_entry: TracebackType | None = None
     for entry in reversed(entries):
-        following = TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    assert following is not None
-    return following
+        next_entry = TracebackType(next_entry, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    assert next_entry is not None
+    return next_entry
 
 
 def _length(trace: TracebackType | None) -> int:
@@ -119,19 +119,19 @@ def _length(trace: TracebackType | None) -> int:
 
 
 def _drop_inner_causes(error: BaseException) -> None:
-    """Drops what an exception was raised from, where that never left `max`; else takes frames out of it too."""
+    """Drops the cause of an exception if it never left `max`; else removes frames from its traceback too."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is None or cause.__traceback__ is None:
         return
-    kept = _users_frames(cause.__traceback__)
-    if not kept:
+    user_entries = _users_frames(cause.__traceback__)
+    if not user_entries:
         error.__cause__, error.__suppress_context__ = None, True
         return
-    cause.__traceback__ = _chain(kept)
+    cause.__traceback__ = _chain(user_entries)
     _drop_inner_causes(cause)
 
 
-def _wanted() -> bool:
+def _is_short() -> bool:
     try:
         return flags.MAX_TRACEBACK == "short"
     except FlagError:
@@ -139,17 +139,17 @@ def _wanted() -> bool:
 
 
 def install() -> None:
-    """Sets the hooks in front of those that are there."""
+    """Installs the hooks, which call those that were installed before."""
     show, show_of_thread = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if _wanted() and filtered(error):
+        if _is_short() and drop_own_frames(error):
             trace = error.__traceback__
         show(kind, error, trace)
 
-    def thread_hook(arguments: Any) -> None:
+    def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
-        if error is not None and _wanted() and filtered(error):
+        if error is not None and _is_short() and drop_own_frames(error):
             fields = (arguments.exc_type, error, error.__traceback__, arguments.thread)
             arguments = threading.ExceptHookArgs(fields)
         show_of_thread(arguments)

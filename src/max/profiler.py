@@ -1,7 +1,7 @@
 """Spans of time in a program, nested and named.
 
 With ``MAX_PROFILE=1`` each span is logged when it closes, with its time, to the logger ``max.profiler`` (level INFO);
-without it spans cost next to nothing. Where the time of a model goes is told by ``Model.profile()``.
+without it spans cost almost nothing. ``Model.profile()`` measures the kernels of a model.
 
 ::
 
@@ -44,24 +44,24 @@ def is_profiling_enabled() -> bool:
 
 
 class _Span:
-    """A span that is open."""
+    """An open span."""
 
     def __init__(self, message: str, depth: int) -> None:
         self.message, self.depth = message, depth
         self.start = time.perf_counter_ns()
 
-    def say(self, what: str) -> None:
+    def log(self, suffix: str) -> None:
         took = (time.perf_counter_ns() - self.start) / 1e6
-        logger.info("%s%s%s: %.3f ms", "  " * self.depth, self.message, what, took)
+        logger.info("%s%s%s: %.3f ms", "  " * self.depth, self.message, suffix, took)
 
 
 class Tracer:
     """A stack of spans.
 
-    As a context manager it closes what is open at the end. It is closed too when nobody has it any more.
+    As a context manager it closes all open spans at the end; so does the deletion of the tracer.
 
     Args:
-        message: The first span; None: none is opened.
+        message: The name of the first span; None opens none.
         color: The color for tools that draw; not used.
     """
 
@@ -71,10 +71,10 @@ class Tracer:
             self.push(message, color)
 
     def push(self, message: str | None = None, color: str = COLOR) -> None:
-        """Opens a span in the one that is open.
+        """Opens a span inside the current one.
 
         Args:
-            message: Its name; None: a place on the stack without a span.
+            message: Its name; None puts an entry without a span on the stack.
             color: The color for tools that draw; not used.
         """
         span = None
@@ -96,11 +96,11 @@ class Tracer:
             traceback: Where it was raised.
 
         Raises:
-            IndexError: None is open.
+            IndexError: No span is open.
         """
         span = self._stack.pop()
         if span is not None:
-            span.say("" if exc_type is None else f" ({exc_type.__name__})")
+            span.log("" if exc_type is None else f" ({exc_type.__name__})")
 
     def next(self, message: str, color: str = COLOR) -> None:
         """Closes the last span and opens another one in its place.
@@ -110,22 +110,22 @@ class Tracer:
             color: The color for tools that draw; not used.
 
         Raises:
-            IndexError: None is open.
+            IndexError: No span is open.
         """
         self.pop()
         self.push(message, color)
 
     def mark(self) -> None:
-        """Tells the time since the last span was opened.
+        """Logs the time since the last span was opened.
 
         Raises:
-            AssertionError: None is open.
+            AssertionError: No span is open.
         """
         if not self._stack:
             raise AssertionError("Tracer.mark: no span is open")
         span = self._stack[-1]
         if span is not None:
-            span.say(" so far")
+            span.log(" so far")
 
     def cleanup(self) -> None:
         """Closes all spans."""
@@ -158,7 +158,9 @@ def traced(
 ) -> Callable[[F], F]: ...
 
 
-def traced(func: Any = None, *, message: str | None = None, color: str = COLOR) -> Any:
+def traced(
+    func: Callable[..., Any] | None = None, *, message: str | None = None, color: str = COLOR
+) -> Any:
     """Makes each call of a function a span; of coroutines too.
 
     Args:
@@ -172,14 +174,14 @@ def traced(func: Any = None, *, message: str | None = None, color: str = COLOR) 
     if inspect.iscoroutinefunction(func):
 
         @functools.wraps(func)
-        async def run(*args: Any, **kwargs: Any) -> Any:
+        async def run(*args: object, **kwargs: object) -> Any:
             with Tracer(name, color):
                 return await func(*args, **kwargs)
 
         return run
 
     @functools.wraps(func)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with Tracer(name, color):
             return func(*args, **kwargs)
 

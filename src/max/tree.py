@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["leaves", "map"]
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree: object) -> list[Any]:
     """The leaves of a nested value, left to right; None has none.
 
     Args:
@@ -19,7 +19,7 @@ def leaves(tree: Any) -> list[Any]:
     return list(_leaves(tree))
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def _leaves(tree: object) -> Iterator[Any]:
     if tree is None:
         return
     if isinstance(tree, Mapping):
@@ -29,7 +29,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
         for item in tree:
             yield from _leaves(item)
     elif hasattr(tree, "flatten") and not hasattr(tree, "shape"):
-        yield from tree.flatten()
+        yield from cast("Any", tree).flatten()
     elif is_dataclass(tree) and not isinstance(tree, type):
         for field in fields(tree):
             yield from _leaves(getattr(tree, field.name))
@@ -37,7 +37,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def map(f: Callable[..., Any], tree: Any) -> Any:
+def map(f: Callable[..., Any], tree: object) -> Any:
     """A nested value of the same form, with a function applied to each leaf.
 
     Args:

@@ -30,8 +30,17 @@ ShapeLike: TypeAlias = Sequence[int]
 HOST = CPU()
 
 
-def as_shape(op: str, shape: Any) -> tuple[int, ...]:
-    """Converts a shape to a tuple of non-negative ints."""
+def as_shape(op: str, shape: object) -> tuple[int, ...]:
+    """Converts a shape to a tuple of non-negative ints.
+
+    Args:
+        op: The call, for error messages.
+        shape: The argument of the call.
+
+    Raises:
+        TypeError: It is not a sequence of integers.
+        ArgumentError: A size is negative.
+    """
     if isinstance(shape, (str, bytes)) or not isinstance(shape, (Sequence, np.ndarray)):
         raise TypeError(f"{op}: expected shape as a sequence of integers, got {shape!r}")
     try:
@@ -44,7 +53,11 @@ def as_shape(op: str, shape: Any) -> tuple[int, ...]:
 
 
 def check_dtype(op: str, dtype: object) -> DType:
-    """Checks that an argument is a DType."""
+    """Checks that an argument is a DType.
+
+    Raises:
+        TypeError: It is not.
+    """
     if not isinstance(dtype, DType):
         hint = "; the order is dtype, shape, device" if isinstance(dtype, (tuple, list)) else ""
         raise TypeError(f"{op}: expected a DType, got {dtype!r}{hint}")
@@ -86,7 +99,7 @@ def view_shape(
         new_shape: The shape of the view, or None.
 
     Raises:
-        ValueError: The bytes do not come out even.
+        ValueError: The view has another number of bytes, or the last size is not a whole number.
     """
     old_size, new_size = dtype.size_in_bytes, new_dtype.size_in_bytes
     if new_shape is not None:
@@ -108,8 +121,8 @@ def view_shape(
     return sizes
 
 
-def writable_value(value: Any, dtype: DType) -> Any:
-    """Checks that a number or array can be written to a tensor of a dtype; returns it for NumPy.
+def writable_value(value: object, dtype: DType) -> Any:
+    """Checks that a number or array can be written to a tensor of a dtype; returns what NumPy writes.
 
     Raises:
         ValueError: An integer type would lose the value's fraction.

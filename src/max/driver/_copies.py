@@ -38,9 +38,11 @@ def batch_inplace_copy(dsts: Sequence[Tensor], srcs: Sequence[Tensor]) -> None:
         raise ValueError(f"{op}: {len(dsts)} destinations and {len(srcs)} sources")
     pairs: list[tuple[Tensor, Tensor]] = []
     for index, (dst, src) in enumerate(zip(dsts, srcs, strict=True)):
-        size, given = _num_bytes(op, index, dst), _num_bytes(op, index, src)
-        if size != given:
-            raise ValueError(f"{op}: destination {index} has {size} bytes, its source {given}")
+        size, source_size = _num_bytes(op, index, dst), _num_bytes(op, index, src)
+        if size != source_size:
+            raise ValueError(
+                f"{op}: destination {index} has {size} bytes, its source {source_size}"
+            )
         shape = (size,)
         pairs.append((dst.view(DType.uint8, shape), src.view(DType.uint8, shape)))
     for dst, src in pairs:

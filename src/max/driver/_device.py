@@ -139,8 +139,8 @@ _HOST_MEMORY = HostMemory()
 class CPU(Device):
     """The host as a device.
 
-    Ids above 0 are virtual devices on the same memory and cores, for placing a graph on several
-    devices without an accelerator. Calls with the same id return the same object.
+    Ids above 0 are virtual devices on the same memory and cores, for placing a graph on several devices without an
+    accelerator. Calls with the same id return the same object.
 
     Args:
         id: The device's id; -1 is device 0.
@@ -226,6 +226,7 @@ class CPU(Device):
 
 
 def _usable_cores() -> int:
+    """The logical CPUs that the process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -525,12 +526,12 @@ def load_device(device_spec: DeviceSpec) -> Device:
     """
     if not isinstance(device_spec, DeviceSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"load_device: expected a DeviceSpec, got {type(device_spec).__name__}")
-    kind, id = device_spec.device_type, device_spec.id
+    device_type, id = device_spec.device_type, device_spec.id
     if not devices_exist([device_spec]):
         raise ValueError(
-            f"load_devices: {kind}:{id} does not exist; there are the CPU and {accelerator_count()} accelerators"
+            f"load_devices: {device_type}:{id} does not exist; there are the CPU and {accelerator_count()} accelerators"
         )
-    return CPU(id) if kind == "cpu" else Accelerator(id)
+    return CPU(id) if device_type == "cpu" else Accelerator(id)
 
 
 def scan_available_devices() -> list[DeviceSpec]:

@@ -1,9 +1,10 @@
 """Import and export of DLPack capsules, for every dtype, with ctypes.
 
-Export: NumPy creates the capsule, with unsigned integers for dtypes that it lacks, and the dtype in the capsule is then
-corrected. The deleter is therefore native code, which a consumer may call on any thread, and after the interpreter has
+Export: NumPy creates the capsule, with unsigned integers for dtypes that it lacks; the dtype in the capsule is then
+corrected. The deleter is thus native code, which a consumer may call on any thread, even after the interpreter has
 ended.
-Import: the structure is read here, and kept as long as the memory is used.
+
+Import: this module reads the structure in the capsule, and keeps it as long as the memory is used.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class DLPackArray(Protocol):
     def __dlpack_device__(self) -> Any:
         """The pair of device type and device id of the memory."""
         ...
+
+
+# the structures of dlpack.h ----------------------------------------------------------------------
 
 
 class _Device(ctypes.Structure):
@@ -70,17 +74,21 @@ class _ManagedVersioned(ctypes.Structure):
     )
 
 
+# bits of `_ManagedVersioned.flags`
 READ_ONLY = 1
 COPIED = 2
 SUBBYTE_PADDED = 4
 
 HOST_DEVICES = {1: "cpu", 3: "cuda host", 11: "rocm host"}
+"""The device types whose memory the host reads."""
 HOST = (1, 0)
+"""The device type and id of the CPU."""
 
 _KNOWN_MAJOR = 1
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED, _USED_VERSIONED = b"used_dltensor", b"used_dltensor_versioned"
 
+# the type codes of floats that differ from that of float16, float32 and float64
 _FLOAT_CODES = {
     DType.bfloat16: 4,
     DType.float8_e4m3fn: 10,
@@ -95,6 +103,7 @@ _FLOAT_CODES = {
 
 
 def _code(dtype: DType) -> int:
+    """DLPack's type code of a dtype."""
     if dtype is DType.bool:
         return 6
     if dtype.is_integral():
@@ -113,7 +122,7 @@ _set_name = ctypes.pythonapi.PyCapsule_SetName
 _set_name.restype, _set_name.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 
 
-def _structure(capsule: Any) -> tuple[Any, bytes]:
+def _structure(capsule: object) -> tuple[Any, bytes]:
     """The managed structure in a fresh capsule, and the capsule's name."""
     if type(capsule).__name__ != "PyCapsule":
         raise TypeError(f"DLPack: expected a capsule, got {type(capsule).__name__}")
@@ -141,7 +150,7 @@ class Imported:
         "_address", "_deleter", "copied", "data", "dtype", "read_only", "shape", "strides",
     )  # fmt: skip
 
-    def __init__(self, capsule: Any) -> None:
+    def __init__(self, capsule: object) -> None:
         self._deleter = None
         managed, name = _structure(capsule)
         flags = 0
@@ -189,7 +198,7 @@ def _dtype(fields: _DataType, flags: int) -> DType:
     return dtype
 
 
-def import_array(array: Any, copy: bool | None) -> Imported:
+def import_array(array: DLPackArray, copy: bool | None) -> Imported:
     """Imports an array through its ``__dlpack__``.
 
     Raises:
@@ -207,13 +216,14 @@ def import_array(array: Any, copy: bool | None) -> Imported:
             f"from_dlpack: the array is on DLPack device type {int(device_type)}, which the host "
             "does not read; move it to the CPU first"
         )
-    # False is asked of the producer; for True the copy is made here
-    asked: dict[str, Any] = {} if copy is not False else {"copy": False}
+    # the producer must obey copy=False; for copy=True the caller copies
+    producer: Any = array
+    copy_argument: dict[str, Any] = {} if copy is not False else {"copy": False}
     try:
-        capsule = array.__dlpack__(max_version=(_KNOWN_MAJOR, 1), **asked)  # pyright: ignore[reportCallIssue]
+        capsule: object = producer.__dlpack__(max_version=(_KNOWN_MAJOR, 1), **copy_argument)
     except TypeError:
         # a producer of DLPack before 1.0, which never copies
-        capsule = array.__dlpack__()
+        capsule = producer.__dlpack__()
     return Imported(capsule)
 
 

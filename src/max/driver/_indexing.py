@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from types import EllipsisType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, cast
 
 from max._errors import AxisError
 
@@ -29,7 +29,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements are in row-major order without gaps; so are those of an empty tensor, whatever its strides."""
+    """Whether elements are in row-major order without gaps; an empty tensor is contiguous with any strides."""
     if 0 in shape:
         return True
     step = 1
@@ -41,10 +41,15 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _as_integer(item: Any) -> int:
+def _as_integer(item: object) -> int:
+    """The integer of an index.
+
+    Raises:
+        TypeError: It is an array, a mask or another object.
+    """
     if not isinstance(item, bool):
         try:
-            return operator.index(item)
+            return operator.index(cast("SupportsIndex", item))
         except TypeError:
             pass
     raise TypeError(

@@ -42,7 +42,7 @@ def address(array: Array) -> int:
 
 
 def _owned_address(array: Any) -> int:
-    """As `address`, of a writable, contiguous array; a quarter of its time."""
+    """`address` of a writable, contiguous array, in a quarter of the time."""
     return ctypes.addressof(_NO_CHARS.from_buffer(array))
 
 
@@ -110,7 +110,7 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
 
 
 def allocate_bytes(nbytes: int) -> tuple[int, object]:
-    """Uninitialised host memory, aligned to :data:`ALIGNMENT`: its address and owner; for each output of an execution.
+    """Uninitialised host memory, aligned to :data:`ALIGNMENT`: its address and owner. Each output calls it.
 
     Args:
         nbytes: The number of bytes.
@@ -125,12 +125,12 @@ def allocate_bytes(nbytes: int) -> tuple[int, object]:
 def _zeroed_huge_pages(nbytes: int) -> Array:
     """Zeroed memory that the system allocates at first use, in huge pages if supported.
 
-    NumPy requests huge pages for ``empty``, but not for ``zeros``, where a page fault per 4 KiB costs more than writing
+    NumPy requests huge pages for ``empty``, but not for ``zeros``. A page fault per 4 KiB would cost more than writing
     the memory, for example the keys of a prompt.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(nbytes + _HUGE_PAGE, np.uint8)
-    # private, as Python's default is shared memory, which has small pages
+    # private: Python's default, shared memory, has small pages
     mapping = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # an error means that the system has none
     with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from max.driver import _dlpack
 from max.driver._arguments import (
@@ -156,7 +157,7 @@ class Tensor(StridedMemory):
 
     @staticmethod
     def scalar(
-        value: Any,
+        value: np.generic | float,
         dtype: DType,
         device: Device | DeviceStream | None = None,
         *,
@@ -203,7 +204,7 @@ class Tensor(StridedMemory):
         )
 
     @staticmethod
-    def from_dlpack(array: Any, *, copy: bool | None = None) -> Tensor:
+    def from_dlpack(array: _dlpack.DLPackArray, *, copy: bool | None = None) -> Tensor:
         """Wraps the memory of a DLPack array: NumPy, torch, JAX and others.
 
         Strides and read-only memory are preserved. NumPy arrays may have dtypes of ml_dtypes.
@@ -234,6 +235,7 @@ class Tensor(StridedMemory):
 
     @staticmethod
     def _from_strided(array: Array, copy: bool | None) -> Tensor:
+        """Wraps a NumPy array of any strides; copies it if its strides are not whole elements."""
         dtype, itemsize = dtype_of("Tensor.from_dlpack", array), array.dtype.itemsize
         if not array.flags.aligned or any(stride % itemsize for stride in array.strides):
             if copy is False:
@@ -289,14 +291,14 @@ class Tensor(StridedMemory):
         memory = Memory(self._ptr, self._owner)
         return array_at(memory, self._dtype, self._shape, self._strides, self._read_only)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         """Converts a tensor on the host for NumPy functions."""
         return np.array(self.to_numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(
         self,
         *,
-        stream: Any = None,
+        stream: object = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
@@ -307,12 +309,12 @@ class Tensor(StridedMemory):
             BufferError: The consumer requires another device, or the tensor is read-only and the consumer's version of
                 DLPack cannot express that.
         """
-        own_device = self.__dlpack_device__()
+        device = self.__dlpack_device__()
         if stream is not None:
             raise BufferError(
                 f"Tensor.__dlpack__: {self._device.label}:{self._device.id} has no streams, got {stream!r}"
             )
-        if dl_device is not None and tuple(dl_device) != own_device:
+        if dl_device is not None and tuple(dl_device) != device:
             raise BufferError(
                 f"Tensor.__dlpack__: the tensor is on {self._device.label}:{self._device.id}, not on DLPack device "
                 f"{tuple(dl_device)}"
@@ -355,7 +357,7 @@ class Tensor(StridedMemory):
         offset, shape, strides = apply_index(index, self._shape, self.strides)
         return self._derive(self._dtype, shape, strides, offset)
 
-    def __setitem__(self, index: Index | tuple[Index, ...], value: Any) -> None:
+    def __setitem__(self, index: Index | tuple[Index, ...], value: object) -> None:
         """Writes a number, array or tensor into a part of the tensor, with broadcasting.
 
         Raises:
@@ -364,7 +366,8 @@ class Tensor(StridedMemory):
         """
         self[index]._write(value)
 
-    def _write(self, value: Any) -> None:
+    def _write(self, value: object) -> None:
+        """Writes a number, array or tensor into the whole tensor, with broadcasting."""
         if self._read_only:
             raise ValueError("Tensor: the memory is read-only; write to a copy()")
         if isinstance(value, Tensor):
@@ -388,7 +391,7 @@ class Tensor(StridedMemory):
         ptr = address(data) + self._ptr - start
         return Tensor._wrap(ptr, self._dtype, self._shape, self._strides, data)
 
-    def _write_through_host(self, value: Any) -> None:
+    def _write_through_host(self, value: object) -> None:
         """Writes to device memory: elements are converted and broadcast on the host, then copied."""
         staged = (
             self._on_host()

@@ -321,7 +321,7 @@ class InputBinder:
         if not fits:
             raise ArgumentError(f"{self.what(index)}: got {arg!r} ({name})")
         try:
-            return Tensor.scalar(number, info.dtype, self.devices[index])
+            return Tensor.scalar(cast("float", number), info.dtype, self.devices[index])
         except OverflowError as error:
             raise ValueError(f"{self.what(index)}: {error}") from error
 
