@@ -306,6 +306,7 @@ def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) ->
         text: The output of `max.mlir.print_module`.
         resources: The large constants by name.
     """
+    # the parser and xDSL's builtin dialect take 0.1 s to import, and only tests and MAX_CHECK=3 parse
     from xdsl.context import Context
     from xdsl.dialects.builtin import Builtin
     from xdsl.parser import Parser

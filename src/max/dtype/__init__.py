@@ -29,7 +29,7 @@ __all__ = ["DType", "finfo"]
 
 
 class _Names(EnumMeta):
-    """Tells which names there are when one is not found."""
+    """Raises errors for unknown names that list the names that exist."""
 
     def __getattr__(cls, name: str) -> Any:
         if name in cls._member_map_:
@@ -45,8 +45,8 @@ class _Names(EnumMeta):
 class DType(Enum, metaclass=_Names):
     """The tensor data type.
 
-    Members compare by identity and hash fast. ``DType(81)``, ``DType("float32")`` and ``DType("f32")``
-    give ``DType.float32``.
+    Members compare by identity and hash fast. ``DType(81)``, ``DType("float32")`` and ``DType("f32")`` are
+    ``DType.float32``.
     """
 
     bool = 1
@@ -164,7 +164,7 @@ class DType(Enum, metaclass=_Names):
 
         Args:
             dtype: The torch dtype.
-            _error: Why torch could not be imported, where the caller has tried; is raised.
+            _error: Raised if given: the error of the caller's attempt to import torch.
 
         Raises:
             ValueError: No DType corresponds, such as for complex and quantized types.
@@ -183,7 +183,7 @@ class DType(Enum, metaclass=_Names):
         """The corresponding torch dtype. Imports torch.
 
         Args:
-            _error: Why torch could not be imported, where the caller has tried; is raised.
+            _error: Raised if given: the error of the caller's attempt to import torch.
 
         Raises:
             ImportError: torch is not installed.
@@ -191,7 +191,7 @@ class DType(Enum, metaclass=_Names):
         """
         if _error is not None:
             raise _error
-        import torch
+        import torch  # an optional package
 
         torch_dtype = getattr(torch, self.name, None)
         if torch_dtype is None:

@@ -1,4 +1,4 @@
-"""Quantised blocks, as GGUF files store them: their forms, and NumPy arrays from and to them.
+"""Quantised blocks as GGUF files store them: their formats, and conversions from and to NumPy arrays.
 
 A block holds a fixed number of neighbouring elements of a row in a fixed number of bytes (little-endian). With `d` and
 `m` for the float16 scales of a block, `s` and `o` for the integer scales of its parts, and `q` for an element's bits,
@@ -33,11 +33,11 @@ Bytes = npt.NDArray[Any]
 
 
 class BlockFormat(NamedTuple):
-    """The form of a block.
+    """The size of a block.
 
     Args:
-        elements: How many elements it holds.
-        bytes: How many bytes it takes.
+        elements: The number of its elements.
+        bytes: The number of its bytes.
     """
 
     elements: int
@@ -51,10 +51,10 @@ BLOCK_FORMATS = {
     "Q5_K": BlockFormat(256, 176),
     "Q6_K": BlockFormat(256, 210),
 }
-"""The forms by name."""
+"""The sizes by name of the format."""
 
 _AT_ONCE = 1 << 14
-"""Blocks that are converted at once: intermediate results stay in the cache."""
+"""The number of blocks that are converted at a time: intermediate results stay in the cache."""
 
 
 def _form(what: str, name: str) -> BlockFormat:
@@ -254,7 +254,7 @@ def _decode_q5_k(blocks: Bytes) -> Floats:
 
 
 def _attempts(most: int, weighted: bool) -> Floats:
-    """How many steps each attempt of a fit gives the range of a part.
+    """The number of steps of the range of a part, for each attempt of a fit.
 
     Attempts with weights reach further: elements of little weight may be clipped.
     """

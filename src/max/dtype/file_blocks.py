@@ -1,4 +1,4 @@
-"""Quantised blocks of GGUF files that no kernel multiplies: their values, and blocks with kernels that hold them.
+"""Quantised blocks of GGUF files for which there are no kernels: their values, and blocks with kernels that hold them.
 
 A value is ``d s q`` or ``d s q + m o`` with `d` and `m` floats of the block, `s` and `o` small integers of a group of
 neighbours and `q` an 8-bit integer of the element. With `n` for the low (first) and high halves of bytes, the bytes of
@@ -92,10 +92,10 @@ class FileFormat(NamedTuple):
 
 
 _CHUNK = 1 << 15
-"""Groups of 32 elements that are converted at once: intermediate results stay in the cache."""
+"""The number of groups of 32 elements that are converted at a time: intermediate results stay in the cache."""
 
 MOST_ERROR = 1 / 128
-"""The greatest root mean square error of 8 bits, as a share of the values'; beyond it values become bfloat16."""
+"""The greatest root mean square error of 8 bits, relative to the values; with a greater one values become bfloat16."""
 
 
 def decode_file_blocks(blocks: Array, name: str) -> Array:
@@ -165,7 +165,7 @@ def to_kernel_blocks(blocks: Array, name: str) -> tuple[Array, str] | None:
 
 
 def _chunks(blocks: Array, form: FileFormat) -> tuple[Array, int]:
-    """Blocks ``[n, bytes]``, and how many are converted at once."""
+    """Blocks ``[n, bytes]``, and the number that is converted at a time."""
     if blocks.dtype != np.uint8 or blocks.ndim < 1 or blocks.shape[-1] % form.block.bytes:
         raise ValueError(
             f"blocks of {form.block.bytes} bytes: {blocks.dtype} {list(blocks.shape)}, expected uint8 rows of whole "
@@ -391,7 +391,7 @@ def _iq4_xs(b: Array) -> Parts:
 
 
 def _mxfp4(b: Array) -> Parts:
-    # in float64, as float32 has half of the numbers for exponents 0 and 1 as subnormal ones
+    # in float64: with exponents 0 and 1, half of the numbers are subnormal in float32
     d = np.ldexp(1.0, b[:, :1].astype(np.int32) - 128).astype(np.float32)
     return Parts(d, _one(b), _FP4_LEVELS[_halves(b[:, 1:])][:, None])
 

@@ -29,7 +29,7 @@ class AddedWeights:
         self._by_name: dict[str, _Added] = {}
 
     def find(self, branch: object, weight: Weight) -> TensorValue | None:
-        """The value of a weight that was added before; None: it was not.
+        """The value of a weight that was added before, else None.
 
         Args:
             branch: The branch that adds it; None: the graph itself.

@@ -17,12 +17,14 @@ import numpy.typing as npt
 from max._lazy import lazy_module
 
 if TYPE_CHECKING:
-    from multiprocessing import shared_memory
+    from multiprocessing import resource_tracker, shared_memory
 else:
+    resource_tracker = lazy_module("multiprocessing.resource_tracker")
     shared_memory = lazy_module("multiprocessing.shared_memory")
 
 
 def _msgspec() -> Any:
+    """The package msgspec, which is optional."""
     try:
         import msgspec
     except ImportError as error:
@@ -60,8 +62,7 @@ def _share(array: npt.NDArray[Any]) -> SharedMemoryArray | None:
 
 
 def _untrack(block: shared_memory.SharedMemory) -> None:
-    from multiprocessing import resource_tracker
-
+    """Removes a block from those that this process unlinks when it ends."""
     resource_tracker.unregister(f"/{block.name.lstrip('/')}", "shared_memory")
 
 

@@ -1,7 +1,7 @@
-"""Plain attributes, source locations and the module op: what MLIR's `builtin` dialect has, as light classes.
+"""Light classes for what `mo` needs of MLIR's `builtin` dialect: plain attributes, source locations, the module op.
 
-xDSL's own dialect takes 0.12 s to import and makes a hundred classes that `mo` does not use. It is imported with the
-printer and the parser only, and `to_xdsl` and `from_xdsl` convert attributes there.
+xDSL's own dialect takes 0.12 s to import and defines a hundred classes that `mo` does not use. Only the printer and the
+parser import it; there `to_xdsl` and `from_xdsl` convert attributes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _bits(number: float) -> bytes:
 
 
 class StringAttr(PlainAttr):
-    """A text: ``"RSCF"``."""
+    """A string: ``"RSCF"``."""
 
     name = "mo.string"
     data: str
@@ -146,7 +146,7 @@ class UnitAttr(PlainAttr):
 
 
 class UnknownLoc(PlainAttr):
-    """The location of an op of which none is known."""
+    """The location of an op whose location is not known."""
 
     name = "mo.unknown_loc"
     data: None

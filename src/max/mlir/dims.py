@@ -84,10 +84,10 @@ def _divide(x: Monomial, y: Monomial) -> Monomial | None:
         return x
     powers = dict(x)
     for atom, power in y:
-        left = powers.get(atom, 0) - power
-        if left < 0:
+        remaining = powers.get(atom, 0) - power
+        if remaining < 0:
             return None
-        powers[atom] = left
+        powers[atom] = remaining
     return tuple((atom, power) for atom, power in x if powers[atom] for power in (powers[atom],))
 
 

@@ -1,4 +1,4 @@
-"""A module as text that identifies its program; xDSL's printer is not imported for it, which takes 0.1 s."""
+"""A module as text that identifies its program, without xDSL's printer, which takes 0.1 s to import."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def print_module(module: Operation, locations: bool = False) -> str:
         module: The module.
         locations: Whether to include the file and line of each op.
     """
-    from xdsl.printer import Printer
+    from xdsl.printer import Printer  # slow to import: few modules are printed
 
     stream = StringIO()
     Printer(stream=stream, print_debuginfo=locations).print_op(module)
@@ -152,6 +152,7 @@ def parse_module(
     Raises:
         ParseError: The text is not a valid module, or a resource is missing.
     """
+    # slow to import: most modules are staged, not parsed
     from xdsl.context import Context
     from xdsl.dialects.builtin import Builtin
     from xdsl.parser import Parser
@@ -178,7 +179,9 @@ def verify_module(module: ModuleOp) -> None:
     Raises:
         VerifyError: An op violates a rule of the dialect.
     """
-    from xdsl.utils.exceptions import VerifyException
+    from xdsl.utils.exceptions import (
+        VerifyException,
+    )  # a start from the disk cache verifies nothing
 
     try:
         module.verify()

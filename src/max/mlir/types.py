@@ -212,6 +212,8 @@ class DTypeAttr(Data[DType]):
 
 
 class _Shaped(NamedTuple):
+    """The data of tensor and buffer types."""
+
     shape: tuple[DimExpr, ...]
     dtype: DType
     device: DeviceRefAttr

@@ -143,7 +143,7 @@ def sgmv_qkv_lora_kernel(
     kv_dim: int,
     bias: TensorValue | None = None,
 ) -> TensorValue:
-    """Applies the adapters of queries, keys and values; what they add to keys and values is added in the cache.
+    """Applies the adapters of queries, keys and values; the terms of keys and values are added in the cache.
 
     Args:
         input: ``[total_seq_len, in_dim]``.

@@ -167,7 +167,7 @@ def rms_norm_key_cache(
         weight_offset: Is added to the weight.
         rms_norm_cols: The number of normalised elements, where it is less than the size.
         multiply_before_cast: Whether the weight is multiplied in float32.
-        per_head_norm: Whether each head is normalised by itself.
+        per_head_norm: Whether each head is normalised separately.
 
     Raises:
         ValueError: The weight's size does not fit.

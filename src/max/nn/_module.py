@@ -91,7 +91,7 @@ class Module(Layer, ABC):
 
     @property
     def layer_weights(self) -> dict[str, Weight]:
-        """The weights of the module itself, by name; shared ones too."""
+        """The module's own weights by name, including weights that it shares with other modules."""
         return dict(vars(self).get("_layer_weights", {}))
 
     @property

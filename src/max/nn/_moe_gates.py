@@ -1,4 +1,4 @@
-"""The gates of mixtures of experts: they choose experts for each token, and weigh them."""
+"""The gates of mixtures of experts, which choose the experts of each token and their weights."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class LinearScalingParams:
 
 @dataclass
 class Llama3RopeScalingParams:
-    """Low frequencies are divided by a factor, high ones are kept, those between are blended.
+    """Divides low frequencies by a factor, keeps high ones, and blends the frequencies in between.
 
     Args:
         factor: The divisor of low frequencies.

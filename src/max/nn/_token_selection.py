@@ -31,7 +31,7 @@ def select_tokens(
     kv_collection: PagedCacheValues,
     layer_idx: TensorValue,
 ) -> TensorValue:
-    """The cached tokens that each new token attends to: those of the greatest scores, of equal scores the earlier ones.
+    """The cached tokens that each new token attends to: those with the greatest scores, then the earliest.
 
     The score of a token is the sum over heads of ``weight * max(query · key, 0)``; a new token sees itself and those
     before.

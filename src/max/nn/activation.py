@@ -1,4 +1,4 @@
-"""Activations by name, as configurations have them, and gated ones."""
+"""Activations by the names of model configurations, and gated activations."""
 
 from __future__ import annotations
 

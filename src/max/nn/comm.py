@@ -58,7 +58,7 @@ class Allreduce(Module):
 class Signals:
     """The buffers with which devices synchronise in collectives.
 
-    CPU devices share their memory and do not touch them: they take addresses there, not memory.
+    CPU devices share their memory and never access the buffers, which so reserve addresses but no memory.
 
     Args:
         devices: The devices that take part.

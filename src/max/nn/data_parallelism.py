@@ -143,7 +143,9 @@ def _check(
             raise TypeError(f"{op}: offsets or splits are {value!r}, expected integers")
         if value.rank != 1:
             raise ValueError(f"{op}: offsets or splits are {value!r}, expected rank 1")
-    wanted = count // group_size + 1
+    expected_size = count // group_size + 1
     size = splits.shape[0]
-    if isinstance(size, StaticDim) and int(size) != wanted and wanted > 2:
-        raise ValueError(f"{op}: data_parallel_splits has {size} elements, expected {wanted}")
+    if isinstance(size, StaticDim) and int(size) != expected_size and expected_size > 2:
+        raise ValueError(
+            f"{op}: data_parallel_splits has {size} elements, expected {expected_size}"
+        )

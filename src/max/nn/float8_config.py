@@ -263,7 +263,7 @@ def _dtype_of(weights: Mapping[str, WeightData], ends: tuple[str, ...], default:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """The modules that an entry of ignored ones names: itself and its parts, or with ``re:`` by an expression."""
+    """Matches the modules that an entry of the ignored list names: a module and its parts, or with ``re:`` a regex."""
     if name.startswith("re:"):
         return re.compile(name.removeprefix("re:"))
     return re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")

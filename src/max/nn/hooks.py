@@ -30,7 +30,7 @@ class PrintHook:
 
     @property
     def export_path(self) -> str | None:
-        """The folder of the values as files; None: they are printed."""
+        """The folder that values are written to as files; None prints them."""
         return self._export_path
 
     def name_layers(self, model: Layer) -> None:

@@ -51,7 +51,7 @@ def _gates(
                 total += mix[i, j]
             for j in k.static_range(mult):
                 mix[i, j] = mix[i, j] / total + k.f32(eps)
-        # Sinkhorn and Knopp: columns and rows of a positive matrix are normalised in turn, the columns first and last
+        # Sinkhorn and Knopp: normalise columns and rows of a positive matrix alternately, columns first and last
         for step in range(2 * steps - 1):
             for i in k.static_range(mult):
                 total = k.f32(eps)

@@ -284,7 +284,7 @@ class AttentionWithRopeAndLoRA(AttentionWithRope):
         input_row_offsets: TensorValue,
         layer_idx: TensorValue,
     ) -> TensorValue:
-        """What the adapters add to the queries; what they add to keys and values is added in the cache.
+        """The terms that the adapters add to the queries; those of keys and values are added in the cache.
 
         For queries, keys and values without adapters; calling the layer adds all of it already.
 

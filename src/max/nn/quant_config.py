@@ -94,7 +94,7 @@ class QuantConfig(Float8Config):
         if format not in _METHODS:
             raise NotImplementedError(
                 f"QuantConfig: no layer runs the format {format.value}; there are "
-                f"{', '.join(known.value for known in _METHODS)}"
+                f"{', '.join(method.value for method in _METHODS)}"
             )
         super().__init__(
             input_scale,

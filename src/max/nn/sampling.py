@@ -178,7 +178,7 @@ class RejectionSamplerWithResiduals(Module):
 
     Args:
         device: The device.
-        top_k: 1: tokens in place of rejected ones are the most probable; others: they are drawn.
+        top_k: 1: rejected tokens are replaced by the most probable ones; otherwise by drawn ones.
         temperature: The divisor of both models' logits.
         eps: The least probability of a draft token, which is a divisor.
         seed: The seed.

@@ -58,16 +58,16 @@ def _indices(
         positions = np.arange(-low.value, size.value + high.value)
         last = size.value - 1
         if mode == "edge":
-            found = positions.clip(0, last)
+            source = positions.clip(0, last)
         else:
-            found = positions % max(2 * last, 1)
-            found = np.minimum(found, 2 * last - found)
-        return constant(found.astype(np.int64), DType.int64, tensor.device)
+            source = positions % max(2 * last, 1)
+            source = np.minimum(source, 2 * last - source)
+        return constant(source.astype(np.int64), DType.int64, tensor.device)
     total, first, last = (Dim.from_mlir(d) for d in (size + low + high, low, size - 1))
     counted = range_op(0, total, 1, total, dtype=DType.int64, device=tensor.device)
     positions = counted - TensorValue(first).to(tensor.device)
     end = TensorValue(last).to(tensor.device)
     if mode == "edge":
         return minimum(maximum(positions, 0), end)
-    found = mod(positions, maximum(end * 2, 1))
-    return minimum(found, end * 2 - found)
+    source = mod(positions, maximum(end * 2, 1))
+    return minimum(source, end * 2 - source)

@@ -35,8 +35,8 @@ def roi_align(
 
     Args:
         input: The images: ``[N, H, W, C]``, of a floating-point type.
-        rois: The regions: ``[M, 5]``, floats: the number of the image, then left, top, right and bottom. A number of
-            no image raises when the graph runs.
+        rois: The regions: ``[M, 5]``, floats: the number of the image, then left, top, right and bottom. An
+            image number out of range raises when the graph runs.
         output_height: The height of the result.
         output_width: The width of the result.
         spatial_scale: Multiplies the coordinates of the regions.

@@ -74,21 +74,21 @@ def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
 
 def _remaining(type_: mlir.TensorType, dims: list[DimExpr], free: int) -> DimExpr:
     """The size of the dimension that is -1."""
-    others = DimExpr.constant(1)
+    other_sizes = DimExpr.constant(1)
     for axis, dim in enumerate(dims):
         if axis != free:
-            others = others * dim
+            other_sizes = other_sizes * dim
     total = type_.num_elements
-    if others == 0:
+    if other_sizes == 0:
         raise ValueError(
             f"reshape: {mlir.dims_text(dims)} leaves -1 open for {type_.short}: the others have no "
             "elements"
         )
-    quotient = total.exact_quotient(others)
+    quotient = total.exact_quotient(other_sizes)
     if quotient is None:
         raise ValueError(
             f"reshape: the {total} elements of {type_.short} do not fill {mlir.dims_text(dims)}: they "
-            f"are not a multiple of {others}"
+            f"are not a multiple of {other_sizes}"
         )
     return quotient
 
@@ -190,11 +190,11 @@ def transpose(x: TensorValueLike, axis_1: int, axis_2: int) -> TensorValue:
     """
     tensor = as_tensor(x)
     rank = tensor.rank
-    one = normalize_axis("transpose", axis_1, rank, "axis_1")
-    other = normalize_axis("transpose", axis_2, rank, "axis_2")
+    first = normalize_axis("transpose", axis_1, rank, "axis_1")
+    second = normalize_axis("transpose", axis_2, rank, "axis_2")
     perm = list(range(rank))
-    perm[one], perm[other] = perm[other], perm[one]
-    return stage("transpose", (tensor,), {"perm": tuple(perm)}) if one != other else tensor
+    perm[first], perm[second] = perm[second], perm[first]
+    return stage("transpose", (tensor,), {"perm": tuple(perm)}) if first != second else tensor
 
 
 def permute(x: TensorValueLike, dims: list[int]) -> TensorValue:

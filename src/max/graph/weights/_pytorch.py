@@ -24,7 +24,7 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
         ImportError: torch is not installed.
         WeightsFileError: The file is damaged, contains other objects, or has no tensors.
     """
-    import torch
+    import torch  # an optional package
 
     try:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)

@@ -6,7 +6,7 @@ __all__ = ["num_heads_for_device"]
 
 
 def num_heads_for_device(*, num_heads: int, device_idx: int, num_devices: int) -> int:
-    """The heads of one device: all devices have as many, and the first ones take what is left.
+    """The number of heads of one device: heads are divided evenly, and the first devices take the remainder.
 
     Args:
         num_heads: The number of all heads.

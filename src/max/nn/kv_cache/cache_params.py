@@ -287,7 +287,7 @@ class KVCacheParams:
         return list(self.get_symbolic_inputs()[0].values)
 
     def unflatten_kv_inputs(self, it: Iterator[Any]) -> tuple[PagedCacheValues, ...]:
-        """The cache out of a graph's inputs; it takes as many as `flattened_kv_inputs` has.
+        """The cache from a graph's inputs; consumes as many inputs as `flattened_kv_inputs` has.
 
         Args:
             it: The inputs, from the first one of the cache.

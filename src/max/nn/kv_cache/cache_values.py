@@ -74,11 +74,14 @@ class PagedCacheValues:
             return values
         fields = list(values)
         devices = next((i for i, v in enumerate(fields) if not isinstance(v, BufferValue)), 1)
-        own = (3 + devices) + (1 + devices) * groups
-        if not devices or len(fields) not in (own, *range(own + 2, len(fields) + 1)):
-            raise ValueError(f"a paged cache has {own} values, got {len(fields)}")
+        num_pages_values = (3 + devices) + (1 + devices) * groups
+        if not devices or len(fields) not in (
+            num_pages_values,
+            *range(num_pages_values + 2, len(fields) + 1),
+        ):
+            raise ValueError(f"a paged cache has {num_pages_values} values, got {len(fields)}")
         lengths, table, maxima = (value.tensor for value in fields[devices : devices + 3])
-        starts = [0, *range(3 + devices, own, 1 + devices)]
+        starts = [0, *range(3 + devices, num_pages_values, 1 + devices)]
         pages = [[value.buffer for value in fields[i : i + devices]] for i in starts]
         tables = [fields[i + devices].tensor for i in starts[1:]]
         cache = cls(
@@ -86,12 +89,16 @@ class PagedCacheValues:
             lengths,
             table,
             maxima,
-            groups=tuple((one[0], t) for one, t in zip(pages[1:], tables, strict=True)),
-            other_blocks=tuple(tuple(one[1:]) for one in pages) if devices > 1 else (),
+            groups=tuple(
+                (group_pages[0], t) for group_pages, t in zip(pages[1:], tables, strict=True)
+            ),
+            other_blocks=tuple(tuple(group_pages[1:]) for group_pages in pages)
+            if devices > 1
+            else (),
         )
-        if len(fields) == own:
+        if len(fields) == num_pages_values:
             return cache
-        slots, *states = fields[own:]
+        slots, *states = fields[num_pages_values:]
         return replace(cache, slots=slots.tensor, states=tuple(s.buffer for s in states))
 
     def __iter__(self) -> Iterator[Value[Any]]:
@@ -107,8 +114,8 @@ class PagedCacheValues:
         others = self.other_blocks or ((),) * (1 + len(self.groups))
         groups = [
             value
-            for (own, table), more in zip(self.groups, others[1:], strict=True)
-            for value in (own, *more, table)
+            for (first_pages, table), more in zip(self.groups, others[1:], strict=True)
+            for value in (first_pages, *more, table)
         ]
         states = () if self.slots is None else (self.slots, *self.states)
         return [blocks, *others[0], *tables, *groups, *states]
@@ -194,13 +201,13 @@ def paged_cache_types(
     ]
     # page tables are of one length, pools are not
     table = TensorType(DType.uint32, [batch, "max_num_pages"], device)
-    where = [device, *other_devices]
+    devices = [device, *other_devices]
     groups: list[Type[Any]] = []
     for index, group in enumerate(params.groups, 1):
         shape = params.group(index), group.layers, f"total_num_pages_{index}"
-        groups += [*(_pages_type(*shape, one) for one in where), table]
+        groups += [*(_pages_type(*shape, ref) for ref in devices), table]
     return [
-        *(_pages_type(params, num_layers, "total_num_pages", one) for one in where),
+        *(_pages_type(params, num_layers, "total_num_pages", ref) for ref in devices),
         TensorType(DType.uint32, [batch], device),
         table,
         TensorType(DType.uint32, ["steps_remaining", 2], DeviceRef.CPU()),

@@ -10,7 +10,7 @@ __all__ = ["KVCacheMetrics"]
 
 @dataclass
 class KVCacheMetrics:
-    """Counts of a cache's use; the sum of two has the counts of both. `max serve` tells its own in ``/metrics``.
+    """Counts of a cache's use; the sum of two has the counts of both. `max serve` reports its counts in ``/metrics``.
 
     Attributes:
         input_tokens: Tokens of prompts that were computed.

@@ -27,7 +27,7 @@ def as_subgraph(
 ) -> Callable[P, R]:
     """A function or module that a model calls several times.
 
-    It returns what `fn` does. Parts of a model that are equal but for their weights share their kernels when the model
+    It returns the result of `fn`. Parts of a model that differ only in their weights share their kernels when the model
     is compiled, whether they are marked or not.
 
     Args:

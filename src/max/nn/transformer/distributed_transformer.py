@@ -59,7 +59,7 @@ def take(it: Iterable[Value[Any]], n: int) -> list[Value[Any]]:
     """The next `n` values as a list; fewer at the end of the iterator.
 
     Args:
-        it: The values; an iterator goes on after those.
+        it: The values; an iterator continues after the consumed ones.
         n: How many.
     """
     return list(islice(it, n))

@@ -118,7 +118,7 @@ class Transformer(Module):
 
     Weights: those of ``embed_tokens``, ``layers.0`` …, ``norm``, ``lm_head``.
 
-    Between the blocks the hidden states are float32, whatever the dtype of the weights: sums of many
+    Between the blocks the hidden states are float32 for weights of any dtype: sums of many
     layers lose nothing, and the norms, which compute in float32 anyway, round once. Blocks of the same
     form are staged once, as a subgraph.
 
