@@ -179,9 +179,8 @@ def verify_module(module: ModuleOp) -> None:
     Raises:
         VerifyError: An op violates a rule of the dialect.
     """
-    from xdsl.utils.exceptions import (
-        VerifyException,
-    )  # a start from the disk cache verifies nothing
+    # a start from the disk cache verifies nothing
+    from xdsl.utils.exceptions import VerifyException
 
     try:
         module.verify()
