@@ -1,11 +1,25 @@
-"""The messages between the server and a worker that makes vectors and scores of texts."""
+"""The messages between the server and a worker process that runs an encoder.
+
+Requests are answered in the way of :mod:`max.pipelines.generation.protocol`, whose ``CancelRequest``, ``Shutdown``,
+``EngineReady``, ``RequestFailed`` and ``EngineStopped`` they share. The last event of a request, and its only one, is
+:class:`TextsEncoded` or ``RequestFailed``. A cancelled request may end without an event.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
+import numpy as np
 import numpy.typing as npt
+
+from max.pipelines.generation.protocol import (
+    CancelRequest,
+    EngineReady,
+    EngineStopped,
+    RequestFailed,
+    Shutdown,
+)
 
 
 @dataclass(frozen=True)
@@ -48,4 +62,10 @@ class TextsEncoded:
     """
 
     request_id: str
-    values: npt.NDArray[Any]
+    values: npt.NDArray[np.float32]
+
+
+EncoderCommand: TypeAlias = EncodeRequest | RankRequest | CancelRequest | Shutdown
+"""What the worker of an encoder receives."""
+EncoderEvent: TypeAlias = EngineReady | TextsEncoded | RequestFailed | EngineStopped
+"""What the worker of an encoder sends."""

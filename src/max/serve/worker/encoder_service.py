@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from max.pipelines.encoders.text_encoder import TextEncoder
 from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.protocol import (
     CancelRequest,
@@ -19,19 +19,42 @@ from max.pipelines.generation.protocol import (
     RequestFailed,
     Shutdown,
 )
-from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+from max.serve.worker.encoder_messages import (
+    EncoderCommand,
+    EncodeRequest,
+    EncoderEvent,
+    RankRequest,
+    TextsEncoded,
+)
+
+Floats = npt.NDArray[np.float32]
+
+
+class Encoder(Protocol):
+    """The part of an encoder that a worker uses; ``TextEncoder`` implements it."""
+
+    def encode(
+        self, texts: Sequence[str | Sequence[int]], prompt_name: str | None = None
+    ) -> Floats | list[Floats]:
+        """Returns the vectors of texts, ``[texts, size]``."""
+        ...
+
+    def rank(self, query: str, texts: Sequence[str]) -> Floats:
+        """Returns the scores of texts for a query, ``[texts]``."""
+        ...
 
 
 def serve_encoder(
-    load: Callable[[], TextEncoder], max_batch_size: int, channel: Channel[Any, Any]
+    load: Callable[[], Encoder], max_batch_size: int, channel: Channel[EncoderCommand, EncoderEvent]
 ) -> None:
-    """Loads an encoder and runs it for the requests of a channel, until that is closed.
+    """Loads an encoder and runs it for the requests of a channel.
 
-    All requests for vectors that wait are one batch.
+    It returns after a :class:`Shutdown`, or when the other end of the channel is closed. All waiting requests for
+    vectors with the same prompt name form one batch.
 
     Args:
         load: Loads the encoder.
-        max_batch_size: Texts of one execution.
+        max_batch_size: The most texts of one execution, for ``EngineReady``.
         channel: The worker's end of the channel.
     """
     try:
@@ -39,18 +62,23 @@ def serve_encoder(
     except Exception as error:
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return
-    commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(channel, commands), daemon=True).start()
+    commands: queue.SimpleQueue[EncoderCommand] = queue.SimpleQueue()
+    threading.Thread(
+        target=_read, args=(channel, commands), name="encoder commands", daemon=True
+    ).start()
     try:
         channel.send(EngineReady(max_batch_size, 0, 0))
         while _run_waiting(encoder, channel, commands):
             pass
         channel.send(EngineStopped())
     except OSError:
-        pass  # nobody receives any more
+        pass  # the channel is closed
 
 
-def _read(channel: Channel[Any, Any], commands: queue.SimpleQueue[Any]) -> None:
+def _read(
+    channel: Channel[EncoderCommand, EncoderEvent], commands: queue.SimpleQueue[EncoderCommand]
+) -> None:
+    """Queues the commands; the end of the channel counts as a :class:`Shutdown`."""
     while True:
         try:
             commands.put(channel.receive())
@@ -60,32 +88,51 @@ def _read(channel: Channel[Any, Any], commands: queue.SimpleQueue[Any]) -> None:
 
 
 def _run_waiting(
-    encoder: TextEncoder, channel: Channel[Any, Any], commands: queue.SimpleQueue[Any]
+    encoder: Encoder,
+    channel: Channel[EncoderCommand, EncoderEvent],
+    commands: queue.SimpleQueue[EncoderCommand],
 ) -> bool:
-    """Waits for requests, and runs all that wait; whether there may be more."""
+    """Waits for commands, and runs all queued requests.
+
+    A :class:`Shutdown` that finishes runs the requests before it; one that does not fails them. Both fail the requests
+    after it.
+
+    Returns:
+        Whether the worker goes on: False after a shutdown.
+    """
     waiting = [commands.get()]
     while not commands.empty():
         waiting.append(commands.get())
     cancelled = {each.request_id for each in waiting if isinstance(each, CancelRequest)}
-    batches: dict[str | None, list[EncodeRequest]] = {}
+    requests: list[EncodeRequest | RankRequest] = []
+    refused: list[EncodeRequest | RankRequest] = []
+    goes_on = True
     for command in waiting:
         if isinstance(command, Shutdown):
-            return False
-        if isinstance(command, CancelRequest) or command.request_id in cancelled:
-            continue
-        if isinstance(command, EncodeRequest):
-            batches.setdefault(command.prompt_name, []).append(command)
+            goes_on = False
+            if not command.finish:
+                refused, requests = [*requests, *refused], []
+        elif not isinstance(command, CancelRequest) and command.request_id not in cancelled:
+            (requests if goes_on else refused).append(command)
+    problem = ErrorInfo("RuntimeError", "the encoder is shutting down")
+    channel.send_all([RequestFailed(request.request_id, problem) for request in refused])
+    batches: dict[str | None, list[EncodeRequest]] = {}
+    for request in requests:
+        if isinstance(request, EncodeRequest):
+            batches.setdefault(request.prompt_name, []).append(request)
         else:
-            _answer(channel, command, lambda one=command: encoder.rank(one.query, one.texts))
-    for requests in batches.values():
-        _encode(encoder, channel, requests)
-    return True
+            _answer(channel, request, lambda one=request: encoder.rank(one.query, one.texts))
+    for batch in batches.values():
+        _encode(encoder, channel, batch)
+    return goes_on
 
 
 def _encode(
-    encoder: TextEncoder, channel: Channel[Any, Any], requests: list[EncodeRequest]
+    encoder: Encoder,
+    channel: Channel[EncoderCommand, EncoderEvent],
+    requests: list[EncodeRequest],
 ) -> None:
-    """Runs requests as one batch; where it fails, each by itself, so that one fails alone."""
+    """Runs requests as one batch. If it fails, each runs by itself, so that only the invalid request fails."""
     texts = [text for request in requests for text in request.texts]
     if len(requests) > 1:
         try:
@@ -94,11 +141,11 @@ def _encode(
             for request in requests:
                 _encode(encoder, channel, [request])
             return
-        at, events = 0, list[TextsEncoded]()
+        begin, events = 0, list[TextsEncoded]()
         for request in requests:
-            part = np.asarray(rows[at : at + len(request.texts)], np.float32)
-            at += len(request.texts)
-            events.append(TextsEncoded(request.request_id, part))
+            end = begin + len(request.texts)
+            events.append(TextsEncoded(request.request_id, np.asarray(rows[begin:end], np.float32)))
+            begin = end
         channel.send_all(events)
         return
     (request,) = requests
@@ -106,8 +153,11 @@ def _encode(
 
 
 def _answer(
-    channel: Channel[Any, Any], request: EncodeRequest | RankRequest, run: Callable[[], Any]
+    channel: Channel[EncoderCommand, EncoderEvent],
+    request: EncodeRequest | RankRequest,
+    run: Callable[[], Floats | list[Floats]],
 ) -> None:
+    """Sends the result of a request, or why it failed."""
     try:
         values = np.asarray(run(), np.float32)
     except Exception as error:
