@@ -169,14 +169,7 @@ def test_the_engine_needs_only_its_four_dependencies() -> None:
 
 PACKAGES = sorted({package_of(path) for path in FILES})
 LOCAL_IMPORTS = {
-    "entrypoints/cli/encode.py": "`max --help` loads neither the engine nor the pipelines",
-    "entrypoints/cli/explain.py": "`max --help` loads neither the engine nor the pipelines",
-    "entrypoints/cli/generate.py": "`max --help` loads neither the engine nor the pipelines",
-    "entrypoints/cli/chat.py": "with --url it loads neither the engine nor the pipelines",
     "entrypoints/cli/serve.py": "the worker starts before the server's packages are loaded",
-    "entrypoints/cli/list.py": "`max --help` loads neither the engine nor the pipelines",
-    "entrypoints/cli/perplexity.py": "`max --help` loads neither the engine nor the pipelines",
-    "entrypoints/cli/quantize.py": "`max --help` loads neither the engine nor the pipelines",
 }
 """Files whose functions import from `max`, and why `max._lazy.lazy_module` does not fit there."""
 

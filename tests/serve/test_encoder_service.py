@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.exceptions import InputError, NotFiniteError
 from max.pipelines.generation.protocol import (
     CancelRequest,
     EngineReady,
     EngineStopped,
+    ErrorInfo,
     RequestFailed,
     Shutdown,
 )
+from max.serve.http.failures import as_api_error
 from max.serve.worker.encoder_messages import (
     EncoderCommand,
     EncodeRequest,
@@ -216,3 +218,10 @@ def test_a_closed_channel_ends_the_service(users: Users, held: bool) -> None:
     users.encoder.released.set()
     users.thread.join(60)
     assert not users.thread.is_alive()
+
+
+def test_values_that_are_not_finite_are_an_error_of_the_server() -> None:
+    info = ErrorInfo.of(NotFiniteError("the logits are all NaN"))
+    error = as_api_error(info.to_exception())
+    assert error.status == 500 and error.code == "not_finite"
+    assert "the logits are all NaN. Copy or download" in error.message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from max.interfaces import (
     PipelineTask,
@@ -83,7 +83,7 @@ class LLM:
             ValueError: There are no prompts, or one does not fit the model.
             RuntimeError: The model failed.
         """
-        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        if isinstance(prompts, bytes | Mapping | Set) or not isinstance(prompts, Iterable):
             raise ValueError(
                 f"LLM.generate: prompts is {prompts!r}; expected a text or a sequence of texts"
             )
@@ -93,6 +93,11 @@ class LLM:
         for text in texts:
             if not isinstance(text, str):
                 raise ValueError(f"LLM.generate: a prompt is {text!r}; expected a text")
+        if not isinstance(grammar, str | None):
+            raise ValueError(
+                f"LLM.generate: grammar is {grammar!r}; expected what a function of "
+                "max.pipelines.structured.grammar returns, such as of_json_schema({...})"
+            )
         contexts = run_async(self._contexts(texts, max_new_tokens, grammar))
         pieces = {
             context.request_id: RequestText(self._decode, context.eos_token_ids)

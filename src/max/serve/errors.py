@@ -7,6 +7,7 @@ from typing import Any
 from max.pipelines.core.exceptions import (
     GrammarsWaitError,
     GrammarTooSlowError,
+    NotFiniteError,
     PromptTooLongError,
     UserError,
 )
@@ -88,6 +89,8 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
             code="grammars_wait",
             headers={"Retry-After": seconds},
         )
+    if isinstance(error, NotFiniteError):  # the model's fault, and not the request's
+        return ApiError(f"{error.problem}. {error.remedy}", status=500, code="not_finite")
     if isinstance(error, UserError):
         code = "grammar_too_slow" if isinstance(error, GrammarTooSlowError) else None
         return ApiError(

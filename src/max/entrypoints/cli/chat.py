@@ -8,10 +8,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from max import pipelines
+from max._lazy import lazy_module
 from max._spelling import similar_names
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
@@ -24,6 +26,13 @@ from max.entrypoints.cli.options import (
 )
 from max.interfaces import SamplingParamsInput
 from max.pipelines.core.exceptions import UserError
+from max.pipelines.sampling.defaults import sampling_params_for
+
+# with --url no model runs in this process
+if TYPE_CHECKING:
+    from max.entrypoints.cli import generate as model_runs
+else:
+    model_runs = lazy_module("max.entrypoints.cli.generate")
 
 Message = dict[str, Any]
 
@@ -61,17 +70,12 @@ class _ModelAnswerer:
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
-        from max.entrypoints.cli.generate import Progress, Runner
-        from max.pipelines.config.pipeline_config import PipelineConfig
-        from max.pipelines.sampling.defaults import sampling_params_for
-
         values.setdefault("max_batch_size", 1)
-        progress = Progress()
-        self._sampling_params = sampling_params_for
+        progress = model_runs.Progress()
         with progress.stage("reading the configuration"):
-            self._config = PipelineConfig(**values)
+            self._config = pipelines.PipelineConfig(**values)
             defaults = self._config.model_config.sampling_params_defaults
-            self._runner = Runner(
+            self._runner = model_runs.Runner(
                 self._config, sampling_params_for(SamplingParamsInput(), defaults)
             )
         with progress.stage(f"loading {self._config.model_config.model_name}"):
@@ -86,7 +90,7 @@ class _ModelAnswerer:
             sampling: How tokens are chosen.
         """
         defaults = self._config.model_config.sampling_params_defaults
-        self._runner.params = self._sampling_params(sampling, defaults)
+        self._runner.params = sampling_params_for(sampling, defaults)
         yield from self._runner.run(self._runner.conversation(messages))
 
 

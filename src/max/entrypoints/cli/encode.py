@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options import GroupedCommand, config_options, given
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
+
+# loaded when a command runs, not for its help or for completions of a shell
+if TYPE_CHECKING:
+    from max.pipelines.encoders import text_encoder
+else:
+    text_encoder = lazy_module("max.pipelines.encoders.text_encoder")
 
 
 @click.command("encode", cls=GroupedCommand, short_help="Make vectors of texts.")
@@ -108,8 +115,6 @@ def _texts(values: tuple[str, ...]) -> list[str]:
     return texts
 
 
-def _load(values: dict[str, Any]) -> Any:
+def _load(values: dict[str, Any]) -> text_encoder.TextEncoder:
     """The model of the options' values."""
-    from max.pipelines.encoders.text_encoder import TextEncoder
-
-    return TextEncoder(PipelineConfig(**values))
+    return text_encoder.TextEncoder(PipelineConfig(**values))

@@ -48,6 +48,29 @@ ABSENT_OPTIONS = {
 }
 """Prefixes of options of MAX, and why they are absent."""
 
+NAMES_ELSEWHERE = {
+    "--dtype": "--quantization-encoding",
+    "--torch-dtype": "--quantization-encoding",
+    "--quantization": "--quantize",
+    "--max-tokens": "--max-new-tokens",
+    "--n-predict": "--max-new-tokens",
+    "--num-predict": "--max-new-tokens",
+    "--max-model-len": "--max-length",
+    "--max-seq-len": "--max-length",
+    "--ctx-size": "--max-length",
+    "--num-ctx": "--max-length",
+    "--max-num-seqs": "--max-batch-size",
+    "--parallel": "--max-batch-size",
+    "--max-num-batched-tokens": "--prefill-chunk-size",
+    "--tensor-parallel-size": "--devices",
+    "--gpu-memory-utilization": "--device-memory-utilization",
+    "--temp": "--temperature",
+    "--repeat-penalty": "--repetition-penalty",
+    "--config": "--config-file",
+    "--text": "--prompt",
+}
+"""Options of llama.cpp, vLLM, Ollama and transformers, and the options here that do the same."""
+
 _CORRECTABLE, _FAILED, _INTERRUPTED = 2, 1, 130
 _TRACEBACK = "`--log-level debug` shows where."
 
@@ -210,7 +233,7 @@ def _lines(error: Exception) -> tuple[str, str, int]:
                 f"Leave it out; `{where} --help` lists the options.",
                 _CORRECTABLE,
             )
-        near = error.possibilities or _near_options(error)
+        near = _near_options(error)
         hint = f"Did you mean {near[0]}? " if near else ""
         return (
             f"no such option: {error.option_name}",
@@ -251,10 +274,15 @@ def _lines(error: Exception) -> tuple[str, str, int]:
 
 
 def _near_options(error: click.NoSuchOption) -> list[str]:
+    """The option of the same meaning, else those with similar names, the nearest first."""
     if error.ctx is None:
-        return []
-    option_names = [opt for param in error.ctx.command.params for opt in param.opts]
-    return similar_names(error.option_name, option_names)
+        return list(error.possibilities or ())
+    options = [param for param in error.ctx.command.params if isinstance(param, click.Option)]
+    option_names = [name for option in options for name in option.opts]
+    same = NAMES_ELSEWHERE.get(error.option_name)
+    if same in option_names:
+        return [same]
+    return list(error.possibilities or similar_names(error.option_name, option_names))
 
 
 def _one_line(text: str) -> str:

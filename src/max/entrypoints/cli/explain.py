@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from max import pipelines
 from max.engine.explain import explain_graph, explanations
 from max.entrypoints.cli import log_level_option
 
@@ -72,18 +73,15 @@ def _explain(target: str, encoding: str | None, max_length: int | None) -> list[
             raise click.UsageError(f"{target} is not a saved graph: {first}") from error
     if not path.exists() and path.suffix in (".mo", ".mlir"):
         raise click.UsageError(f"{target} does not exist")
-    from max.interfaces import PipelineTask
-    from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
-
     values: dict[str, Any] = {"model_path": target, "max_batch_size": 1}
     if encoding is not None:
         values["quantization_encoding"] = encoding
     if max_length is not None:
         values["max_length"] = max_length
-    config = PipelineConfig(**values)
+    config = pipelines.PipelineConfig(**values)
     config.resolve()
     with explanations() as told:
-        PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)
+        pipelines.PIPELINE_REGISTRY.retrieve(config)
     return told
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options import (
     GroupedCommand,
@@ -29,7 +30,21 @@ from max.interfaces import (
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
+from max.pipelines.generation.coroutines import run_async
 from max.pipelines.sampling.defaults import sampling_params_for
+
+# loaded when a command runs, not for its help or for completions of a shell
+if TYPE_CHECKING:
+    from max.pipelines.generation import generation, request_text
+    from max.pipelines.registry import registry
+    from max.pipelines.structured import grammar as grammars
+    from max.pipelines.tokenization import tokenizer as text_tokenizer
+else:
+    generation = lazy_module("max.pipelines.generation.generation")
+    request_text = lazy_module("max.pipelines.generation.request_text")
+    registry = lazy_module("max.pipelines.registry.registry")
+    grammars = lazy_module("max.pipelines.structured.grammar")
+    text_tokenizer = lazy_module("max.pipelines.tokenization.tokenizer")
 
 
 @click.command("generate", cls=GroupedCommand, short_help="Generate text from a prompt.")
@@ -109,12 +124,10 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
 
 def _grammar(json_schema: str | None, regex: str | None, text: str | None) -> str | None:
     """The grammar of the options; None without one."""
-    from max.pipelines.structured import grammar
-
     options = {
-        "--json-schema": (grammar.of_json_schema, json_schema),
-        "--regex": (grammar.of_regex, regex),
-        "--grammar": (grammar.of_grammar, text),
+        "--json-schema": (grammars.of_json_schema, json_schema),
+        "--regex": (grammars.of_regex, regex),
+        "--grammar": (grammars.of_grammar, text),
     }
     chosen = [(name, *option) for name, option in options.items() if option[1] is not None]
     if len(chosen) > 1:
@@ -146,29 +159,22 @@ class Runner:
     def __init__(
         self, config: PipelineConfig, params: SamplingParams, grammar: str | None = None
     ) -> None:
-        from max.pipelines.registry.registry import PIPELINE_REGISTRY
-        from max.pipelines.tokenization.tokenizer import TextTokenizer
-
         self.config, self.params, self._grammar = config, params, grammar
-        tokenizer, self._factory = PIPELINE_REGISTRY.retrieve_factory(
+        tokenizer, self._factory = registry.PIPELINE_REGISTRY.retrieve_factory(
             config, PipelineTask.TEXT_GENERATION
         )
-        if not isinstance(tokenizer, TextTokenizer):
+        if not isinstance(tokenizer, text_tokenizer.TextTokenizer):
             raise click.ClickException(f"{model_name(config)} is no model of text")
         self.tokenizer = tokenizer
 
     def load(self) -> None:
         """Loads and compiles the model."""
-        from max.pipelines.generation.generation import Generation
-
         self.pipeline: Any = self._factory()
         _alive.append(self.pipeline)
-        self.generation = Generation.of(self.pipeline)
+        self.generation = generation.Generation.of(self.pipeline)
 
     def context(self, prompt: str, chat: bool) -> TextGenerationContext:
         """The initial state of a request."""
-        from max.pipelines.generation.coroutines import run_async
-
         as_chat = chat and self.tokenizer.has_chat_template
         request = TextGenerationRequest(
             request_id=RequestID(),
@@ -189,8 +195,6 @@ class Runner:
         Args:
             messages: The messages, each with role and content.
         """
-        from max.pipelines.generation.coroutines import run_async
-
         request = TextGenerationRequest(
             request_id=RequestID(),
             model_name=self.config.model_config.model_name,
@@ -201,9 +205,7 @@ class Runner:
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
         """The text of a request, in pieces."""
-        from max.pipelines.generation.request_text import RequestText
-
-        text = RequestText(
+        text = request_text.RequestText(
             lambda tokens: self.tokenizer.decode_now(tokens, skip_special_tokens=True),
             context.eos_token_ids,
             self.params.stop or (),

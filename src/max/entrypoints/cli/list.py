@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
+
+# loaded when a command runs, not for its help or for completions of a shell
+if TYPE_CHECKING:
+    from max.pipelines.registry import registry
+else:
+    registry = lazy_module("max.pipelines.registry.registry")
 
 
 @click.command("list", short_help="Show the architectures that can run.")
@@ -20,11 +28,10 @@ from max.entrypoints.cli import log_level_option
 @log_level_option
 def list_architectures(as_json: bool, custom_architectures: tuple[str, ...]) -> None:
     """Show the architectures that can run, their encodings, and models of each."""
-    from max.pipelines.registry.registry import PIPELINE_REGISTRY
-
-    PIPELINE_REGISTRY.load_own()
-    PIPELINE_REGISTRY.load_custom(list(custom_architectures))
-    architectures = sorted(PIPELINE_REGISTRY.architectures.values(), key=lambda a: a.name)
+    architecture_registry = registry.PIPELINE_REGISTRY
+    architecture_registry.load_own()
+    architecture_registry.load_custom(list(custom_architectures))
+    architectures = sorted(architecture_registry.architectures.values(), key=lambda a: a.name)
     if as_json:
         entries = {
             a.name: {

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options import GroupedCommand, config_options, given, text_of
+
+# loaded when the command runs, not for its help or for completions of a shell
+if TYPE_CHECKING:
+    from max.pipelines import perplexity as measured
+else:
+    measured = lazy_module("max.pipelines.perplexity")
 
 
 @click.command(
     "perplexity", cls=GroupedCommand, short_help="Measure how well a model predicts a text."
 )
-@click.argument("model", metavar="MODEL")
-@click.argument("text", metavar="TEXT_FILE", type=click.Path(exists=True, dir_okay=False))
+@click.argument("paths", metavar="MODEL TEXT_FILE", nargs=-1, required=True)
 @click.option(
     "--window",
     type=click.IntRange(min=2),
@@ -27,17 +33,21 @@ from max.entrypoints.cli.options import GroupedCommand, config_options, given, t
 )
 @config_options
 @log_level_option
-def perplexity(model: str, text: str, window: int, windows: int | None, **options: Any) -> None:
+def perplexity(paths: tuple[str, ...], window: int, windows: int | None, **options: Any) -> None:
     """Measure how well a model predicts a text: its perplexity, smaller is better.
 
-    MODEL is a folder, a GGUF file or a name on the hub. All tokens of a window but the first are predicted.
+    MODEL is a folder, a GGUF file or a name on the hub; --model names it too. All tokens of a window but the first
+    are predicted.
     """
-    from max.pipelines.perplexity import perplexity as measure
-
-    values = {**given(options), "model_path": model}
+    values = given(options)
+    if "model_path" in values:
+        paths = (values["model_path"], *paths)
+    if len(paths) != 2:
+        raise click.UsageError(f"got {' '.join(paths)!r}; expected a model and a text file")
+    values["model_path"], text = paths
     for name in ("max_length", "max_batch_size", "enable_echo"):
         if values.pop(name, None) is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is set by --window")
-    result = measure(text_of(text), window, windows, **values)
+    result = measured.perplexity(text_of(text), window, windows, **values)
     click.echo(f"perplexity {result.value:.4f}")
     click.echo(f"{result.windows} windows of {window} tokens, {result.tokens} predicted", err=True)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.options import text_of
+
+# loaded when a command runs, not for its help or for completions of a shell
+if TYPE_CHECKING:
+    from max import engine
+    from max.pipelines.export import gguf_file
+else:
+    engine = lazy_module("max.engine")
+    gguf_file = lazy_module("max.pipelines.export.gguf_file")
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
 
@@ -30,9 +40,6 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 @log_level_option
 def quantize(model: str, path: str, kind: str, imatrix: str | None) -> None:
     """Write the model in FOLDER, in the Hugging Face layout, as a GGUF file, which llama.cpp reads too."""
-    from max.engine import InferenceSession
-    from max.pipelines.export.gguf_file import export_gguf
-
     if not path.endswith(".gguf"):
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
     if not Path(path).parent.is_dir():
@@ -45,5 +52,5 @@ def quantize(model: str, path: str, kind: str, imatrix: str | None) -> None:
             )
         text = text_of(imatrix)
     begin = time.perf_counter()
-    size = export_gguf(Path(model), Path(path), kind, InferenceSession(), text)
+    size = gguf_file.export_gguf(Path(model), Path(path), kind, engine.InferenceSession(), text)
     click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)

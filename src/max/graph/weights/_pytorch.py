@@ -31,7 +31,9 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # the unpickler raises any class for a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # torch puts the cause after advice to load the file without its checks
+        text = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
+        reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
         raise WeightsFileError(f"{os.fspath(path)}: cannot be read safely: {reason}") from error
     if isinstance(loaded, dict):
         inner: Any = cast("dict[Any, Any]", loaded).get("state_dict")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.core.text import shortened
 
 __all__ = ["ConfigKeys"]
 
 T = TypeVar("T")
 
 _REMEDY = "Correct the file, or download the model's files again."
-_LONGEST = 60
 _REQUIRED: Any = object()
 
 
@@ -53,7 +53,7 @@ class ConfigKeys:
         name, value = self._name(key), self.value(key)
         if value is None:
             return ModelFilesError(f"{self._file} lacks {name}; expected {expected}", _REMEDY)
-        text = _short(value)
+        text = shortened(value)
         return ModelFilesError(f"{self._file}: {name} is {text}; expected {expected}", _REMEDY)
 
     def value(self, key: str) -> Any:
@@ -244,10 +244,3 @@ class ConfigKeys:
 
 def _instance_of(kind: type[T]) -> Callable[[Any], T | None]:
     return lambda value: value if isinstance(value, kind) else None
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, int) and abs(value) >= 10**_LONGEST:
-        return f"an integer of {int(value.bit_length() * math.log10(2)) + 1} digits"
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -17,6 +17,7 @@ from max._dataclass import dataclass
 from max._spelling import did_you_mean
 from max.graph.weights import WeightsFormat
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.hub_calls import call_hub
 from max.pipelines.checkpoints.json_files import read_json
@@ -234,9 +235,7 @@ class HuggingFaceRepo:
     def _shards(self, index: Path) -> list[str]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelFilesError(
-                f"{index} has no weight_map", "Copy or download the model's files again."
-            )
+            raise ModelFilesError(f"{index} has no weight_map", remedy_for(index))
         strange = [key for key, name in weight_map.items() if not isinstance(name, str)]
         if strange:
             raise ConfigKeys(weight_map, "weight_map", str(index)).error(
@@ -248,7 +247,7 @@ class HuggingFaceRepo:
             raise ModelFilesError(
                 f"{self.repo_id} lacks {len(missing)} of {len(shards)} weight files: "
                 f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
-                "Copy or download the model's files again.",
+                remedy_for(index),
             )
         return shards
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
+from max._lazy import lazy_module
 from max.pipelines.core.exceptions import ModelFilesError
+
+if TYPE_CHECKING:
+    from urllib import request as urllib_request
+else:
+    urllib_request = lazy_module("urllib.request")
 
 T = TypeVar("T")
 
@@ -16,14 +24,10 @@ def _fail_if_offline() -> None:
     Raises:
         OfflineModeIsEnabled: The hub's name does not resolve, and no proxy is set that might resolve it.
     """
-    import socket
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
-
     from huggingface_hub import constants, errors
 
     host = urlsplit(constants.ENDPOINT).hostname
-    if constants.HF_HUB_OFFLINE or getproxies() or host is None:
+    if constants.HF_HUB_OFFLINE or urllib_request.getproxies() or host is None:
         return
     try:
         socket.getaddrinfo(host, 443)

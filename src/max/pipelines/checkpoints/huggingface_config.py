@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from max.graph.weights import WeightsFormat
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.gguf import config_of
@@ -16,6 +18,25 @@ from max.pipelines.core.exceptions import ModelFilesError
 
 class MissingKeyError(AttributeError):
     """A config.json lacks a key."""
+
+
+_OTHER_MODELS = {
+    "adapter_config.json": "The folder holds an adapter (LoRA): give the folder of a whole model.",
+    "model_index.json": "The folder holds an image model of diffusers, which does not run: give a model of text.",
+    "params.json": "The folder holds Meta's or Mistral's original files: give the model in the Hugging Face layout.",
+}
+"""Files that tell the kind of a folder without a config.json, and what to do."""
+
+
+def _remedy_without_config(repo: HuggingFaceRepo) -> str:
+    """What to do about a model without a config.json, by the other files that it has."""
+    for name, remedy in _OTHER_MODELS.items():
+        if repo.file_exists(name):
+            return remedy
+    gguf_files = repo.weight_files.get(WeightsFormat.gguf, [])
+    if gguf_files:
+        return f"Give one of its GGUF files, as --model {Path(repo.repo_id) / gguf_files[0]}."
+    return "Give a model folder in the Hugging Face layout: config.json, tokenizer.json, *.safetensors."
 
 
 class HuggingFaceConfig:
@@ -53,9 +74,7 @@ class HuggingFaceConfig:
             return cls(config_of(open_gguf(repo.gguf_file)), str(repo.repo_id))
         if path is None:
             raise ModelFilesError(
-                f"{repo.repo_id} has no config.json",
-                "Give a model folder in the Hugging Face layout: config.json, tokenizer.json, "
-                "*.safetensors.",
+                f"{repo.repo_id} has no config.json", _remedy_without_config(repo)
             )
         return cls(read_json(path), str(path))
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.core.exceptions import ModelFilesError
 
 _JSON_NAMES: dict[type, str] = {
@@ -55,13 +56,13 @@ def _holds_other(path: Path, value: Any, expected: str, where: str = "") -> Mode
     kind = _JSON_NAMES.get(type(value), "an object")
     return ModelFilesError(
         f"{path} holds {where}{kind}; expected a JSON {expected}",
-        "Copy or download the model's files again.",
+        remedy_for(path),
     )
 
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a byte order mark
         value = json.loads(text)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # raises for half a pair
@@ -70,7 +71,5 @@ def _read(path: Path) -> Any:
             f"{path} cannot be read: {error.strerror or error}", "Check the model's folder."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ModelFilesError(
-            f"{path} is no JSON: {error}", "Copy or download the model's files again."
-        ) from error
+        raise ModelFilesError(f"{path} is no JSON: {error}", remedy_for(path)) from error
     return value

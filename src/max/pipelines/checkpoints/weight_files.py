@@ -11,10 +11,10 @@ from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph import weights
 from max.graph.weights import GGUFFile, SafetensorsFile
+from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.core.exceptions import ModelFilesError
 
-_AGAIN = "Copy or download the model's files again."
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 T = TypeVar("T")
 
@@ -86,10 +86,10 @@ def _opened(kind: Callable[[Path], T], path: Path) -> T:
         return kind(path)
     except OSError as error:
         raise ModelFilesError(
-            f"weight file {path} cannot be read: {error.strerror or error}", _AGAIN
+            f"weight file {path} cannot be read: {error.strerror or error}", remedy_for(path)
         ) from error
     except ValueError as error:
-        raise ModelFilesError(f"weight file {error}", _AGAIN) from error
+        raise ModelFilesError(f"weight file {error}", remedy_for(path)) from error
 
 
 def encodings_in(entries: list[TensorEntry]) -> set[SupportedEncoding]:

@@ -63,12 +63,14 @@ def parse_devices(value: Any) -> list[DeviceSpec]:
     if isinstance(value, (list, tuple)):
         return [spec for item in value for spec in parse_devices(item)]
     if isinstance(value, str):
-        kind, _, ids = value.strip().lower().partition(":")
+        kind, colon, ids = value.strip().lower().partition(":")
         # gpu:0,gpu:1 is gpu:0,1
-        numbers = [part.strip().removeprefix(f"{kind}:") for part in ids.split(",")] if ids else []
-        if kind == "default" and not ids:
+        numbers = (
+            [part.strip().removeprefix(f"{kind}:") for part in ids.split(",")] if colon else []
+        )
+        if kind == "default" and not colon:
             return []
-        if kind == "cpu" and not ids:
+        if kind == "cpu" and not colon:
             return [DeviceSpec.cpu()]
         make = {"cpu": DeviceSpec.cpu, "gpu": DeviceSpec.accelerator}.get(kind)
         if make is not None and all(number.isdecimal() for number in numbers):
@@ -344,9 +346,15 @@ class MAXModelConfig(StrictConfig):
         """
         self.resolve_devices()
         try:
-            return list(load_devices(self.device_specs))
+            devices = list(load_devices(self.device_specs))
         except (ValueError, RuntimeError, NotImplementedError) as error:
             raise ConfigError(str(error).splitlines()[0], "Give --devices cpu.") from error
+        if devices[0].is_host and devices[0].id:
+            raise ConfigError(
+                f"the first device is cpu:{devices[0].id}; the inputs of a model are on cpu:0",
+                "Give --devices cpu, or begin with cpu:0, as in cpu:0,1.",
+            )
+        return devices
 
     def checkpoint_encoding(self) -> SupportedEncoding | None:
         """The encoding of the checkpoint; None if it is unknown."""
@@ -407,8 +415,10 @@ class MAXModelConfig(StrictConfig):
             for path in self.weight_path:
                 inside = path.expanduser() if path.expanduser().is_file() else repo.file(str(path))
                 if inside is None:
+                    what = "is a folder" if path.expanduser().is_dir() else "does not exist"
                     raise ModelFilesError(
-                        f"weight file {path} does not exist", "Check --weight-path."
+                        f"weight file {path} {what}",
+                        "Give the path of a file with --weight-path, once for each file.",
                     )
                 paths.append(inside)
             return paths

@@ -56,6 +56,25 @@ class ModelFilesError(UserError):
     """A model's files are missing, cut off, or do not belong together."""
 
 
+class NotFiniteError(UserError):
+    """A model computes NaN, or infinite values, where its result should be numbers.
+
+    Args:
+        problem: One line: what is not finite.
+        remedy: One line: what to do.
+        param: Unused: no parameter of a request is the reason.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        remedy: str = "Copy or download the model's files again; or give --quantization-encoding float32, as values "
+        "may overflow in a narrower dtype.",
+        param: str | None = None,
+    ) -> None:
+        super().__init__(problem, remedy, param)
+
+
 class WeightsError(ValueError):
     """A checkpoint's weights do not fit the model: a name is missing or unknown, or a shape differs.
 

@@ -1,11 +1,15 @@
-"""Texts of users: their encoding, and JSON."""
+"""Texts of users: their encoding, JSON, and values in messages."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from max.pipelines.core.exceptions import InputError
+
+_LONGEST = 60
+"""The most characters of a value in a message."""
 
 
 def utf8(text: str) -> str:
@@ -43,3 +47,16 @@ def json_value(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("its arrays and objects are nested too deeply") from error
+
+
+def shortened(value: Any) -> str:
+    """The ``repr`` of a value for a message, cut off after 60 characters.
+
+    Args:
+        value: The value.
+    """
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST:
+        # Python refuses to write integers of over 4,300 digits
+        return f"an integer of {int(value.bit_length() * math.log10(2)) + 1} digits"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -109,11 +109,10 @@ class EncoderTokenizer(TextTokenizer):
         for index, encoding in enumerate(encodings):
             if not encoding.ids:
                 raise InputError(f"text {index} has no tokens", "Give a text that is not empty.")
-            types = np.array(encoding.type_ids, np.int64)
+            types, tokens = np.array(encoding.type_ids, np.int64), np.array(encoding.ids, np.int64)
+            self.check_tokens(tokens, of_text=True)
             contexts.append(
-                TextEmbeddingContext(
-                    np.array(encoding.ids, np.int64), types if types.any() else None, model_name
-                )
+                TextEmbeddingContext(tokens, types if types.any() else None, model_name)
             )
         return contexts
 

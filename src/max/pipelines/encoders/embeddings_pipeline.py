@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+import numpy as np
+
 from max.engine import InferenceSession
 from max.graph.weights import WeightsFormat
 from max.interfaces import (
@@ -16,6 +18,7 @@ from max.interfaces import (
     RequestID,
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.encoders.encoder_model import to_host
 from max.pipelines.models.interface_forms import initial_inputs
 from max.pipelines.models.loading import load_model
@@ -89,6 +92,7 @@ class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerati
 
         Raises:
             ValueError: A text has no tokens, or more than the model reads.
+            NotFiniteError: A result is infinite or NaN.
         """
         outputs: dict[RequestID, EmbeddingsGenerationOutput] = {}
         batch = inputs.batch
@@ -101,6 +105,8 @@ class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerati
                 bounds = to_host(result.logit_offsets).tolist()
                 rows = [rows[bounds[i] : bounds[i + 1]] for i in range(len(part))]
             for (request_id, _), row in zip(part, rows, strict=True):
+                if not np.isfinite(row).all():
+                    raise NotFiniteError(f"the result of request {request_id} is not finite")
                 outputs[request_id] = EmbeddingsGenerationOutput(row)
         return outputs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from max.interfaces import EmbeddingsGenerationInputs, PipelineTask
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, InputError
+from max.pipelines.core.text import shortened
 from max.pipelines.encoders.context import EncoderTokenizer, TextEmbeddingContext
 from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
 from max.pipelines.encoders.encoder_model import EncoderModel
@@ -92,13 +93,16 @@ class TextEncoder:
             InputError: There are no texts, or one is not UTF-8 or has no tokens.
             ConfigError: The model has no such prompt.
         """
-        inputs = [texts] if isinstance(texts, str) else list(texts)
+        inputs = [texts] if isinstance(texts, str) else _sequence(texts, "texts")
+        for text in inputs:
+            if not isinstance(text, str):
+                _sequence(text, "a text")
         prompt = self._prompt(prompt_name)
         rows = self._run([prompt + t if isinstance(t, str) else list(t) for t in inputs])
         # rows of tokens have two axes
         return np.stack(rows) if rows[0].ndim == 1 else rows
 
-    def rank(self, query: str, texts: Sequence[str]) -> Floats:
+    def rank(self, query: str, texts: str | Sequence[str]) -> Floats:
         """The scores of texts for a query; greater is better.
 
         A ranker reads query and text together, and its config.json names the activation of its scores (a
@@ -107,7 +111,7 @@ class TextEncoder:
 
         Args:
             query: The query.
-            texts: The texts.
+            texts: A text, or a list of texts.
 
         Returns:
             float32 ``[texts]``.
@@ -116,8 +120,14 @@ class TextEncoder:
             InputError: There are no texts, or one is not UTF-8.
             ConfigError: The model gives several scores, or does not pool.
         """
+        if not isinstance(query, str):
+            raise InputError(f"the query is {shortened(query)}, expected a text", "Give a text.")
+        texts = [texts] if isinstance(texts, str) else _sequence(texts, "texts")
+        for text in texts:
+            if not isinstance(text, str):
+                raise InputError(f"a text is {shortened(text)}, expected a text", "Give texts.")
         if self.scores_per_text is None:
-            return self._cosines(query, list(texts))
+            return self._cosines(query, texts)
         if self.scores_per_text != 1:
             raise ConfigError(
                 f"the model gives {self.scores_per_text} scores per text, a ranker gives one",
@@ -170,11 +180,28 @@ class TextEncoder:
             else next(of_texts)
             for text in texts
         ]
+        for index, context in enumerate(contexts):
+            if not context.active_length:
+                raise InputError(f"text {index} has no tokens", "Give a text that is not empty.")
         batch = {context.request_id: context for context in contexts}
         outputs = self._pipeline.execute(EmbeddingsGenerationInputs([{**batch}]))
         return [
             np.asarray(outputs[context.request_id].embeddings, np.float32) for context in contexts
         ]
+
+
+def _sequence(values: Any, what: str) -> list[Any]:
+    """The items of texts, or of the tokens of a text.
+
+    Raises:
+        InputError: They are no sequence of texts or numbers.
+    """
+    if isinstance(values, bytes | Mapping | Set) or not isinstance(values, Iterable):
+        raise InputError(
+            f"{what}: got {shortened(values)}, expected a text or a list",
+            "Give texts, or lists of their tokens.",
+        )
+    return list(values)
 
 
 def activated(scores: Floats, activation: str | None) -> Floats:

@@ -42,6 +42,7 @@ from max.pipelines.core.exceptions import (
     GrammarTooSlowError,
     InputError,
     ModelFilesError,
+    NotFiniteError,
     UserError,
 )
 from max.pipelines.core.reasoning import ReasoningBudget
@@ -49,7 +50,7 @@ from max.pipelines.core.reasoning import ReasoningBudget
 _USER_ERRORS: dict[str, type[UserError]] = {
     error.__name__: error
     for error in (
-        UserError, InputError, ConfigError, ModelFilesError, GrammarTooSlowError, GrammarsWaitError,
+        UserError, InputError, ConfigError, ModelFilesError, NotFiniteError, GrammarTooSlowError, GrammarsWaitError,
     )
 }  # fmt: skip
 

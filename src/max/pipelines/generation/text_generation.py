@@ -35,6 +35,7 @@ from max.pipelines.generation.last_step import LastStep
 from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.generation.reasoning_ends import reasoning_limit, with_ended_reasoning
+from max.pipelines.generation.step_checks import fail_without_logits
 from max.pipelines.generation.step_log_probabilities import last_logits, log_probabilities_of_step
 from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
@@ -357,6 +358,7 @@ class TextGenerationPipeline(
             outputs = self._pipeline_model.execute(model_inputs)
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
+            fail_without_logits(outputs, batch, chosen)
             if num_steps == 1:
                 steps.append(with_ended_reasoning(chosen, batch, self._tokenizer))
             else:

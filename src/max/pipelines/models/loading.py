@@ -7,9 +7,10 @@ from typing import Any
 
 from max.driver import Device
 from max.engine import InferenceSession
-from max.graph.weights import WeightData, WeightsFormat
+from max.graph.weights import WeightData, WeightsFileError, WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnHiddenStates, ReturnLogits
+from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.quantise import quantised_state_dict
 from max.pipelines.checkpoints.quantised_formats import convert_quantised
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -58,6 +59,9 @@ def load_model(
         return model
     except UserError:
         raise
+    except WeightsFileError as error:
+        paths = model_config.weight_paths()
+        raise ModelFilesError(f"weight file {error}", remedy_for(*paths)) from error
     except WeightsError as error:
         raise ModelFilesError(
             f"the weights of {model_config.model_path} do not fit its architecture: {error}",

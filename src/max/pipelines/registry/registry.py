@@ -190,6 +190,9 @@ class PipelineRegistry:
                     f"custom architecture {entry!r} cannot be imported: {error}",
                     "Give a module's name, or the folder that holds it as folder:module.",
                 ) from error
+            except Exception as error:
+                error.add_note(f"raised while the custom architecture {entry!r} was imported")
+                raise
             origin = getattr(module, "__file__", None)
             if root is not None and origin and not Path(origin).resolve().is_relative_to(root):
                 raise ConfigError(
@@ -202,7 +205,12 @@ class PipelineRegistry:
                     f"custom architecture {entry!r} has no list ARCHITECTURES",
                     "Let the module define ARCHITECTURES = [SupportedArchitecture(...)].",
                 )
-            for architecture in architectures:
+            for number, architecture in enumerate(architectures):
+                if not isinstance(architecture, SupportedArchitecture):
+                    raise ConfigError(
+                        f"custom architecture {entry!r}: item {number} of ARCHITECTURES is {architecture!r}",
+                        "Let the module define ARCHITECTURES = [SupportedArchitecture(...)].",
+                    )
                 self.register(architecture, allow_override=True)
 
     def register(
@@ -316,7 +324,7 @@ class PipelineRegistry:
         self.load_own()
         fitting = sorted(n for n, a in self.architectures.items() if a.task is task)
         return (
-            f"Give a model of another architecture, as {', '.join(fitting[:3])}: `max list` shows the "
+            f"Give a model of another architecture, such as {', '.join(fitting[:3])}: `max list` shows the "
             f"{len(fitting)} for {task.value}."
         )
 

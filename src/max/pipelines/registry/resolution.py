@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from max.interfaces import PipelineTask
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import MissingKeyError
 from max.pipelines.config.enums import RopeType
@@ -11,6 +12,7 @@ from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, UserError
 from max.pipelines.models.interface_forms import longest_sequence
+from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.registry.memory_plan import fit_to_memory
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
@@ -82,6 +84,17 @@ def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitectu
             if hasattr(part, name) and getattr(part, name) != value:
                 logger.warning("%s needs %s to be %s", architecture.name, name, value)
                 setattr(part, name, value)
+    # encoders convert weights to their dtype, and take no packed ones
+    encodes = architecture.task is PipelineTask.EMBEDDINGS_GENERATION
+    if (
+        config.model_config.quantize is not None
+        and encodes
+        and not issubclass(architecture.pipeline_model, KVCacheMixin)
+    ):
+        raise ConfigError(
+            f"quantize is {config.model_config.quantize}, and {architecture.name} runs with float weights only",
+            "Leave out --quantize.",
+        )
     rope_type = config.model_config.rope_type
     if rope_type not in (None, RopeType.none) and architecture.rope_type is RopeType.none:
         raise ConfigError(

@@ -176,7 +176,7 @@ def render_chat(
     }
     try:
         return compiled.render(**context)
-    except (TemplateError, TypeError) as error:
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise InputError(
             f"the chat template refuses the conversation: {error}",
             "Check the order of the roles and the messages' fields.",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from max._lazy import lazy_module
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
 from max.pipelines.checkpoints.json_files import read_json
@@ -340,9 +341,7 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises Exception for a broken file
-        raise ModelFilesError(
-            f"{path} is no tokenizer: {error}", "Copy or download the model's files again."
-        ) from error
+        raise ModelFilesError(f"{path} is no tokenizer: {error}", remedy_for(path)) from error
     file = str(config_path)
     return HFTokenizer(tokenizer, config, _templates(repo, config, file), file)
 

@@ -23,8 +23,8 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
-from max.pipelines.core.exceptions import InputError, PromptTooLongError
-from max.pipelines.core.text import utf8
+from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
+from max.pipelines.core.text import shortened, utf8
 from max.pipelines.structured.grammar import of_json_schema
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer, active_tokenizer
 
@@ -199,6 +199,37 @@ def _eos_ids(pipeline_config: PipelineConfig | None, own: int | None) -> set[int
     return ids
 
 
+def _vocabulary_size(pipeline_config: PipelineConfig | None) -> int | None:
+    """The number of tokens that a model has embeddings for; None where its config.json does not say."""
+    if pipeline_config is None:
+        return None
+    config = ConfigKeys(pipeline_config.model_config.huggingface_config)
+    # config.json of a composite model has a text_config
+    parts = (config, config.object("text_config"))
+    sizes = [part.value("vocab_size") for part in parts if part is not None]
+    return max((size for size in sizes if type(size) is int and size > 0), default=None)
+
+
+def _given_tokens(prompt: Sequence[int]) -> Tokens:
+    """The tokens of a prompt that a caller has encoded, int64 ``[n]``.
+
+    Raises:
+        InputError: It is not a sequence of integers.
+    """
+    try:
+        tokens = np.asarray(prompt)
+    except ValueError:  # nested lists of different lengths
+        tokens = np.zeros((1, 1))
+    if tokens.shape == (0,):
+        return np.zeros(0, np.int64)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise InputError(
+            f"the prompt is {shortened(prompt)}, expected a text or a list of tokens",
+            "Give a text, or integers.",
+        )
+    return tokens.astype(np.int64)
+
+
 def text_of_content(content: str | list[dict[str, Any]] | None) -> str | None:
     """The text of a message; parts are joined by line breaks.
 
@@ -238,6 +269,8 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         ModelFilesError: The model has no tokenizer.
     """
 
+    _vocabulary_size: int | None = None
+
     def __init__(
         self,
         model_path: str,
@@ -261,6 +294,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         own = self.delegate.eos_token_id
         self._eos_token_ids = _eos_ids(pipeline_config, own)
         self._eos = own if own is not None else min(self._eos_token_ids, default=-1)
+        self._vocabulary_size = _vocabulary_size(pipeline_config)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -323,9 +357,36 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
                 self._check_length(self.delegate.fewest_tokens(prompt), at_least=True)
             tokens = np.array(self._ids(prompt, add_special_tokens), np.int64)
         else:
-            tokens = np.array(prompt, np.int64)
+            tokens = _given_tokens(prompt)
         self._check_length(len(tokens))
+        self.check_tokens(tokens, of_text=isinstance(prompt, str))
         return tokens
+
+    def check_tokens(self, tokens: Tokens, of_text: bool) -> None:
+        """Checks that the model has all tokens.
+
+        Args:
+            tokens: The tokens, int64 ``[n]``.
+            of_text: Whether the tokenizer made them of a text.
+
+        Raises:
+            InputError: The model lacks one of the caller's tokens.
+            ModelFilesError: The model lacks one of the tokenizer's tokens.
+        """
+        size = self._vocabulary_size
+        if not len(tokens) or (tokens.min() >= 0 and (size is None or tokens.max() < size)):
+            return
+        token = int(tokens.min() if tokens.min() < 0 else tokens.max())
+        highest = "" if size is None else f" to {size - 1}"
+        if of_text:
+            raise ModelFilesError(
+                f"the tokenizer of {self.model_path} gives the token {token}; the model's tokens are 0{highest}",
+                "Check that tokenizer.json and config.json belong together.",
+            )
+        raise InputError(
+            f"a token of the prompt is {token}; the model's tokens are 0{highest}",
+            "Give numbers of the model's tokens.",
+        )
 
     def _check_length(self, count: int, at_least: bool = False) -> None:
         if self.max_length is not None and count > self.max_length:
