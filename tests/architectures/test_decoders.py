@@ -97,7 +97,7 @@ def read(fields: Any, **changes: Any) -> Any:
         "vocab_size": 61, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
     }  # fmt: skip
     config = HuggingFaceConfig({**values, **changes})
-    return DecoderConfig(**fields(config, ConfigKeys(config)))
+    return DecoderConfig(**fields(ConfigKeys(config)))
 
 
 def test_groups_of_layers_in_the_cache() -> None:

@@ -27,7 +27,7 @@ VALUES: dict[str, Any] = {
 
 def read(fields: Any, **changes: Any) -> DecoderConfig:
     config = HuggingFaceConfig({**VALUES, **changes})
-    return DecoderConfig(**fields(config, ConfigKeys(config)))
+    return DecoderConfig(**fields(ConfigKeys(config)))
 
 
 def shapes(config: DecoderConfig) -> dict[str, tuple[int, tuple[int, ...]]]:

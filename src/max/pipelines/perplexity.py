@@ -71,7 +71,7 @@ def log_probabilities(pipeline: Any, windows: list[list[int]]) -> Iterator[list[
 
 
 def predictions(
-    text: str, window: int, most: int | None = None, **options: Any
+    text: str, window: int, most: int | None = None, **options: object
 ) -> npt.NDArray[np.float64]:
     """The log-probability of each token of a text but the first of each window; each window begins anew.
 
@@ -102,7 +102,7 @@ def predictions(
     return np.array(list(log_probabilities(pipeline, windows)))
 
 
-def perplexity(text: str, window: int, most: int | None = None, **options: Any) -> Perplexity:
+def perplexity(text: str, window: int, most: int | None = None, **options: object) -> Perplexity:
     """The perplexity of a text, read in windows of which each begins anew.
 
     Args:

@@ -321,7 +321,7 @@ def _messages() -> Iterator[str]:
 @sampling_options
 @config_options
 @log_level_option
-def chat(url: str | None, api_key: str | None, system: str, stats: bool, **options: Any) -> None:
+def chat(url: str | None, api_key: str | None, system: str, stats: bool, **options: object) -> None:
     """Talk with a model in the terminal. /help lists the commands."""
     values = given(options)
     sampling = sampling_input(values)

@@ -53,7 +53,7 @@ def encode(
     prompt_name: str | None,
     as_json: bool,
     num_warmups: int,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Make vectors of texts.
 
@@ -81,7 +81,7 @@ def encode(
 @config_options
 @log_level_option
 def rank(
-    query: str, top: int | None, as_json: bool, texts: tuple[str, ...], **options: Any
+    query: str, top: int | None, as_json: bool, texts: tuple[str, ...], **options: object
 ) -> None:
     """Order texts by their scores for a query; - reads one text per line from stdin.
 

@@ -131,7 +131,7 @@ _SAMPLING_HELP = {
 }
 
 
-def _bare(hint: Any) -> tuple[Any, bool]:
+def _bare(hint: object) -> tuple[Any, bool]:
     """A type without None, and whether it is the item type of a list."""
     args = [a for a in typing.get_args(hint) if a is not types.NoneType]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -142,7 +142,7 @@ def _bare(hint: Any) -> tuple[Any, bool]:
 
 
 def _option(
-    name: str, hint: Any, help: str, default: Any, group: str, hidden: bool = False
+    name: str, hint: object, help: str, default: object, group: str, hidden: bool = False
 ) -> Callable[[Any], Any]:
     words = _NAMES.get(name, ("--" + name.replace("_", "-"),))
     kind, several = _bare(hint)
@@ -174,11 +174,11 @@ def _option(
     )
 
 
-def _meta(kind: Any) -> str:
+def _meta(kind: object) -> str:
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
 
 
-def _shown(default: Any) -> str:
+def _shown(default: object) -> str:
     """A default for the help; empty if the help's text states it."""
     if default is None or default is dataclasses.MISSING or default in ("", -1):
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -33,7 +33,7 @@ else:
 )
 @config_options
 @log_level_option
-def perplexity(paths: tuple[str, ...], window: int, windows: int | None, **options: Any) -> None:
+def perplexity(paths: tuple[str, ...], window: int, windows: int | None, **options: object) -> None:
     """Measure how well a model predicts a text: its perplexity, smaller is better.
 
     MODEL is a folder, a GGUF file or a name on the hub; --model names it too. All tokens of a window but the first

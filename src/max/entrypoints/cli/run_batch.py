@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -42,7 +42,7 @@ else:
 @config_options
 @log_level_option
 @click.pass_context
-def run_batch(context: click.Context, input_file: str, output_file: str, **options: Any) -> None:
+def run_batch(context: click.Context, input_file: str, output_file: str, **options: object) -> None:
     """Answer a file of requests in OpenAI's batch format, without a server.
 
     A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}. The exit

@@ -44,7 +44,7 @@ _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 _SERVER, _CLIENTS, _ROUTER, _LOG = "Server", "Clients", "Several models", "Logs and traces"
 
 
-def _option(*names: str, env: str | list[str], group: str = _SERVER, **attributes: Any) -> Any:
+def _option(*names: str, env: str | list[str], group: str = _SERVER, **attributes: object) -> Any:
     """An option of the server, with its variable of the environment, or several."""
     return click.option(
         *names,
@@ -65,7 +65,7 @@ class ServeCommand(GroupedCommand):
         info_name: str | None,
         args: list[str],
         parent: click.Context | None = None,
-        **extra: Any,
+        **extra: object,
     ) -> click.Context:
         """Reads the file, then the arguments.
 

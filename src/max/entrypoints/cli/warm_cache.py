@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import click
 
@@ -20,7 +19,7 @@ from max.pipelines.encoders.text_encoder import TextEncoder
 @click.command("warm-cache", cls=GroupedCommand, short_help="Compile a model into the cache.")
 @config_options
 @log_level_option
-def warm_cache(**options: Any) -> None:
+def warm_cache(**options: object) -> None:
     """Compile a model, and fill the caches of code and of packed weights.
 
     A later `max serve` or `max generate` with the same options compiles nothing.

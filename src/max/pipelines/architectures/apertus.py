@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -15,9 +14,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def apertus_fields(config: Any, keys: ConfigKeys) -> Fields:
+def apertus_fields(keys: ConfigKeys) -> Fields:
     """The fields of an Apertus's config."""
-    fields = base_fields(config, keys, gated=False, activation="xielu", eps=1e-5, theta=12e6)
+    fields = base_fields(keys, gated=False, activation="xielu", eps=1e-5, theta=12e6)
     return fields | biases(keys) | {"qk_norm": QKNorm(), **_xielu(keys, fields["num_layers"])}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -11,9 +9,9 @@ from max.pipelines.models.config_fields import Fields, base_fields, biases
 __all__ = ["ARCHITECTURES"]
 
 
-def arcee_fields(config: Any, keys: ConfigKeys) -> Fields:
+def arcee_fields(keys: ConfigKeys) -> Fields:
     """The fields of an Arcee's config."""
-    fields = base_fields(config, keys, gated=False, activation="relu2", eps=1e-5)
+    fields = base_fields(keys, gated=False, activation="relu2", eps=1e-5)
     return fields | biases(keys, mlp="mlp_bias")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
@@ -21,9 +19,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def bamba_fields(config: Any, keys: ConfigKeys) -> Fields:
+def bamba_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Bamba's config."""
-    fields = base_fields(config, keys, eps=1e-5, partial_rotation=0.5)
+    fields = base_fields(keys, eps=1e-5, partial_rotation=0.5)
     layers = fields["num_layers"]
     attends = layer_numbers(keys, "attn_layer_indices", layers)
     bias = keys.flag("attention_bias")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_KEYS, MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -15,7 +13,7 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def bloom_fields(config: Any, keys: ConfigKeys) -> Fields:
+def bloom_fields(keys: ConfigKeys) -> Fields:
     """The fields of a BLOOM's config."""
     names = {**GPT_KEYS, "max_position_embeddings": "seq_length", "hidden_act": ""}
     # older files have the second name
@@ -23,7 +21,6 @@ def bloom_fields(config: Any, keys: ConfigKeys) -> Fields:
         key = "num_attention_heads" if name == "n_head" else name
         names[key] = name if keys.value(name) is not None else other
     fields = base_fields(
-        config,
         keys,
         names,
         tied=True,

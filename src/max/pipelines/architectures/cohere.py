@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -12,10 +10,10 @@ from max.pipelines.models.norms import NormForm, QKNorm
 __all__ = ["ARCHITECTURES", "cohere_fields"]
 
 
-def cohere_fields(config: Any, keys: ConfigKeys) -> Fields:
+def cohere_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Cohere's config."""
     names = {"rms_norm_eps": "layer_norm_eps"}
-    fields = base_fields(config, keys, names, tied=True, eps=1e-5, longest=8192)
+    fields = base_fields(keys, names, tied=True, eps=1e-5, longest=8192)
     form = NormForm("layer")
     return (
         fields

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.cohere import cohere_fields
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -12,10 +10,10 @@ from max.pipelines.models.config_fields import Fields, windows
 __all__ = ["ARCHITECTURES"]
 
 
-def cohere2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def cohere2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Cohere 2's config."""
-    fields = cohere_fields(config, keys)
-    fields |= windows(keys, config, fields["num_layers"], 4, 4096)
+    fields = cohere_fields(keys)
+    fields |= windows(keys, fields["num_layers"], 4, 4096)
     return fields | {"unrotated_layers": fields["full_attention_layers"]}
 
 

@@ -39,7 +39,7 @@ _BLOCKS = (
 def decoder_family(
     name: str,
     example_repo_ids: Sequence[str],
-    fields: Callable[[Any, ConfigKeys], Fields],
+    fields: Callable[[ConfigKeys], Fields],
     *,
     names: WeightNames | None = None,
     decoder: type[Decoder] = Decoder,
@@ -51,7 +51,7 @@ def decoder_family(
     Args:
         name: The class's name in ``architectures`` of config.json.
         example_repo_ids: Models of this architecture on the Hugging Face hub.
-        fields: Reads the fields of `DecoderConfig` from the keys of config.json (as attributes, and with checks).
+        fields: Reads the fields of `DecoderConfig` from the keys of config.json.
         names: The names of weights in checkpoints; by default those of Llama.
         decoder: The layers.
         rotates: Whether positions rotate heads.
@@ -62,8 +62,8 @@ def decoder_family(
 
     class Config(DecoderConfig):
         @classmethod
-        def fields_from(cls, config: Any, keys: ConfigKeys) -> Fields:
-            return fields(config, keys)
+        def fields_from(cls, keys: ConfigKeys) -> Fields:
+            return fields(keys)
 
     class Model(DecoderModel):
         config_class = Config
@@ -120,9 +120,9 @@ def composite_family(
 
     class Config(DecoderConfig):
         @classmethod
-        def fields_from(cls, config: Any, keys: ConfigKeys) -> Fields:
-            own = text_config(config, name)
-            return configs[own.model_type].fields_from(own, ConfigKeys(own))
+        def fields_from(cls, keys: ConfigKeys) -> Fields:
+            own = text_config(keys.config, name)
+            return configs[own.model_type].fields_from(ConfigKeys(own))
 
     class Model(base):
         config_class = Config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
@@ -16,20 +15,20 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def deepseek_v3_fields(config: Any, keys: ConfigKeys) -> Fields:
+def deepseek_v3_fields(keys: ConfigKeys) -> Fields:
     """The fields of a DeepSeek V3's config; Kimi K2 has the same."""
     keys.choice("scoring_func", ("sigmoid",), "sigmoid")
     keys.choice("topk_method", ("noaux_tc",), "noaux_tc")
     keys.integer("moe_layer_freq", 1, 1, 1)
-    return latent_fields(config, keys, eps=1e-6, longest=4096) | {"experts": grouped_experts(keys)}
+    return latent_fields(keys, eps=1e-6, longest=4096) | {"experts": grouped_experts(keys)}
 
 
-def deepseek_v32_fields(config: Any, keys: ConfigKeys) -> Fields:
+def deepseek_v32_fields(keys: ConfigKeys) -> Fields:
     """The fields of a DeepSeek V3.2's config: attention sees the tokens that an indexer selects."""
-    return indexed_fields(deepseek_v3_fields(config, keys), keys)
+    return indexed_fields(deepseek_v3_fields(keys), keys)
 
 
-def deepseek_v2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def deepseek_v2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a DeepSeek V2's config."""
     keys.choice("scoring_func", ("softmax",), "softmax")
     keys.integer("moe_layer_freq", 1, 1, 1)
@@ -44,7 +43,7 @@ def deepseek_v2_fields(config: Any, keys: ConfigKeys) -> Fields:
         chosen_groups=experts.routing.chosen_groups if grouped else 1,
         in_float32=True,
     )
-    return latent_fields(config, keys, eps=1e-6) | {"experts": replace(experts, routing=routing)}
+    return latent_fields(keys, eps=1e-6) | {"experts": replace(experts, routing=routing)}
 
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})

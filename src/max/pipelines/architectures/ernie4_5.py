@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -11,10 +9,10 @@ from max.pipelines.models.config_fields import Fields, base_fields, biases
 __all__ = ["ARCHITECTURES", "ernie_fields"]
 
 
-def ernie_fields(config: Any, keys: ConfigKeys, head_dim: int | None = 128) -> Fields:
+def ernie_fields(keys: ConfigKeys, head_dim: int | None = 128) -> Fields:
     """The fields of an ERNIE 4.5's config; `head_dim` is the size of a head where the file states none."""
     fields = base_fields(
-        config, keys, head_dim=head_dim, tied=True, eps=1e-5, longest=131072, theta=500000.0
+        keys, head_dim=head_dim, tied=True, eps=1e-5, longest=131072, theta=500000.0
     )
     return fields | biases(keys, "use_bias", mlp="use_bias") | {"interleaved_rope": True}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.ernie4_5 import ernie_fields
@@ -17,9 +15,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def ernie_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def ernie_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of an ERNIE 4.5 MoE's config."""
-    fields = ernie_fields(config, keys, head_dim=None)
+    fields = ernie_fields(keys, head_dim=None)
     layers = fields["num_layers"]
     first = keys.integer("moe_layer_start_index", 0, LONGEST_SEQUENCE, 1)
     last = keys.integer("moe_layer_end_index", -1, LONGEST_SEQUENCE, -1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type, window
@@ -13,10 +11,10 @@ from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def exaone4_fields(config: Any, keys: ConfigKeys) -> Fields:
+def exaone4_fields(keys: ConfigKeys) -> Fields:
     """The fields of an EXAONE 4's config."""
-    fields = base_fields(config, keys, eps=1e-5)
-    layers, sliding = fields["num_layers"], window(keys, config, 4096)
+    fields = base_fields(keys, eps=1e-5)
+    layers, sliding = fields["num_layers"], window(keys, 4096)
     pattern = keys.value("sliding_window_pattern")
     # a text such as LLLG has a letter for each layer of a period: local or global
     period = pattern if isinstance(pattern, str) else "L" * (int(pattern or 4) - 1) + "G"

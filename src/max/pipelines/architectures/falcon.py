@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -24,11 +22,10 @@ _KEYS = {
 }
 
 
-def falcon_fields(config: Any, keys: ConfigKeys) -> Fields:
+def falcon_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Falcon's config."""
     alibi, grouped = keys.flag("alibi"), keys.flag("new_decoder_architecture")
     fields = base_fields(
-        config,
         keys,
         _KEYS,
         tied=True,

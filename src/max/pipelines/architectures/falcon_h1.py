@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -24,9 +23,9 @@ from max.pipelines.models.weight_names import GGUF_LAYER, WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def falcon_h1_fields(config: Any, keys: ConfigKeys) -> Fields:
+def falcon_h1_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Falcon-H1's config."""
-    fields = base_fields(config, keys, eps=1e-5, longest=8192)
+    fields = base_fields(keys, eps=1e-5, longest=8192)
     inner = keys.integer("mamba_d_ssm", 1, LARGEST_SIZE, None)
     form = mamba2_form(keys, HYBRID_KEYS, fields["hidden_size"], inner)
     before = keys.flag("mamba_norm_before_gate", True)

@@ -12,14 +12,11 @@ from max.pipelines.models.norms import NormForm
 __all__ = ["ARCHITECTURES", "gemma_fields"]
 
 
-def gemma_fields(
-    config: Any, keys: ConfigKeys, act: str = "hidden_activation", **defaults: Any
-) -> Fields:
+def gemma_fields(keys: ConfigKeys, act: str = "hidden_activation", **defaults: Any) -> Fields:
     """The fields that Gemma 1 to 3 have in common; `act` names the activation, `defaults` are arguments of
     `base_fields`.
     """
     fields = base_fields(
-        config,
         keys,
         {"hidden_act": act},
         head_dim=256,
@@ -40,9 +37,9 @@ def gemma_fields(
     )
 
 
-def gemma1_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gemma1_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma's config."""
-    fields = gemma_fields(config, keys, "hidden_act")
+    fields = gemma_fields(keys, "hidden_act")
     # the first files say gelu, and mean its approximation by tanh
     return fields | ({"activation": "gelu_tanh"} if fields["activation"] == "gelu" else {})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gemma import gemma_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -13,7 +11,7 @@ from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
 __all__ = ["ARCHITECTURES", "sandwich_fields"]
 
 
-def sandwich_fields(config: Any, keys: ConfigKeys, fields: Fields, pattern: int) -> Fields:
+def sandwich_fields(keys: ConfigKeys, fields: Fields, pattern: int) -> Fields:
     """The fields with norms around attention and MLP, soft caps and windows, as Gemma 2 and 3 have them.
 
     Args:
@@ -24,7 +22,7 @@ def sandwich_fields(config: Any, keys: ConfigKeys, fields: Fields, pattern: int)
     """
     return (
         fields
-        | windows(keys, config, fields["num_layers"], pattern, 4096)
+        | windows(keys, fields["num_layers"], pattern, 4096)
         | {
             "attention_multiplier": keys.number("query_pre_attn_scalar", over=0, default=256)
             ** -0.5,
@@ -35,9 +33,9 @@ def sandwich_fields(config: Any, keys: ConfigKeys, fields: Fields, pattern: int)
     )
 
 
-def gemma2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gemma2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma 2's config."""
-    return sandwich_fields(config, keys, gemma_fields(config, keys), 2)
+    return sandwich_fields(keys, gemma_fields(keys), 2)
 
 
 ARCHITECTURES = [

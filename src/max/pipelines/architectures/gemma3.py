@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gemma import gemma_fields
 from max.pipelines.architectures.gemma2 import sandwich_fields
@@ -16,9 +14,9 @@ from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def gemma3_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gemma3_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma 3's config."""
-    fields = gemma_fields(config, keys, theta=1e6, rope_section="full_attention")
+    fields = gemma_fields(keys, theta=1e6, rope_section="full_attention")
     if keys.flag("use_bidirectional_attention"):
         raise keys.error(
             "use_bidirectional_attention", "false: a decoder's tokens see earlier ones"
@@ -26,8 +24,8 @@ def gemma3_fields(config: Any, keys: ConfigKeys) -> Fields:
     local = RopeConfig(theta=keys.number("rope_local_base_freq", over=0, default=10000.0))
     sections = keys.object("rope_parameters")
     if sections is not None and sections.object("sliding_attention") is not None:
-        local = RopeConfig.from_huggingface(config, section="sliding_attention")
-    return sandwich_fields(config, keys, fields, 6) | {
+        local = RopeConfig.from_keys(keys, section="sliding_attention")
+    return sandwich_fields(keys, fields, 6) | {
         "local_rope": local,
         "qk_norm": QKNorm(NormForm(offset=1.0)),
     }

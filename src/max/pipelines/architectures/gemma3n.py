@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.alternating import Alternating
@@ -15,9 +13,9 @@ from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def gemma3n_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gemma3n_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma 3n's config."""
-    fields = per_layer_fields(config, keys, 5, 15)
+    fields = per_layer_fields(keys, 5, 15)
     layers, stated = fields["num_layers"], keys.value("intermediate_size")
     sizes = [16384] * layers if stated is None else stated
     sizes = sizes if isinstance(sizes, list) else [sizes] * layers

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -20,9 +18,9 @@ from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def gemma4_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gemma4_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma 4's config."""
-    fields = full_heads(config, keys, per_layer_fields(config, keys, 6, 0))
+    fields = full_heads(keys, per_layer_fields(keys, 6, 0))
     layers, inner = fields["num_layers"], keys.integer("intermediate_size", 1, LARGEST_SIZE, 9216)
     sizes = [inner] * layers
     if keys.flag("use_double_wide_mlp"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
@@ -12,21 +10,19 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def glm_fields(config: Any, keys: ConfigKeys) -> Fields:
+def glm_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GLM's config."""
-    fields = base_fields(
-        config, keys, head_dim=128, eps=1.5625e-7, longest=131072, partial_rotation=0.5
-    )
+    fields = base_fields(keys, head_dim=128, eps=1.5625e-7, longest=131072, partial_rotation=0.5)
     return fields | {
         "attention_bias": keys.flag("attention_bias", True),
         "interleaved_rope": True,
     }
 
 
-def glm4_fields(config: Any, keys: ConfigKeys) -> Fields:
+def glm4_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GLM-4-0414's config."""
     places = ("attention_input", "attention_output", "mlp_input", "mlp_output")
-    return glm_fields(config, keys) | {"norm_places": places}
+    return glm_fields(keys) | {"norm_places": places}
 
 
 _STORED = {"ffn_up": "mlp.gate_up_proj"}

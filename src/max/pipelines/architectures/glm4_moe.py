@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -15,18 +14,18 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def glm4_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def glm4_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GLM 4.5's config."""
-    return base_fields(config, keys, eps=1e-5, longest=131072, partial_rotation=0.5) | {
+    return base_fields(keys, eps=1e-5, longest=131072, partial_rotation=0.5) | {
         "attention_bias": keys.flag("attention_bias"),
         "qk_norm": QKNorm() if keys.flag("use_qk_norm") else None,
         "experts": grouped_experts(keys),
     }
 
 
-def dots1_fields(config: Any, keys: ConfigKeys) -> Fields:
+def dots1_fields(keys: ConfigKeys) -> Fields:
     """The fields of a dots.1's config."""
-    fields = base_fields(config, keys, eps=1e-6)
+    fields = base_fields(keys, eps=1e-6)
     layers = fields["num_layers"]
     first = keys.integer("max_window_layers", 0, 1000, 62)
     full = frozenset(range(layers)) if keys.value("sliding_window") is None else frozenset[int]()
@@ -37,7 +36,7 @@ def dots1_fields(config: Any, keys: ConfigKeys) -> Fields:
         | {
             "qk_norm": QKNorm(),
             "experts": grouped_experts(keys),
-            "sliding_window": window(keys, config),
+            "sliding_window": window(keys),
             "full_attention_layers": layers_of_type(keys, layers, full),
         }
     )

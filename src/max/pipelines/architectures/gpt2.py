@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -15,10 +13,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def gpt2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gpt2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GPT-2's config."""
     fields = base_fields(
-        config,
         keys,
         GPT_KEYS,
         tied=True,

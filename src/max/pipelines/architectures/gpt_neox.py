@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -14,12 +12,11 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def gpt_neox_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gpt_neox_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GPT-NeoX's config."""
     share = keys.number("rotary_pct", over=0, most=1, default=0.25)
     theta = keys.number("rotary_emb_base", over=0, default=10000.0)
     fields = base_fields(
-        config,
         keys,
         {"rms_norm_eps": "layer_norm_eps"},
         gated=False,

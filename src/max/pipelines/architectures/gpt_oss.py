@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -15,9 +13,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def gpt_oss_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gpt_oss_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GPT-OSS's config."""
-    fields = base_fields(config, keys, head_dim=64, eps=1e-5, longest=131072, theta=150000.0)
+    fields = base_fields(keys, head_dim=64, eps=1e-5, longest=131072, theta=150000.0)
     count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE)
     alpha = keys.number("swiglu_alpha", over=0, default=1.702)
     experts = Experts(
@@ -33,7 +31,7 @@ def gpt_oss_fields(config: Any, keys: ConfigKeys) -> Fields:
     return (
         fields
         | biases(keys, default=True)
-        | windows(keys, config, fields["num_layers"], 2, 128)
+        | windows(keys, fields["num_layers"], 2, 128)
         | {"sinks": True, "experts": experts}
     )
 

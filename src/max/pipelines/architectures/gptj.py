@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -15,11 +13,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def gptj_fields(config: Any, keys: ConfigKeys) -> Fields:
+def gptj_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GPT-J's config."""
-    fields = base_fields(
-        config, keys, GPT_KEYS, gated=False, activation="gelu_new", eps=1e-5, longest=2048
-    )
+    fields = base_fields(keys, GPT_KEYS, gated=False, activation="gelu_new", eps=1e-5, longest=2048)
     rotated = keys.integer("rotary_dim", 2, fields["head_dim"], fields["head_dim"])
     return fields | {
         "intermediate_size": keys.integer(

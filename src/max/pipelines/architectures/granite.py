@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
@@ -18,10 +16,10 @@ _FACTORS = (
 )
 
 
-def granite_fields(config: Any, keys: ConfigKeys) -> Fields:
+def granite_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Granite's config."""
     bias = keys.flag("attention_bias")
-    return base_fields(config, keys) | {
+    return base_fields(keys) | {
         "attention_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": keys.flag("mlp_bias"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.granite import granite_fields
@@ -16,9 +14,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def granite_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def granite_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GraniteMoE's config."""
-    fields = granite_fields(config, keys)
+    fields = granite_fields(keys)
     count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE, 8)
     experts = Experts(
         count,

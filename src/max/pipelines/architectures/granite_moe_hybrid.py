@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.granite_moe import NAMES, granite_fields, granite_moe_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -22,13 +20,13 @@ from max.pipelines.models.weight_names import SharedMLPNames
 __all__ = ["ARCHITECTURES"]
 
 
-def hybrid_fields(config: Any, keys: ConfigKeys) -> Fields:
+def hybrid_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Granite 4's config."""
     if keys.integer("num_local_experts", 0, LONGEST_SEQUENCE, 8):
-        fields = granite_moe_fields(config, keys)
+        fields = granite_moe_fields(keys)
     else:
         inner = keys.integer("shared_intermediate_size", 1, LONGEST_SEQUENCE, 1024)
-        fields = granite_fields(config, keys) | {"intermediate_size": inner}
+        fields = granite_fields(keys) | {"intermediate_size": inner}
     if keys.choice("position_embedding_type", ("rope", "nope"), "nope") == "nope":
         fields["rope"] = None
     return fields | {

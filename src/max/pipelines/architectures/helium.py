@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
@@ -11,9 +9,9 @@ from max.pipelines.models.config_fields import Fields, base_fields
 __all__ = ["ARCHITECTURES"]
 
 
-def helium_fields(config: Any, keys: ConfigKeys) -> Fields:
+def helium_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Helium's config."""
-    return base_fields(config, keys, head_dim=128, eps=1e-8, longest=4096) | {
+    return base_fields(keys, head_dim=128, eps=1e-8, longest=4096) | {
         "attention_bias": keys.flag("attention_bias"),
         "mlp_bias": keys.flag("mlp_bias"),
         "interleaved_rope": True,

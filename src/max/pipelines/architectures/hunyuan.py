@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -13,9 +11,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES", "hunyuan_fields", "NAMES"]
 
 
-def hunyuan_fields(config: Any, keys: ConfigKeys) -> Fields:
+def hunyuan_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Hunyuan's config."""
-    fields = base_fields(config, keys, eps=1e-5)
+    fields = base_fields(keys, eps=1e-5)
     return fields | biases(keys) | {"qk_norm": QKNorm(after_rotation=True)}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.hunyuan import NAMES as DENSE_NAMES
@@ -17,9 +15,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def hunyuan_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def hunyuan_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of the config of a Hunyuan with experts; numbers that differ by layer are refused."""
-    fields = hunyuan_fields(config, keys)
+    fields = hunyuan_fields(keys)
     name = "num_experts" if keys.value("num_experts") is not None else "num_local_experts"
     count = keys.same_integer(name, 1, LONGEST_SEQUENCE)
     top = "moe_topk" if keys.value("moe_topk") is not None else "num_experts_per_tok"

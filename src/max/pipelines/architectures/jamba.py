@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
@@ -27,9 +26,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def jamba_fields(config: Any, keys: ConfigKeys) -> Fields:
+def jamba_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Jamba's config."""
-    fields = base_fields(config, keys, eps=1e-6, longest=262144, rotates=False)
+    fields = base_fields(keys, eps=1e-6, longest=262144, rotates=False)
     layers = range(fields["num_layers"])
     attends, routed = periodic_layers(keys, "attn", 8, 4), periodic_layers(keys, "expert", 2, 1)
     attention = [i for i in layers if attends(i)]

@@ -17,13 +17,13 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES", "LAYER_NAMES", "STORED_FORMS", "lfm2_fields"]
 
 
-def lfm2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def lfm2_fields(keys: ConfigKeys) -> Fields:
     """The fields of an LFM 2's config."""
     # earlier files have other names
     names = {"hidden_act": "", "rms_norm_eps": "norm_eps"}
     names |= {"intermediate_size": "block_ff_dim"} if keys.value("block_ff_dim") else {}
     tied = keys.flag("tie_embedding", True)
-    fields = base_fields(config, keys, names, tied=tied, eps=1e-5, longest=128000, theta=1e6)
+    fields = base_fields(keys, names, tied=tied, eps=1e-5, longest=128000, theta=1e6)
     layers, full = fields["num_layers"], keys.value("full_attn_idxs")
     default = ["full_attention" if full is None or i in full else "conv" for i in range(layers)]
     taps, bias = keys.integer("conv_L_cache", 2, 64, 3), keys.flag("conv_bias")
@@ -34,9 +34,9 @@ def lfm2_fields(config: Any, keys: ConfigKeys) -> Fields:
     }
 
 
-def lfm2_dense_fields(config: Any, keys: ConfigKeys) -> Fields:
+def lfm2_dense_fields(keys: ConfigKeys) -> Fields:
     """The fields of a dense LFM 2's config: the MLP's inner size is adjusted."""
-    fields = lfm2_fields(config, keys)
+    fields = lfm2_fields(keys)
     if keys.flag("block_auto_adjust_ff_dim", True):
         multiple = keys.integer("block_multiple_of", 1, LONGEST_SEQUENCE, 256)
         factor = keys.number("block_ffn_dim_multiplier", over=0, default=1.0)

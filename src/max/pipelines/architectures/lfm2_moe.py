@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.lfm2 import LAYER_NAMES, STORED_FORMS, lfm2_fields
@@ -16,7 +14,7 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def lfm2_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def lfm2_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of an LFM 2 MoE's config."""
     count = keys.integer("num_experts", 1, LONGEST_SEQUENCE, 32)
     routing = ExpertRouting(
@@ -33,7 +31,7 @@ def lfm2_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
         routing,
         dense_layers=frozenset(range(keys.integer("num_dense_layers", 0, 1000, 2))),
     )
-    return lfm2_fields(config, keys) | {"experts": experts}
+    return lfm2_fields(keys) | {"experts": experts}
 
 
 NAMES = WeightNames(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -24,10 +22,10 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def llama4_fields(config: Any, keys: ConfigKeys) -> Fields:
+def llama4_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Llama 4's config."""
     names = {"intermediate_size": "intermediate_size_mlp"}
-    fields = base_fields(config, keys, names, eps=1e-5, longest=131072, theta=5e5)
+    fields = base_fields(keys, names, eps=1e-5, longest=131072, theta=5e5)
     layers = fields["num_layers"]
     step = keys.integer("interleave_moe_layer_step", 1, LONGEST_SEQUENCE, 1)
     dense = frozenset(range(layers)) - layer_list(keys, "moe_layers", range(step - 1, layers, step))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, recurrent_fields
@@ -21,13 +19,13 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def mamba_fields(config: Any, keys: ConfigKeys) -> Fields:
+def mamba_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Mamba's config."""
     fields = recurrent_fields(keys, tied=True)
     return fields | {"recurrence": mamba_form(keys, MAMBA_KEYS, fields["hidden_size"])}
 
 
-def mamba2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def mamba2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Mamba 2's config."""
     fields = recurrent_fields(keys)
     return fields | {"recurrence": mamba2_form(keys, MAMBA2_KEYS, fields["hidden_size"])}

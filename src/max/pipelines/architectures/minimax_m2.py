@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
@@ -17,11 +16,11 @@ from max.pipelines.models.rope import LONGEST_SEQUENCE
 __all__ = ["ARCHITECTURES"]
 
 
-def minimax_m2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def minimax_m2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a MiniMax M2's config."""
     size = keys.integer("head_dim", 2, LONGEST_SEQUENCE, 128)
     share = keys.integer("rotary_dim", 2, size, size) / size
-    fields = base_fields(config, keys, head_dim=128, eps=1e-6, partial_rotation=share)
+    fields = base_fields(keys, head_dim=128, eps=1e-6, partial_rotation=share)
     count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE)
     routing = ExpertRouting("sigmoid", normalised=True, has_correction=True)
     chosen = keys.integer("num_experts_per_tok", 1, count)

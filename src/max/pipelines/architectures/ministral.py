@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.mistral import mistral_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -13,21 +11,21 @@ from max.pipelines.models.decoder_config import QueryGrowth
 __all__ = ["ARCHITECTURES"]
 
 
-def ministral_fields(config: Any, keys: ConfigKeys) -> Fields:
+def ministral_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Ministral's config."""
-    fields = mistral_fields(config, keys)
+    fields = mistral_fields(keys)
     layers = fields["num_layers"]
     return fields | {"full_attention_layers": layers_of_type(keys, layers, frozenset())}
 
 
-def ministral3_fields(config: Any, keys: ConfigKeys) -> Fields:
+def ministral3_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Ministral 3's config."""
-    fields = base_fields(config, keys, head_dim=128, eps=1e-5, longest=262144, theta=1e6)
+    fields = base_fields(keys, head_dim=128, eps=1e-5, longest=262144, theta=1e6)
     rope = keys.object("rope_parameters") or ConfigKeys({})
     beta = rope.number("llama_4_scaling_beta", least=0, default=0.0)
     length = fields["rope"].parameters["original_max_position_embeddings"]
     return fields | {
-        "sliding_window": window(keys, config),
+        "sliding_window": window(keys),
         "query_growth": QueryGrowth(beta, length) if beta and length else None,
     }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, window
@@ -11,10 +9,10 @@ from max.pipelines.models.config_fields import Fields, base_fields, window
 __all__ = ["ARCHITECTURES"]
 
 
-def mistral_fields(config: Any, keys: ConfigKeys) -> Fields:
+def mistral_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Mistral's config."""
     # transformers' default for a file without the key is 4096
-    return base_fields(config, keys) | {"sliding_window": window(keys, config, 4096)}
+    return base_fields(keys) | {"sliding_window": window(keys, 4096)}
 
 
 ARCHITECTURES = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -14,9 +13,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES", "NAMES"]
 
 
-def mixtral_fields(config: Any, keys: ConfigKeys) -> Fields:
+def mixtral_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Mixtral's config."""
-    fields = base_fields(config, keys, eps=1e-5, theta=1e6)
+    fields = base_fields(keys, eps=1e-5, theta=1e6)
     experts = softmax_experts(
         keys, fields["num_layers"], count="num_local_experts", size="intermediate_size"
     )
@@ -24,7 +23,7 @@ def mixtral_fields(config: Any, keys: ConfigKeys) -> Fields:
     routing = replace(experts.routing, normalised=True)
     return fields | {
         "experts": replace(experts, routing=routing),
-        "sliding_window": window(keys, config),
+        "sliding_window": window(keys),
     }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -25,10 +23,10 @@ _KEYS = {
 }
 
 
-def mpt_fields(config: Any, keys: ConfigKeys) -> Fields:
+def mpt_fields(keys: ConfigKeys) -> Fields:
     """The fields of an MPT's config."""
     fields = base_fields(
-        config, keys, _KEYS, tied=True, gated=False, activation="gelu", eps=1e-5, rotates=False
+        keys, _KEYS, tied=True, gated=False, activation="gelu", eps=1e-5, rotates=False
     )
     attention = keys.object("attn_config") or ConfigKeys({})
     if not attention.flag("alibi", True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -12,10 +10,9 @@ from max.pipelines.models.norms import NormForm
 __all__ = ["ARCHITECTURES"]
 
 
-def nemotron_fields(config: Any, keys: ConfigKeys) -> Fields:
+def nemotron_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Nemotron's config."""
     fields = base_fields(
-        config,
         keys,
         {"rms_norm_eps": "norm_eps"},
         gated=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -28,10 +27,10 @@ KEYS = {
 }
 
 
-def nemotron_h_fields(config: Any, keys: ConfigKeys) -> Fields:
+def nemotron_h_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Nemotron-H's config."""
     fields = base_fields(
-        config, keys, KEYS, eps=1e-5, gated=False, activation="relu2", longest=4096, rotates=False
+        keys, KEYS, eps=1e-5, gated=False, activation="relu2", longest=4096, rotates=False
     )
     kinds, routed = kinds_of_pattern(keys)
     form = mamba2_form(keys, NEMOTRON_KEYS, activation="mamba_hidden_act")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -12,9 +10,9 @@ from max.pipelines.models.norms import NormForm
 __all__ = ["ARCHITECTURES"]
 
 
-def olmo_fields(config: Any, keys: ConfigKeys) -> Fields:
+def olmo_fields(keys: ConfigKeys) -> Fields:
     """The fields of an OLMo's config."""
-    fields = base_fields(config, keys, {"rms_norm_eps": ""}, eps=1e-5)
+    fields = base_fields(keys, {"rms_norm_eps": ""}, eps=1e-5)
     return (
         fields
         | biases(keys)

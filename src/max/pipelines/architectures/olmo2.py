@@ -13,10 +13,10 @@ from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
 __all__ = ["ARCHITECTURES", "olmo2_fields"]
 
 
-def olmo2_fields(config: Any, keys: ConfigKeys, **defaults: Any) -> Fields:
+def olmo2_fields(keys: ConfigKeys, **defaults: Any) -> Fields:
     """The fields of an OLMo 2's config; `defaults` are arguments of `base_fields`."""
     return (
-        base_fields(config, keys, eps=1e-5, **defaults)
+        base_fields(keys, eps=1e-5, **defaults)
         | biases(keys)
         | {"norm_places": ("attention_output", "mlp_output"), "qk_norm": QKNorm(over="all")}
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.olmo2 import olmo2_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -14,14 +12,14 @@ from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def olmo3_fields(config: Any, keys: ConfigKeys) -> Fields:
+def olmo3_fields(keys: ConfigKeys) -> Fields:
     """The fields of an OLMo 3's config."""
-    fields = olmo2_fields(config, keys, theta=500000.0, rope_section="full_attention")
+    fields = olmo2_fields(keys, theta=500000.0, rope_section="full_attention")
     local = RopeConfig(theta=fields["rope"].theta)
     sections = keys.object("rope_parameters")
     if sections is not None and sections.object("sliding_attention") is not None:
-        local = RopeConfig.from_huggingface(config, section="sliding_attention", theta=local.theta)
-    return fields | windows(keys, config, fields["num_layers"], 4, 4096) | {"local_rope": local}
+        local = RopeConfig.from_keys(keys, section="sliding_attention", theta=local.theta)
+    return fields | windows(keys, fields["num_layers"], 4, 4096) | {"local_rope": local}
 
 
 ARCHITECTURES = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -21,10 +19,10 @@ _KEYS = {
 }
 
 
-def opt_fields(config: Any, keys: ConfigKeys) -> Fields:
+def opt_fields(keys: ConfigKeys) -> Fields:
     """The fields of an OPT's config."""
     fields = base_fields(
-        config, keys, _KEYS, tied=True, gated=False, activation="relu", eps=1e-5, rotates=False
+        keys, _KEYS, tied=True, gated=False, activation="relu", eps=1e-5, rotates=False
     )
     before = keys.flag("do_layer_norm_before", True)
     affine = keys.flag("layer_norm_elementwise_affine", True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import EVERY_BIAS, Fields, base_fields
@@ -13,11 +11,11 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def phi_fields(config: Any, keys: ConfigKeys) -> Fields:
+def phi_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Phi's config."""
     names = {"rms_norm_eps": "layer_norm_eps"}
     fields = base_fields(
-        config, keys, names, gated=False, activation="gelu_new", eps=1e-5, partial_rotation=0.5
+        keys, names, gated=False, activation="gelu_new", eps=1e-5, partial_rotation=0.5
     )
     form = NormForm("layer", bias=True)
     return fields | {

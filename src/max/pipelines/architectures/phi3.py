@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, window
@@ -12,10 +10,10 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def phi3_fields(config: Any, keys: ConfigKeys) -> Fields:
+def phi3_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Phi 3's config."""
-    return base_fields(config, keys, eps=1e-5, longest=4096, partial_rotation=1.0) | {
-        "sliding_window": window(keys, config)
+    return base_fields(keys, eps=1e-5, longest=4096, partial_rotation=1.0) | {
+        "sliding_window": window(keys)
     }
 
 

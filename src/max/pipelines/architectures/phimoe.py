@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
@@ -17,9 +16,9 @@ from max.pipelines.models.rope import LONGEST_SEQUENCE
 __all__ = ["ARCHITECTURES"]
 
 
-def phimoe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def phimoe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a PhiMoE's config."""
-    fields = base_fields(config, keys, eps=1e-5, longest=131072, theta=1e6)
+    fields = base_fields(keys, eps=1e-5, longest=131072, theta=1e6)
     if fields["rope"].kind not in ("default", "longrope"):
         raise keys.error("rope_scaling", "the kind longrope, or none")
     if fields["rope"].kind == "longrope":
@@ -38,7 +37,7 @@ def phimoe_fields(config: Any, keys: ConfigKeys) -> Fields:
             "norm": NormForm("layer", bias=True),
             "output_bias": keys.flag("lm_head_bias"),
             "experts": Experts(count, chosen, fields["intermediate_size"], routing),
-            "sliding_window": window(keys, config),
+            "sliding_window": window(keys),
         }
     )
 

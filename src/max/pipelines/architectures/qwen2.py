@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type
@@ -12,9 +10,9 @@ from max.pipelines.models.rope import LONGEST_SEQUENCE
 __all__ = ["ARCHITECTURES", "qwen2_fields"]
 
 
-def qwen2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def qwen2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen2's config."""
-    fields = base_fields(config, keys)
+    fields = base_fields(keys)
     if keys.flag("use_sliding_window"):
         fields["sliding_window"] = keys.integer("sliding_window", 1, LONGEST_SEQUENCE, 4096)
     layers = fields["num_layers"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.qwen2 import qwen2_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
@@ -13,10 +11,10 @@ from max.pipelines.models.norms import QKNorm
 __all__ = ["ARCHITECTURES", "qwen3_fields"]
 
 
-def qwen3_fields(config: Any, keys: ConfigKeys) -> Fields:
+def qwen3_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen3's config."""
     bias = keys.flag("attention_bias")
-    return qwen2_fields(config, keys) | {
+    return qwen2_fields(keys) | {
         "attention_bias": bias,
         "attention_output_bias": bias,
         "qk_norm": QKNorm(),

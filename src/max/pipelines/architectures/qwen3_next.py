@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases
@@ -16,12 +14,10 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def hybrid_fields(config: Any, keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Fields:
+def hybrid_fields(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Fields:
     """The fields of the three; `fused` and `sized` tell them apart: the projections of delta nets, and MLPs."""
     names = {} if sized else {"intermediate_size": ""}
-    fields = base_fields(
-        config, keys, names, head_dim=256, eps=1e-6, longest=32768, partial_rotation=0.25
-    )
+    fields = base_fields(keys, names, head_dim=256, eps=1e-6, longest=32768, partial_rotation=0.25)
     fields |= biases(keys) | delta_net_fields(keys, fields["num_layers"], fused, not fused)
     norm = NormForm(offset=1.0)
     return fields | {"norm": norm, "qk_norm": QKNorm(norm), "attention_gate": True}
@@ -33,20 +29,20 @@ def experts(keys: ConfigKeys, layers: int) -> Fields:
     return {"experts": softmax_experts(keys, layers, normalised=True, **sizes)}
 
 
-def qwen3_next_fields(config: Any, keys: ConfigKeys) -> Fields:
+def qwen3_next_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen 3-Next's config."""
-    fields = hybrid_fields(config, keys, fused=True)
+    fields = hybrid_fields(keys, fused=True)
     return fields | experts(keys, fields["num_layers"])
 
 
-def qwen3_5_fields(config: Any, keys: ConfigKeys) -> Fields:
+def qwen3_5_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen 3.5's config."""
-    return hybrid_fields(config, keys, fused=False)
+    return hybrid_fields(keys, fused=False)
 
 
-def qwen3_5_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def qwen3_5_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen 3.5 MoE's config: all layers have experts."""
-    fields = hybrid_fields(config, keys, fused=False, sized=False)
+    fields = hybrid_fields(keys, fused=False, sized=False)
     inner = keys.integer("moe_intermediate_size", 1, 2**24)
     return fields | experts(keys, fields["num_layers"]) | {"intermediate_size": inner}
 

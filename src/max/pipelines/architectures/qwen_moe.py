@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.qwen2 import qwen2_fields
 from max.pipelines.architectures.qwen3 import qwen3_fields
@@ -15,9 +13,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def qwen2_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def qwen2_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen2 MoE's config."""
-    fields = qwen2_fields(config, keys)
+    fields = qwen2_fields(keys)
     experts = softmax_experts(
         keys,
         fields["num_layers"],
@@ -27,9 +25,9 @@ def qwen2_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
     return fields | {"attention_bias": keys.flag("qkv_bias", True), "experts": experts}
 
 
-def qwen3_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+def qwen3_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen3 MoE's config."""
-    fields = qwen3_fields(config, keys)
+    fields = qwen3_fields(keys)
     experts = softmax_experts(keys, fields["num_layers"], size="moe_intermediate_size")
     return fields | {"experts": experts, "full_attention_layers": frozenset[int]()}
 

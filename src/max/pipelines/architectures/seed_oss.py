@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
@@ -12,9 +10,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def seed_oss_fields(config: Any, keys: ConfigKeys) -> Fields:
+def seed_oss_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Seed-OSS's config."""
-    return base_fields(config, keys, head_dim=128, eps=1e-6) | {
+    return base_fields(keys, head_dim=128, eps=1e-6) | {
         "attention_bias": keys.flag("attention_bias", True),
         "attention_output_bias": keys.flag("attention_out_bias"),
         "mlp_bias": keys.flag("mlp_bias"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import (
@@ -18,9 +16,9 @@ from max.pipelines.models.config_fields import (
 __all__ = ["ARCHITECTURES"]
 
 
-def smollm3_fields(config: Any, keys: ConfigKeys) -> Fields:
+def smollm3_fields(keys: ConfigKeys) -> Fields:
     """The fields of a SmolLM 3's config."""
-    fields = base_fields(config, keys, tied=True, eps=1e-6, longest=32768, theta=2e6)
+    fields = base_fields(keys, tied=True, eps=1e-6, longest=32768, theta=2e6)
     layers = fields["num_layers"]
     full = layers_of_type(keys, layers, frozenset(range(layers)))
     windowed = keys.flag("use_sliding_window")
@@ -29,7 +27,7 @@ def smollm3_fields(config: Any, keys: ConfigKeys) -> Fields:
         | biases(keys, mlp="mlp_bias")
         | {
             "unrotated_layers": unrotated_layers(keys, layers),
-            "sliding_window": window(keys, config) if windowed else None,
+            "sliding_window": window(keys) if windowed else None,
             "full_attention_layers": full,
         }
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
@@ -13,10 +11,10 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def stablelm_fields(config: Any, keys: ConfigKeys) -> Fields:
+def stablelm_fields(keys: ConfigKeys) -> Fields:
     """The fields of a StableLM's config."""
     names = {"rms_norm_eps": "layer_norm_eps"}
-    fields = base_fields(config, keys, names, eps=1e-5, longest=4096, partial_rotation=0.25)
+    fields = base_fields(keys, names, eps=1e-5, longest=4096, partial_rotation=0.25)
     parallel = keys.flag("use_parallel_residual")
     return fields | {
         "norm": NormForm("layer", bias=True),

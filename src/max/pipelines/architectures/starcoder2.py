@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, biases, window
@@ -13,10 +11,9 @@ from max.pipelines.models.weight_names import WeightNames
 __all__ = ["ARCHITECTURES"]
 
 
-def starcoder2_fields(config: Any, keys: ConfigKeys) -> Fields:
+def starcoder2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a StarCoder 2's config."""
     fields = base_fields(
-        config,
         keys,
         {"rms_norm_eps": "norm_epsilon"},
         tied=True,
@@ -28,7 +25,7 @@ def starcoder2_fields(config: Any, keys: ConfigKeys) -> Fields:
     return fields | {
         "norm": NormForm("layer", bias=True),
         **biases(keys, "use_bias", mlp="use_bias", default=True),
-        "sliding_window": window(keys, config),
+        "sliding_window": window(keys),
     }
 
 

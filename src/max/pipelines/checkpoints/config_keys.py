@@ -28,10 +28,26 @@ class ConfigKeys:
         file: The name of the file in messages; by default the ``source`` of the config.
     """
 
-    def __init__(self, config: Any, where: str = "", file: str = "") -> None:
+    def __init__(self, config: object, where: str = "", file: str = "") -> None:
         self._config, self._where = config, where
         self._names: Mapping[str, str] = {}
         self._file = file or str(getattr(config, "source", None) or "config.json")
+
+    @property
+    def config(self) -> Any:
+        """What the keys are read from."""
+        return self._config
+
+    def states(self, key: str) -> bool:
+        """Whether the file has a key, even one whose value is null.
+
+        Args:
+            key: The key.
+        """
+        key = self._names.get(key, key)
+        if isinstance(self._config, Mapping):
+            return key in self._config
+        return hasattr(self._config, key)
 
     def renamed(self, names: Mapping[str, str]) -> ConfigKeys:
         """The same keys under other names.
@@ -84,7 +100,7 @@ class ConfigKeys:
             raise self.error(key, expected)
         return converted
 
-    def integer(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> Any:
+    def integer(self, key: str, low: int, high: int, default: object = _REQUIRED) -> Any:
         """An integer; a float without a fraction counts.
 
         Args:
@@ -97,7 +113,7 @@ class ConfigKeys:
             ModelFilesError: The value does not fit.
         """
 
-        def convert(value: Any) -> int | None:
+        def convert(value: object) -> int | None:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
             return value if type(value) is int and low <= value <= high else None
@@ -131,7 +147,7 @@ class ConfigKeys:
         over: float | None = None,
         least: float = -math.inf,
         most: float = math.inf,
-        default: Any = _REQUIRED,
+        default: object = _REQUIRED,
     ) -> Any:
         """A finite number.
 
@@ -146,7 +162,7 @@ class ConfigKeys:
             ModelFilesError: The value does not fit.
         """
 
-        def convert(value: Any) -> float | None:
+        def convert(value: object) -> float | None:
             # an integer beyond 10^300 may exceed a float
             if not isinstance(value, float) and not (type(value) is int and abs(value) < 10**300):
                 return None
@@ -198,7 +214,7 @@ class ConfigKeys:
             ModelFilesError: The value does not fit.
         """
 
-        def convert(value: Any) -> str | None:
+        def convert(value: object) -> str | None:
             return value if isinstance(value, str) and value in known else None
 
         return self._read(key, default, f"one of {', '.join(known)}", convert)
@@ -213,7 +229,7 @@ class ConfigKeys:
             ModelFilesError: The value is no object.
         """
 
-        def convert(value: Any) -> ConfigKeys | None:
+        def convert(value: object) -> ConfigKeys | None:
             # HuggingFaceConfig makes objects whose key ends in _config configs of their own
             if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
                 return None

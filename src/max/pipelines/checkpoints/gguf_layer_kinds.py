@@ -191,5 +191,5 @@ class _Values:
         return [value] * count
 
 
-def _error(file: GGUFFile, key: str, value: Any, expected: str) -> ModelFilesError:
+def _error(file: GGUFFile, key: str, value: object, expected: str) -> ModelFilesError:
     return ModelFilesError(f"{file.path}: {key} is {value!r}, expected {expected}", _FOLDER)

@@ -131,7 +131,7 @@ class HuggingFaceConfig:
         """The file's object."""
         return dict(self._values)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """The value of a key.
 
         Args:

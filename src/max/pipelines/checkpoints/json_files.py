@@ -52,7 +52,7 @@ def read_json_objects(path: Path) -> list[dict[str, Any]]:
     return value
 
 
-def _holds_other(path: Path, value: Any, expected: str, where: str = "") -> ModelFilesError:
+def _holds_other(path: Path, value: object, expected: str, where: str = "") -> ModelFilesError:
     kind = _JSON_NAMES.get(type(value), "an object")
     return ModelFilesError(
         f"{path} holds {where}{kind}; expected a JSON {expected}",

@@ -68,7 +68,7 @@ class AudioGenerationConfig(PipelineConfig):
         prepend_prompt_speech_tokens_causal: bool = False,
         run_model_test_mode: bool = False,
         prometheus_metrics_mode: PrometheusMetricsMode = PrometheusMetricsMode.INSTRUMENT_ONLY,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.audio_decoder = audio_decoder
         self.audio_decoder_weights = audio_decoder_weights
@@ -98,7 +98,9 @@ class AudioGenerationConfig(PipelineConfig):
         return {**own, **super().help()}
 
     @classmethod
-    def from_flags(cls, audio_flags: dict[str, str], **config_flags: Any) -> AudioGenerationConfig:
+    def from_flags(
+        cls, audio_flags: dict[str, str], **config_flags: object
+    ) -> AudioGenerationConfig:
         """Makes a configuration from flags.
 
         Args:

@@ -23,7 +23,7 @@ else:
 __all__ = ["CACHE_FORMATS", "KVCacheConfig"]
 
 
-def _parse_cache_strategy(value: Any) -> str:
+def _parse_cache_strategy(value: object) -> str:
     text = str(getattr(value, "value", value))
     strategies = ["model_default", "paged"]
     if text not in strategies:
@@ -44,7 +44,7 @@ CACHE_FORMATS = {
 """The formats of the KV cache, and the dtypes of its pages."""
 
 
-def _parse_cache_format(value: Any) -> str | None:
+def _parse_cache_format(value: object) -> str | None:
     text = None if value is None else str(value)
     if text is None or text in CACHE_FORMATS:
         return text

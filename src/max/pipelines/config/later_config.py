@@ -48,7 +48,7 @@ class PipelineRuntimeConfig:
         ConfigError: A name is unknown, or a value asks for what is not supported.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         known = sorted({*RUNTIME, *WITHOUT_EFFECT})
         if unknown := [name for name in options if name not in known]:
             raise unknown_fields(unknown, known, "PipelineRuntimeConfig")
@@ -56,7 +56,7 @@ class PipelineRuntimeConfig:
         self._config: Any = None  # the PipelineConfig
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def of(cls, config: object) -> Self:
         """The options of a configuration, as they are when they are read.
 
         Args:
@@ -94,11 +94,11 @@ class PipelineArgs:
             ``kv_cache``, ``sampling`` and ``profiling`` as objects.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self.options = options
 
     @classmethod
-    def from_flat_kwargs(cls, **options: Any) -> Self:
+    def from_flat_kwargs(cls, **options: object) -> Self:
         """The options in one list.
 
         Args:

@@ -46,7 +46,7 @@ PLAIN_FLOATS = (SupportedEncoding.float32, SupportedEncoding.float16, SupportedE
 _NO_GPU = "GPUs are not supported yet"
 
 
-def parse_devices(value: Any) -> list[DeviceSpec]:
+def parse_devices(value: object) -> list[DeviceSpec]:
     """Parses devices as on the command line: ``cpu``, ``gpu``, ``gpu:0,1``, ``default``.
 
     Args:
@@ -119,7 +119,7 @@ class SamplingConfig(StrictConfig):
     )
 
 
-def _dtype(value: Any) -> DType:
+def _dtype(value: object) -> DType:
     if value is None:
         return DType.float32
     if isinstance(value, DType):
@@ -130,7 +130,7 @@ def _dtype(value: Any) -> DType:
         raise ConfigError(f"{value!r} is not a dtype", "It must be a max.dtype.DType.") from None
 
 
-def _quantised_kind(value: Any) -> str | None:
+def _quantised_kind(value: object) -> str | None:
     if value is None or value in QUANTISED_KINDS:
         return value
     raise ConfigError(

@@ -72,7 +72,7 @@ def default_of(f: dataclasses.Field[Any]) -> Any:
     return f.default_factory() if callable(f.default_factory) else f.default
 
 
-def _spell(hint: Any) -> str:
+def _spell(hint: object) -> str:
     """A type in words, for messages."""
     names = {
         int: "an integer", float: "a number", bool: "True or False", str: "a text",
@@ -96,7 +96,7 @@ class _Unfit(Exception):
     """A value does not fit a type; its text is a clause with the nearest value that fits."""
 
 
-def _convert(value: Any, hint: Any) -> Any:
+def _convert(value: object, hint: object) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -133,7 +133,7 @@ def _convert(value: Any, hint: Any) -> Any:
     raise _Unfit("")
 
 
-def converted(cls: type[Any], name: str, value: Any) -> Any:
+def converted(cls: type[Any], name: str, value: object) -> Any:
     """A value, converted to the type of a field.
 
     Args:
@@ -185,7 +185,7 @@ class StrictConfig:
         return {name: f.metadata.get("help", "") for name, f in options_of(cls).items()}
 
     @classmethod
-    def of(cls, **values: Any) -> Any:
+    def of(cls, **values: object) -> Any:
         """Makes a configuration.
 
         Args:

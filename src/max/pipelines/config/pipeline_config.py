@@ -6,7 +6,7 @@ import logging
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
@@ -41,7 +41,7 @@ MOST_STEPS = 8
 """Tokens per request and execution when ``max_num_steps`` is left open."""
 
 
-def _parse_template(value: Any) -> Path | None:
+def _parse_template(value: object) -> Path | None:
     if value is None or isinstance(value, (str, Path)):
         return None if value is None else Path(value).expanduser()
     raise ConfigError(f"chat_template is {value!r}", "It must be the path of a template file.")
@@ -173,7 +173,7 @@ class PipelineConfig(StrictConfig):
     }
     ALIASES = {"model": "model_path", "devices": "device_specs"}
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         defer_resolve = kwargs.pop("defer_resolve", False)
         options = flat_options(kwargs)
         values = {self.ALIASES.get(name, name): value for name, value in options.items()}

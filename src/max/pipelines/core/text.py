@@ -49,7 +49,7 @@ def json_value(text: str | bytes) -> Any:
         raise ValueError("its arrays and objects are nested too deeply") from error
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """The ``repr`` of a value for a message, cut off after 60 characters.
 
     Args:

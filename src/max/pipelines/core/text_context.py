@@ -205,7 +205,7 @@ class TextContext:
         """Names the tokens that end the reasoning where its budget is used up."""
         return self._reasoning_limit
 
-    def set_matcher(self, matcher: Any) -> None:
+    def set_matcher(self, matcher: object) -> None:
         """Sets the grammar matcher.
 
         Args:

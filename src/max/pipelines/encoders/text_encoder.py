@@ -190,7 +190,7 @@ class TextEncoder:
         ]
 
 
-def _sequence(values: Any, what: str) -> list[Any]:
+def _sequence(values: object, what: str) -> list[Any]:
     """The items of texts, or of the tokens of a text.
 
     Raises:

@@ -38,7 +38,7 @@ class EncoderNames:
     prefixes: tuple[str, ...] = ()
 
     def from_safetensors(
-        self, state_dict: Mapping[str, Any], **kwargs: Any
+        self, state_dict: Mapping[str, Any], **kwargs: object
     ) -> dict[str, WeightData]:
         """The weights of a safetensors or PyTorch checkpoint by the encoder's names.
 

@@ -160,7 +160,7 @@ def _recorded() -> Iterator[list[str]]:
             values.extend([squares, rows])
 
     def observe(
-        layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+        layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: object
     ) -> tuple[TensorValue, ...] | None:
         if isinstance(layer, Decoder):
             return tuple(values)

@@ -152,7 +152,9 @@ def read_pages(
         )
 
 
-def _entries(header: Any, key: str, page_bytes: Sequence[int]) -> list[tuple[int, str, str]] | None:
+def _entries(
+    header: object, key: str, page_bytes: Sequence[int]
+) -> list[tuple[int, str, str]] | None:
     """Group, hash and digest of each page that a header names; None where the header is not one of this key and these
     pages.
     """

@@ -52,7 +52,6 @@ _NAMES = (
 
 
 def base_fields(
-    config: Any,
     keys: ConfigKeys,
     names: Mapping[str, str] | None = None,
     *,
@@ -70,8 +69,7 @@ def base_fields(
     """The fields that all families have, by name.
 
     Args:
-        config: The keys of config.json as attributes.
-        keys: The same keys, with checks.
+        keys: The keys of config.json.
         names: The family's names of keys, for those of Llama (``hidden_size``, ``num_hidden_layers``, …); empty where
             the file has no such key.
         head_dim: The size of a head where the file states none; by default the hidden size divided by the heads.
@@ -122,8 +120,7 @@ def base_fields(
         keys.number(key["rms_norm_eps"], over=0, most=1, **epsilon) if key["rms_norm_eps"] else eps
     )
     if rotates:
-        fields["rope"] = RopeConfig.from_huggingface(
-            config, head_dim=size, section=rope_section, theta=theta, partial=partial_rotation
+        fields["rope"] = RopeConfig.from_keys(keys, head_dim=size, section=rope_section, theta=theta, partial=partial_rotation
         )
     return fields
 
@@ -186,12 +183,11 @@ def biases(
     }
 
 
-def windows(keys: ConfigKeys, config: Any, num_layers: int, pattern: int, default: int) -> Fields:
+def windows(keys: ConfigKeys, num_layers: int, pattern: int, default: int) -> Fields:
     """The fields of families where each `pattern`-th layer sees all tokens, the others a window.
 
     Args:
         keys: The keys of config.json.
-        config: The same keys as attributes.
         num_layers: The number of layers.
         pattern: The distance of layers without a window where the file states neither ``layer_types`` nor
             ``sliding_window_pattern``.
@@ -203,7 +199,7 @@ def windows(keys: ConfigKeys, config: Any, num_layers: int, pattern: int, defaul
     each = keys.integer("sliding_window_pattern", 1, LONGEST_SEQUENCE, pattern)
     full = frozenset(index for index in range(num_layers) if (index + 1) % each == 0)
     return {
-        "sliding_window": window(keys, config, default),
+        "sliding_window": window(keys, default),
         "full_attention_layers": layers_of_type(keys, num_layers, full),
     }
 
@@ -224,18 +220,17 @@ def _activation(keys: ConfigKeys, key: str, default: str, gated: bool) -> str:
     return choices[keys.choice(key, tuple(choices), default)] if key else default
 
 
-def window(keys: ConfigKeys, config: Any, default: int | None = None) -> int | None:
+def window(keys: ConfigKeys, default: int | None = None) -> int | None:
     """``sliding_window``, in tokens; null and a missing key differ.
 
     Args:
         keys: The keys of config.json.
-        config: The same keys as attributes.
         default: The window where the file lacks the key; null means no window.
 
     Raises:
         ModelFilesError: The value does not fit.
     """
-    stated = hasattr(config, "sliding_window")
+    stated = keys.states("sliding_window")
     return keys.integer("sliding_window", 1, LONGEST_SEQUENCE, None if stated else default)
 
 

@@ -439,7 +439,7 @@ class DecoderConfig:
         return None if smaller_size is None else f"{smaller_size} features of a feed-forward layer"
 
     @classmethod
-    def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Self:
+    def from_huggingface(cls, config: object, max_seq_len: int | None = None) -> Self:
         """Reads a config.json.
 
         Args:
@@ -449,20 +449,19 @@ class DecoderConfig:
         Raises:
             ModelFilesError: A value is missing, or the architecture does not support it.
         """
-        fields = cls.fields_from(config, ConfigKeys(config))
+        fields = cls.fields_from(ConfigKeys(config))
         if max_seq_len is not None:
             fields["max_seq_len"] = max_seq_len
         return cls(**fields)
 
     @classmethod
-    def fields_from(cls, config: Any, keys: ConfigKeys) -> dict[str, Any]:
+    def fields_from(cls, keys: ConfigKeys) -> dict[str, Any]:
         """The fields by name; architectures extend the result.
 
         Args:
-            config: The keys of config.json as attributes.
-            keys: The same keys, with checks.
+            keys: The keys of config.json.
 
         Raises:
             ModelFilesError: A value is missing, or does not fit.
         """
-        return base_fields(config, keys)
+        return base_fields(keys)

@@ -19,6 +19,7 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.pipelines.models.causal_conv import CausalConv, conv_state
+from max.pipelines.models.recurrent_form import ModelSizes
 
 __all__ = ["DeltaNet", "DeltaNetForm"]
 
@@ -85,7 +86,7 @@ class DeltaNetForm:
 
     def layer(
         self,
-        config: Any,
+        config: ModelSizes,
         kv_params: KVCacheParams,
         dtype: DType,
         device: DeviceRef,

@@ -129,7 +129,7 @@ def gptq_linear(quantization: QuantizationConfig) -> Callable[..., Linear]:
         device: DeviceRef,
         has_bias: bool = False,
         clip_weight: float | None = None,
-        **options: Any,
+        **options: object,
     ) -> Linear:
         return GPTQLinear(
             in_dim, out_dim, dtype, device, has_bias, quantization_config=quantization

@@ -33,7 +33,7 @@ class ModelInputs:
     lora_ranks: Tensor | None = None
     sampling: SamplingInputs | None = None
 
-    def update(self, **kwargs: Any) -> None:
+    def update(self, **kwargs: object) -> None:
         """Sets attributes.
 
         Args:

@@ -114,7 +114,7 @@ class ContextView:
         context: The request.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: object) -> None:
         vars(self)["_context"] = context
 
     @property
@@ -130,7 +130,7 @@ class ContextView:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self._context, name, value)
 
     @property
@@ -243,7 +243,7 @@ def longest_sequence(
 
 
 def cache_size(
-    pipeline_model: Any,
+    pipeline_model: object,
     pipeline_config: PipelineConfig,
     available_cache_memory: int,
     devices: Sequence[Device],

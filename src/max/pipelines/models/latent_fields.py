@@ -17,18 +17,17 @@ _MOST_SELECTED = 1 << 16
 """The largest ``index_topk``: kernels keep candidates in scratch memory."""
 
 
-def latent_fields(config: Any, keys: ConfigKeys, **defaults: Any) -> Fields:
+def latent_fields(keys: ConfigKeys, **defaults: Any) -> Fields:
     """The fields of families with latent attention: those that all families have, and the sizes.
 
     Args:
-        config: The keys of config.json as attributes.
-        keys: The same keys, with checks.
+        keys: The keys of config.json.
         defaults: Arguments of `base_fields`.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
     """
-    fields = base_fields(config, keys, rotates=False, **defaults)
+    fields = base_fields(keys, rotates=False, **defaults)
 
     def size(key: str, default: int | None) -> Any:
         return keys.integer(key, 1, LARGEST_SIZE, default)
@@ -43,7 +42,7 @@ def latent_fields(config: Any, keys: ConfigKeys, **defaults: Any) -> Fields:
     )
     if form.rotated_dim % 2:
         raise keys.error("qk_rope_head_dim", "an even number, as halves are rotated")
-    rope = replace(RopeConfig.from_huggingface(config), rotated_dim=form.rotated_dim)
+    rope = replace(RopeConfig.from_keys(keys), rotated_dim=form.rotated_dim)
     head_dim = form.plain_dim + form.rotated_dim
     # a scaled rotation corrects queries and keys
     scale, weight = head_dim**-0.5, rope.parameters["mscale_all_dim"]

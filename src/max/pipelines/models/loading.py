@@ -118,7 +118,7 @@ def _adapter(
         rename = names.from_safetensors
     rename_weights = rename
 
-    def adapt(state_dict: Mapping[str, Any], **options: Any) -> dict[str, WeightData]:
+    def adapt(state_dict: Mapping[str, Any], **options: object) -> dict[str, WeightData]:
         converted = state_dict if section is None else convert_quantised(state_dict, section)
         weights = rename_weights(converted, **options)
         if kind is None:

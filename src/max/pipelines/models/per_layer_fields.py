@@ -31,14 +31,13 @@ PER_LAYER_NAMES = {
 """Parts of names within a layer, and the decoder's."""
 
 
-def per_layer_fields(config: Any, keys: ConfigKeys, pattern: int, shared: int) -> Fields:
+def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
     """The fields of both: sandwiched norms, windows with a rotation of their own, vectors of each layer, shared keys.
 
     The inner size of the MLPs is the caller's to read.
 
     Args:
-        config: The keys of config.json as attributes.
-        keys: The same keys, with checks.
+        keys: The keys of config.json.
         pattern: The distance of layers without a window where the file has no ``layer_types``.
         shared: How many layers share keys and values where the file does not say so.
 
@@ -49,7 +48,6 @@ def per_layer_fields(config: Any, keys: ConfigKeys, pattern: int, shared: int) -
         raise keys.error("use_bidirectional_attention", "null: a decoder's tokens see earlier ones")
     names = {"hidden_act": "hidden_activation", "intermediate_size": ""}
     fields = base_fields(
-        config,
         keys,
         names,
         head_dim=256,
@@ -60,7 +58,7 @@ def per_layer_fields(config: Any, keys: ConfigKeys, pattern: int, shared: int) -
         rotates=False,
     )
     layers = fields["num_layers"]
-    fields |= biases(keys) | windows(keys, config, layers, pattern, 512)
+    fields |= biases(keys) | windows(keys, layers, pattern, 512)
     full = fields["full_attention_layers"]
     shared = keys.integer("num_kv_shared_layers", 0, layers, shared)
     own = range(layers - shared)
@@ -72,9 +70,8 @@ def per_layer_fields(config: Any, keys: ConfigKeys, pattern: int, shared: int) -
     size = keys.integer("hidden_size_per_layer_input", 0, LONGEST_SEQUENCE, 256)
     rows = keys.integer("vocab_size_per_layer_input", 1, LONGEST_SEQUENCE, 262144)
     return fields | {
-        "rope": _rope(config, keys, fields["head_dim"], "full", "rope_theta", 1e6),
-        "local_rope": _rope(
-            config, keys, fields["head_dim"], "sliding", "rope_local_base_freq", 1e4
+        "rope": _rope(keys, fields["head_dim"], "full", "rope_theta", 1e6),
+        "local_rope": _rope(keys, fields["head_dim"], "sliding", "rope_local_base_freq", 1e4
         ),
         "embedding_multiplier": fields["hidden_size"] ** 0.5,
         "rounds_multiplier": True,
@@ -89,15 +86,14 @@ def per_layer_fields(config: Any, keys: ConfigKeys, pattern: int, shared: int) -
     }
 
 
-def full_heads(config: Any, keys: ConfigKeys, fields: Fields) -> Fields:
+def full_heads(keys: ConfigKeys, fields: Fields) -> Fields:
     """The fields with the heads of layers without a window, which may differ (Gemma 4).
 
     Files state ``global_head_dim`` and ``num_global_key_value_heads``; transformers writes ``per_layer_config``: the
     values of layers that differ, by their indices.
 
     Args:
-        config: The keys of config.json as attributes.
-        keys: The same keys, with checks.
+        keys: The keys of config.json.
         fields: The other fields.
 
     Raises:
@@ -125,7 +121,7 @@ def full_heads(config: Any, keys: ConfigKeys, fields: Fields) -> Fields:
     return fields | {"full_attention_heads": own, "keys_as_values": as_values}
 
 
-def _by_index(keys: ConfigKeys, stated: Any, num_layers: int) -> dict[int, Any]:
+def _by_index(keys: ConfigKeys, stated: object, num_layers: int) -> dict[int, Any]:
     """The objects of ``per_layer_config`` by the layers' indices, which transformers pads with zeros (``05``)."""
     layers = stated.to_dict() if isinstance(stated, HuggingFaceConfig) else stated
     by_index: dict[int, Any] = {}
@@ -136,7 +132,7 @@ def _by_index(keys: ConfigKeys, stated: Any, num_layers: int) -> dict[int, Any]:
     return by_index
 
 
-def _heads(keys: ConfigKeys, layer: Any, index: int, shape: tuple[int, int]) -> tuple[int, int]:
+def _heads(keys: ConfigKeys, layer: object, index: int, shape: tuple[int, int]) -> tuple[int, int]:
     """The number of KV heads of a layer, and their size."""
     if not isinstance(layer, Mapping) or not {*layer} <= {"head_dim", "num_key_value_heads"}:
         raise keys.error("per_layer_config", "head_dim and num_key_value_heads by layers' indices")
@@ -148,10 +144,10 @@ def _heads(keys: ConfigKeys, layer: Any, index: int, shape: tuple[int, int]) -> 
 
 
 def _rope(
-    config: Any, keys: ConfigKeys, head_dim: int, kind: str, key: str, theta: float
+    keys: ConfigKeys, head_dim: int, kind: str, key: str, theta: float
 ) -> RopeConfig:
     """The rotation of a kind of layers."""
     sections, section = keys.object("rope_parameters"), f"{kind}_attention"
     if sections is not None and sections.object(section) is not None:
-        return RopeConfig.from_huggingface(config, section=section, theta=theta)
+        return RopeConfig.from_keys(keys, section=section, theta=theta)
     return RopeConfig(theta=keys.number(key, over=0, default=theta))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from max.dtype import DType
 from max.graph import DeviceRef
@@ -11,10 +11,24 @@ from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.layer import Module
 from max.nn.linear import Linear
 
-__all__ = ["LayerKind", "RecurrentForm"]
+__all__ = ["LayerKind", "ModelSizes", "RecurrentForm"]
 
 LayerKind = Literal["attention", "recurrent", "both", "feed_forward"]
 """The layers of a block besides norms: attention, a recurrent layer, both in parallel, or a feed-forward layer only."""
+
+
+class ModelSizes(Protocol):
+    """What a recurrent layer reads of the shape of its model; `DecoderConfig` has it."""
+
+    @property
+    def hidden_size(self) -> int:
+        """The size of hidden states."""
+        ...
+
+    @property
+    def norm_eps(self) -> float:
+        """The epsilon of the norms."""
+        ...
 
 
 class RecurrentForm(Protocol):
@@ -30,7 +44,7 @@ class RecurrentForm(Protocol):
 
     def layer(
         self,
-        config: Any,
+        config: ModelSizes,
         kv_params: KVCacheParams,
         dtype: DType,
         device: DeviceRef,
@@ -42,7 +56,7 @@ class RecurrentForm(Protocol):
         whatever its slot holds.
 
         Args:
-            config: The shape of the model, a `DecoderConfig`.
+            config: The shape of the model.
             kv_params: The shape of the cache, with the states.
             dtype: The dtype of the weights.
             device: Where it runs.

@@ -91,55 +91,29 @@ class RopeConfig:
     rotated_dim: int | None = None
 
     @classmethod
-    def from_huggingface(
+    def from_keys(
         cls,
-        config: Any,
+        keys: ConfigKeys,
+        theta: float = 10000.0,
         *,
         head_dim: int | None = None,
         section: str | None = None,
-        theta: float = 10000.0,
         partial: float | None = None,
     ) -> RopeConfig:
         """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files.
 
         Args:
-            config: The model's config.json.
+            keys: The keys of config.json.
+            theta: The base of the frequencies if the file states none.
             head_dim: The size of a head; needed with `partial`.
-            section: The kind of layers, where ``rope_parameters`` has an object for each.
-            theta: The base where the file states none.
-            partial: The rotated share of a head where the file states none; None: heads are rotated as a whole, and a
+            section: The kind of layers, if ``rope_parameters`` has an object for each.
+            partial: The rotated share of a head if the file states none; None: heads are rotated as a whole, and a
                 file that states another share is refused.
 
         Raises:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
         """
-        return cls.from_keys(
-            ConfigKeys(config), theta, head_dim=head_dim, section=section, partial=partial
-        )
-
-    @classmethod
-    def from_keys(
-        cls,
-        keys: ConfigKeys,
-        default_theta: float,
-        *,
-        head_dim: int | None = None,
-        section: str | None = None,
-        partial: float | None = None,
-    ) -> RopeConfig:
-        """`from_huggingface` of the checked keys of a config.json.
-
-        Args:
-            keys: The keys of config.json.
-            default_theta: The base of the frequencies where the file has none.
-            head_dim: As in `from_huggingface`.
-            section: As in `from_huggingface`.
-            partial: As in `from_huggingface`.
-
-        Raises:
-            ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
-        """
-        theta = keys.number("rope_theta", over=0, default=default_theta)
+        theta = keys.number("rope_theta", over=0, default=theta)
         rope = keys.object("rope_parameters") or keys.object("rope_scaling")
         if rope is not None and section is not None and isinstance(rope.value(section), Mapping):
             rope = rope.object(section)
@@ -161,8 +135,8 @@ class RopeConfig:
             keys: The keys of config.json.
             rope: The keys of the object; None where there is none.
             default_theta: The base of the frequencies where the object has none.
-            head_dim: As in `from_huggingface`.
-            partial: As in `from_huggingface`.
+            head_dim: As in `from_keys`.
+            partial: As in `from_keys`.
 
         Raises:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.

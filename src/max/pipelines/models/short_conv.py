@@ -13,6 +13,7 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.pipelines.models.causal_conv import CausalConv, conv_state
+from max.pipelines.models.recurrent_form import ModelSizes
 
 __all__ = ["ShortConv", "ShortConvForm"]
 
@@ -41,7 +42,7 @@ class ShortConvForm:
 
     def layer(
         self,
-        config: Any,
+        config: ModelSizes,
         kv_params: KVCacheParams,
         dtype: DType,
         device: DeviceRef,

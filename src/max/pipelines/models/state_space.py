@@ -17,6 +17,7 @@ from max.nn.linear import Linear
 from max.nn.norm import RMSNorm
 from max.nn.recurrence import selective_scan_ragged, ssd_ragged
 from max.pipelines.models.causal_conv import CausalConv, conv_state
+from max.pipelines.models.recurrent_form import ModelSizes
 
 __all__ = ["Mamba2Form", "Mamba2Layer", "MambaForm", "MambaLayer"]
 
@@ -113,7 +114,7 @@ class Mamba2Form:
 
     def layer(
         self,
-        config: Any,
+        config: ModelSizes,
         kv_params: KVCacheParams,
         dtype: DType,
         device: DeviceRef,
@@ -141,7 +142,7 @@ class Mamba2Layer(Module):
     def __init__(
         self,
         form: Mamba2Form,
-        config: Any,
+        config: ModelSizes,
         kv_params: KVCacheParams,
         dtype: DType,
         device: DeviceRef,
@@ -247,7 +248,7 @@ class MambaForm:
 
     def layer(
         self,
-        config: Any,
+        config: ModelSizes,
         kv_params: KVCacheParams,
         dtype: DType,
         device: DeviceRef,
@@ -276,7 +277,7 @@ class MambaLayer(Module):
     def __init__(
         self,
         form: MambaForm,
-        config: Any,
+        config: ModelSizes,
         kv_params: KVCacheParams,
         dtype: DType,
         device: DeviceRef,

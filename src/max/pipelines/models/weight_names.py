@@ -167,7 +167,7 @@ class WeightNames:
     )
 
     def from_safetensors(
-        self, state_dict: Mapping[str, Any], **kwargs: Any
+        self, state_dict: Mapping[str, Any], **kwargs: object
     ) -> dict[str, WeightData]:
         """The weights of a safetensors or PyTorch checkpoint by the decoder's names.
 
@@ -183,7 +183,7 @@ class WeightNames:
                 renamed[name] = self._own_form(name, _data(value))
         return _stack(renamed, self.stacked, self.layer) if self.stacked else renamed
 
-    def from_gguf(self, state_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, WeightData]:
+    def from_gguf(self, state_dict: Mapping[str, Any], **kwargs: object) -> dict[str, WeightData]:
         """The weights of a GGUF file by the decoder's names.
 
         Rows of queries and keys keep their order: in files of Llama, pairs that rotate together are
@@ -250,7 +250,7 @@ class SharedMLPNames(WeightNames):
     """Names of checkpoints whose shared MLP is the block's only MLP if there are no experts."""
 
     def from_safetensors(
-        self, state_dict: Mapping[str, Any], **kwargs: Any
+        self, state_dict: Mapping[str, Any], **kwargs: object
     ) -> dict[str, WeightData]:
         """The weights by the decoder's names; see `WeightNames.from_safetensors`.
 

@@ -17,7 +17,7 @@ class MemoryPlanner:
         config: The config of the architecture; None where it has none.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: object) -> None:
         self.config = config
 
     def estimate_weights_size(self, pipeline_config: PipelineConfig) -> int:

@@ -49,7 +49,7 @@ class GrammarThreads:
         self._watcher: threading.Thread | None = None
         self._closed = False
 
-    def submit(self, make: Callable[..., _R], *arguments: Any) -> Future[_R]:
+    def submit(self, make: Callable[..., _R], *arguments: object) -> Future[_R]:
         """Calls a function that compiles a grammar, in a thread; it has ``COMPILE_S`` seconds.
 
         Args:

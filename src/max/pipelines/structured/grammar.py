@@ -142,7 +142,7 @@ def of_grammar(text: str) -> str:
     return of_gbnf(text) if "::=" in text else of_lark(text)
 
 
-def matcher_of(vocabulary: Any, grammar: str) -> Any:
+def matcher_of(vocabulary: object, grammar: str) -> Any:
     """llguidance's matcher of a grammar.
 
     Args:

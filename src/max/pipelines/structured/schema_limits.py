@@ -18,7 +18,7 @@ it."""
 _EMBEDDED = re.compile(r"%json\b\s*")
 
 
-def check_schema(schema: Any) -> None:
+def check_schema(schema: object) -> None:
     """Refuses a schema that the grammar library cannot follow, or that it takes too long for.
 
     Args:
@@ -59,7 +59,7 @@ def check_embedded_schemas(grammar: str) -> None:
         check_schema(schema)
 
 
-def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+def _objects(value: object) -> Iterator[Mapping[str, Any]]:
     """All objects within JSON values; without recursion, as they may be deep."""
     left = [value]
     while left:
@@ -87,7 +87,7 @@ def _optional(node: Mapping[str, Any]) -> int:
     return len(names - required)
 
 
-def _remainders(divisor: Any) -> int:
+def _remainders(divisor: object) -> int:
     """The remainders of a division; 0 where it is no number that can divide."""
     if isinstance(divisor, bool) or not isinstance(divisor, int | float):
         return 0

@@ -41,14 +41,14 @@ class _Generation(Extension):
 class _Namespace(Namespace):
     """``namespace(...)`` that rejects names with a leading underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
+    def __init__(*args: object, **kwargs: object) -> None:
         self, rest = args[0], args[1:]
         values = dict(*rest, **kwargs)
         for name in values:
             _public(name)
         Namespace.__init__(self, values)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _public(name)
         super().__setitem__(name, value)
 
@@ -61,7 +61,7 @@ def _public(name: object) -> None:
 class _Dict:
     """``dict(...)`` without the other attributes of the type."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
@@ -74,7 +74,7 @@ class _Dict:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -132,7 +132,7 @@ def compile_template(text: str) -> Template:
         ) from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The value in plain types, so that a template has no methods to misuse."""
     if value is None or type(value) in (str, int, float, bool):
         return value

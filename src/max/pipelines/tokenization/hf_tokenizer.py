@@ -240,7 +240,7 @@ class HFTokenizer:
         tools: list[Any] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = False,
-        **variables: Any,
+        **variables: object,
     ) -> str:
         """Formats a conversation with a chat template.
 
@@ -272,7 +272,7 @@ class HFTokenizer:
         )
 
 
-def _named_templates(inside: Any) -> dict[str, str] | None:
+def _named_templates(inside: object) -> dict[str, str] | None:
     """Templates in a list of objects, or by name; None for other values."""
     if isinstance(inside, list):
         if not all(isinstance(e, dict) and {"name", "template"} <= e.keys() for e in inside):

@@ -108,7 +108,7 @@ class IdentityPipelineTokenizer(
         """
         return prompt
 
-    async def decode(self, encoded: str, **kwargs: Any) -> str:
+    async def decode(self, encoded: str, **kwargs: object) -> str:
         """Returns the text.
 
         Args:
@@ -282,7 +282,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         pipeline_config: PipelineConfig | None = None,
         chat_template: str | None = None,
         context_validators: list[Callable[[TextContext], None]] | None = None,
-        **unused_kwargs: Any,
+        **unused_kwargs: object,
     ) -> None:
         self.model_path = model_path
         repo = HuggingFaceRepo(model_path, revision or "main", trust_remote_code)
@@ -410,7 +410,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             return await run_with_default_executor(self.encode_now, prompt, add_special_tokens)
         return self.encode_now(prompt, add_special_tokens)
 
-    def decode_now(self, tokens: Sequence[int] | Tokens, **kwargs: Any) -> str:
+    def decode_now(self, tokens: Sequence[int] | Tokens, **kwargs: object) -> str:
         """Decodes tokens, in this thread.
 
         Args:
@@ -427,7 +427,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             return str(self.delegate.decode([*before, *ids], **kwargs))[len(alone) :]
         return str(self.delegate.decode(ids, **kwargs))
 
-    async def decode(self, encoded: Tokens, **kwargs: Any) -> str:
+    async def decode(self, encoded: Tokens, **kwargs: object) -> str:
         """Decodes tokens.
 
         Args:

@@ -17,19 +17,18 @@ class Llama3Config(DecoderConfig):
     """The shape of a Llama; see `DecoderConfig` for the fields."""
 
     @classmethod
-    def fields_from(cls, config: Any, keys: ConfigKeys) -> dict[str, Any]:
+    def fields_from(cls, keys: ConfigKeys) -> dict[str, Any]:
         """The fields by name.
 
         Args:
-            config: The keys of config.json as attributes.
-            keys: The same keys, with checks.
+            keys: The keys of config.json.
 
         Raises:
             ModelFilesError: A value is missing, or does not fit.
         """
         # in Hugging Face's Llama, attention_bias adds a bias to the output projection too
         bias = keys.flag("attention_bias")
-        return super().fields_from(config, keys) | {
+        return super().fields_from(keys) | {
             "attention_bias": bias,
             "attention_output_bias": bias,
             "mlp_bias": keys.flag("mlp_bias"),
