@@ -203,38 +203,38 @@ class Session:
             return False
         command = getattr(self, f"_do_{name}", None)
         if command is None:
-            known = ["quit", *(each[4:] for each in dir(self) if each.startswith("_do_"))]
-            near = similar_names(name, known)
+            command_names = ["quit", *(each[4:] for each in dir(self) if each.startswith("_do_"))]
+            near = similar_names(name, command_names)
             hint = f"did you mean /{near[0]}? " if near else ""
             self._write(f"/{name} is no command; {hint}/help lists them\n")
         else:
             command(arguments.strip())
         return True
 
-    def _do_help(self, rest: str) -> None:
+    def _do_help(self, argument: str) -> None:
         self._write(_HELP + "\n")
 
-    def _do_new(self, rest: str) -> None:
+    def _do_new(self, argument: str) -> None:
         self.messages.clear()
 
-    def _do_system(self, rest: str) -> None:
-        self._system = rest
+    def _do_system(self, argument: str) -> None:
+        self._system = argument
 
-    def _do_stats(self, rest: str) -> None:
+    def _do_stats(self, argument: str) -> None:
         self._stats = not self._stats
 
-    def _do_undo(self, rest: str) -> None:
+    def _do_undo(self, argument: str) -> None:
         while self.messages and self.messages.pop()["role"] != "user":
             pass
 
-    def _do_again(self, rest: str) -> None:
+    def _do_again(self, argument: str) -> None:
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if self.messages:
             self._answer()
 
-    def _do_set(self, rest: str) -> None:
-        name, _, text = rest.partition(" ")
+    def _do_set(self, argument: str) -> None:
+        name, _, text = argument.partition(" ")
         kinds = {"temperature": float, "top_p": float, "min_p": float, "repetition_penalty": float}
         kinds |= {"frequency_penalty": float, "presence_penalty": float, "top_k": int, "seed": int}
         kinds |= {"max_new_tokens": int, "min_new_tokens": int}

@@ -77,8 +77,8 @@ class GroupedCommand(click.Command):
             click.UsageError: None has it.
         """
         formatter = ctx.make_formatter()
-        wanted = word.lower().lstrip("-").replace("_", "-")
-        if not self._write_options(ctx, formatter, wanted):
+        searched_word = word.lower().lstrip("-").replace("_", "-")
+        if not self._write_options(ctx, formatter, searched_word):
             raise click.UsageError(
                 f"no option of `{ctx.command_path}` has {word!r} in its name, text or heading", ctx
             )

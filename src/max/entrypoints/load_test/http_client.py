@@ -122,9 +122,9 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     Args:
         parts: The body, in parts.
     """
-    rest = b""
+    unfinished = b""
     async for part in parts:
-        *whole, rest = (rest + part).split(b"\n\n")
+        *whole, unfinished = (unfinished + part).split(b"\n\n")
         for each in whole:
             if each.startswith(b"data: "):
                 yield each[6:]

@@ -202,12 +202,12 @@ class ConfigKeys:
         """
         return self._read(key, default, "true or false", _instance_of(bool))
 
-    def choice(self, key: str, known: Collection[str], default: str) -> str:
+    def choice(self, key: str, choices: Collection[str], default: str) -> str:
         """One of a set of texts.
 
         Args:
             key: The key.
-            known: The texts.
+            choices: The texts that fit.
             default: The value where the key is missing.
 
         Raises:
@@ -215,9 +215,9 @@ class ConfigKeys:
         """
 
         def convert(value: object) -> str | None:
-            return value if isinstance(value, str) and value in known else None
+            return value if isinstance(value, str) and value in choices else None
 
-        return self._read(key, default, f"one of {', '.join(known)}", convert)
+        return self._read(key, default, f"one of {', '.join(choices)}", convert)
 
     def object(self, key: str) -> ConfigKeys | None:
         """An object of the file; None where the key is missing.

@@ -31,15 +31,15 @@ class WeightPathParser:
         paths: list[Path] = []
         repositories: set[str | None] = set()
         for path in map(Path, given):
-            owner_and_name, rest = path.parts[:2], path.parts[2:]
+            owner_and_name, inside = path.parts[:2], path.parts[2:]
             local = path.is_absolute() or path.exists() or (Path(model_path) / path).exists()
-            if local or not rest:
+            if local or not inside:
                 repositories.add(None)
                 paths.append(path)
                 continue
             repository = "/".join(owner_and_name)
             repositories.add(None if repository == model_path else repository)
-            paths.append(Path(*rest))
+            paths.append(Path(*inside))
         if len(repositories) > 1:
             named = ", ".join(sorted(r or model_path for r in repositories))
             raise ValueError(f"weight_path: the files are in several repositories: {named}")

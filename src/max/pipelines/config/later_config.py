@@ -49,9 +49,9 @@ class PipelineRuntimeConfig:
     """
 
     def __init__(self, **options: object) -> None:
-        known = sorted({*RUNTIME, *WITHOUT_EFFECT})
+        field_names = sorted({*RUNTIME, *WITHOUT_EFFECT})
         if unknown := [name for name in options if name not in known]:
-            raise unknown_fields(unknown, known, "PipelineRuntimeConfig")
+            raise unknown_fields(unknown, field_names, "PipelineRuntimeConfig")
         self.given = renamed(options)
         self._config: Any = None  # the PipelineConfig
 

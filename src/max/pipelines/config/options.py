@@ -156,16 +156,16 @@ def converted(cls: type[Any], name: str, value: object) -> Any:
         ) from None
 
 
-def unknown_fields(names: Iterable[str], known: Iterable[str], config_name: str) -> ConfigError:
+def unknown_fields(names: Iterable[str], field_names: Iterable[str], config_name: str) -> ConfigError:
     """The error for unknown fields.
 
     Args:
         names: The unknown fields.
-        known: All fields.
+        field_names: All fields.
         config_name: The configuration's name.
     """
-    known = list(known)
-    each = [f"{name!r}{did_you_mean(name, known)}" for name in names]
+    field_names = list(field_names)
+    each = [f"{name!r}{did_you_mean(name, field_names)}" for name in names]
     return ConfigError(
         f"{config_name} has no field {'; nor '.join(each)}",
         "PipelineConfig.help() lists the fields.",

@@ -42,8 +42,8 @@ class _Namespace(Namespace):
     """``namespace(...)`` that rejects names with a leading underscore."""
 
     def __init__(*args: object, **kwargs: object) -> None:
-        self, rest = args[0], args[1:]
-        values = dict(*rest, **kwargs)
+        self, positional = args[0], args[1:]
+        values = dict(*positional, **kwargs)
         for name in values:
             _public(name)
         Namespace.__init__(self, values)
