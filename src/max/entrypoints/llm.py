@@ -26,7 +26,7 @@ __all__ = ["LLM"]
 class LLM:
     """A model that continues text.
 
-    Loading and compiling is done when it is made. It may be used from several threads at once:
+    The constructor loads and compiles the model. Several threads may call it at once:
     their prompts run in common batches.
 
     Args:

@@ -19,11 +19,11 @@ from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 __all__ = ["BATCH", "Perplexity", "log_probabilities", "perplexity", "predictions", "windows_of"]
 
 BATCH = 8
-"""Windows that are computed together."""
+"""The number of windows per batch."""
 
 
 class Perplexity(NamedTuple):
-    """What was measured.
+    """A measured perplexity.
 
     Args:
         value: The perplexity.
@@ -37,7 +37,7 @@ class Perplexity(NamedTuple):
 
 
 def windows_of(tokens: list[int], size: int, most: int | None = None) -> list[list[int]]:
-    """Tokens in parts of equal size; a last part that is shorter is left out.
+    """Splits tokens into windows of equal size; a shorter last one is left out.
 
     Args:
         tokens: The tokens.

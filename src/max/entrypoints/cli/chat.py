@@ -281,7 +281,7 @@ def _write(text: str) -> None:
 
 
 def _messages() -> Iterator[str]:
-    """What the user writes: lines, or blocks between lines of three quotes; ends with the input."""
+    """Yields the user's messages: lines, or blocks between lines of three quotes; ends with the input."""
     terminal = sys.stdin.isatty()
     if terminal:
         try:

@@ -89,7 +89,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
         prompt = _from_stdin()
     begin = time.perf_counter()
     progress = Progress()
-    values.setdefault("max_batch_size", 1)  # there is one prompt, so the cache need hold no more
+    values.setdefault("max_batch_size", 1)  # one prompt, so the cache holds one sequence
     with progress.stage("reading the configuration"):
         config = PipelineConfig(**values)
         defaults = config.model_config.sampling_params_defaults

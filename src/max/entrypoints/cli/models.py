@@ -171,7 +171,7 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
 def rm(names: tuple[str, ...], models_dir: Path | None) -> None:
     """Delete models from this machine."""
     store = ModelStore(models_dir)
-    for model in [store.find(name) for name in names]:  # all exist before one is deleted
+    for model in [store.find(name) for name in names]:  # check that all exist before one is deleted
         store.remove(model.name)
         click.echo(f"deleted {model.name} ({size_text(model.size)})")
 

@@ -94,7 +94,7 @@ class GroupedCommand(click.Command):
         self._write_options(ctx, formatter, "")
 
     def _write_options(self, ctx: click.Context, formatter: click.HelpFormatter, word: str) -> bool:
-        """Writes the options that have a word, all where it is empty; returns whether there were some."""
+        """Writes the options that contain a word, or all if it is empty; returns whether there were any."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -188,7 +188,7 @@ def _shown(default: object) -> str:
 
 
 def _set_weight_cache(ctx: click.Context, param: click.Parameter, value: bool | None) -> None:
-    """Sets the flag of the packed weights' cache, in the environment: a server's processes take it from there."""
+    """Turns the cache of packed weights off by its environment variable, which a server's processes inherit."""
     if value is False:
         flags.export("MAX_WEIGHT_CACHE_SIZE", 0)
 

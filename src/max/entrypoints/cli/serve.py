@@ -321,7 +321,7 @@ def serve(context: click.Context, **options: Any) -> None:
                 f"cannot write the log {settings.logs.file}: {error.strerror or error}",
                 "Give another --log-file.",
             ) from error
-    # each import of these takes a while: the worker, a process of its own, starts before the last
+    # each of these imports takes a while: the worker process starts before the last one, and loads beside it
     from max.serve.listener import open_socket
 
     try:
@@ -366,7 +366,7 @@ def _stopped(number: int) -> StoppedError:
 
 
 def _say_what_ends_it() -> None:
-    """Has a signal that ends the process before the server handles it name itself, and a crash print where it was."""
+    """Names the signal that ends the process before the server handles signals, and prints the stacks after a crash."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _stopped(number)

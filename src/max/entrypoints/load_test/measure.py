@@ -90,7 +90,7 @@ async def measure_one(target: Target, body: dict[str, Any], sample: Sample | Non
     Args:
         target: The server.
         body: The body.
-        sample: What is filled in as the answer comes, and has what came so far where the caller cancels this; None: a
+        sample: Filled in as the answer arrives, so that a cancelled caller has what came so far; None: a
             new one.
     """
     sample = sample or Sample(0.0)

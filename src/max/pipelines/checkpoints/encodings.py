@@ -10,7 +10,7 @@ from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.quantization import QuantizationEncoding
 
 QUANTISED_KINDS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "int8")
-"""What float checkpoints can be quantised to when they are loaded; ``int8`` has 8 bits and one scale a row."""
+"""The kinds that float checkpoints can be quantised to at load; ``int8`` has 8 bits and one scale per row."""
 
 
 class SupportedEncoding(str, Enum):
@@ -65,7 +65,7 @@ class SupportedEncoding(str, Enum):
 
     @classmethod
     def of_dtype(cls, dtype: str) -> SupportedEncoding | None:
-        """The encoding of weights of a dtype; for a type of GGUF files without kernels, that which it is converted to.
+        """The encoding of a dtype; of a GGUF type without kernels, the encoding that it is converted to.
 
         Args:
             dtype: The dtype as in safetensors ("BF16"), GGUF ("Q4_K") or config.json ("bfloat16") files.

@@ -220,7 +220,7 @@ def _special(
 
 
 def _growth(file: GGUFFile, name: str) -> dict[str, Any]:
-    """How queries grow with their positions, and the magnitude of YaRN, of Ministral 3."""
+    """Ministral 3: how queries grow with their positions, and YaRN's magnitude."""
     rope: dict[str, Any] = {}
     for key, stored in (
         ("llama_4_scaling_beta", "attention.temperature_scale"),
@@ -245,7 +245,7 @@ def _listed(file: GGUFFile, key: str, config: Mapping[str, Any]) -> list[float]:
 
 
 def _greatest(file: GGUFFile, key: str) -> float:
-    """A number from 0, or the greatest of the numbers of layers, of which some lack what is counted."""
+    """A number from 0; of a list with a number for each layer, the greatest."""
     value: Any = file.metadata[key]
     values: list[Any] = value.tolist() if isinstance(value, np.ndarray) and value.size else [value]
     if not all(type(number) in (int, float) and 0 <= number < math.inf for number in values):

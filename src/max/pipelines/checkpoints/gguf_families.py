@@ -27,7 +27,7 @@ class GGUFFamily:
         name: The class's name in ``architectures`` of config.json.
         model_type: The model type in config.json.
         keys: The family's names of config.json's keys, for those of Llama.
-        constants: Keys that all models of the family in GGUF files have with the same value.
+        constants: Keys of config.json that GGUF files leave out, as all models of the family have the same value.
     """
 
     name: str
@@ -149,7 +149,7 @@ FAMILIES: dict[str, GGUFFamily] = {
         num_experts="n_routed_experts",
         shared_expert_intermediate_size="moe_shared_expert_intermediate_size",
     ),
-    # after its form with experts: files of the class have this name where nothing else is said
+    # listed after the form with experts: GGUF files of the class have this name by default
     "nemotron_h": _llama_like("NemotronH", "nemotron_h"),
     "nemotron": _llama_like("Nemotron", "nemotron", layer_norm_eps="norm_eps"),
     "olmo": _llama_like("Olmo", "olmo"),
@@ -188,7 +188,7 @@ _VARIANTS = (
     ("llama", "attention.sliding_window", _llama_like("Mistral", "mistral")),
     ("olmo2", "attention.sliding_window", _llama_like("Olmo3", "olmo3")),
 )
-"""Families that share an architecture's name, and the key of the metadata that tells them; the first that fits counts.
+"""Families that share an architecture's name, and the metadata key that tells them apart; the first match counts.
 """
 
 

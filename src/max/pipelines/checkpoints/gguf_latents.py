@@ -67,7 +67,7 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined_latents(state_dict: dict[str, WeightData]) -> dict[str, WeightData]:
-    """The weights with what expands latents to keys and to values in one: ``kv_b_proj``, floats.
+    """The weights, where one ``kv_b_proj`` (floats) replaces the separate expansions of latents to keys and to values.
 
     Args:
         state_dict: The weights by the decoder's names; `k_b_proj` is ``[heads, latent, key]``, `v_b_proj` ``[heads,

@@ -15,7 +15,7 @@ class Split(NamedTuple):
     """How texts of a family are split.
 
     Args:
-        patterns: Each splits the parts that the ones before it leave; matches and what is between them become parts.
+        patterns: Each pattern splits the parts of the one before; matches and the texts between them become parts.
         ignore_merges: Whether a part that is a token is not merged from its bytes.
         adds_bos: Whether files without ``add_bos_token`` mean that it is added.
     """
@@ -48,7 +48,7 @@ _EXAONE_MOE = (
     + _SPACES
 )
 
-# words of upper- and lower-case letters: an upper-case letter after a lower-case one begins another
+# words of upper- and lower-case letters: an upper-case letter after a lower-case one begins a new word
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _START = r"[^\r\n\p{L}\p{N}]?"
 

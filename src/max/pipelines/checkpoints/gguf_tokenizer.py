@@ -181,7 +181,7 @@ def _byte_pairs(vocabulary: Vocabulary) -> Tokenizer:
     stored: Any = vocabulary.values.get("tokenizer.ggml.merges")
     if not isinstance(stored, list):
         raise _broken(vocabulary.path, "tokenizer.ggml.merges is no list of texts")
-    # a text may begin with a space, and its merge is at the first one after that
+    # a token may begin with a space: the separator is the first space after it
     pairs = [(merge[:at], merge[at + 1 :]) for merge in stored if (at := merge.find(" ", 1)) > 0]
     tokenizer = Tokenizer(
         models.BPE(
@@ -209,7 +209,7 @@ def _split(vocabulary: Vocabulary) -> Split:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
-    """Pairs of characters by the scores of what they make; characters without a token become their bytes."""
+    """Merges pairs of characters by the scores of the merged tokens; characters without a token become bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     prefix = vocabulary.flag("add_space_prefix", True)
@@ -238,7 +238,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, that of the highest score first."""
+    """All pairs of tokens whose concatenation is a token, the one with the highest score first."""
     scores = vocabulary.scores
     numbers = {
         text: number

@@ -44,7 +44,7 @@ _SMALLER = {"q4_k": "q4_0", "q5_k": "q8_0", "q6_k": "q8_0"}
 _OF_8_BITS = ("q8_0", "int8")
 _BLOCKS_AT_ONCE = 1 << 15
 _FORMAT = 2
-"""Changes with the encoders: cached weights of another number are not read."""
+"""The version of the encoders; cached weights of another version are not read."""
 
 
 def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
@@ -64,7 +64,9 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
         return None
     if name.endswith(".kv_b_proj.weight"):  # latent attention takes it apart
         return None
-    if name.endswith(".indexer.weights_proj.weight"):  # small, and decides which tokens are seen
+    if name.endswith(
+        ".indexer.weights_proj.weight"
+    ):  # small, and it selects the tokens that attention reads
         return None
     if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
         kind = "q6_k"

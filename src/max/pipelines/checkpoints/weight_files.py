@@ -122,7 +122,7 @@ def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
 def bytes_of(
     entries: list[TensorEntry], encoding: SupportedEncoding, quantise: str | None = None
 ) -> int:
-    """The bytes of a checkpoint in memory, its floats converted to an encoding, and blocks to those that kernels take.
+    """The bytes of a checkpoint in memory, after floats are converted to an encoding and blocks to those of kernels.
 
     Args:
         entries: The tensors of the checkpoint.

@@ -1,1 +1,1 @@
-"""What a user asks of a pipeline: its options, their parts, and the checks of their values."""
+"""The options of a pipeline, and the checks of their values."""

@@ -50,7 +50,7 @@ class PipelineRuntimeConfig:
 
     def __init__(self, **options: object) -> None:
         field_names = sorted({*RUNTIME, *WITHOUT_EFFECT})
-        if unknown := [name for name in options if name not in known]:
+        if unknown := [name for name in options if name not in field_names]:
             raise unknown_fields(unknown, field_names, "PipelineRuntimeConfig")
         self.given = renamed(options)
         self._config: Any = None  # the PipelineConfig

@@ -156,7 +156,9 @@ def converted(cls: type[Any], name: str, value: object) -> Any:
         ) from None
 
 
-def unknown_fields(names: Iterable[str], field_names: Iterable[str], config_name: str) -> ConfigError:
+def unknown_fields(
+    names: Iterable[str], field_names: Iterable[str], config_name: str
+) -> ConfigError:
     """The error for unknown fields.
 
     Args:

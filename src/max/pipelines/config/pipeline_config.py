@@ -336,7 +336,7 @@ class PipelineConfig(StrictConfig):
 
     @property
     def step_tokens(self) -> int | None:
-        """The most new tokens of a sequence in a step; None: as many as it has."""
+        """The most new tokens of a sequence in a step; None: all its tokens."""
         return self.prefill_chunk_size if self.enable_chunked_prefill else None
 
     def available_cache_memory(self) -> int:
@@ -351,7 +351,7 @@ class PipelineConfig(StrictConfig):
         return max(share - self.model_config.weights_size(), 0)
 
     def host_memory(self) -> int | None:
-        """Bytes of the host for the KV cache and its swap area: those available less the weights; None if unknown."""
+        """Bytes of host memory for the KV cache and its swap area: available less the weights; None if unknown."""
         free = available_memory()
         if free is None or not self.model_config.devices[0].is_host:
             return free

@@ -50,5 +50,5 @@ def set_resolver(resolver: Resolver) -> None:
 
 
 def resolver() -> Resolver:
-    """What completes configurations: `max.pipelines` sets it when any part of it is imported."""
+    """The resolver of configurations, which `max.pipelines` sets at import."""
     return _resolvers[-1]

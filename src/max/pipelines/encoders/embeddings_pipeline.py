@@ -29,7 +29,7 @@ __all__ = ["EmbeddingsPipeline"]
 
 @final
 class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerationOutput]):
-    """Makes vectors of texts, or the scores of a classifier: loads and compiles the model, and runs it.
+    """Computes vectors of texts, or the scores of a classifier: loads and compiles the model, and runs it.
 
     Texts of any lengths share an execution: they are rows of one tensor, and nothing is padded. An execution
     has at most ``prefill_chunk_size`` tokens (a longer text has one of its own), and ``max_batch_size`` texts.

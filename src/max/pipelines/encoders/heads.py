@@ -1,4 +1,4 @@
-"""What is computed from hidden states: pooled and normalised vectors, or a classifier's scores."""
+"""The heads of encoders: pooled and normalised vectors, or a classifier's scores, of hidden states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _pool_last(h: TensorValue, offsets: TensorValue) -> TensorValue:
 def _rows_of_texts(
     h: TensorValue, offsets: TensorValue
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
-    """Which rows each text has (bool ``[batch, total]``), each row's number in its text from 1, and the counts."""
+    """The rows of each text (bool ``[batch, total]``), each row's number in its text from 1, and the row counts."""
     batch, total = offsets.shape[0] - 1, h.shape[0]
     bounds = ops.cast(offsets, DType.int64)
     begin, end = (ops.reshape(x, [batch, 1]) for x in (bounds[:-1], bounds[1:]))

@@ -34,7 +34,7 @@ class TextEncoder:
         vectors = encoder.encode(["a text", "another one"])          # [2, 384]
         scores = encoder.rank("a question", ["a text", "another one"])  # [2]
 
-    Loading and compiling is done when it is made.
+    The constructor loads and compiles the model.
 
     Args:
         pipeline_config: The configuration of the model.
@@ -69,7 +69,7 @@ class TextEncoder:
 
     @property
     def prompt_names(self) -> list[str]:
-        """The names of the texts that the model wants before a text, such as ``query``."""
+        """The names of the model's prompts, which stand before a text, such as ``query``."""
         return list(self._files.prompts)
 
     def encode(

@@ -63,7 +63,7 @@ def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _check_fixed(config: DecoderConfig, name: str) -> None:
-    """Refuses models that differ in what an architecture's files leave out, as all published ones agree."""
+    """Refuses models that differ from published ones in a value that GGUF files do not store."""
     if name in ("gemma2", "gemma3"):
         large = config.num_layers == {"gemma2": 46, "gemma3": 62}[name]
         divisor = config.hidden_size / config.num_heads if large else config.head_dim
@@ -130,7 +130,7 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _window_pattern(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """Which layers have a window, where not all have one, nor those that all models of the family have."""
+    """Which layers have a window, unless all have one, or the layers are those of all models of the family."""
     if config.sliding_window is None or config.chunked:
         return {}
     windowed = [i not in config.full_attention_layers for i in range(config.num_layers)]
@@ -142,7 +142,7 @@ def _window_pattern(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _layer_kinds(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """What layers with a window and without one differ in, and several hidden states: of Gemma 3n and 4."""
+    """Gemma 3n and 4: what layers with and without a window differ in, and several hidden states."""
     if name == "gemma3n":
         return _several_states(config, name)
     if name != "gemma4":

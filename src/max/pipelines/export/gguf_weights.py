@@ -333,7 +333,7 @@ def _neighbours(rows: Array, heads: int) -> Array:
 
 
 def _factor(config: DecoderConfig, own: str) -> Array | None:
-    """The factor that a weight takes over from the model, where files state none; a column for rows with several."""
+    """The model's factor that is multiplied into a weight, as files cannot state it; a column if rows differ."""
     outer, form = config.side_by_side, config.recurrence
     if outer is None or not isinstance(form, Mamba2Form):
         return None

@@ -1,4 +1,4 @@
-"""Importance matrices: how much each column of a model's matrices matters, from the inputs that a text gives them.
+"""Importance matrices: how much each column of a matrix matters, measured on the activations of a text.
 
 An error in a column of a weight is multiplied by that column's input: the expected squared error of a product is the
 sum of the squared errors of the weight, each times the mean square of its input.
@@ -36,7 +36,7 @@ __all__ = ["WINDOW", "ImportanceMatrix", "importance_matrix"]
 WINDOW = 512
 """Tokens of a window of the text; each window begins anew."""
 _LEAST = 1e-4
-"""The least importance of a column, relative to the mean of its matrix: other texts may use what this one does not."""
+"""The least importance of a column, relative to the mean of its matrix: other texts may use other columns."""
 _HALF = (DType.bfloat16, DType.float16)
 
 
@@ -54,7 +54,7 @@ class ImportanceMatrix:
     counts: dict[str, npt.NDArray[np.int64]]
 
     def of(self, name: str) -> npt.NDArray[np.float32] | None:
-        """The importance of a matrix's columns, with a mean of 1 over them; None where the text did not reach it.
+        """The importance of a matrix's columns, with mean 1; None if the text never used the matrix.
 
         An expert that saw no token has the importance of all experts together. No column has less than 1/10,000 of the
         mean.

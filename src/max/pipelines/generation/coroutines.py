@@ -11,13 +11,13 @@ from max._lazy import lazy_module
 if TYPE_CHECKING:
     import asyncio
 else:
-    asyncio = lazy_module("asyncio")  # takes as long to import as a small model to load
+    asyncio = lazy_module("asyncio")  # importing it takes as long as loading a small model
 
 T = TypeVar("T")
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end, in a thread of its own where this one runs an event loop.
+    """Runs a coroutine to its end: in this thread, or in another one if this one runs an event loop.
 
     Args:
         coroutine: The coroutine.

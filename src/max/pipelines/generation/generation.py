@@ -253,7 +253,7 @@ class Generation(TextGenerator[TextGenerationContext]):
                 call.news.set()
 
     def _distribute(self, outcomes: Sequence[Outcome]) -> None:
-        """Gives outcomes to the calls that wait for them; those of requests that have left are dropped."""
+        """Gives outcomes to the calls that wait for them; outcomes of closed calls are dropped."""
         with self._guard:
             for outcome in outcomes:
                 self._give(outcome)

@@ -30,7 +30,7 @@ class LastStep:
 
     @classmethod
     def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1) -> LastStep:
-        """Makes the record of the last of `steps` steps, before their tokens are added to the contexts."""
+        """Records the last of `steps` steps, before their tokens are added to the contexts."""
         ends = [c.active_idx + steps if c.active_idx == c.end_idx else -1 for c in batch]
         return cls(batch, ends, inputs, tokens)
 

@@ -12,7 +12,7 @@ logger = logging.getLogger("max.pipelines")
 KEEP_DELAY_S = 1.0
 """The idle time after which an engine stores its new prefixes."""
 KEEP_INTERVAL_S = 30.0
-"""An engine that does not idle keeps its new prefixes that often."""
+"""The interval in seconds at which a busy engine stores its new prefixes."""
 BUSY_BYTES_PER_S = 8 << 20
 """How fast prefixes are written while requests run."""
 
@@ -50,7 +50,7 @@ class PrefixKeeper:
         self._idle.clear()
 
     def stop(self) -> None:
-        """Ends the write, and waits for its end; an unfinished file is removed."""
+        """Stops the current write and waits for it; an unfinished file is removed."""
         if self._thread is None:
             return
         self._stopped = True

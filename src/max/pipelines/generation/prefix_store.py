@@ -19,9 +19,9 @@ logger = logging.getLogger("max.pipelines")
 SUFFIX = ".prefixes"
 """Of the files in the folder."""
 MOST_ADDITIONS = 16
-"""The number of additions, written while an engine is idle, before one file replaces them all."""
+"""The number of files that idle engines add before one file replaces them all."""
 JOINED_SHARE = 0.75
-"""The most that this file takes of the folder's size, as a fraction."""
+"""The largest share of the folder's size that this one file takes."""
 BYTES_PER_S = 64 << 20
 """The rate at which an idle engine writes."""
 
@@ -49,7 +49,7 @@ class PrefixStore:
 
     @classmethod
     def of(cls, config: PipelineConfig, cache: PagedKVCacheManager) -> PrefixStore | None:
-        """The store that a configuration has; None without a folder, or where no prefix is ever cached.
+        """The store of a configuration; None without a folder, or if prefixes are not cached.
 
         Args:
             config: The configuration, resolved.
@@ -81,7 +81,7 @@ class PrefixStore:
         self._write(self._path, self._cache.cached_prefixes(self._most_bytes))
 
     def new_pages(self) -> PrefixWrite | None:
-        """The cached pages that no file has, to be written while the engine idles; None where there are none."""
+        """The cached pages that are in no file, for a write while the engine is idle; None if there are none."""
         groups = self._cache.cached_prefixes(self._most_bytes, self._kept)
         size = _size_of(groups)
         if not size:
@@ -90,12 +90,12 @@ class PrefixStore:
         if files + size <= self._most_bytes and len(self._additions) < MOST_ADDITIONS:
             path = self._path.with_name(f"{self._key}.{time.time_ns()}{SUFFIX}")
             return PrefixWrite(groups, lambda paced: self._write(path, paced))
-        # the room that is left takes the next additions: not every one of them rewrites the file
+        # leave room for later additions, so that not each of them rewrites the whole file
         groups = self._cache.cached_prefixes(int(self._most_bytes * JOINED_SHARE))
         return PrefixWrite(groups, lambda paced: self._write(self._path, paced))
 
     def forget(self) -> None:
-        """Deletes the files, so that the next engine does not load what the cache was told to forget."""
+        """Deletes the files, so that the next engine does not load forgotten prefixes."""
         for path in (self._path, *self._additions):
             path.unlink(missing_ok=True)
         self._additions = []
@@ -123,7 +123,7 @@ class PrefixStore:
             logger.info("KV cache: %d pages of prefixes to %s", count, path)
 
     def _remove_others(self) -> None:
-        """Removes the files of other models that are beyond the folder's size, those written first."""
+        """Removes the oldest files of other models until the folder fits its size."""
         own = {self._path, *self._additions}
         left = self._most_bytes - sum(path.stat().st_size for path in own if path.exists())
         files = [(p.stat(), p) for p in self._path.parent.glob("*" + SUFFIX) if p not in own]
@@ -183,7 +183,7 @@ def _size_of(groups: Sequence[PageGroup]) -> int:
 
 
 def _key_of(config: PipelineConfig, cache: PagedKVCacheManager) -> str:
-    """A digest of all that keys and values depend on besides tokens."""
+    """A digest of everything besides tokens that keys and values depend on: model, encoding, cache shape."""
     model = config.model_config
     files: list[Any] = []
     for path in model.weight_paths():

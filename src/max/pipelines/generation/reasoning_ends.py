@@ -1,4 +1,4 @@
-"""The end of a reasoning whose budget is used up: its closing tokens take the place of those that the model chose."""
+"""Ends a reasoning whose budget is used up: its closing tokens replace the tokens that the model chose."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def with_ended_reasoning(
     batch: Sequence[TextGenerationContext],
     tokenizer: object,
 ) -> npt.NDArray[np.int64]:
-    """The tokens of a step, with those that end a reasoning whose budget is used up.
+    """The tokens of a step; closing tokens replace those of reasonings whose budget is used up.
 
     Args:
         chosen: The tokens that the model chose, ``[batch]``.
         batch: The requests.
-        tokenizer: The requests' tokenizer; where a reasoning has a budget, a `TextTokenizer`.
+        tokenizer: The requests' tokenizer; a `TextTokenizer` if any reasoning has a budget.
 
     Returns:
-        A new array where a token was replaced: the model's own tensor has the one that it chose.
+        The same array, or a copy if a token was replaced: the model's own tensor is not changed.
     """
     forced: dict[int, int] = {}
     for row, context in enumerate(batch):

@@ -2,7 +2,7 @@
 
 The loop writes the tokens of each step into a row of its history, in native code without Python's lock.
 A thread reads the rows. Nothing orders the two: a row starts as ``NO_TOKEN``, tokens are never negative,
-and each is one aligned word, so whatever value is no ``NO_TOKEN`` is the token.
+and each is one aligned word, so any value but ``NO_TOKEN`` is a complete token.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger("max.pipelines")
 NO_TOKEN = -1
 """Marks the entries of a history that no step has written yet."""
 SHORTEST_INTERVAL_S = 2e-3
-"""The shortest time between two deliveries: tokens of faster steps are delivered together."""
+"""The shortest time in seconds between two deliveries; tokens of faster steps are delivered together."""
 _FIRST_WAIT_S = 4e-3  # before a step was measured
-# in steps: the wait after a delivery before the next row is polled, and between two polls
+# in units of a step: the wait from a delivery to the first poll, and between polls
 _FIRST_POLL, _POLL_INTERVAL = 0.9, 0.25
 
 
@@ -36,12 +36,12 @@ class _Run:
 
     Args:
         batch: The requests, in the order of the history's columns.
-        ends: For each request the tokens that end it; None where its rows are not delivered.
+        ends: For each request the tokens that end it; None: its rows are not delivered.
         history: The tokens ``[steps, batch]``.
         begin: When it began.
         lengths: The length of each request before it.
         read: The rows that were delivered.
-        last: Whether no further row is delivered before the execution has returned.
+        last: Whether the remaining rows wait until the execution has returned.
     """
 
     batch: Sequence[TextGenerationContext]

@@ -39,7 +39,7 @@ logger = logging.getLogger("max.pipelines")
 
 @dataclass
 class _HostTables:
-    """The inputs made last, and the arrays whose memory they share, to be updated in place.
+    """The latest inputs and the arrays that share their memory, which the next step updates in place.
 
     Args:
         inputs: The inputs.
@@ -59,7 +59,7 @@ class _HostTables:
 
 
 class _HostPages:
-    """The slots of a swap area: memory of the host, allocated when a slot is first used.
+    """The slots of a swap area in host memory, each allocated at its first use.
 
     Args:
         blocks: The pages of a group of layers, on each device.
@@ -109,9 +109,9 @@ class PagedKVCacheManager(ContextPages):
 
     ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of
     the second axis, values at 1; of latents that axis has one element. The system zeroes its memory
-    on first use, so unused pages take none. Where layers differ in shape or window, ``group_blocks`` has the pages
+    on first use, so unused pages take none. If layers differ in shape or window, ``group_blocks`` has the pages
     of further groups (`KVCacheParams.groups`). ``states`` has a tensor ``[slots, layers, …]`` for each
-    of ``params.states``, and a slot for each request of a batch. Where no layer has keys, a page
+    of ``params.states``, and a slot for each request of a batch. If no layer has keys, a page
     table is one page of any length, without memory: requests own slots only.
 
     On several devices each has pages for its own heads, ``blocks`` and ``other_blocks``; page tables and slots are the
@@ -120,7 +120,7 @@ class PagedKVCacheManager(ContextPages):
     Args:
         params: The cache's shape.
         num_layers: The number of layers with keys and values, of the first group.
-        num_pages: The number of pages, for each group where there are several.
+        num_pages: The number of pages, of each group if there are several.
         max_batch_size: Requests at once, the number of slots.
         max_seq_len: The longest sequence.
         devices: The model's devices.
@@ -204,9 +204,9 @@ class PagedKVCacheManager(ContextPages):
     def cached_prefixes(
         self, most_bytes: int, kept: Sequence[Collection[bytes]] | None = None
     ) -> list[PageGroup]:
-        """The pages whose contents may serve a request, those used last where there are more than fit.
+        """The pages whose contents may serve a request; if they do not all fit, those used last.
 
-        Their contents may be read by another thread while batches run: a page that is taken meanwhile has none.
+        Another thread may read their contents while batches run; those of a page that is taken meanwhile are lost.
 
         Args:
             most_bytes: The most bytes of pages.
@@ -391,8 +391,8 @@ def load_kv_manager(
         session: The model's session.
         available_cache_memory: Bytes for the cache; None: no limit.
         page_size: Tokens per page; None: that of `params`.
-        step_tokens: The most new tokens of a sequence in a step; None: as many as it has.
-        host_memory: Bytes of the host for the cache and its swap area; None: no limit.
+        step_tokens: The most new tokens of a sequence in a step; None: all its tokens.
+        host_memory: Bytes of host memory for the cache and its swap area; None: no limit.
 
     Raises:
         ValueError: `page_size` is not that of `params`, or one sequence of full length does not fit.
@@ -435,7 +435,7 @@ def estimate_kv_cache_size(
     available_cache_memory: int,
     devices: Sequence[Device],
 ) -> int:
-    """The bytes of a cache: those that a full batch needs, at most what is available.
+    """The bytes of a cache: what a full batch needs, limited by the available memory.
 
     Args:
         params: The cache's shape.

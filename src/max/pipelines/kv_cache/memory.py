@@ -77,7 +77,7 @@ def sequence_bytes(
         params: The cache's shape.
         num_layers: The number of layers of the first group.
         max_seq_len: The longest sequence.
-        step_tokens: The most new tokens of a step; None: as many as a sequence has.
+        step_tokens: The most new tokens of a step; None: all tokens of a sequence.
     """
     return sum(
         _held_pages(shape, max_seq_len, step_tokens) * page_bytes(shape, layers)
@@ -99,7 +99,7 @@ def fitting_length(
         num_layers: The number of layers of the first group.
         max_seq_len: The longest sequence that is asked for.
         available_bytes: Bytes for its pages.
-        step_tokens: The most new tokens of a step; None: as many as a sequence has.
+        step_tokens: The most new tokens of a step; None: all tokens of a sequence.
     """
     page = page_size_of(params)
 
@@ -151,7 +151,7 @@ def cache_bytes(
         num_layers: The number of layers of the first group.
         max_batch_size: Sequences at once.
         max_seq_len: The longest sequence.
-        step_tokens: The most new tokens of a sequence in a step; None: as many as it has.
+        step_tokens: The most new tokens of a sequence in a step; None: all its tokens.
     """
     pages = sequence_bytes(params, num_layers, max_seq_len, step_tokens)
     return max_batch_size * (pages + state_bytes(params))
@@ -166,7 +166,7 @@ def pages_for_memory(
     available_bytes: int | None,
     step_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The number of pages of each group that a full batch needs, at most what fits into memory beside its states.
+    """The number of pages of each group that a full batch needs, limited by the memory beside its states.
 
     Where no layer has keys, a page is a sequence and has no memory.
 
@@ -176,7 +176,7 @@ def pages_for_memory(
         max_batch_size: Sequences at once.
         max_seq_len: The longest sequence.
         available_bytes: Bytes for the cache; None: no limit.
-        step_tokens: The most new tokens of a sequence in a step; None: as many as it has.
+        step_tokens: The most new tokens of a sequence in a step; None: all its tokens.
 
     Raises:
         ValueError: The states do not fit, or one sequence of full length does not.
@@ -202,7 +202,7 @@ def pages_for_memory(
             f"{available_bytes / 2**20:.0f} MiB are available; give a smaller max_length"
         )
     sizes = [page_bytes(*group) for group in groups]
-    # pools of windows shrink to those of fewer sequences until one sequence of full length fits beside them
+    # shrink the pools of groups with windows, a sequence at a time, until one sequence of full length fits
     batch = max_batch_size
     while True:
         pages = _equal_pools([batch * count for count in held], sizes, available_bytes)
@@ -212,7 +212,7 @@ def pages_for_memory(
 
 
 def _equal_pools(most: Sequence[int], sizes: Sequence[int], available: int) -> tuple[int, ...]:
-    """Pools of as many pages as fit into memory: all of the same number, but for those whose most is less.
+    """Pools of equal size that fill the memory; a pool is smaller only where its maximum is.
 
     Args:
         most: The most pages of each pool.

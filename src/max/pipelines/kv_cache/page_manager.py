@@ -48,7 +48,7 @@ class _GroupTable:
 
     pages: list[int] = field(default_factory=list)
     returned: int = 0
-    """The number of leading pages that the window has passed: released, or never taken."""
+    """The number of leading pages that lie before the window: released, or never taken."""
 
 
 @dataclass
@@ -145,7 +145,7 @@ class PageManager:
     def pages(self, request_id: RequestID, group: int = 0) -> list[int]:
         """The table of a request: page ``i`` holds its tokens from ``i * page_size`` on.
 
-        A page that the window has passed is the number of the pool's pages, which is none.
+        An entry for a page before the window holds the number of the pool's pages, which names no page.
 
         Args:
             request_id: The request.
@@ -170,7 +170,7 @@ class PageManager:
     def reuse_prefix(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> int:
         """Fills an empty table with cached pages that hold the first tokens of a request.
 
-        At least one token is left to process, since its logits are needed. Of a group with a window the pages are
+        At least one token remains to be processed, since its logits are needed. Of a group with a window the pages are
         taken that the next token sees.
 
         Args:
@@ -355,7 +355,7 @@ class PageManager:
         table = self._table(request_id)
         del self._tables[request_id]
         for pool, group in zip(self.pools, table.groups, strict=True):
-            # the last page is freed first: more requests share the beginning of a prefix than its end
+            # free the last page first: more requests share the beginning of a prefix than its end
             for page in reversed(group.pages[group.returned :]):
                 pool.drop(page)
 

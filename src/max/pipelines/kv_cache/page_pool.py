@@ -117,7 +117,7 @@ class PagePool:
             if page is not None:
                 self._free.pop(page, None)
                 self._users[page] += 1
-        # taking a page may swap another one out, so all slots are held first
+        # taking a page may swap out another one, so hold all slots first
         if self.swap is not None:
             swapped = [h for h in hashes if h not in self._page_of_hash]
             for page_hash, slot in [(h, self.swap.hold(h)) for h in swapped]:
@@ -147,7 +147,7 @@ class PagePool:
         return self._takes[page]
 
     def drop(self, page: int) -> None:
-        """Takes a page out of a table; a page that no other table has is free: the next one if it is empty.
+        """Removes a page from a table. A page of no other table becomes free, and an empty one is taken next.
 
         Args:
             page: The page.
@@ -159,7 +159,7 @@ class PagePool:
                 self._free.move_to_end(page, last=False)
 
     def share(self, page: int, page_hash: bytes) -> None:
-        """Makes a full page available to other requests; of two pages with equal contents the first one.
+        """Makes a full page available to other requests; of two pages with equal contents the first one counts.
 
         Args:
             page: The page, in use.
@@ -173,9 +173,9 @@ class PagePool:
         return [(self._hash_of_page[p], p) for p in self._free if p in self._hash_of_page]
 
     def with_content(self) -> list[tuple[bytes, int]]:
-        """All contents that may serve a request: hashes and pages, those in tables at the end.
+        """All contents that may serve a request, as hashes and pages; pages in tables come last.
 
-        Of one table the first page is the last here, as it serves more requests than those after it.
+        The first page of a table is the last one here, as it serves the most requests.
         """
         held = [entry for entry in self._hash_of_page.items() if self._users[entry[0]]]
         return self.cached() + [(page_hash, page) for page, page_hash in reversed(held)]
@@ -207,7 +207,7 @@ class PagePool:
         """Checks that every page is in exactly one state; for tests.
 
         Args:
-            held: The pages of all tables; a page is there once for each of its users.
+            held: The pages of all tables; a page occurs once for each of its users.
 
         Raises:
             AssertionError: A page is lost or doubled.

@@ -2,7 +2,7 @@
 
 The file has a magic line, the header's length and digest, the header as JSON, then the pages. The header names the
 key and, for each group of layers, the bytes of a page and each page's hash and digest. A page is used only if
-its digest fits, the file only if its key does; whatever else it holds is ignored.
+its digest fits, and the file only if its key does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PageGroup:
     Args:
         page_bytes: The bytes of a page.
         hashes: The hashes of their tokens, those used last at the end.
-        content: The bytes of a page by its place in ``hashes``; None where it is no longer cached.
+        content: Returns the bytes of a page by its index in ``hashes``; None if it is no longer cached.
     """
 
     page_bytes: int
@@ -83,7 +83,9 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
                     entry["pages"][place] = (page_hash.hex(), _digest(content).hex())
                     count += 1
             file.seek(0)
-            file.write(_header(key, entries))  # as long as before, now with the digests
+            file.write(
+                _header(key, entries)
+            )  # the same length as the header before, now with the digests
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ class OutOfSlotsError(OutOfPagesError):
 
 
 class StateSlots:
-    """Hands out slots; the slot freed last is the next one, as its memory is warm.
+    """Hands out slots. The slot freed last comes next, as its memory is in the processor's caches.
 
     Args:
         num_slots: The number of slots.

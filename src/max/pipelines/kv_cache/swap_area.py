@@ -1,7 +1,7 @@
-"""The host's area for pages that the device's cache has no room for. No tensors.
+"""The area in host memory for pages that the device's cache has no room for. No tensors.
 
-A cached page that is taken for other tokens is copied to a slot of the area; a request with the same first tokens, as
-one that was preempted, gets it back by a copy. A full area drops the page that was copied first.
+A cached page that is taken for other tokens is copied to a slot of the area; a request with the same first tokens, such
+as one that was preempted, gets it back by a copy. A full area drops the page that was copied first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SwapArea:
         return len(self._slots)
 
     def save(self, page_hash: bytes, page: int) -> None:
-        """Copies a page to the area; nothing is copied where its hash is there already.
+        """Copies a page to the area, unless the area has its hash already.
 
         Args:
             page_hash: The hash of the page's tokens and of all before them.

@@ -1,4 +1,4 @@
-"""The configs of architectures as 26.x has them: classes that read a `PipelineConfig`, `SupportedArchitecture(config=…)`.
+"""The configs of architectures of 26.x: classes that read a `PipelineConfig` (`SupportedArchitecture(config=…)`).
 
 An architecture derives from one of them, as a dataclass, and defines what it lacks.
 """
@@ -274,7 +274,9 @@ class ArchConfigWithAttentionKVCache(ArchConfigWithKVCache):
         model = pipeline_config.model_config if model_config is None else model_config
         encoding = model.quantization_encoding
         if encoding is None:
-            raise ValueError(f"{cls.__name__}: quantization_encoding is not set; resolve the config")
+            raise ValueError(
+                f"{cls.__name__}: quantization_encoding is not set; resolve the config"
+            )
         return cls(
             dtype=encoding.dtype,
             max_seq_len=max_seq_len,

@@ -10,7 +10,19 @@ from max.pipelines.models.gptq import read_quantization
 from max.pipelines.models.recurrent_form import LayerKind
 from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
 
-__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layer_kinds", "layers_of_type", "recurrent_fields", "unrotated_layers", "window", "windows"]
+__all__ = [
+    "ACTIVATIONS",
+    "EVERY_BIAS",
+    "Fields",
+    "base_fields",
+    "biases",
+    "layer_kinds",
+    "layers_of_type",
+    "recurrent_fields",
+    "unrotated_layers",
+    "window",
+    "windows",
+]
 
 Fields = dict[str, Any]
 """Fields of `DecoderConfig` by name."""
@@ -72,7 +84,7 @@ def base_fields(
         keys: The keys of config.json.
         names: The family's names of keys, for those of Llama (``hidden_size``, ``num_hidden_layers``, …); empty where
             the file has no such key.
-        head_dim: The size of a head where the file states none; by default the hidden size divided by the heads.
+        head_dim: The size of a head if the file states none; by default the hidden size divided by the heads.
         tied: Whether the output layer is tied where the file does not say so.
         gated: Whether the MLPs have a gate.
         activation: The activation where the file states none.
@@ -120,7 +132,8 @@ def base_fields(
         keys.number(key["rms_norm_eps"], over=0, most=1, **epsilon) if key["rms_norm_eps"] else eps
     )
     if rotates:
-        fields["rope"] = RopeConfig.from_keys(keys, head_dim=size, section=rope_section, theta=theta, partial=partial_rotation
+        fields["rope"] = RopeConfig.from_keys(
+            keys, head_dim=size, section=rope_section, theta=theta, partial=partial_rotation
         )
     return fields
 
@@ -255,7 +268,11 @@ def unrotated_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
 
 
 def layers_of_type(
-    keys: ConfigKeys, num_layers: int, default: frozenset[int], kind: str = "full_attention", other: str = "sliding_attention"
+    keys: ConfigKeys,
+    num_layers: int,
+    default: frozenset[int],
+    kind: str = "full_attention",
+    other: str = "sliding_attention",
 ) -> frozenset[int]:
     """The layers that ``layer_types`` of config.json marks as a kind, not as another.
 

@@ -32,9 +32,9 @@ from max.pipelines.models.gated_block import ExpertsBeside, GatedBlock
 from max.pipelines.models.latent_attention import DecoderLatentAttention
 from max.pipelines.models.norms import norm_layer
 from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate, rounded_factor
+from max.pipelines.models.rope import RopeConfig
 from max.pipelines.models.side_by_side import ScaledMLP, SideBySide, SideBySideLayer
 from max.pipelines.models.sparse_latent_attention import SparseLatentAttention
-from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["Decoder"]
 
@@ -149,9 +149,7 @@ class Decoder(Transformer):
     def make_norm(self) -> Layer:
         """A norm over hidden states: in the blocks, and after the last one."""
         config = self.config
-        return norm_layer(
-            config.norm, config.hidden_size, self.dtype, config.norm_eps, self.device
-        )
+        return norm_layer(config.norm, config.hidden_size, self.dtype, config.norm_eps, self.device)
 
     def attention(self, index: int, kv_params: KVCacheParams) -> Module:
         """The attention of a block, or the recurrent layer in its place.
@@ -187,9 +185,7 @@ class Decoder(Transformer):
                 device=self.device,
                 linear_cls=self.linear_cls,
             )
-        return DecoderAttention(
-            config, index, kv_params, self.dtype, self.device, self.linear_cls
-        )
+        return DecoderAttention(config, index, kv_params, self.dtype, self.device, self.linear_cls)
 
     def feed_forward(self, index: int) -> Layer:
         """The feed-forward layer of a block.
@@ -201,7 +197,12 @@ class Decoder(Transformer):
         experts = config.experts
         if experts is not None and index not in experts.dense_layers:
             return DecoderExperts(
-                experts, config.hidden_size, self.dtype, self.device, config.activation, config.gated
+                experts,
+                config.hidden_size,
+                self.dtype,
+                self.device,
+                config.activation,
+                config.gated,
             )
         if not config.gated:
             return PlainMLP(
@@ -373,7 +374,9 @@ class Decoder(Transformer):
             values.append(table)
         grows = growth is not None and not (growth.unrotated_only and rotation is not None)
         if growth is not None and grows and positions is not None:
-            steps = (np.arange(config.max_seq_len, dtype=np.float64) + growth.first) // growth.length
+            steps = (
+                np.arange(config.max_seq_len, dtype=np.float64) + growth.first
+            ) // growth.length
             factors = (1 + growth.beta * np.log1p(steps)).astype(np.float32)
             table = ops.constant(factors, DType.float32, self.device)
             values.append(

@@ -32,8 +32,8 @@ class DecoderAttention(QKVProjections):
     """Causal self-attention of a ragged batch, as a decoder's config describes it.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with
-    sinks ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only;
-    one whose values are its keys has no ``v_proj``.
+    sinks ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has only those of
+    queries; one whose values are its keys has no ``v_proj``.
 
     Args:
         config: The shape of the model.
@@ -66,9 +66,7 @@ class DecoderAttention(QKVProjections):
             clip_qkv=None,
         )
         if config.attention_output_bias:
-            self.o_proj = linear_cls(
-                self.q_width, config.hidden_size, dtype, device, has_bias=True
-            )
+            self.o_proj = linear_cls(self.q_width, config.hidden_size, dtype, device, has_bias=True)
         self.gated = config.attention_gate
         if config.attention_gate:
             self.q_proj = linear_cls(
@@ -130,9 +128,7 @@ class DecoderAttention(QKVProjections):
             ``[total_seq_len, hidden_size]``, of x's dtype.
         """
         projected = self.project(x)
-        return self.attend(
-            layer_idx, x, kv_collection, positional, input_row_offsets, *projected
-        )
+        return self.attend(layer_idx, x, kv_collection, positional, input_row_offsets, *projected)
 
     def project(self, x: TensorValue) -> tuple[TensorValue, TensorValue | None, TensorValue | None]:
         """The queries, the gates of attended values where there are some, and the keys, unless the layer shares those
@@ -225,9 +221,7 @@ class DecoderAttention(QKVProjections):
         if self.value_eps is not None:
             v = ops.reshape(unit_rms(self._heads(v), self.value_eps), v.shape)
         if self.clip is not None:
-            queries, keys, v = (
-                clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v)
-            )
+            queries, keys, v = (clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v))
         rotation: tuple[Any, ...] | None = None
         if self.rotated and not after:
             table = remaining.pop(0)

@@ -122,9 +122,7 @@ class DecoderBlock(Module):
         h = self._norm("attention_sum", (normed if self.normed_residual else x) + attended)
         return self._fed_forward(mlp, h)
 
-    def _fed_forward(
-        self, mlp: Callable[..., TensorValue] | None, h: TensorValue
-    ) -> TensorValue:
+    def _fed_forward(self, mlp: Callable[..., TensorValue] | None, h: TensorValue) -> TensorValue:
         """The residual sum with the feed-forward layer's output; the input where there is none."""
         if mlp is None:
             return h

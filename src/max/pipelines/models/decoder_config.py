@@ -1,4 +1,4 @@
-"""The shape of a decoder-only model: the table of what families of models differ in."""
+"""The shape of a decoder-only model: one field for each thing in which families differ."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from max.pipelines.models.latent_attention import LatentForm
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.per_layer import PerLayerInputs
 from max.pipelines.models.recurrent_form import LayerKind, RecurrentForm
-from max.pipelines.models.side_by_side import SideBySide
 from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.side_by_side import SideBySide
 
 __all__ = ["DecoderConfig", "QueryGrowth"]
 
@@ -44,7 +44,7 @@ class QueryGrowth:
 class DecoderConfig:
     """The shape of a decoder-only model, and the options of its layers.
 
-    An architecture extends `fields_from` where its config.json has other keys or defaults.
+    `decoder_family` overrides `fields_from` with a family's function.
 
     Args:
         hidden_size: The size of hidden states.
@@ -73,7 +73,7 @@ class DecoderConfig:
         logits_scaling: The divisor of the logits.
         logits_soft_cap: ``cap * tanh(logits / cap)`` replaces the logits; None: it does not.
         norm: The form of the norms.
-        norm_places: Where a block has norms, keys of `max.pipelines.models.decoder_block.NORM_PLACES`.
+        norm_places: The places of a block's norms, keys of `max.pipelines.models.decoder_block.NORM_PLACES`.
         final_norm: Whether there is a norm after the last block.
         parallel: Whether attention and MLP read the same hidden states.
         residual_multiplier: The factor of each layer's output before it is added.
@@ -89,22 +89,23 @@ class DecoderConfig:
         full_attention_heads: The number of KV heads and the size of heads in layers without a window, where they
             differ.
         keys_as_values: Whether the values of layers without a window are their projected keys.
-        shared_kv_layers: How many last layers read the keys and values of the last layer of their kind before these.
+        shared_kv_layers: The number of last layers that have no keys and values of their own: each reads those of the
+            last earlier layer of its kind, with or without a window.
         clip_qkv: Queries and keys, after their norms, and values are clamped to ``[-clip_qkv, clip_qkv]``.
         attention_multiplier: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
         score_divisor_by_layer: Whether the scores of layer i are divided by ``i + 1`` besides.
         scores_soft_cap: ``cap * tanh(score / cap)`` replaces the scores; None: it does not.
         sinks: Whether each head has a sink: a key without a value, whose score is a weight.
-        alibi_slopes: For each head, what a key's score falls by for each token that it is farther away; None: nothing.
+        alibi_slopes: For each head, how much a key's score falls per token of distance; None: ALiBi is not used.
         query_growth: How queries grow with their positions; None: not.
-        sliding_window: How many tokens a token sees in layers with a window, itself included.
-        chunked: Whether a token sees the tokens before it in its chunk of `sliding_window` positions instead.
+        sliding_window: The number of tokens that a token sees in layers with a window, itself included.
+        chunked: Whether the window is a chunk: a token sees the tokens before it in its chunk of `sliding_window`.
         full_attention_layers: The layers without the window.
         gated: Whether the MLPs have a gate.
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
-        xielu: The values of each of `XIELU_PARAMETERS` by layers, where they are no weights of the checkpoint.
-        layer_sizes: The inner sizes of the layers' MLPs, where they differ; intermediate_size is the largest.
+        xielu: The values of each of `XIELU_PARAMETERS` by layer, if they are not weights of the checkpoint.
+        layer_sizes: The inner size of each layer's MLP, if they differ; intermediate_size is the largest.
         sparsity: For each layer the share of the MLP's gates that is cut; empty: none.
         per_layer_inputs: The vectors that each layer takes of each token.
         alternating: The hidden states of a token, where it has several.
@@ -382,7 +383,9 @@ class DecoderConfig:
             for layers, form, window in zip(self.cache_groups, forms, windows, strict=True)
         ]
         if self.latent is not None and self.latent.index is not None:
-            groups.append(CacheGroup(len(self.cache_groups[0]), 1, self.latent.index.dim, None, True))
+            groups.append(
+                CacheGroup(len(self.cache_groups[0]), 1, self.latent.index.dim, None, True)
+            )
         first = groups[0]
         return KVCacheParams(
             dtype,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.described import describe_staging, load_described
 from max.graph import DeviceRef, Graph
-from max.graph.weights import WeightData, Weights, WeightsFormat
+from max.graph.weights import WeightData, WeightsFormat
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
-from max.nn.transformer.transformer import ReturnLogits
-from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.kv_cache_config import KVCacheConfig

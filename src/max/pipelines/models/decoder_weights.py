@@ -110,7 +110,7 @@ def quantised_decoder(
 
 @contextmanager
 def _weights_errors() -> Iterator[None]:
-    """Lets errors of ``load_state_dict`` be told from errors inside an architecture's own code."""
+    """Turns errors of ``load_state_dict`` into `WeightsError`, to tell them from an architecture's own errors."""
     try:
         yield
     except (KeyError, ValueError) as error:
@@ -140,7 +140,7 @@ def _own_values(
 
 
 def _check_layers(config: DecoderConfig, state_dict: Mapping[str, WeightData]) -> None:
-    """Compares the number of layers before the layers are made: config.json may claim a thousand."""
+    """Compares the number of layers before any layer is built: a wrong config.json may claim a thousand."""
     names = (name.split(".") for name in state_dict if name.startswith("layers."))
     stored = len({parts[1] for parts in names})
     if stored != config.num_layers:

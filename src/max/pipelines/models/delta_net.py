@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +12,11 @@ from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn import RMSNorm
-from max.nn.recurrence import gated_delta_rule
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
+from max.nn.recurrence import gated_delta_rule
 from max.pipelines.models.causal_conv import CausalConv, conv_state
 from max.pipelines.models.recurrent_form import ModelSizes
 
@@ -183,7 +182,9 @@ class DeltaNet(Module):
         y = ops.reshape(y, [total, form.heads * form.value_dim])
         return ops.cast(self.out_proj(ops.cast(y, x.dtype)), x.dtype)
 
-    def _projected(self, x: TensorValue) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
+    def _projected(
+        self, x: TensorValue
+    ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
         """Queries, keys and values ``[total, channels]``, gates ``[total, heads, value_dim]``, rates and steps
         ``[total, heads]``.
         """
@@ -192,7 +193,7 @@ class DeltaNet(Module):
         if not form.fused:
             mixed, z, rates, steps = parts
             return mixed, ops.reshape(z, [total, form.heads, form.value_dim]), rates, steps
-        # each key head has its query, its key, and values and gates of its value heads side by side
+        # rows of a key head: its query, its key, then the values and the gates of its value heads
         group = form.heads // form.key_heads
         widths = [form.key_dim, form.key_dim, group * form.value_dim, group * form.value_dim]
         rows = ops.reshape(parts[0], [total, form.key_heads, sum(widths)])

@@ -45,7 +45,13 @@ def layer_list(keys: ConfigKeys, key: str, default: Iterable[int]) -> frozenset[
 
 
 def softmax_experts(
-    keys: ConfigKeys, num_layers: int, *, count: str = "num_experts", size: str, shared: str = "", normalised: bool = False
+    keys: ConfigKeys,
+    num_layers: int,
+    *,
+    count: str = "num_experts",
+    size: str,
+    shared: str = "",
+    normalised: bool = False,
 ) -> Experts:
     """Experts that are chosen by the softmax of their scores.
 

@@ -52,7 +52,7 @@ class XIELU(Module):
         """
         wide = ops.cast(x, DType.float32)
         above = _softplus(self.alpha_p) * wide * wide
-        # min: the exponential of large positive elements, which are not used, would overflow
+        # min: without it the exponential of large positive elements, whose result is unused, would overflow
         below = (ops.exp(ops.min(wide, self.eps)) - 1 - wide) * (
             self.beta + _softplus(self.alpha_n)
         )
@@ -92,9 +92,7 @@ class PlainMLP(Module):
         self.activation = activation
         if activation == "xielu":
             self.act_fn = XIELU(device)
-        self.up_proj = linear_cls(
-            hidden_dim, feed_forward_length, dtype, device, has_bias=has_bias
-        )
+        self.up_proj = linear_cls(hidden_dim, feed_forward_length, dtype, device, has_bias=has_bias)
         self.down_proj = linear_cls(
             feed_forward_length, hidden_dim, dtype, device, has_bias=has_bias
         )

@@ -70,7 +70,11 @@ def split_fused(
             continue
         elif projection == "gate_up_proj":
             shared = config.experts is not None and layer.endswith(".shared")
-            inner = config.experts.shared_size if config.experts and shared else config.intermediate_size
+            inner = (
+                config.experts.shared_size
+                if config.experts and shared
+                else config.intermediate_size
+            )
             _check_rows(name, value, 2 * inner)
             rows, bounds = None, {"gate_proj": (0, inner), "up_proj": (inner, 2 * inner)}
         else:
@@ -107,7 +111,9 @@ def _experts_halves(
     array = Tensor.from_dlpack(value.data).to_numpy()
     pairs = experts.gate_up_layout == "pairs"
     for half, own in enumerate(("gate_proj", "up_proj")):
-        rows = slice(half, None, 2) if pairs else slice(half * experts.size, (half + 1) * experts.size)
+        rows = (
+            slice(half, None, 2) if pairs else slice(half * experts.size, (half + 1) * experts.size)
+        )
         yield own, np.ascontiguousarray(array[:, rows])
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from max.dtype import DType
@@ -141,9 +140,7 @@ class GatedBlock(DecoderBlock):
             h = h + gate(h, vectors)
         return h * ops.cast(self.layer_scalar, h.dtype)
 
-    def _fed_forward(
-        self, mlp: Callable[..., TensorValue] | None, h: TensorValue
-    ) -> TensorValue:
+    def _fed_forward(self, mlp: Callable[..., TensorValue] | None, h: TensorValue) -> TensorValue:
         assert mlp is not None
         y = mlp(self._norm("mlp_input", h))
         if "beside" in self.sublayers:

@@ -97,7 +97,8 @@ def offered(function: Callable[..., Any], offers: Mapping[str, Any]) -> dict[str
         name
         for name, parameter in parameters.items()
         if parameter.default is kinds.empty
-        and parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+        and parameter.kind
+        in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
         and name not in offers
     ]
     if missing:

@@ -74,7 +74,9 @@ def indexed_fields(fields: Fields, keys: ConfigKeys) -> Fields:
         raise keys.error("q_lora_rank", "an integer: the indexer reads the latents of queries")
     if not fields["interleaved_rope"]:
         raise keys.error("rope_interleave", "true: only index keys are rotated by halves")
-    if not _layers_of(keys, "layer_types", ("indexed_attention", "deepseek_sparse_attention"), count):
+    if not _layers_of(
+        keys, "layer_types", ("indexed_attention", "deepseek_sparse_attention"), count
+    ):
         raise keys.error("layer_types", f"{count} times indexed_attention")
     index = IndexForm(
         keys.integer("index_n_heads", 1, LARGEST_SIZE, 64),

@@ -1,4 +1,4 @@
-"""Embeddings for each layer (Gemma 3n and 4): a small vector a token, which gates a residual."""
+"""Embeddings for each layer (Gemma 3n and 4): a small vector per token, which gates a residual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs", "rounded_fact
 
 
 def rounded_factor(factor: float, dtype: DType) -> float:
-    """A factor of embeddings as 16-bit models were trained with it: in their weights' dtype.
+    """A factor of embeddings, rounded to the dtype of 16-bit weights, as in their training.
 
     Args:
         factor: The factor.
@@ -79,7 +79,7 @@ class PerLayerEmbeddings(Module):
             tokens: Integers ``[total_seq_len]``.
             h: Their embeddings ``[total_seq_len, hidden_size]``.
         """
-        size, shape = self.inputs.size, [tokens.shape[0], self.count, self.inputs.size]
+        shape = [tokens.shape[0], self.count, self.inputs.size]
         rows = ops.where(tokens < self.inputs.vocab_size, tokens, 0)
         own = ops.cast(self.embed_tokens_per_layer(rows), DType.float32) * self.factor
         projected = self.per_layer_model_projection(h) * self.hidden_size**-0.5

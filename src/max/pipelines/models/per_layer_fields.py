@@ -71,8 +71,7 @@ def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
     rows = keys.integer("vocab_size_per_layer_input", 1, LONGEST_SEQUENCE, 262144)
     return fields | {
         "rope": _rope(keys, fields["head_dim"], "full", "rope_theta", 1e6),
-        "local_rope": _rope(keys, fields["head_dim"], "sliding", "rope_local_base_freq", 1e4
-        ),
+        "local_rope": _rope(keys, fields["head_dim"], "sliding", "rope_local_base_freq", 1e4),
         "embedding_multiplier": fields["hidden_size"] ** 0.5,
         "rounds_multiplier": True,
         "norm_places": ("attention_input", "attention_output", "mlp_input", "mlp_output"),
@@ -127,7 +126,8 @@ def _by_index(keys: ConfigKeys, stated: object, num_layers: int) -> dict[int, An
     by_index: dict[int, Any] = {}
     if isinstance(layers, Mapping):
         by_index = {int(key): layer for key, layer in layers.items() if str(key).isdecimal()}
-    if not isinstance(layers, Mapping) or len(by_index) < len(layers) or not {*by_index} <= {*range(num_layers)}:  # fmt: skip
+    fits = isinstance(layers, Mapping) and len(by_index) == len(layers)
+    if not fits or not {*by_index} <= {*range(num_layers)}:
         raise keys.error("per_layer_config", f"objects by layers' indices, 0 to {num_layers - 1}")
     return by_index
 
@@ -143,9 +143,7 @@ def _heads(keys: ConfigKeys, layer: object, index: int, shape: tuple[int, int]) 
     )
 
 
-def _rope(
-    keys: ConfigKeys, head_dim: int, kind: str, key: str, theta: float
-) -> RopeConfig:
+def _rope(keys: ConfigKeys, head_dim: int, kind: str, key: str, theta: float) -> RopeConfig:
     """The rotation of a kind of layers."""
     sections, section = keys.object("rope_parameters"), f"{kind}_attention"
     if sections is not None and sections.object(section) is not None:

@@ -163,7 +163,9 @@ class RopeConfig:
             raise rope.error("low_freq_factor", "less than high_freq_factor")
         size = rotated or head_dim
         if kind == "dynamic" and size is not None and size < 4:
-            raise rope.error(kind_key, f"another kind, as heads of {size} elements have one frequency")
+            raise rope.error(
+                kind_key, f"another kind, as heads of {size} elements have one frequency"
+            )
         for name in ("factors", "short_factor", "long_factor"):
             factors = parameters[name]
             if size is not None and factors is not None and len(factors) != size // 2:
@@ -299,7 +301,7 @@ class RopeConfig:
 
 
 def yarn_magnitude(factor: float, weight: float) -> float:
-    """What YaRN multiplies queries and keys by.
+    """YaRN's factor of queries and keys (https://arxiv.org/abs/2309.00071): ``0.1 * weight * ln(factor) + 1``.
 
     Args:
         factor: The divisor of low frequencies.
@@ -342,8 +344,6 @@ def _parameters(keys: ConfigKeys, rope: ConfigKeys) -> dict[str, Any]:
             original, 1, LONGEST_SEQUENCE, keys.integer(original, 1, LONGEST_SEQUENCE, trained)
         ),
         "truncate": rope.flag("truncate", True),
-        **{
-            name: rope.numbers(name, over=0) for name in ("factors", "short_factor", "long_factor")
-        },
+        **{name: rope.numbers(name, over=0) for name in ("factors", "short_factor", "long_factor")},
         **{name: rope.number(name, over=0, default=None) for name in (*numbers, *magnitudes)},
     }

@@ -7,9 +7,9 @@ from typing import Any
 
 from max._dataclass import dataclass
 from max.graph import TensorValue, ops
+from max.nn.activation import ACTIVATIONS
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.activation import ACTIVATIONS
 from max.nn.linear import MLP
 
 __all__ = ["ScaledMLP", "SideBySide", "SideBySideLayer"]

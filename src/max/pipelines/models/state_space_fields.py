@@ -49,6 +49,7 @@ MIXER_FORMS: Mapping[str, Callable[[Array], Array]] = {
 }
 """How the weights of recurrent layers are converted, by the ends of the decoder's names."""
 
+
 def _stored_rates(rates: Array) -> Array:
     """Rates of GGUF files: of heads ``[heads]`` or ``[heads, 1]``, of Mamba's channels ``[channels, states]``."""
     if rates.ndim == 1:
@@ -202,7 +203,9 @@ def _limits(keys: ConfigKeys, key: str) -> tuple[float, float]:
     value = keys.value(key)
     if value is None:
         return 0.0, math.inf
-    bounds: list[Any] = [_number(bound) for bound in value] if isinstance(value, list | tuple) else []
+    bounds: list[Any] = (
+        [_number(bound) for bound in value] if isinstance(value, list | tuple) else []
+    )
     if len(bounds) == 2 and None not in bounds and 0 <= bounds[0] <= bounds[1]:
         return bounds[0], bounds[1]
     raise keys.error(key, "two numbers from 0, the second not the smaller one")
@@ -318,14 +321,14 @@ def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
     """
     value = keys.value(key)
     numbers: list[Any] = [] if value is None else value
-    if not isinstance(value, list | None) or not all(type(n) is int and 0 <= n < count for n in numbers):
+    if not isinstance(value, list | None) or not all(
+        type(n) is int and 0 <= n < count for n in numbers
+    ):
         raise keys.error(key, f"a list of layers, from 0 to {count - 1}")
     return frozenset(numbers)
 
 
-def periodic_layers(
-    keys: ConfigKeys, kind: str, period: int, offset: int
-) -> Callable[[int], bool]:
+def periodic_layers(keys: ConfigKeys, kind: str, period: int, offset: int) -> Callable[[int], bool]:
     """A predicate of the layers that occur once a period.
 
     Args:

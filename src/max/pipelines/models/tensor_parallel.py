@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
-from max.nn.kv_cache import KVCacheParams, PagedCacheValues
+from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import MLP, GPTQLinear, Linear
 from max.pipelines.core.exceptions import ConfigError
@@ -118,7 +118,9 @@ def split_over_devices(model: Decoder, devices: Sequence[DeviceRef]) -> None:
     model.split_output(_columns_of(outputs, devices))
 
 
-def _split_block(block: DecoderBlock, parts: Sequence[Module], devices: Sequence[DeviceRef]) -> None:
+def _split_block(
+    block: DecoderBlock, parts: Sequence[Module], devices: Sequence[DeviceRef]
+) -> None:
     for name, whole in block.sublayers.items():
         own = [part.sublayers[name] for part in parts]
         if isinstance(whole, SideBySideLayer):
@@ -150,9 +152,7 @@ class _SplitAttention:
         devices: The devices.
     """
 
-    def __init__(
-        self, whole: Module, parts: Sequence[Any], devices: Sequence[DeviceRef]
-    ) -> None:
+    def __init__(self, whole: Module, parts: Sequence[Any], devices: Sequence[DeviceRef]) -> None:
         self.parts, self.devices = parts, devices
         # the layer of all heads, where a norm goes over them together
         self.together: DecoderAttention | None = None
@@ -160,7 +160,7 @@ class _SplitAttention:
         if isinstance(whole, DecoderAttention) and spec is not None and spec.over == "all":
             if spec.after_rotation or whole.gated or whole.keys_as_values:
                 raise _refusal(
-                    "a norm over all heads cannot be split over devices after a rotation, with gates, or where values are keys"
+                    "a norm over all heads cannot be split over devices after a rotation, with gates, or if values are keys"
                 )
             self.together = whole
             # queries and keys come to `attend` normalised
@@ -271,8 +271,14 @@ def _take_shards(whole: Module, parts: Sequence[Module], devices: Sequence[Devic
         for part, shard, shape in zip(parts, shards, shapes, strict=True):
             if _elements(shard) != shape:
                 kind = weight.quantization_encoding
-                blocks = "" if kind is None else f" of whole blocks of {kind.value}, {kind.elements_per_block} elements"
-                raise _refusal(f"{weight.name}: the devices take parts {shapes}, expected parts{blocks}")
+                blocks = (
+                    ""
+                    if kind is None
+                    else f" of whole blocks of {kind.value}, {kind.elements_per_block} elements"
+                )
+                raise _refusal(
+                    f"{weight.name}: the devices take parts {shapes}, expected parts{blocks}"
+                )
             setattr(part, name, shard)
     if isinstance(whole, GPTQLinear):
         _check_groups(whole, parts)

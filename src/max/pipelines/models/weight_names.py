@@ -14,7 +14,15 @@ from max.graph.shape import Shape
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 
-__all__ = ["GGUF_LAYER", "GGUF_TOP", "OUTPUT_NORMS", "SANDWICH_NORMS", "SharedMLPNames", "WeightNames", "renamed"]
+__all__ = [
+    "GGUF_LAYER",
+    "GGUF_TOP",
+    "OUTPUT_NORMS",
+    "SANDWICH_NORMS",
+    "SharedMLPNames",
+    "WeightNames",
+    "renamed",
+]
 
 GGUF_TOP = {
     "token_embd": "embed_tokens",
@@ -329,7 +337,11 @@ def _unstacked(own: str, whole: WeightData) -> dict[str, WeightData]:
     parts = Tensor.from_dlpack(whole.data).to_numpy()
     return {
         (name := f"{own}.{index}.weight"): WeightData(
-            Tensor.from_numpy(part), name, whole.dtype, Shape(part.shape), whole.quantization_encoding
+            Tensor.from_numpy(part),
+            name,
+            whole.dtype,
+            Shape(part.shape),
+            whole.quantization_encoding,
         )
         for index, part in enumerate(parts)
     }

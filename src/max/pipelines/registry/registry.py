@@ -318,7 +318,7 @@ class PipelineRegistry:
         return architecture
 
     def _for_task(self, name: str, task: PipelineTask) -> str:
-        """A sentence with what serves a task: the same architecture with other files, or others."""
+        """A sentence that names what serves a task: the same architecture with other files, or other architectures."""
         if task is PipelineTask.EMBEDDINGS_GENERATION and name in self._embedders:
             return f"The folder of a {name} for embeddings has the modules.json of sentence-transformers."
         self.load_own()

@@ -1,4 +1,4 @@
-"""Completes a configuration: open values are set from the model's files and its architecture."""
+"""Completes a configuration: sets open values by the model's files and its architecture."""
 
 from __future__ import annotations
 

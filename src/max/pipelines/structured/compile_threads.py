@@ -1,4 +1,4 @@
-"""Threads that compile grammars, each within a bound of time: the server's and its worker's."""
+"""Threads that compile grammars within a time limit, for the server and its worker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from max._dataclass import dataclass
 from max.pipelines.core.exceptions import GrammarsWaitError, GrammarTooSlowError, UserError
 
 COMPILE_S = 10.0
-"""The longest time in which a grammar is compiled, with the time that it waits for those before it."""
+"""The time limit in seconds of a grammar, from its request to its result."""
 MOST_OVERDUE = 4
-"""Grammars that compile beyond their time, as nothing ends them, and have been replaced by another thread."""
+"""The most threads that may be stuck in grammars beyond their time limit: nothing can end them."""
 _R = TypeVar("_R")
 
 
@@ -33,7 +33,7 @@ class _Job:
 
 
 class GrammarThreads:
-    """A few threads; a grammar that takes too long fails, and another thread takes its place.
+    """A few threads. A grammar that takes too long fails, and another thread replaces the one that compiles it.
 
     Args:
         threads: The grammars that are compiled at once.
@@ -50,7 +50,7 @@ class GrammarThreads:
         self._closed = False
 
     def submit(self, make: Callable[..., _R], *arguments: object) -> Future[_R]:
-        """Calls a function that compiles a grammar, in a thread; it has ``COMPILE_S`` seconds.
+        """Calls a function that compiles a grammar, in a thread, with a limit of ``COMPILE_S`` seconds.
 
         Args:
             make: The function.
@@ -77,7 +77,7 @@ class GrammarThreads:
         return job.future
 
     def close(self) -> None:
-        """Cancels what waits, and waits for what is compiled, but at most until its time is over.
+        """Cancels waiting grammars, and waits for those being compiled, at most until their time limit.
 
         A grammar that takes longer keeps its thread, for which the interpreter waits: native code must not outlive it.
         """
@@ -100,7 +100,7 @@ class GrammarThreads:
             try:
                 thread.start()
             except RuntimeError:
-                return  # the system gives none now: the job waits for another one, or for its time
+                return  # no thread can be started now: the job waits for a running one, or fails at its time limit
             self._threads.add(thread)
 
     def _working(self) -> int:

@@ -1,4 +1,4 @@
-"""The tokens that the grammars of a batch leave."""
+"""The tokens that the grammars of a batch allow."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Constraints:
         return (len(self._delegate) + 31) // 32
 
     def warm_up(self, eos_token_ids: Iterable[int]) -> None:
-        """Does what the first request with a grammar would else wait for; from any thread.
+        """Builds the vocabulary before the first request with a grammar needs it; from any thread.
 
         Args:
             eos_token_ids: The tokens that end the sequences of requests.
@@ -77,7 +77,7 @@ class Constraints:
 
         Raises:
             InputError: The grammar is invalid.
-            GrammarsWaitError: Threads are busy with masks of earlier requests which take too long, as many as may be.
+            GrammarsWaitError: The masks of earlier requests take too long, and occupy all threads.
         """
         grammar = grammar_of(context)
         if context.matcher is not None or grammar is None:
@@ -131,7 +131,7 @@ class Constraints:
         return StepMasks(self._thread, batch, rows, self.words())
 
     def advance(self, context: TextGenerationContext, token: int) -> None:
-        """Tells a request's matcher of a token. A request whose grammar cannot be followed ends with an error.
+        """Advances a request's matcher by a token. A request whose grammar cannot be followed ends with an error.
 
         Args:
             context: The request; it has the token already.

@@ -1,4 +1,4 @@
-"""Runs a function on a stack that is deep enough for recursion over a long text."""
+"""Runs a function on a stack that is large enough for recursion over a long text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 STACK_BYTES = 384 << 20
-"""The size of a deep stack: address space, of which only what the recursion touches takes memory."""
+"""The size of the stack in bytes. It is address space; only touched pages take memory."""
 _START = threading.Lock()  # the size of stacks is a setting of the process
 _R = TypeVar("_R")
 

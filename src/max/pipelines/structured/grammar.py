@@ -15,7 +15,7 @@ from max.pipelines.structured.deep_stack import on_deep_stack
 from max.pipelines.structured.schema_limits import check_embedded_schemas, check_schema
 
 _SPACE = r"[ \t\r\n]{0,24}"
-"""The space between the tokens of JSON: bounded, as small models go on with spaces for ever."""
+"""The white space between the tokens of JSON: bounded, as small models may generate spaces for ever."""
 MAX_CHARACTERS = 256 << 10
 """The longest grammar. llguidance recurses over rules that name rules: up to 750 bytes of stack a character."""
 _INLINE_CHARACTERS = 4 << 10
@@ -181,7 +181,7 @@ def check_length(grammar: str, what: str) -> None:
 
 
 def first_line(problem: str) -> str:
-    """What llguidance says of a grammar, without the state and the grammar that it appends.
+    """The first line of an error of llguidance, without the state and the grammar that follow.
 
     Args:
         problem: Its message.

@@ -1,4 +1,4 @@
-"""What a JSON schema may ask of llguidance: beyond it, a grammar takes minutes, or fails at its first token."""
+"""Limits of JSON schemas: beyond them llguidance takes minutes, or fails at the first token."""
 
 from __future__ import annotations
 

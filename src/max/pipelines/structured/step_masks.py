@@ -1,4 +1,4 @@
-"""The masks of a step, made by a thread while the model runs; a row that takes too long fails alone."""
+"""The masks of a step, which a thread computes while the model runs; a row that takes too long fails alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.int32]
 
 
 class OverdueMatcher:
-    """The matcher of a request whose mask was not made in time: no token can follow."""
+    """The matcher of a request whose mask was not computed in time: it allows no token."""
 
     def consume_token(self, token: int) -> bool:
         """Takes no token.
@@ -71,12 +71,12 @@ class MaskThread:
 
     @property
     def overdue(self) -> int:
-        """The threads that were left to masks which take too long, and have not ended."""
+        """The number of abandoned threads that still compute a mask."""
         self._left = [work for work in self._left if not work.finished.is_set()]
         return len(self._left)
 
     def replace(self, work: _Work) -> None:
-        """Takes another thread: this one is left to what it does, as nothing ends it.
+        """Starts another thread and abandons the current one, as nothing can end its mask.
 
         Args:
             work: What it does.
@@ -159,7 +159,7 @@ class StepMasks:
         return work.masks
 
     def _give_up(self, work: _Work) -> None:
-        """Fails the row that a thread is at; another thread makes those after it."""
+        """Fails the row that the thread computes; another thread computes the rows after it."""
         with work.lock:
             left, work.rows = work.rows, deque()
             row = work.row
