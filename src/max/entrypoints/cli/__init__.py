@@ -155,7 +155,7 @@ _LEVEL_FLAGS = {"--verbose": "info", "--quiet": "error"}
 
 
 def log_level_option(command: Any, envvar: str | None = None) -> Any:
-    """Adds ``--log-level`` to a command, and the flags that stand for two of its values.
+    """Adds ``--log-level`` to a command, and ``--verbose`` and ``--quiet``, which stand for two of its values.
 
     Args:
         command: The command.

@@ -30,7 +30,7 @@ def read_config(
 
 
 def read_config_file(context: click.Context, path: Path) -> None:
-    """Takes values from a file for options that neither the command line nor a variable sets.
+    """Reads options from a file if neither the command line nor an environment variable sets them.
 
     The file is a YAML mapping, so JSON fits too: the names of options, with or without dashes before
     them, and their values; a list for an option that may be given more than once.

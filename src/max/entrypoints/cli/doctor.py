@@ -136,7 +136,7 @@ def _checksums() -> Iterator[Finding]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @log_level_option
 def doctor(check: bool, as_json: bool) -> None:
-    """Check this machine: packages, memory, folders, and that compiled code computes what it should."""
+    """Check this machine: packages, memory, folders, and the results of compiled code."""
     checks: list[Callable[[], Iterator[Finding]]] = [_system, _packages, _folders, _port, _compiler]
     findings: list[Finding] = []
     for each in [*checks, _checksums] if check else checks:

@@ -16,7 +16,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def read_env_file(path: Path) -> None:
-    """Sets the variables of a file that the environment lacks; nothing happens where there is no file.
+    """Sets the variables of a file that the environment lacks; does nothing if the file does not exist.
 
     A line is ``NAME=value``, with ``export`` before it or not. A value in single quotes is taken as it is; in
     double quotes ``\\n``, ``\\t`` and ``\\"`` are characters; without quotes it ends before `` #``. Names with

@@ -54,7 +54,7 @@ def size_text(size: float) -> str:
 
 
 class _Bar:
-    """Shows how far a pull is, on stderr: a line that changes, or one a file where that is no terminal."""
+    """Shows the progress of a pull on stderr: one changing line on a terminal, else a line per file."""
 
     def __init__(self) -> None:
         self._shown, self._name = 0.0, ""

@@ -1,4 +1,4 @@
-"""A client of HTTP/1.1 for many requests at once: one connection a request, bodies as they arrive."""
+"""An HTTP/1.1 client for many requests at once: one connection per request, bodies as they arrive."""
 
 from __future__ import annotations
 

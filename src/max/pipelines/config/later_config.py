@@ -35,7 +35,7 @@ WITHOUT_EFFECT = {
     "use_vendor_ccl": "false", "vision_cache_utilization": 0.05, "vision_config_overrides": {}, "sliding_window": None,
     "task": None, "eager_usage_validator": None, "emit_reasoning_content": False, "allow_unsupported_logprobs": False,
 }  # fmt: skip
-"""Options of 26.x that have no counterpart here, with the value (or a tuple of values) that changes nothing."""
+"""Options of 26.x without a counterpart here, and the value (or a tuple of values) that has no effect."""
 
 
 class PipelineRuntimeConfig:
@@ -108,7 +108,7 @@ class PipelineArgs:
 
 
 def renamed(options: dict[str, Any]) -> dict[str, Any]:
-    """Options by the names of this package; those without a counterpart are checked and left out.
+    """Renames options to this package's names; options without a counterpart are checked and dropped.
 
     Args:
         options: Names and their values.

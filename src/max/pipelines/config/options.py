@@ -93,7 +93,7 @@ def _spell(hint: object) -> str:
 
 
 class _Unfit(Exception):
-    """A value does not fit a type; its text is a clause with the nearest value that fits."""
+    """A value does not fit a type; the text is a clause that suggests the nearest fitting value."""
 
 
 def _convert(value: object, hint: object) -> Any:

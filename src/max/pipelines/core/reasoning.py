@@ -16,7 +16,7 @@ class ReasoningBudget:
         end: The text that ends it.
         begun: Whether the prompt ends within reasoning.
         begin_length: The number of tokens of ``begin``.
-        closing: The tokens that are forced where the budget is used up; their text holds ``end``.
+        closing: The tokens that end the reasoning once the budget is used up; their text contains ``end``.
     """
 
     tokens: int

@@ -13,7 +13,7 @@ _LONGEST = 60
 
 
 def utf8(text: str) -> str:
-    """Checks that a text is valid UTF-8: a text from bytes, as of arguments, may have surrogates.
+    """Checks that a text is valid UTF-8: a text decoded from bytes, such as an argument, may have surrogates.
 
     Args:
         text: The text.

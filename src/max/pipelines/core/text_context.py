@@ -334,7 +334,7 @@ class TextContext:
         )
 
     def reset(self) -> None:
-        """Makes all tokens a prompt to process again, after the request lost its cache pages."""
+        """Turns all tokens into a prompt to process again, after the request lost its cache pages."""
         self._start_idx, self._active_idx = 0, self._end_idx
         self._is_initial_prompt = True
 

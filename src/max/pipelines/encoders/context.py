@@ -1,4 +1,4 @@
-"""The state of a request for a vector or a score, and the tokenizer that makes it."""
+"""The state of an embedding or ranking request, and the tokenizer that creates it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TextEmbeddingContext:
 
 
 class EncoderTokenizer(TextTokenizer):
-    """The tokenizer of an encoder: it cuts off what is longer than the model reads, as sentence-transformers does.
+    """The tokenizer of an encoder: it truncates longer texts than the model reads, as sentence-transformers does.
 
     Args:
         model_path: The model's folder, or its name on the hub.
@@ -82,7 +82,7 @@ class EncoderTokenizer(TextTokenizer):
     ) -> list[TextEmbeddingContext]:
         """The states of requests for texts or pairs of texts, tokenized together.
 
-        A text of more tokens than the model reads is cut off with a warning; of a pair the longer text is.
+        A text of more tokens than the model reads is truncated with a warning; of a pair, the longer text.
 
         Args:
             texts: The texts.

@@ -353,7 +353,7 @@ def relative_buckets(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The bucket of each distance of a key from its query, ``[2 * longest - 1]``.
 
-    Half of the buckets are for keys after the query. In each half the first half of the buckets are for
+    Half of the buckets are for keys after the query. In each half, the first half of the buckets are for
     one distance each, the others for distances that grow logarithmically (https://arxiv.org/abs/1910.10683).
 
     Args:

@@ -81,10 +81,10 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
     """
 
     weight_names: ClassVar[EncoderNames]
-    """Renames a checkpoint's weights where the architecture is registered without adapters."""
+    """Renames a checkpoint's weights if the architecture is registered without adapters."""
 
     head: ClassVar[HeadConfig | None] = None
-    """The shape of a classifier's head, but for the number of its outputs; None: the model makes vectors."""
+    """The shape of a classifier's head without the number of its outputs; None: the model computes vectors."""
 
     gives_rows_of_tokens: bool = False
     """Whether the result has a row for each token, not for each text."""

@@ -1,4 +1,4 @@
-"""Names of weights: from a checkpoint's names to an encoder's."""
+"""Maps the names of weights in checkpoints to an encoder's names."""
 
 from __future__ import annotations
 

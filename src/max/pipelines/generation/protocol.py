@@ -253,8 +253,8 @@ class ErrorInfo:
     """An error as data.
 
     Args:
-        kind: ``UserError``, ``InputError``, ``ConfigError`` or ``ModelFilesError`` for what the user
-            can correct, else the name of the exception's class.
+        kind: The name of the exception's class; of what the user can correct, `UserError` or the nearest of its
+            subclasses that both sides know (``InputError``, ``ModelFilesError``, ``NotFiniteError``, …).
         problem: The error.
         remedy: What corrects it, where that is known.
     """

@@ -158,7 +158,7 @@ class _LearnedResidual(Module):
 
 
 class SparseMLP(MLP):
-    """A gated MLP that keeps the gates above the mean by a multiple of their deviation, and subtracts that bound.
+    """A gated MLP that keeps only gates above a bound, mean plus a multiple of the deviation, and subtracts the bound.
 
     Args:
         sparsity: The share of gates of a normal distribution that falls below the bound.

@@ -325,7 +325,7 @@ def ragged_kv_symbolic_inputs(
     device_refs: list[DeviceRef],
     include_signal_buffers: bool,
 ) -> list[TensorType | BufferType]:
-    """The types of a ragged batch's inputs before those of the cache: tokens, offsets, number of logits.
+    """The types of a ragged batch's inputs that precede the cache's: tokens, offsets, number of logits.
 
     Args:
         kv_params: The shape of the cache; not used.

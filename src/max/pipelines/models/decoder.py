@@ -139,7 +139,7 @@ class Decoder(Transformer):
         self._output: Callable[[TensorValue], TensorValue] | None = None
 
     def split_output(self, parts: Callable[[TensorValue], TensorValue]) -> None:
-        """Replaces the computation of the output layer by that of its parts on several devices.
+        """Replaces the output layer by its parts on several devices.
 
         Args:
             parts: From hidden states to logits.
@@ -334,7 +334,7 @@ class Decoder(Transformer):
         return self._outputs(h, return_n_logits, input_row_offsets)
 
     def _cache_of(self, index: int, cache: Cache) -> Cache:
-        """What a block has of the cache: the group that it is in, or all groups if it has a part in each."""
+        """The block's part of the cache: its group, or all groups if it has a part in each."""
         if self.config.cache_groups_of_layer > 1:
             return cache
         return cache.group(self.config.cache_group(index))
@@ -350,7 +350,7 @@ class Decoder(Transformer):
         )
 
     def _reads_positions(self) -> bool:
-        """Whether the graph needs each token's position, besides the kernels that count in the cache."""
+        """Whether the graph needs the position of each token; kernels of the cache count positions themselves."""
         config = self.config
         after = config.qk_norm is not None and config.qk_norm.after_rotation
         learned, shared = bool(config.learned_positions), bool(config.shared_kv_layers)

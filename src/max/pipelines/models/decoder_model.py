@@ -79,7 +79,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     """The layers."""
 
     weight_names: WeightNames = WeightNames()
-    """Renames a checkpoint's weights where the architecture is registered without adapters."""
+    """Renames a checkpoint's weights if the architecture is registered without adapters."""
 
     gguf_interleaves_rope: bool = False
     """Whether GGUF files of this architecture have the elements of a rotated pair side by side."""
@@ -168,7 +168,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     def shape_by_weights(
         cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
     ) -> DecoderConfig:
-        """The shape, with what the weights tell and config.json does not; by default nothing.
+        """Completes the shape by what only the weights tell; by default returns it unchanged.
 
         Args:
             config: The shape that config.json describes.

@@ -60,8 +60,8 @@ def softmax_experts(
         num_layers: The number of layers.
         count: The key of the number of experts.
         size: The key of an expert's inner size.
-        shared: The key of the inner size of the MLP that all tokens share; empty: there is none.
-        normalised: Whether weights are divided by their sum where the file does not say so.
+        shared: The key of the inner size of the shared MLP; empty: there is none.
+        normalised: Whether weights are divided by their sum if the file does not say.
 
     Raises:
         ModelFilesError: A value does not fit.

@@ -59,7 +59,7 @@ class Experts:
 
 
 class DecoderExperts(Module):
-    """The weighted sum of the MLPs that a gate chooses for each token, and a shared MLP where there is one.
+    """The weighted sum of the MLPs that a gate chooses for each token, plus the shared MLP if there is one.
 
     Weights: those of ``gate``, ``experts.gate_proj.weight`` (if MLPs are gated) and ``experts.up_proj.weight``
     ``[count, size, width]``, ``experts.down_proj.weight`` ``[count, width, size]``, with biases ``experts.….bias``;
@@ -172,7 +172,7 @@ class DecoderExperts(Module):
         )
 
     def _activation(self, gate: TensorValue, up: TensorValue | None = None) -> TensorValue:
-        """The input of the down projection; of the up projection alone where there is no gate."""
+        """The input of the down projection; without a gate, of the up projection only."""
         if up is None:
             return PLAIN_ACTIVATIONS[self.activation](gate)
         if self.clamped_swiglu is None:

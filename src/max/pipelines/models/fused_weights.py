@@ -27,7 +27,7 @@ def split_fused(
 ) -> dict[str, WeightData]:
     """The weights with ``qkv_proj`` split into ``q_proj``, ``k_proj``, ``v_proj``, and ``gate_up_proj`` into two.
 
-    What expands latents is joined, and decoded where it is quantised, as keys and values are taken apart.
+    The expansions of latents are joined, and decoded if quantised, since keys and values are split later.
 
     Projections of delta nets are split where the form has their parts.
 
@@ -123,7 +123,7 @@ def _check_rows(name: str, value: WeightData, rows: int) -> None:
 
 
 def _rows_of_heads(config: DecoderConfig) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The stored rows of all queries, all keys and all values, where each KV head stores its own together."""
+    """The indices of the stored rows of all queries, keys and values, in checkpoints that store them by KV head."""
     group = config.num_heads // config.num_kv_heads
     total = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     rows = np.arange(total).reshape(config.num_kv_heads, group + 2, config.head_dim)

@@ -55,7 +55,7 @@ class ExpertsBeside(DecoderExperts):
         self._over_devices: Callable[..., TensorValue] | None = None
 
     def split(self, parts: Callable[..., TensorValue]) -> None:
-        """Replaces the computation of the experts by that of their parts on several devices.
+        """Replaces the experts by their parts on several devices.
 
         Args:
             parts: Takes the arguments of `run`, and gives its result.

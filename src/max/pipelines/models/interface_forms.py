@@ -1,4 +1,4 @@
-"""Calls of an architecture's methods in the form that it defines: that of 25.x or of 26.x.
+"""Calls an architecture's methods in the form that it defines, that of 25.x or of 26.x.
 
 Versions differ in the parameters of the same methods. A method gets those that it names; of tokens, models of 26.x read
 a `TokenBuffer`. What a method takes by its signature decides, so that both forms work side by side.
@@ -109,7 +109,7 @@ def offered(function: Callable[..., Any], offers: Mapping[str, Any]) -> dict[str
 
 
 class ContextView:
-    """A request as models of 26.x see it: its tokens are a `TokenBuffer`, all else is the request's.
+    """A request in the form of 26.x: its tokens are a `TokenBuffer`, all other attributes are the request's.
 
     Args:
         context: The request.
@@ -149,7 +149,7 @@ def replica_views(batch: Sequence[Any]) -> list[list[Any]]:
 
 
 def flat_batch(batch: Sequence[Any]) -> list[Any]:
-    """The requests of a batch, which may be given as a list for each replica of the model.
+    """The requests of a batch, given as one list or as a list per replica of the model.
 
     Args:
         batch: The requests, or lists of them.
@@ -167,7 +167,7 @@ def initial_inputs(
     kv_cache_inputs: KVCacheInputs | None = None,
     return_n_logits: int = 1,
 ) -> Any:
-    """The inputs of a batch's step, made by `prepare_initial_token_inputs` of a model.
+    """The inputs of a batch's first step, by a model's `prepare_initial_token_inputs`.
 
     Args:
         model: The model.

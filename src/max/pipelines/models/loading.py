@@ -76,7 +76,7 @@ def load_model(
 def _of_its_version(
     pipeline_model: type[PipelineModel[BaseContextType]], config: PipelineConfig
 ) -> dict[str, Any]:
-    """The arguments that constructors of 25.x or of 26.x take besides, by what the class's own one names."""
+    """The further arguments that a constructor of 25.x or 26.x takes, by the parameters that it names."""
     init, model_config = pipeline_model.__init__, config.model_config
     if takes(init, "encoding"):
         return {

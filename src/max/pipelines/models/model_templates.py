@@ -238,7 +238,7 @@ class GraphTemplate(PipelineModel[BaseContextType]):
         raise NotImplementedError(f"{type(self).__name__} does not define _build_graph_for_compile")
 
     def _wire_batch_processor(self, model: Model, model_config: Any) -> None:
-        """Gives the batch processor what is known after the model was loaded; by default nothing."""
+        """Completes the batch processor after the model is loaded; does nothing by default."""
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
         """Runs the graph on the inputs' ``buffers``; the batch processor reads its outputs.

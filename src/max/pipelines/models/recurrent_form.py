@@ -18,7 +18,7 @@ LayerKind = Literal["attention", "recurrent", "both", "feed_forward"]
 
 
 class ModelSizes(Protocol):
-    """What a recurrent layer reads of the shape of its model; `DecoderConfig` has it."""
+    """The part of a `DecoderConfig` that recurrent layers read."""
 
     @property
     def hidden_size(self) -> int:

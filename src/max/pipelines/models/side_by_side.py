@@ -50,7 +50,7 @@ class SideBySideLayer(Module):
         self._attend: Callable[..., TensorValue] | None = None
 
     def split(self, parts: Callable[..., TensorValue]) -> None:
-        """Replaces the computation of the attention by that of its parts on several devices.
+        """Replaces the attention by its parts on several devices.
 
         Args:
             parts: Takes the attention's arguments, and gives its result.

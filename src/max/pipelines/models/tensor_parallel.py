@@ -160,7 +160,7 @@ class _SplitAttention:
         if isinstance(whole, DecoderAttention) and spec is not None and spec.over == "all":
             if spec.after_rotation or whole.gated or whole.keys_as_values:
                 raise _refusal(
-                    "a norm over all heads cannot be split over devices after a rotation, with gates, or if values are keys"
+                    "a norm over all heads is not split after a rotation, with gates, or if values are keys"
                 )
             self.together = whole
             # queries and keys come to `attend` normalised

@@ -1,4 +1,4 @@
-"""Names of weights: from a checkpoint's names to a decoder's."""
+"""Maps the names of weights in checkpoints to a decoder's names."""
 
 from __future__ import annotations
 

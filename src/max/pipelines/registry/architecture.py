@@ -39,14 +39,14 @@ class SupportedArchitecture:
         context_type: The class of a request's state in 26.x: `TextContext` or `EmbeddingsContext`.
         config: The class of its config in 26.x, which a model without ``model_config_cls`` gets as that.
         input_modalities: What requests consist of: text.
-        tool_parser: The format of tool calls by its name, or a function that names it for a repository; None: as the
+        tool_parser: The name of the format of tool calls, or a function that returns it for a repository; None: as the
             chat template teaches.
         reasoning_parser: The name of a parser of reasoning; not used: reasoning is found by the chat template.
         default_structured_output_backend: Not used: grammars are llguidance's.
         default_structured_output_any_whitespace: Not used.
         batching: Not used: the batch processor of the model's class makes batches.
         memory_planner: A class whose objects estimate the memory of weights and activations.
-        requires_max_batch_context_length: Whether the tokens of a batch are bounded; where they are not, the bound is
+        requires_max_batch_context_length: Whether the tokens of a batch must be bounded; the default bound is
             the longest sequence.
         checkpoints_recurrent_state: Whether states of recurrent layers are kept for prefixes; they are not.
         supports_overlap_scheduler: Not used: steps are not overlapped.

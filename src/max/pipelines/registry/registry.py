@@ -218,7 +218,7 @@ class PipelineRegistry:
     ) -> None:
         """Adds an architecture.
 
-        One for embeddings may have the name of one for text: it is for models with a modules.json.
+        An architecture for embeddings may share its name with one for text; it is used for models with a modules.json.
 
         Args:
             architecture: The architecture.

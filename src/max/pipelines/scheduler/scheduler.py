@@ -88,6 +88,7 @@ class TextScheduler:
         self._order.add(context, priority, client)
         last = next(reversed(self._waiting.values()), None)
         self._waiting[key] = context
+        # sorted only if the new request does not come last, as a sort for each request would be quadratic
         if last is not None and self._order.rank(last) > self._order.rank(context):
             self._waiting = self._order.sorted(self._waiting)
 
@@ -166,7 +167,7 @@ class TextScheduler:
             if context.is_done:
                 self.remove(key)
                 ended.append(key)
-            elif key in self._waiting and not context.needs_ce:
+            elif key in self._waiting and not context.needs_ce:  # its whole prompt is in the cache
                 del self._waiting[key]
                 self._long.discard(key)
                 self._running[key] = context
@@ -187,7 +188,7 @@ class TextScheduler:
             joins = self._may_read(context, long_left) and self._admit(
                 context, left, context_length, bool(batch)
             )
-            # asked again, as the attempt tells whether a prompt has several chunks
+            # asked again: the attempt above finds out whether the prompt has several chunks
             if not joins and self._may_read(context, long_left):
                 break
             if not joins:
@@ -211,6 +212,7 @@ class TextScheduler:
             return limits.prefill_chunk_size
         running = len(self._running)
         waiting = min(len(self._waiting), limits.max_batch_size - running)
+        # a step with a chunk may take `ratio` times a decoding step, longer if more requests wait than run
         chunk = self._times.chunk(max(ratio - 1, waiting / running))
         return min(limits.prefill_chunk_size, chunk or limits.prefill_chunk_size)
 
@@ -297,6 +299,7 @@ class TextScheduler:
             if context.max_length is not None
         ]
         steps = min([self._limits.max_num_steps, *room])
+        # at most `max_num_steps` attempts
         while steps > 1 and not self._fits(steps):
             steps -= 1
         return steps
