@@ -461,7 +461,10 @@ class Writer:
                 self.value(f"t{q} {op} t{r}", f"a{q} {op} a{r}", pool=self.bools)
             case 2:
                 number = self.one_of((0, 2, -1))
-                self.value(f"t{q} {op} {number}", f"a{q} {op} {number}", pool=self.bools)
+                # a number outside of the dtype is an error as in MAX, where NumPy compares it as it is
+                self.value(
+                    f"t{q} {op} {number}", f"a{q} {op} a{q}.dtype.type({number})", pool=self.bools
+                )
             case 3:
                 op = self.one_of("&|^")
                 self.value(f"t{b} {op} t{c}", f"a{b} {op} a{c}", pool=self.bools)

@@ -160,3 +160,17 @@ def test_a_slice_that_is_empty_where_bounds_vary() -> None:
     for stop in (2, 3, 4, 1, 0, 3, 0):
         x = Tensor.constant(a)
         np.testing.assert_array_equal((x * 2)[1:stop].to_numpy(), (a * 2)[1:stop])
+
+
+@pytest.mark.parametrize("index", [slice(1, -1), slice(1, 0), slice(1, None, 2), slice(-1, 0, -1)])
+def test_slices_of_sizes_that_vary(index: slice) -> None:
+    """With symbols too a slice that is empty has NumPy's value, and bounds outside of the axis are errors."""
+    for rows in (5, 4, 6, 7, 2, 1, 0, 3, 1):
+        for _ in range(4):
+            a = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+            x = Tensor.constant(a) * 2
+            if rows:
+                np.testing.assert_array_equal(x[index].to_numpy(), (a * 2)[index])
+            else:
+                with pytest.raises(IndexError, match="is out of range for axis 0 of size 0"):
+                    x[index]

@@ -72,7 +72,8 @@ class Compiled(NamedTuple):
         values = self.pattern.match(details)
         if values is None:
             return None
-        sizes = {f"s{number}": int(values[number]) for number in self.sizes}
+        # of all symbols: those of the leaves' sizes have conditions too
+        sizes = {f"s{i}": value for i, value in enumerate(values) if isinstance(value, int)}
         return self.inputs(values) if first_unmet(self.conditions, sizes) is None else None
 
     def inputs(self, values: Sequence[int | float]) -> list[Any]:

@@ -125,6 +125,8 @@ class Replay(Unsettled):
         for type_ in types:
             if type(type_) is VaryingType:
                 type_ = self._evaluated(type_)
+                if 0 in type_.shape:
+                    return None  # recorded: bounds of an empty slice are no conditions
             cell = _new(Cell)
             cell.type, cell.storage, cell.call = type_, None, self  # type: ignore[assignment]
             tensor = _new(_tensor_type)

@@ -96,11 +96,15 @@ class Family:
                 continue
             # floats, of which some are infinite, are no sizes
             sizes = {f"s{i}": value for i, value in enumerate(values) if isinstance(value, int)}
-            if first_unmet(symbolic.conditions, sizes) is None:
-                return [
-                    cell_type(dtype, tuple([dim.evaluate(sizes) for dim in shape]), device)
-                    for shape, (dtype, device) in zip(symbolic.shapes, self._outputs, strict=True)
-                ]
+            if first_unmet(symbolic.conditions, sizes) is not None:
+                continue
+            shapes = [tuple([dim.evaluate(sizes) for dim in shape]) for shape in symbolic.shapes]
+            if any([0 in shape for shape in shapes]):
+                return None  # staged with its sizes: bounds of an empty slice are no conditions
+            return [
+                cell_type(dtype, shape, device)
+                for shape, (dtype, device) in zip(shapes, self._outputs, strict=True)
+            ]
         return None
 
     def _stage(self, pattern: Pattern, place: tuple[str, int]) -> Staged:

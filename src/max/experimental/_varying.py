@@ -110,6 +110,8 @@ def _staged(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
         )
         sources.update({step.first + i: (index, i) for i in range(len(step.types))})
     staged = _staging.stage(steps, [type_.kind for _, type_ in leaf_types], pattern)
+    if any(0 in value.mlir_type.shape for values in staged.values for value in values):
+        return trace  # bounds of an empty slice are no conditions
     conditions = [condition for condition in staged.conditions() if not condition.always_holds]
     positions = iter(pattern.positions)
     varying: dict[int, Any] = {}

@@ -77,8 +77,15 @@ def view_of(tensor: torch.Tensor) -> Tensor:
     """A contiguous tensor on the memory of a contiguous torch tensor of the CPU, which it keeps alive.
 
     Raises:
-        ValueError: The tensor's dtype is not one of graphs.
+        ValueError: The tensor's dtype is not one of graphs, or its storage was made smaller than the tensor.
     """
+    # as after tensor.untyped_storage().resize_(0), where torch's own operations crash
+    storage, end = tensor.untyped_storage(), tensor.storage_offset() + tensor.numel()
+    if storage.nbytes() < end * tensor.itemsize:
+        raise ValueError(
+            f"a torch tensor of shape {list(tensor.shape)} and {tensor.dtype} is on a storage of {storage.nbytes()} "
+            f"bytes, expected {end * tensor.itemsize}"
+        )
     # torch's own exports, by NumPy or DLPack, take several times as long
     ptr = tensor.data_ptr() or ALIGNMENT
     memory = (ptr, tensor)

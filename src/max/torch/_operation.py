@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 from weakref import WeakValueDictionary
 
 import torch
+from torch.autograd import forward_ad
 
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
@@ -122,8 +123,11 @@ class Compiled:
 # torch keeps what is registered for ever, so one operation serves all graphs of a name and a form; the last
 # argument says which of them, and they go when nobody has them any more. They are counted for each operation, so that a
 # program of torch.export that was saved finds them in another process
+_fragment = torch.library.Library("max", "FRAGMENT")
 _running: WeakValueDictionary[tuple[str, int], Compiled] = WeakValueDictionary()
 _numbers: defaultdict[str, count[int]] = defaultdict(count)
+_registration = threading.Lock()
+"""Held while an operation is registered: torch takes each name once."""
 
 
 def _registered_name(name: str, roles: Sequence[str]) -> str:
@@ -134,7 +138,7 @@ def _registered_name(name: str, roles: Sequence[str]) -> str:
 
 @cache
 def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
-    """The operation of torch of a name, whose tensors are read or written.
+    """The operation of torch of a name, whose tensors are read or written. The caller holds `_registration`.
 
     Args:
         name: What `_registered_name` gives.
@@ -154,11 +158,13 @@ def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
     terms = [
         f"Tensor x{i}" if role == "input" else f"Tensor(a{i}!) x{i}" for i, role in enumerate(roles)
     ]
-    mutated = [f"x{i}" for i, role in enumerate(roles) if role != "input"]
-    schema = f"({', '.join([*terms, 'int graph'])}) -> ()"
-    operation = torch.library.custom_op(f"max::{name}", run, mutates_args=mutated, schema=schema)
-    operation.register_fake(lambda *arguments: None)
-    return operation
+    # not by torch.library.custom_op, whose wrappers take as long as a call of a small graph
+    _fragment.define(
+        f"{name}({', '.join([*terms, 'int graph'])}) -> ()", tags=torch.Tag.pt2_compliant_tag
+    )
+    _fragment.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"max::{name}", lambda *arguments: None, lib=_fragment)
+    return getattr(torch.ops.max, name).default
 
 
 def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
@@ -171,10 +177,13 @@ def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
     for tensor in tensors:
         if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
             return False
-    return (
-        not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
-    )
+    return not torch._C._len_torch_dispatch_stack() and not _is_transformed()
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of `torch.func` runs outside of a compiler's trace."""
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return not torch.compiler.is_compiling() and functorch.peek_interpreter_stack() is not None
 
 
 class _Differentiable(torch.autograd.Function):
@@ -182,13 +191,9 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operation: Operation, *tensors: torch.Tensor) -> Any:
-        count = operation.outputs
-        results, operands = tensors[:count], tensors[count:]
         operation.call(*tensors)
-        ctx.operation = operation
-        ctx.mark_dirty(*results)
-        if operation.setup_context is not None:
-            operation.setup_context(ctx, operands, results[0] if count == 1 else results)
+        results = tensors[: operation.outputs]
+        _keep(ctx, operation, tensors, results)
         return results
 
     @staticmethod
@@ -209,6 +214,35 @@ class _Differentiable(torch.autograd.Function):
         return None, *[None] * operation.outputs, *given
 
 
+class _Transformed(_Differentiable):
+    """The same under transforms of `torch.func`, in the form that they need, which makes a plain call 15 µs slower."""
+
+    @staticmethod
+    def forward(operation: Operation, *tensors: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        operation.call(*tensors)
+        return tensors[: operation.outputs]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        operation, *tensors = inputs
+        _keep(ctx, operation, tensors, output)
+
+
+def _keep(
+    ctx: Any,
+    operation: Operation,
+    tensors: Sequence[torch.Tensor],
+    results: tuple[torch.Tensor, ...],
+) -> None:
+    """Keeps what the backward of a call needs."""
+    count = operation.outputs
+    ctx.operation = operation
+    ctx.mark_dirty(*tensors[:count])
+    if operation.setup_context is not None:
+        operands = tuple(tensors[count:])
+        operation.setup_context(ctx, operands, results[0] if count == 1 else results)
+
+
 class Operation:
     """An operation of torch: called with tensors, eagerly or within `torch.compile` and `torch.export`.
 
@@ -225,14 +259,21 @@ class Operation:
         self.name = run.name
         self._run = run  # as long as this lives
         name = _registered_name(run.name, run.roles)
-        self._number = next(_numbers[name])
-        _running[name, self._number] = run
-        self._operation = _registered(name, tuple(run.roles))
+        with _registration:
+            self._number = next(_numbers[name])
+            _running[name, self._number] = run
+            self._operation = _registered(name, tuple(run.roles))
         self.outputs = run.outputs
         self.operands = len(run.roles) - run.outputs
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # as a function's: a copy of a module calls the same operation
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Runs it: the first tensors are written.
@@ -258,17 +299,28 @@ class Operation:
                 raise TypeError(
                     f"{self.name}: argument {index} is a {kind.removeprefix('builtins.')}, expected a torch.Tensor"
                 )
+            if tensor.is_nested:
+                raise TypeError(
+                    f"{self.name}: argument {index} is a nested tensor; make it dense with .to_padded_tensor()"
+                )
             if tensor.layout is not torch.strided:
                 raise TypeError(
                     f"{self.name}: argument {index} has the layout {tensor.layout}; make it dense with .to_dense()"
                 )
+        if forward_ad._current_level >= 0 and any(
+            [forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors]
+        ):
+            raise RuntimeError(
+                f"{self.name}: the operation has no derivative in forward mode; register_autograd gives it one in "
+                "reverse mode"
+            )
         if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
             for index in self._run.in_place:
                 if tensors[index].requires_grad:
                     raise RuntimeError(
                         f"{self.name}: argument {index} is changed in place and needs a gradient; detach it"
                     )
-            _Differentiable.apply(self, *tensors)
+            (_Transformed if _is_transformed() else _Differentiable).apply(self, *tensors)
             return
         self.call(*tensors)
 
