@@ -1,57 +1,28 @@
-"""Tensors as Python numbers, NumPy arrays, DLPack capsules and text: each computes the tensor first."""
+"""Tensors as Python numbers, NumPy arrays, DLPack capsules, constants of a graph and text; each is computed first."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Generator
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from max import driver
 from max.driver import CPU
-from max.dtype import DType
 from max.experimental import _recorder
-from max.experimental._cells import Cell
-from max.graph import BufferValue, Shape, TensorType, TensorValue
+from max.experimental._dispatch import in_graph
+from max.experimental._properties import Properties, handed_out
+from max.graph import BufferValue, TensorValue, ops
 
-__all__ = ["Conversions", "handed_out"]
+__all__ = ["Conversions"]
 
 _Export = TypeVar("_Export")
 
 
-def handed_out(cell: Cell, export: _Export) -> _Export:
-    """Notes that others may write to the memory of a cell from now on.
-
-    Args:
-        cell: The cell.
-        export: What gives the access, returned as it is. It exists before the call, which counts on that.
-    """
-    cell.changed()
-    return export
-
-
-class Conversions:
-    """The methods of `Tensor` that read its elements."""
+class Conversions(Properties):
+    """The methods of `Tensor` that read its elements; a base of it."""
 
     __slots__ = ()
-
-    _cell: Cell | None
-    """A tensor that is recorded or computed; None for a value of a graph."""
-    _value: BufferValue | TensorValue | None
-    """The value of a graph that is being built; None for the others."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def type(self) -> TensorType: ...
-        @property
-        def shape(self) -> Shape: ...
-        @property
-        def dtype(self) -> DType: ...
-        @property
-        def rank(self) -> int: ...
-        @property
-        def real(self) -> bool: ...
-        def num_elements(self) -> int: ...
 
     def _materialize(self) -> driver.Tensor:
         cell = self._cell
@@ -64,6 +35,17 @@ class Conversions:
         storage = cell.storage
         assert storage is not None
         return storage
+
+    @property
+    def realize(self) -> Self:
+        """The tensor itself, computed if it was not. It can be awaited too."""
+        self._materialize()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        self._materialize()
+        yield from ()  # makes this a generator; there is nothing to wait for
+        return self
 
     def item(self) -> Any:
         """The value of a tensor of one element, as a Python number.
@@ -116,6 +98,17 @@ class Conversions:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._materialize().__dlpack_device__()
+
+    def __tensorvalue__(self) -> TensorValue:
+        """The value of a graph; a tensor in memory becomes a constant of the graph that is being built."""
+        if self._cell is None:
+            value = self._graph_value()
+            return value[...] if isinstance(value, BufferValue) else value
+        if not in_graph():
+            raise TypeError(
+                "an eager tensor met an op of max.graph outside of a graph; use max.experimental.functional"
+            )
+        return ops.constant(self._host(), self.dtype, self._cell.type.device)
 
     def __repr__(self) -> str:
         where = f"dtype={self.dtype.name}, device={self.type.device}"

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from max import driver
+from max.experimental._conversions import Conversions
 from max.experimental._dispatch import in_graph
 from max.graph import BufferValue, TensorValue
 
 __all__ = ["OneDevice"]
 
 
-class OneDevice:
+class OneDevice(Conversions):
     """The properties of a distributed tensor, for one on one device; a base of `Tensor`."""
 
     __slots__ = ()
@@ -42,7 +43,7 @@ class OneDevice:
         Raises:
             TypeError: It stands for a value of a graph.
         """
-        return (self._whole.realize.driver_tensor,)
+        return (self.realize.driver_tensor,)
 
     @property
     def graph_values(self) -> tuple[TensorValue | BufferValue, ...]:
@@ -51,14 +52,13 @@ class OneDevice:
         Raises:
             LookupError: No graph is being built.
         """
-        whole = self._whole
-        if whole._value is not None:
-            return (whole._value,)
+        if self._value is not None:
+            return (self._value,)
         if not in_graph():
             raise LookupError(
                 "graph_values: no graph is being built; buffers has an eager tensor's memory"
             )
-        return (whole.__tensorvalue__(),)
+        return (self.__tensorvalue__(),)
 
     def materialize(self) -> Self:
         """The tensor, computed if it was not; `Tensor.realize` as a method.
@@ -66,16 +66,10 @@ class OneDevice:
         Raises:
             TypeError: It stands for a value of a graph.
         """
-        return self._whole.realize
-
-    @property
-    def _whole(self) -> Any:
-        """The tensor, whose class is above this one."""
-        return self
+        return self.realize
 
     def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
         """What the library ``rich`` shows: the type, as the elements may not be computed."""
-        whole = self._whole
-        yield "shape", whole.shape
-        yield "dtype", whole.dtype
-        yield "device", whole.device
+        yield "shape", self.shape
+        yield "dtype", self.dtype
+        yield "device", self.device

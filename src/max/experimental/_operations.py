@@ -75,6 +75,10 @@ class Operations(Operators[TensorValueLike]):
         """
         return apply(ops.transfer_to, (self, DeviceRef.from_device(device)), {})
 
+    def to_device(self, device: Device, /, *, stream: object = None) -> Self:
+        """The elements on another device; :meth:`to` by the name of the array API standard."""
+        return self.to(device)
+
     def argmax(self, axis: int | None = -1) -> Self:
         """The indices of the greatest elements along an axis, which keeps size 1."""
         return apply(ops.argmax, along(self, axis), {})
@@ -130,6 +134,11 @@ class Operations(Operators[TensorValueLike]):
     def T(self) -> Self:
         """The last two axes swapped."""
         return self.transpose(-1, -2)
+
+    @property
+    def mT(self) -> Self:
+        """The last two axes swapped; :attr:`T` by the name of the array API standard."""
+        return self.T
 
     def squeeze(self, axis: int) -> Self:
         """Without an axis of size 1."""

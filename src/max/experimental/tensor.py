@@ -17,10 +17,7 @@ from one execution to the next become symbols, so that a sequence that grows is 
 
 from __future__ import annotations
 
-import importlib
-import math
-from collections.abc import Generator, Iterator
-from types import ModuleType
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +29,6 @@ from max.dtype import DType
 from max.experimental import _creation, _indexing, _mutation, _replays
 from max.experimental._cells import Cell
 from max.experimental._compute_graph import GRAPH, ComputeGraph
-from max.experimental._conversions import Conversions, handed_out
 from max.experimental._defaults import (
     contextvar_context,
     default_device,
@@ -83,7 +79,7 @@ def driver_tensor_type(t: driver.Tensor) -> TensorType:
     return TensorType(t.dtype, t.shape, DeviceRef.from_device(t.device))
 
 
-class Tensor(Operations, Conversions, OneDevice):
+class Tensor(Operations, OneDevice):
     """A multi-dimensional array. Operations are recorded, and run where a value is needed.
 
     ``Tensor([[1.0, 2.0]])`` makes one from numbers as :meth:`constant` does; see also :meth:`ones`, :meth:`zeros`,
@@ -325,118 +321,7 @@ class Tensor(Operations, Conversions, OneDevice):
         counted = apply(ops.range, (0, type.shape[-1], 1), {"dtype": type.dtype, "device": device})
         return apply(ops.broadcast_to, (counted, list(type.shape)), {})
 
-    # what it is
-
-    @property
-    def type(self) -> TensorType:
-        """Its shape, dtype and device."""
-        if self._cell is not None:
-            type_ = self._cell.type
-            return TensorType(type_.dtype, type_.shape, type_.device)
-        type_ = self._graph_value().type
-        return type_.as_tensor() if not isinstance(type_, TensorType) else type_
-
-    @property
-    def shape(self) -> Shape:
-        """The dimensions."""
-        return Shape(self._cell.type.dims) if self._cell is not None else self.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        """The element type."""
-        return self._cell.type.dtype if self._cell is not None else self.type.dtype
-
-    @property
-    def rank(self) -> int:
-        """The number of dimensions."""
-        return len(self._cell.type.shape) if self._cell is not None else self.type.rank
-
-    @property
-    def device(self) -> Device:
-        """The device that it is on."""
-        ref = self._cell.type.device if self._cell is not None else self.type.device
-        return ref.to_device()
-
-    def num_elements(self) -> int:
-        """The number of elements."""
-        count = 1
-        for dim in self.shape:
-            count *= int(dim)
-        return count
-
-    @property
-    def real(self) -> bool:
-        """Whether it is computed."""
-        return self._cell is not None and self._cell.storage is not None
-
-    @property
-    def storage(self) -> driver.Tensor | None:
-        """The memory of a tensor that is computed; else None."""
-        cell = self._cell
-        return None if cell is None else handed_out(cell, cell.storage)
-
-    @property
-    def driver_tensor(self) -> driver.Tensor:
-        """The memory of a tensor that is computed.
-
-        Raises:
-            TypeError: It is not; see :attr:`realize`.
-        """
-        storage = self.storage
-        if storage is None:
-            raise TypeError("the tensor is not computed yet: realize it first")
-        return storage
-
-    # the array API standard
-
-    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        """The functions of the Python array API standard on tensors: `max.experimental.array_api`.
-
-        Args:
-            api_version: The version of the standard; None for the newest here.
-
-        Raises:
-            ValueError: Another version.
-        """
-        namespace = importlib.import_module("max.experimental.array_api")
-        newest = namespace.__array_api_version__
-        if api_version not in (None, "2021.12", "2022.12", "2023.12", newest):
-            raise ValueError(
-                f"__array_namespace__: version {api_version!r}, expected {newest!r} or an earlier one"
-            )
-        return namespace
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions; :attr:`rank` by the name of the array API standard."""
-        return self.rank
-
-    @property
-    def size(self) -> int:
-        """The number of elements; :meth:`num_elements` by the name of the array API standard."""
-        return math.prod(int(dim) for dim in self.shape)
-
-    @property
-    def mT(self) -> Tensor:
-        """The last two axes swapped."""
-        return self.transpose(-1, -2)
-
-    def to_device(self, device: Device, /, *, stream: object = None) -> Tensor:
-        """The elements on another device; :meth:`to` by the name of the array API standard."""
-        return self.to(device)
-
     # values
-
-    @property
-    def realize(self) -> Tensor:
-        """The tensor itself, computed if it was not. It can be awaited too."""
-        self._materialize()
-        return self
-
-    def __await__(self) -> Generator[Any, None, Tensor]:
-        self._materialize()
-        return self
-        yield
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter([self[index] for index in range(len(self))])
@@ -456,21 +341,6 @@ class Tensor(Operations, Conversions, OneDevice):
         return _of_storage, (self._materialize(),)
 
     # as an operand of a graph
-
-    def _graph_value(self) -> BufferValue | TensorValue:
-        assert self._value is not None
-        return self._value
-
-    def __tensorvalue__(self) -> TensorValue:
-        """The value of a graph; a tensor in memory becomes a constant of the graph that is being built."""
-        if self._cell is None:
-            value = self._graph_value()
-            return value[...] if isinstance(value, BufferValue) else value
-        if not in_graph():
-            raise TypeError(
-                "an eager tensor met an op of max.graph outside of a graph; use max.experimental.functional"
-            )
-        return ops.constant(self._host(), self.dtype, self._cell.type.device)
 
     def __buffervalue__(self) -> BufferValue:
         """This tensor as an operand that an op changes.
