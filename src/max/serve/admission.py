@@ -1,4 +1,4 @@
-"""The limits on requests that wait and on those of a key, and when to come back."""
+"""The limits on waiting requests and on requests of one key, and the time after which a client may retry."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Admission:
         return max(self.open - self.running, 0)
 
     def retry_after(self) -> int:
-        """Seconds until a place in the queue is likely to be free, by the times of recent requests."""
+        """Seconds until a place in the queue is likely to be free, estimated from the times of recent requests."""
         seconds = 1.0 if self._seconds is None else self._seconds
-        # one of those that run ends on average after this time
+        # of the running requests one ends after this time, on average
         return max(1, math.ceil(seconds / self.running))
 
     @contextmanager
@@ -67,10 +67,10 @@ class KeyLimits:
     Without keys, all clients share one limit.
 
     Args:
-        max_open: The most that a key may have open; None: no limit.
-        per_minute: The most that a key may send a minute on average; None: no limit. As many may come
+        max_open: The maximum number of open requests of a key; None: no limit.
+        per_minute: The maximum number of requests a minute of a key, on average; None: no limit. As many may come
             at once.
-        clock: Seconds that only grow.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class KeyLimits:
         self._max_open, self._per_minute, self._clock = max_open, per_minute, clock
         self._open: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
-        # tokens of a bucket that fills at the rate, and when they were counted
+        # by key: the tokens of its bucket, which fills at the rate, and the time when they were counted
         self._buckets: dict[str, tuple[float, float]] = {}
 
     @contextmanager

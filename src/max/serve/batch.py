@@ -32,7 +32,7 @@ URLS = (
 
 
 class BatchLineError(ValueError):
-    """A line of a batch file that is no request."""
+    """A line of a batch file that is not a request."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
         lines: Its lines; empty ones are skipped.
 
     Raises:
-        BatchLineError: A line is no request, or a ``custom_id`` occurs twice.
+        BatchLineError: A line is not a request, or a ``custom_id`` occurs twice.
     """
     requests: list[BatchRequest] = []
     seen: set[str] = set()
@@ -105,7 +105,7 @@ async def call(app: ASGIApp, url: str, body: dict[str, Any]) -> tuple[int, str, 
         if not sent:
             sent = True
             return {"type": "http.request", "body": data, "more_body": False}
-        await asyncio.Event().wait()  # the client stays
+        await asyncio.Event().wait()  # never: the client does not disconnect
         raise AssertionError
 
     async def send(message: Message) -> None:
@@ -139,7 +139,7 @@ async def run_requests(
     Args:
         app: The application.
         requests: The requests.
-        at_once: The most that are open.
+        at_once: The maximum number of open requests.
         write: Writes a line.
 
     Returns:
@@ -196,7 +196,7 @@ async def run_batch(
     pool.pin(model)
     try:
         app = build_app(ServerState(settings, ServerMetrics(), pool))
-        # twice what runs: the next prompts are tokenized while these generate
+        # twice as many as run at once: the next prompts are tokenized meanwhile
         return await run_requests(app, requests, 2 * model.admission.running, write)
     finally:
         await pool.close()

@@ -26,10 +26,10 @@ async def token_counts(
     Args:
         model: The model.
         texts: The texts, or their tokens.
-        truncate: Whether texts that are longer than the model reads are cut off; else they are errors.
+        truncate: Whether texts beyond the model's limit are cut off; else they are errors.
 
     Raises:
-        ApiError: A text is too long, or a token is none of the model's.
+        ApiError: A text is too long, or a number is not a token of the model.
     """
 
     def count() -> list[int]:
@@ -71,7 +71,7 @@ async def encode_texts(
         prompt_name: The name of a prompt of the model.
 
     Raises:
-        ApiError: The model makes none.
+        ApiError: The model is of another kind.
         UserError: A text does not fit.
     """
     request = EncodeRequest(secrets.token_hex(12), tuple(texts), prompt_name)
@@ -93,7 +93,7 @@ async def rank_texts(
         texts: The texts.
 
     Raises:
-        ApiError: The model makes none.
+        ApiError: The model is of another kind.
         UserError: A text does not fit.
     """
     return await _run(model, state, RankRequest(secrets.token_hex(12), query, tuple(texts)))

@@ -1,4 +1,4 @@
-"""Errors of requests, with OpenAI's body."""
+"""Errors of requests, with bodies as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ _KINDS = {
 
 
 def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
-    """A 400 that says what a user's error says.
+    """Status 400 with the message of a user's error.
 
     Args:
         error: The error of a pipeline.
-        param: The parameter that does not fit, where the error does not name one.
+        param: The parameter that does not fit, if the error names none.
     """
     if isinstance(error, PromptTooLongError):
         # clients know the error by its code, or by these words of OpenAI's message
@@ -102,7 +102,7 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
 
 
 def shown(value: object) -> str:
-    """What a client has sent, for a message: shortened where it is long.
+    """A value from a client as text for a message, shortened if it is long.
 
     Args:
         value: The value.
@@ -112,7 +112,7 @@ def shown(value: object) -> str:
 
 
 def model_not_found(name: str, known: list[str]) -> ApiError:
-    """A 404 that gives near names, and lists the models.
+    """Status 404 with similar names and the list of models.
 
     Args:
         name: The requested model.

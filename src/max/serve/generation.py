@@ -20,7 +20,7 @@ class TextSequence:
     """One sequence to generate.
 
     Args:
-        request: What the engine gets.
+        request: The request for the engine.
         stops: Texts that end it.
         include_stop: Whether the stop text is part of the text.
         visible_tokens: Special tokens that are part of the text, such as the marks of tool calls.
@@ -37,7 +37,7 @@ class RunOptions:
     """How the sequences of a request are run.
 
     Args:
-        repeatable: Whether they may be run again after their first tokens, as the answer is sent whole.
+        repeatable: Whether they may be run again after their first tokens, because the answer is sent as a whole.
         timeout: The longest time in seconds; None: no limit.
     """
 
@@ -46,11 +46,11 @@ class RunOptions:
 
 
 def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
-    """A sequence and others that differ from it by their seeds.
+    """A sequence, and copies of it with other seeds.
 
     Args:
         sequence: The first.
-        count: The number of all.
+        count: The number of sequences, the first included.
     """
     request = sequence.request
     first_seed = request.sampling.seed
@@ -90,7 +90,7 @@ class _Sequence:
             self._metrics.queue_time.observe((self._started - self._arrived) * 1e3)
 
     def end(self) -> None:
-        """Records its phases where the request is traced: those that have begun end now."""
+        """Records its phases if the request is traced; phases that have begun end now."""
         if self._trace is None:
             return
         now, request = time.time(), self._sequence.request
@@ -111,7 +111,8 @@ class _Sequence:
             self._first = self._first or time.time()
         elif count:
             between = (now - self._last) * 1e3 / count
-            for _ in range(count):  # the histogram counts tokens, however many an event has
+            # the histogram counts tokens, of which an event may have several
+            for _ in range(count):
                 metrics.between_tokens.observe(between)
         self._last = now
         metrics.output_tokens.inc(count)
@@ -137,7 +138,7 @@ async def generate_choices(
 ) -> AsyncGenerator[NumberedPieces, None]:
     """Yields the texts of several sequences with their numbers, as they are generated.
 
-    What waits comes at once: one piece of each sequence at most, or a ``Repeated`` and one after it.
+    Each item has all that has arrived: at most one piece per sequence, or a ``Repeated`` and a piece after it.
 
     Args:
         model: The model.
@@ -164,7 +165,7 @@ async def generate_choices(
                 for number, event in await subscription.next_events():
                     sequence = running.get(number)
                     if sequence is None:
-                        continue  # it ended by a stop text
+                        continue  # a stop text ended it; tokens were under way
                     if isinstance(event, PromptStarted):
                         sequence.start(event.at)
                     elif isinstance(event, Repeated):
@@ -181,6 +182,6 @@ async def generate_choices(
                 if pieces:
                     yield pieces
         finally:
-            # the client has left, or an error ended them
+            # those whose client has disconnected, or that an error ended
             for sequence in running.values():
                 sequence.end()

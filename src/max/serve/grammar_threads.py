@@ -1,4 +1,4 @@
-"""Threads that compile grammars: what is slow to compile holds up neither streams nor prompts of other requests."""
+"""Threads that compile grammars, so that a slow one delays neither streams nor prompts of other requests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _THREADS = GrammarThreads(2)
 
 
 async def in_grammar_thread(make: Callable[..., _R], *arguments: Any) -> _R:
-    """Calls a function that compiles a grammar in one of a few threads, and waits for it.
+    """Runs a function that compiles a grammar in one of a few threads, and waits for its result.
 
     Args:
         make: The function.
         arguments: Its arguments.
 
     Raises:
-        UserError: It takes too long, or those before it do; see ``GrammarThreads.submit``.
+        UserError: It, or the calls before it, took too long; see ``GrammarThreads.submit``.
         BaseException: The function raises it.
     """
     return await asyncio.wrap_future(_THREADS.submit(make, *arguments))

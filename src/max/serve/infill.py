@@ -1,4 +1,4 @@
-"""Filling in the middle: prompts of models that were trained to write what stands between two texts."""
+"""Filling in the middle: prompts for models that were trained to write the text between two others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from max.serve.errors import ApiError
 
 @dataclass(frozen=True)
 class Marks:
-    """The names of a family's marks.
+    """The special tokens by which a family of models marks the parts of a prompt.
 
     Args:
         prefix: Precedes the text before the gap.
         suffix: Precedes the text after it.
-        middle: Precedes what is written; empty: the suffix comes first, and the prefix last.
+        middle: Precedes the generated text; empty: the suffix comes first, and the prefix last.
     """
 
     prefix: str
@@ -62,7 +62,7 @@ class Infill:
     Args:
         tokens: The vocabulary.
         marks: The marks of the model.
-        encode: The tokens of a text, with or without begin and end tokens.
+        encode: Returns the tokens of a text; the flag adds begin and end tokens.
         named: Further tokens, by what they mark: ``pad``, ``repository``, ``separator``, ``end``.
     """
 
@@ -86,7 +86,7 @@ class Infill:
         )
         names = {*_ENDS, *named.values(), marks.prefix, marks.suffix, marks.middle}
         self.end_tokens = frozenset(tokens[name] for name in names if name in tokens)
-        """Tokens that end what is written."""
+        """Tokens that end the generated text."""
 
     @classmethod
     def of(
@@ -123,7 +123,7 @@ class Infill:
         Args:
             prefix: The text before the gap, or its tokens.
             suffix: The text after it.
-            written: The beginning of what is written.
+            written: The beginning of the generated text.
             files: Other texts of the project.
         """
         before = self._encode(prefix, False) if isinstance(prefix, str) else list(prefix)
@@ -142,7 +142,7 @@ class Infill:
         return next((whole[:i] for i in range(len(whole)) if whole[i : i + len(bare)] == bare), [])
 
     def _within(self, text: str) -> list[int]:
-        """The tokens of a text that is no beginning: some tokenizers put a space before a beginning."""
+        """The tokens of a text within another: some tokenizers put a space before the first word of a text."""
         first = self._encode("\n", False)
         tokens = self._encode("\n" + text, False)
         if tokens[: len(first)] == first:
@@ -169,13 +169,13 @@ async def prompt_tokens(
     written: str = "",
     files: Sequence[ExtraFile] = (),
 ) -> list[int]:
-    """As :meth:`Infill.prompt`; long texts are encoded by another thread, as that takes milliseconds.
+    """As :meth:`Infill.prompt`, but encodes long texts in a thread, as that takes milliseconds.
 
     Args:
         infill: The prompts of the model.
         prefix: The text before the gap, or its tokens.
         suffix: The text after it.
-        written: The beginning of what is written.
+        written: The beginning of the generated text.
         files: Other texts of the project.
     """
     texts = [prefix, suffix, written, *(each.text for each in files)]

@@ -9,7 +9,7 @@ from max.serve.settings import ServerSettings
 
 
 def open_socket(settings: ServerSettings) -> socket.socket:
-    """Opens the server's socket: a port that is taken is an error before the model is loaded.
+    """Opens the server's socket; called before the model is loaded, so that a taken port is an early error.
 
     Args:
         settings: The settings.

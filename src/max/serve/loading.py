@@ -25,11 +25,11 @@ async def load_model(
     """Loads a model, and waits until it can run requests.
 
     Args:
-        name: The model's name for clients; None: as its configuration has it.
+        name: The model's name for clients; None: the name in its configuration.
         settings: The settings of the server.
         worker_settings: Those of the worker.
         start_worker: Starts a worker process.
-        worker: The first worker, where it was started already.
+        worker: The first worker, if it was started already.
 
     Raises:
         UserError: It cannot be loaded, for a reason that the user can correct.

@@ -11,7 +11,7 @@ from max.serve.settings import LogSettings
 
 
 class LineFormatter(logging.Formatter):
-    """A line of text a record: prefix, time, level, logger, message.
+    """Formats a record as a line: prefix, time, level, logger, message.
 
     Args:
         prefix: Begins each line.
@@ -23,10 +23,10 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A line with a JSON object a record; also errors with a traceback are one line.
+    """Formats a record as a line with a JSON object, its traceback included.
 
     Args:
-        prefix: The value of ``prefix``; left out where it is empty.
+        prefix: The value of ``prefix``; left out if it is empty.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str, settings: LogSettings) -> None:
-    """Lets the loggers of ``max`` write where the settings say, in place of what they did before.
+    """Sets the handlers of the loggers of ``max`` by the settings.
 
     Args:
         level: The lowest level that is written.
@@ -78,7 +78,7 @@ def set_up_logs(level: str, settings: LogSettings) -> None:
 
 
 def share_handlers() -> int:
-    """Lets uvicorn write where the loggers of ``max`` do, in the same format.
+    """Gives uvicorn's loggers the handlers of the loggers of ``max``.
 
     Returns:
         The lowest level of its logger: clients that send no HTTP are named only where level info is.

@@ -29,7 +29,7 @@ _MILLISECONDS = (
 
 
 class _StepCollector(Collector):
-    """Shows histograms that the workers keep."""
+    """Collects the histograms that the workers keep."""
 
     def __init__(self, read: Callable[[], dict[str, StepTimes]]) -> None:
         self._read = read
@@ -76,17 +76,17 @@ class ServerMetrics:
         )
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Adds a metric that is read where it is shown.
+        """Adds a metric whose value is read when the metrics are shown.
 
         Args:
             name: Its name, without the prefix ``maxserve_``.
-            text: What it says.
+            text: Its description.
             value: Reads it.
         """
         Gauge(f"maxserve_{name}", text, registry=self.registry).set_function(value)
 
     def steps(self, read: Callable[[], dict[str, StepTimes]]) -> None:
-        """Adds the histogram of the engine's steps, which is read where it is shown.
+        """Adds the histogram of the engine's steps, which is read when the metrics are shown.
 
         Args:
             read: Reads the times of the steps of each kind.
@@ -95,7 +95,7 @@ class ServerMetrics:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Measures a generation: the time from the arrival of its request to the end of the block."""
+        """Measures the time from the arrival of a request to the end of the block."""
         begin = current_request().arrived
         try:
             yield

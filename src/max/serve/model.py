@@ -28,7 +28,7 @@ from max.serve.worker.client import EngineClient
 logger = logging.getLogger("max.serve")
 
 LONG_TEXT = 4096
-"""Characters from which on a text is encoded in a thread, so that streams go on meanwhile."""
+"""Texts of more characters are encoded in a thread, so that streams go on meanwhile."""
 
 
 class ServedModel:
@@ -39,7 +39,7 @@ class ServedModel:
         config: Its configuration, resolved.
         engine: The client of its engine.
         admission: Its queue.
-        tool_parser: The name of the format of its tool calls; None: as its template teaches.
+        tool_parser: The name of the format of its tool calls; None: found by architecture and template.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ServedModel:
         self.name, self.config, self.engine, self.admission = name, config, engine, admission
         self.tokenizer, self.tool_parser = tokenizer, tool_parser
         self.created = int(time.time())
-        # its files may be deleted while it is loaded: what later requests need of them is read now
+        # its files may be deleted while it is loaded, so what later requests need is read now
         self.size = config.model_config.weights_size()
         """The bytes of its weights."""
         _ = self.template, config.model_config.sampling_params_defaults
@@ -80,7 +80,7 @@ class ServedModel:
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """The special tokens, which are no text."""
+        """The special tokens, which have no text."""
         return frozenset(self.tokenizer.delegate.all_special_ids)
 
     @cached_property
@@ -106,7 +106,7 @@ class ServedModel:
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """How it calls tools: as the server's option says, else its architecture, else as its template teaches."""
+        """How it calls tools: by the server's option, else by its architecture, else by its template."""
         if self.tool_parser is not None:
             return FORMATS[ALIASES.get(self.tool_parser, self.tool_parser)]
         declared = PIPELINE_REGISTRY.architecture_of(self.config).tool_parser
@@ -130,7 +130,7 @@ class ServedModel:
 
     @property
     def marks_reasoning(self) -> bool:
-        """Whether its reasoning can be told from its answers."""
+        """Whether its reasoning can be separated from its answers."""
         return self.reasons or self.tool_format.syntax == "harmony"
 
     def apply_template(
@@ -172,7 +172,7 @@ class ServedModel:
         return self.tokenizer.delegate.encode(utf8(text), add_special_tokens=special)
 
     async def encode_any(self, text: str, special: bool) -> list[int]:
-        """As :meth:`all_tokens`; a long text in a thread.
+        """As :meth:`all_tokens`, but encodes a long text in a thread.
 
         Args:
             text: The text.
@@ -204,7 +204,7 @@ class ServedModel:
         """A function that decodes tokens without special tokens.
 
         Args:
-            visible: Special tokens that it decodes nevertheless.
+            visible: Special tokens that it decodes too.
         """
         decode = self.tokenizer.decode_now
         hidden = self.special_tokens - visible
@@ -229,7 +229,7 @@ class ServedModel:
             raise ApiError(text, param=text.split(" ", 1)[0]) from error
 
     def _check_tokens(self, tokens: Sequence[int], param: str) -> None:
-        """Refuses numbers that are no tokens: in the engine they would fail a whole batch."""
+        """Refuses numbers that are not tokens: in the engine they would make a whole batch fail."""
         last = self.vocabulary_size - 1
         for index, token in enumerate(tokens):
             if not 0 <= token <= last:
@@ -261,7 +261,7 @@ class ServedModel:
             raise of_user_error(error, param) from error
         current = current_request()
         engine_request = GenerationRequest.of(context)
-        # the worker's log then names the request of the server's
+        # so that the worker's log has the same identifiers as the server's
         request_id = "/".join(filter(None, (current.request_id, engine_request.request_id)))
         return replace(
             engine_request, request_id=request_id, priority=current.priority, client=current.client

@@ -19,22 +19,22 @@ from max.serve.worker.client import EngineUnavailableError
 logger = logging.getLogger("max.serve")
 
 SAVE_S = 60.0
-"""The longest time in which a worker that stops writes its cached prefixes."""
+"""The maximum time that a stopping worker may take to write its cached prefixes."""
 _HEADROOM = 1.25
-"""Memory that a model needs, as a multiple of its files: weights, packed copies, a small KV cache."""
+"""Memory that a model needs, as a multiple of the size of its files: weights, packed copies, a small KV cache."""
 
 
 class ModelPool:
     """The models of a server.
 
     Loads run one at a time. Before a load, the models that were idle longest are unloaded until the
-    limits and the free memory allow it; where all are busy, the load waits for one of them.
+    limits and the free memory allow it; if all are busy, the load waits until one is idle.
 
     Args:
         catalog: Lists the models that can be loaded, by name.
         load: Loads one.
         limits: How many are loaded, and for how long.
-        free_memory: The bytes that programs can have; None where that is unknown.
+        free_memory: Returns the free memory in bytes; None if it is unknown.
     """
 
     def __init__(
@@ -48,9 +48,7 @@ class ModelPool:
         self._free_memory = free_memory
         self._entries: dict[str, PoolEntry] = {}
         self._one_load = asyncio.Lock()
-        self._files = (
-            asyncio.Lock()
-        )  # is held while the catalog is read, and while files are deleted
+        self._files = asyncio.Lock()  # held while the catalog is read, and while files are deleted
         self._released = asyncio.Event()
         self._closed = False
         self.loads = 0
@@ -84,7 +82,7 @@ class ModelPool:
         return entry is not None and entry.pinned
 
     async def entries(self) -> list[PoolEntry]:
-        """All models, by name; folders that came or went meanwhile are seen."""
+        """All models, by name; the folder is read again."""
         await self._scan()
         return [self._entries[name] for name in sorted(self._entries)]
 
@@ -95,13 +93,13 @@ class ModelPool:
             name: The name.
 
         Raises:
-            ApiError: Status 404: there is none; near names are given.
+            ApiError: Status 404: no model has this name; the message lists similar names.
         """
         names = (name, name.removesuffix(":latest"))
         for each in names:
             if (entry := self._entries.get(each)) is not None and entry.in_memory:
                 return entry
-        await self._scan()  # its files may have come or gone
+        await self._scan()  # its files may have been added or removed
         for each in names:
             if each in self._entries:
                 return self._entries[each]
@@ -119,14 +117,14 @@ class ModelPool:
         return entry is not None and (entry.pinned or entry.status is ModelStatus.LOADED)
 
     async def use(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
-        """The model of a request, loaded where it is not; it stays loaded until the request ends.
+        """The model of a request, loaded first if it is not; it stays loaded until the request ends.
 
         Args:
             name: Its name; None: the default.
-            keep_alive: Seconds that it then stays; None: as before.
+            keep_alive: Seconds that it stays loaded after the request; None: as before.
 
         Raises:
-            ApiError: There is none of that name, or it cannot be loaded.
+            ApiError: No model has this name, or it cannot be loaded.
             EngineUnavailableError: The server shuts down.
         """
         entry = await (self._default() if name is None else self.find(name))
@@ -160,7 +158,7 @@ class ModelPool:
             name: Its name.
 
         Raises:
-            ApiError: There is none, it is not loaded, or it must stay loaded.
+            ApiError: No model has this name, it is not loaded, or it must stay loaded.
         """
         entry = await self.find(name)
         if entry.pinned:
@@ -168,12 +166,13 @@ class ModelPool:
         if entry.status not in (ModelStatus.LOADED, ModelStatus.LOADING):
             raise ApiError(f"{name!r} is not loaded", param="model", code="model_not_loaded")
         entry.keep_alive = 0.0
-        if not entry.users and entry.loading is None:  # else after the requests, or after the load
+        # otherwise when its requests, or its load, end
+        if not entry.users and entry.loading is None:
             await self._unload(entry)
         return entry
 
     async def delete(self, name: str, remove: Callable[[], object]) -> None:
-        """Unloads a model, and deletes its files; no request gets it meanwhile.
+        """Unloads a model, and deletes its files; requests cannot use it meanwhile.
 
         Args:
             name: Its name.
@@ -227,7 +226,8 @@ class ModelPool:
         raise ApiError(f"model is missing; the models are {names}", param="model")
 
     async def _scan(self) -> None:
-        async with self._files:  # a catalog that was read before another change would undo it
+        # under the lock: a catalog from before a deletion would bring the model back
+        async with self._files:
             catalog = await asyncio.to_thread(self._catalog)
             for name, stored in catalog.items():
                 self._entries.setdefault(name, PoolEntry(name, stored)).stored = stored
@@ -238,7 +238,7 @@ class ModelPool:
 
     async def _ensure_loaded(self, entry: PoolEntry) -> ServedModel:
         while entry.status is not ModelStatus.LOADED or entry.model is None:
-            if entry.pinned:  # its worker cannot be started any more: its requests say so
+            if entry.pinned:  # its worker cannot be started again: the requests get that error
                 assert entry.model is not None
                 return entry.model
             if self._closed:
@@ -246,7 +246,7 @@ class ModelPool:
             if entry.loading is None:
                 entry.error = ""
                 entry.loading = asyncio.ensure_future(self._load_entry(entry))
-            # a request that is cancelled does not end the load, for which others may wait
+            # wait() does not cancel the load with the request: others may wait for it
             await asyncio.wait({entry.loading})
             if entry.error:
                 raise ApiError(
@@ -262,7 +262,7 @@ class ModelPool:
             stored = entry.stored
             assert stored is not None
             async with self._one_load:
-                if entry.model is not None:  # its engine has stopped
+                if entry.model is not None:  # a model whose engine has stopped
                     await self._unload(entry)
                 if entry.stopping is not None:  # two workers would need twice the memory
                     await asyncio.wait({entry.stopping})
@@ -280,20 +280,20 @@ class ModelPool:
             entry.loading = None
             if entry.model is None:
                 entry.keep_alive = None
-            elif not entry.users:  # every client has left meanwhile
+            elif not entry.users:  # all clients have disconnected meanwhile
                 self._set_timer(entry)
         if entry.error:
             logger.error("the model %s cannot be loaded: %s", entry.name, entry.error)
 
     async def _make_room(self, entry: PoolEntry, size: int) -> bool:
-        """Unloads idle models until a model fits; waits where all are busy.
+        """Unloads idle models until a model fits; waits if all are busy.
 
         Args:
             entry: The model.
             size: The bytes of its files.
 
         Returns:
-            Whether it fits; False: every client has left before its turn.
+            Whether it fits; False: all clients have disconnected before its turn.
         """
         while entry.users:
             if self._fits(size):
@@ -317,7 +317,7 @@ class ModelPool:
         if holders >= self._limits.max_models:
             return False
         free = self._free_memory()
-        # a model that alone does not fit is refused by its own plan of the memory
+        # one that is too big by itself is refused when its worker plans its memory
         return not holders or free is None or free >= size * _HEADROOM
 
     def _stopping(self) -> list[asyncio.Task[None]]:
@@ -330,7 +330,7 @@ class ModelPool:
 
     async def _unload(self, entry: PoolEntry) -> None:
         if (stopping := self._begin_unload(entry)) is not None:
-            await asyncio.shield(stopping)  # the worker stops also where the caller is cancelled
+            await asyncio.shield(stopping)  # the worker stops even if the caller is cancelled
 
     def _begin_unload(self, entry: PoolEntry) -> asyncio.Task[None] | None:
         """Takes the model from its entry, so that no later request gets it, and stops its worker."""
@@ -345,7 +345,7 @@ class ModelPool:
         try:
             await model.engine.close(finish=False, timeout=_stop_s(model, 5.0))
             logger.info("unloaded %s", entry.name)
-        except Exception:  # nobody may wait for it
+        except Exception:  # possibly nobody awaits the task
             logger.exception("the worker of %s cannot be stopped", entry.name)
         finally:
             entry.stopping = None
@@ -358,7 +358,7 @@ class ModelPool:
             self._set_timer(entry)
 
     def _set_timer(self, entry: PoolEntry) -> None:
-        """Begins the time after which an idle model is unloaded."""
+        """Starts the timer that unloads an idle model."""
         seconds = self._limits.idle_timeout_s if entry.keep_alive is None else entry.keep_alive
         if entry.pinned or entry.model is None or seconds < 0 or self._closed:
             return
@@ -371,6 +371,6 @@ class ModelPool:
 
 
 def _stop_s(model: ServedModel, seconds: float) -> float:
-    """How long the worker of a model may take to stop: longer where it writes its cached prefixes."""
+    """The time that the worker of a model may take to stop: longer if it writes its cached prefixes."""
     keeps = model.config.kv_cache_config.kv_cache_folder is not None
     return SAVE_S if keeps else seconds

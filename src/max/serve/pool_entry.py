@@ -15,7 +15,7 @@ class ModelStatus(Enum):
     """The state of a model of a pool; the values are those of llama.cpp's router."""
 
     UNLOADED = "unloaded"
-    """No process has it."""
+    """No process holds it."""
     LOADING = "loading"
     """A worker loads it."""
     LOADED = "loaded"
@@ -63,17 +63,17 @@ class PoolEntry:
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     stopping: asyncio.Task[None] | None = field(default=None, repr=False)
-    """Stops the worker that it had; until it ends, the worker holds its memory."""
+    """The task that stops its former worker, which holds its memory until the task ends."""
 
     def stop_timer(self) -> None:
-        """Stops the time after which it would be unloaded."""
+        """Cancels the timer that unloads it."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     @property
     def in_memory(self) -> bool:
-        """Whether a process has it, or will have it: a load, a model, or a worker that stops."""
+        """Whether a process holds it or will hold it: it loads, is loaded, or its worker stops."""
         return self.model is not None or self.loading is not None or self.stopping is not None
 
     @property

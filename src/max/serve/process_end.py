@@ -1,4 +1,4 @@
-"""The end of a process, whatever its threads do."""
+"""Ends a process even if some of its threads never end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 import time
 
 END_S = 1.0
-"""The time that a process gets to end by itself."""
+"""The seconds that a process has to end by itself."""
 
 
 def end_soon(code: int = 0) -> None:
-    """Has this process end, at the latest after ``END_S``: its work is done.
+    """Ends this process, whose work is done, after ``END_S`` seconds at the latest.
 
-    Without it the interpreter waits for all threads, and nothing ends one that compiles a hostile grammar.
+    The interpreter waits for all threads at its exit, and a thread that compiles a hostile grammar cannot be stopped.
 
     Args:
         code: The exit code.
@@ -27,7 +27,7 @@ def end_soon(code: int = 0) -> None:
             try:
                 stream.flush()
             except (OSError, ValueError):
-                pass  # nobody reads it any more
+                pass  # the reader has gone
         logging.shutdown()
         os._exit(code)
 

@@ -1,4 +1,4 @@
-"""What code below the routes reads of the request that it runs for: identifier, client, cleanups."""
+"""The context of the running request for code below the routes: identifier, client, cleanups."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class RequestContext:
 
     Args:
         request_id: Its identifier, as in the header ``X-Request-Id``.
-        client: Whom fairness counts it for: a digest of its API key; without keys the address of its client.
+        client: The client, for fair shares of the engine: a digest of the API key, or the address if there are no keys.
         priority: Its priority in the engine; lower comes first.
-        cleanups: Are called after the response was sent.
+        cleanups: Called after the response was sent.
         trace: Its spans; None: it is not traced.
         arrived: When its headers arrived, by `time.perf_counter`.
-        receive: Gives its body, and tells then that its client leaves; None: no client can.
+        receive: Returns its body, then the disconnect of its client; None: it has no client.
     """
 
     request_id: str = ""
@@ -50,16 +50,16 @@ def current_request() -> RequestContext:
 
 
 class RequestIdFilter(logging.Filter):
-    """Puts the identifier of the running request before the messages of a log; for handlers."""
+    """A filter of log handlers that puts the identifier of the running request before each message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Changes a record; all pass.
+        """Adds the identifier to a record; keeps all records.
 
         Args:
             record: The record.
         """
         request_id = current_request().request_id
-        # a record passes several handlers
+        # several handlers filter the same record
         if request_id and getattr(record, "request_id", None) is None:
             record.request_id = request_id
             record.msg = f"[{request_id.replace('%', '%%')}] {record.msg}"

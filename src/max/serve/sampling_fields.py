@@ -1,4 +1,4 @@
-"""Fields of requests that say how tokens are chosen, by the names that llama.cpp and Ollama share."""
+"""The fields of requests for sampling, with the names that llama.cpp and Ollama share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LlamaSamplingFields(StrictBody):
         """The sampling parameters that are set.
 
         Args:
-            most_tokens: The most tokens to generate; None, 0 and less: no limit.
+            most_tokens: The maximum number of tokens to generate; None, 0 and less: no limit.
         """
         return SamplingParamsInput(
             top_k=self.top_k,

@@ -37,9 +37,9 @@ from max.serve.worker.process import WorkerProcess
 logger = logging.getLogger("max.serve")
 
 BACKLOG = 2048
-"""Connections that the system takes before the server does."""
+"""Connections that the system queues before the server accepts them."""
 LAST_WRITES_S = 3.0
-"""The time in which clients read the errors of requests that a stop ends."""
+"""The seconds for clients to read the errors of requests that were ended by a stop."""
 
 
 def _say(line: str) -> None:
@@ -49,7 +49,7 @@ def _say(line: str) -> None:
 
 
 class _Server(QuietServer):
-    """A server that tells that it listens."""
+    """A server that prints a line when it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to listen, and prints the line that scripts wait for.
@@ -80,12 +80,12 @@ class FirstModel:
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """How a server without a model loads others.
+    """How a server that was started without a model loads models.
 
     Args:
         models_dir: The folder of the models; None: the default.
         limits: How many are loaded, and for how long.
-        worker: The settings of their workers, without a model.
+        worker: The settings of their workers; the model is set for each.
     """
 
     models_dir: Path | None
@@ -96,7 +96,7 @@ class RouterSettings:
 def run_server(
     settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
 ) -> int | None:
-    """Serves a model, or as a router any of a folder, until a signal comes; the process then ends soon.
+    """Serves one model, or as a router the models of a folder, until a signal comes; then ends the process.
 
     Args:
         settings: The settings of the server.
@@ -104,7 +104,7 @@ def run_server(
         listener: The socket.
 
     Returns:
-        The signal that came before the server was ready; None where it was.
+        The signal that came before the server was ready; None if it was ready.
 
     Raises:
         UserError: The model cannot be loaded, for a reason that the user can correct.
@@ -127,7 +127,7 @@ def run_server(
 
 
 class _Stop(asyncio.Event):
-    """Is set by the signals that end a server: gracefully, and at once where another one comes."""
+    """Set by the signals that end a server: gracefully, and at once by a second signal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _Stop(asyncio.Event):
         """The first signal."""
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGINT, signal.SIGTERM]
-        # nohup has a server ignore the end of its terminal
+        # under nohup the end of the terminal is ignored
         if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
             numbers.append(signal.SIGHUP)
         for number in numbers:
@@ -228,7 +228,7 @@ async def _listen(
     """Takes connections until a signal comes; then open requests get some time to end."""
     try:
         listener.listen(BACKLOG)
-    except OSError as error:  # another process has bound the port too, and was the first to listen
+    except OSError as error:  # another process has bound the same port, and listens already
         host, port = listener.getsockname()[:2]
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
@@ -241,7 +241,7 @@ async def _listen(
         log_level=share_handlers(),
         access_log=False,
         lifespan="off",
-        ws="none",  # there is no route for one, whichever package is installed
+        ws="none",  # no route takes a WebSocket, so none is accepted
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         server_header=False,
@@ -261,7 +261,7 @@ async def _run_until_stopped(
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if stop.number is None:
-        await serving  # its error says more, where it has one
+        await serving  # raises the server's error if there is one, which says more
         raise RuntimeError("the server has ended without a signal")
     _say(f"Server stops: {signal.Signals(stop.number).name}")
     if open_requests := pool.open_requests:
@@ -275,7 +275,8 @@ async def _run_until_stopped(
     if not serving.done():
         if open_requests := pool.open_requests:
             logger.warning("%d open requests end with an error", open_requests)
-        closing = asyncio.ensure_future(pool.close())  # their clients get it while the workers stop
+        # clients get the errors while the workers stop
+        closing = asyncio.ensure_future(pool.close())
         await asyncio.wait({serving}, timeout=LAST_WRITES_S)
         await server.close_connections(LAST_WRITES_S)
         await closing
@@ -284,7 +285,7 @@ async def _run_until_stopped(
 
 @contextlib.contextmanager
 def _logged_load(settings: ServerSettings, pool: ModelPool) -> Iterator[None]:
-    """Logs the load of busy engines from time to time, where the level shows it."""
+    """Logs the load of busy engines at intervals, if the log level shows it."""
     interval = settings.logs.load_interval_s
     if not interval or not logger.isEnabledFor(logging.INFO):
         yield

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 API_TYPES = frozenset({"openai", "responses", "anthropic", "ollama", "sagemaker", "llama.cpp"})
-"""The APIs that a server can have, by the names of ``MAX_SERVE_API_TYPES``."""
+"""The names of APIs in ``MAX_SERVE_API_TYPES``."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class LogSettings:
     """Where the log of a server goes.
 
     Args:
-        file: A file that gets each line besides the console; None: none.
+        file: A file that each line is also written to; None: none.
         prefix: Begins each line.
         structured: Whether a line is a JSON object.
         load_interval_s: Seconds between two lines of level info with the load of a busy engine; 0: none.
@@ -33,7 +33,7 @@ class ServerSettings:
     Args:
         host: The address to listen on.
         port: The port; 0: one that is free.
-        metrics_port: The port of a second listener that has ``/metrics`` alone; None: there is none.
+        metrics_port: The port of a second listener for ``/metrics`` only; None: none.
         api_keys: The keys that clients may give; none: no key is needed.
         max_queue: Requests that may wait beyond those that run; more get status 429.
         max_key_requests: Open requests of one API key; more get status 429; None: no limit.

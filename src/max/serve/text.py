@@ -1,4 +1,4 @@
-"""The text of a request while its tokens arrive: whole characters, stop texts, log-probabilities."""
+"""Turns the tokens of a request into text as they arrive: whole characters, stop texts, log-probabilities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TextPiece:
 
     Args:
         text: The text; no later token changes it.
-        logs: The log-probabilities of the tokens whose text has begun, where they are requested.
+        logs: The log-probabilities of the tokens whose text has begun, if they are requested.
         prompt_logs: Those of the prompt's tokens from the second, with echo.
         tokens: The number of tokens that were generated.
         finish_reason: ``"stop"``, ``"length"`` or ``"cancelled"`` for the last piece.
@@ -62,7 +62,7 @@ class GeneratedText:
     Args:
         decode: Decodes tokens into text.
         eos_token_ids: Tokens that end the sequence; they have no text.
-        stops: Texts that end it, and are no part of it.
+        stops: Texts that end it.
         include_stop: Whether the stop text is part of the text.
     """
 

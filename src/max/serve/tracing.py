@@ -1,4 +1,4 @@
-"""Traces of requests by OpenTelemetry, where an endpoint is set; else nothing is recorded or sent."""
+"""Traces of requests by OpenTelemetry. Without an endpoint nothing is recorded or sent."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Tracing:
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "max-serve"}))
-        # no handler at the exit of the process: close() has a limit
+        # no handler at the exit of the process, as it could wait for ever: close() has a time limit
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
         self._provider.add_span_processor(BatchSpanProcessor(exporter))

@@ -11,7 +11,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes."""
+    """The bytes by the characters that byte-level tokenizers write for them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
@@ -46,7 +46,7 @@ class Vocabulary:
         return self._bytes[token]
 
     def text(self, token: int) -> str:
-        """The text of a token alone; bytes that are no whole character become U+FFFD.
+        """The text of one token; bytes that are not a whole character become U+FFFD.
 
         Args:
             token: The token.

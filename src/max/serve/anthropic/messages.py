@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,7 +18,7 @@ from max.serve.anthropic.schemas import (
 )
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
-from max.serve.chat.run import Answer, ChatJob, collect_answers, stream_answers
+from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.generation import RunOptions
@@ -50,7 +49,8 @@ def error_body(error: ApiError) -> dict[str, Any]:
     """
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     message = error.message
-    if error.code == CONTEXT_LENGTH_EXCEEDED:  # clients shorten the conversation at these words
+    # clients that read these words shorten the conversation
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
         message = f"prompt is too long: {message}"
     return {"type": "error", "error": {"type": kind, "message": message}}
 
@@ -134,7 +134,7 @@ async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
 
 
 def _reasoning_tokens(body: MessagesBody, model: ServedModel) -> int | None:
-    """The most tokens of reasoning; None: no limit, as for a model that does not mark its reasoning."""
+    """The maximum number of tokens of reasoning; None: no limit, as for models that do not mark their reasoning."""
     limit = (body.thinking or {}).get("budget_tokens")
     if limit is None or (body.thinking or {}).get("type") == "disabled":
         return None
@@ -166,7 +166,7 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
 
 
 class _BlockWriter:
-    """Writes the events of the blocks of one answer: each block begins and ends."""
+    """Writes the events of one answer's blocks, each with a start and an end."""
 
     def __init__(self) -> None:
         self._index = -1
@@ -206,31 +206,21 @@ class _BlockWriter:
         return ended + _event("content_block_start", index=self._index, content_block=block)
 
 
-async def _stream(
-    job: ChatJob, head: dict[str, Any], state: ServerState
-) -> AsyncGenerator[bytes, None]:
+def _stream(job: ChatJob, head: dict[str, Any], state: ServerState) -> AsyncGenerator[bytes, None]:
     usage = {"input_tokens": job.prompt_tokens, "output_tokens": 0}
     message = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     begin = _event("message_start", message=message) + _event("ping")
     writer = _BlockWriter()
-    stream = stream_answers(
-        job, RunOptions(timeout=state.settings.request_timeout_s), state.metrics
-    )
-    async with aclosing(stream):
-        async for deltas in stream:
-            data = begin
-            begin = b""
-            for delta in deltas:
-                if isinstance(delta, int):
-                    continue  # streams are not repeatable
-                data += b"".join(map(writer.write, delta.parts))
-                if delta.finish_reason is not None:
-                    reason = _reason(delta.finish_reason, delta.stop)
-                    data += writer.end() + _event(
-                        "message_delta",
-                        delta={"stop_reason": reason, "stop_sequence": delta.stop},
-                        usage={**usage, "output_tokens": delta.tokens},
-                    )
-                    data += _event("message_stop")
-            if data:
-                yield data
+
+    def end(last: AnswerDelta) -> bytes:
+        reason = _reason(last.finish_reason, last.stop)
+        delta = {"stop_reason": reason, "stop_sequence": last.stop}
+        counts = {**usage, "output_tokens": last.tokens}
+        return (
+            writer.end()
+            + _event("message_delta", delta=delta, usage=counts)
+            + _event("message_stop")
+        )
+
+    options = RunOptions(timeout=state.settings.request_timeout_s)
+    return stream_events(job, options, state.metrics, begin, writer.write, end)

@@ -20,7 +20,7 @@ class ContentPart:
 
 @dataclass(frozen=True)
 class ReasoningPart:
-    """Text that the model thinks before it answers.
+    """The model's reasoning before its answer.
 
     Args:
         text: The text.
@@ -31,7 +31,7 @@ class ReasoningPart:
 
 @dataclass(frozen=True)
 class ToolCallPart:
-    """The begin of a call of a tool.
+    """The start of a call of a tool.
 
     Args:
         index: The number of the call in the answer.

@@ -1,4 +1,4 @@
-"""From a conversation to what the engine gets: template, tools, grammar, parser."""
+"""Turns a conversation into a request for the engine: template, tools, grammar, parser."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from max.serve.model import ServedModel
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MANY = 32
-"""Messages and tools up to this number are formatted in less than a millisecond."""
+"""Up to this number of messages and tools, formatting takes less than a millisecond."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation to answer, whatever API it came by.
+    """A conversation to answer, of any API.
 
     Args:
         request_id: Identifies the request.
         messages: The messages, with OpenAI's fields.
         sampling: How tokens are chosen.
         tools: The tools that may be called.
-        tool_choice: Whether they are.
-        grammar: The grammar of an answer that calls none.
+        tool_choice: Whether they are called.
+        grammar: The grammar of an answer without calls.
         stops: Texts that end an answer.
         include_stop: Whether the stop text is part of it.
         count: The number of answers.
         log_probabilities: The number of likeliest tokens; 0: no log-probabilities.
         template_options: More variables of the chat template.
-        reasoning_tokens: The most tokens of reasoning; None: as many as the model makes.
+        reasoning_tokens: The maximum number of tokens of reasoning; None: no limit.
     """
 
     request_id: str
@@ -122,7 +122,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         ),
         param="messages",
     )
-    # harmony has its marks in every answer
+    # in harmony all answers have marks
     marked = bool(tools) or tool_format.syntax == "harmony"
     marks = (
         (tool_format.trigger, tool_format.optional_trigger, *tool_format.marks) if marked else ()
@@ -155,7 +155,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
 def reasoning_budget(
     model: ServedModel, conversation: Conversation, begun: bool, may_call: bool
 ) -> ReasoningBudget | None:
-    """How long an answer may reason; None: as long as it does.
+    """The limit on the reasoning of an answer; None: no limit.
 
     Args:
         model: The model.
@@ -172,7 +172,7 @@ def reasoning_budget(
     if model.tool_format.syntax == "harmony":
         if conversation.grammar is not None:
             return None
-        # a call chooses its channel
+        # the model chooses the channel of a call
         begin, end, closing = harmony.REASONING, harmony.END, harmony.END + harmony.NEXT
         closing += "" if may_call else harmony.ANSWER
     elif model.reasons:
@@ -209,7 +209,7 @@ async def conversation_text(
     tools: Sequence[Tool],
     options: dict[str, Any],
 ) -> str:
-    """As :func:`prompt_text`; of many messages in a thread, so that streams go on meanwhile.
+    """As :func:`prompt_text`, but formats many messages in a thread, so that streams go on meanwhile.
 
     Args:
         model: The model.
@@ -228,7 +228,7 @@ async def conversation_text(
 async def prompt_tokens(
     model: ServedModel, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]
 ) -> int:
-    """The number of a conversation's tokens, also where the context cannot hold them.
+    """The number of a conversation's tokens, even if the context cannot hold them.
 
     Args:
         model: The model.
@@ -306,7 +306,7 @@ def _for_template(
 
 
 def _function(call: Any, param: str) -> dict[str, Any]:
-    """The function of an earlier call, its arguments checked to be the text of an object."""
+    """The function of an earlier call; its arguments are checked to be the text of an object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(f"{param}.function has no name", param=param)

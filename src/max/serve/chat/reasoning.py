@@ -1,4 +1,4 @@
-"""Tells what a model thinks from what it answers."""
+"""Separates the reasoning of a model from its answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ BEGIN, END = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Takes the text between ``<think>`` and ``</think>`` at the begin of an answer as reasoning.
+    """Takes the text between ``<think>`` and ``</think>`` at the start of an answer as reasoning.
 
     Args:
-        answer: The parser of what comes after it.
+        answer: The parser of the text after it.
         begun: Whether the prompt ends in ``<think>``, so that the answer begins with reasoning.
     """
 
@@ -21,7 +21,8 @@ class ReasoningParser:
         self._answer = answer
         self._inside, self._looking = begun, not begun
         self._buffer = ""
-        self._first = True  # space at the begin of reasoning and of the answer after it is no text
+        # space at the start of the reasoning, and of the answer after it, is dropped
+        self._first = True
 
     def push(self, text: str) -> Sequence[AnswerPart]:
         """Adds text, and returns the parts that are certain.
@@ -62,7 +63,7 @@ class ReasoningParser:
             self._add(parts, self._buffer[:at].rstrip())
             self._buffer, self._inside, self._first = self._buffer[at + len(END) :], False, True
             return
-        # the mark may have begun, and space before it is no text
+        # a mark may have begun; space before it is dropped
         ready = self._buffer.rstrip()
         for size in range(min(len(END) - 1, len(ready)), 0, -1):
             if END.startswith(ready[-size:]):

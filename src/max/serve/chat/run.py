@@ -51,7 +51,7 @@ class AnswerDelta:
         choice: The number of the answer.
         parts: The parts.
         logs: The log-probabilities of its tokens.
-        tokens: The number of tokens that were generated for it so far.
+        tokens: The number of tokens generated for it so far.
         finish_reason: ``"stop"``, ``"length"``, ``"tool_calls"`` or ``"cancelled"`` for the last one.
         stop: The stop text that ended it.
     """
@@ -79,7 +79,7 @@ class ToolCall:
     arguments: str = ""
 
     def parsed_arguments(self) -> dict[str, Any]:
-        """The arguments as an object; empty where the length cut them off."""
+        """The arguments as an object; empty if the length limit cut them off."""
         try:
             value = json_value(self.arguments)
         except ValueError:
@@ -141,7 +141,7 @@ async def stream_answers(
         metrics: Receives the times and the counts.
 
     Returns:
-        The parts that there are; the number of an answer that begins anew, where ``options`` allow it.
+        The new parts; or the number of an answer that starts again, if ``options`` allow it.
     """
     parsers = [job.new_parser() for _ in job.sequences]
     called: set[int] = set()
@@ -171,6 +171,37 @@ async def stream_answers(
                     deltas.append(delta)
             if deltas:
                 yield deltas
+
+
+async def stream_events(
+    job: ChatJob,
+    options: RunOptions,
+    metrics: ServerMetrics,
+    begin: bytes,
+    write: Callable[[AnswerPart], bytes],
+    end: Callable[[AnswerDelta], bytes],
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream of one answer, which are not repeated.
+
+    Args:
+        job: The conversation.
+        options: How it is run.
+        metrics: Receives the times and the counts.
+        begin: The events before the answer; sent with the first part of it.
+        write: Makes the events of a part.
+        end: Makes the events of the end, of the last delta.
+    """
+    async with aclosing(stream_answers(job, options, metrics)) as stream:
+        async for deltas in stream:
+            data, begin = begin, b""
+            for delta in deltas:
+                if isinstance(delta, int):
+                    continue
+                data += b"".join(map(write, delta.parts))
+                if delta.finish_reason is not None:
+                    data += end(delta)
+            if data:
+                yield data
 
 
 async def collect_answers(

@@ -38,7 +38,7 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
 
     Args:
         state: What its handlers share.
-        tracing: Traces its requests; None: nothing does.
+        tracing: Traces its requests; None: no traces.
     """
     origins = list(state.settings.cors_origins)
     cors = Middleware(
@@ -48,7 +48,7 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
         title="Supremum",
         version=__version__,
         middleware=[cors] if origins else [],
-        # FastAPI's own load scripts from other hosts; /docs is of max.serve.web
+        # FastAPI's own pages load scripts from other hosts; /docs is in max.serve.web
         docs_url=None,
         redoc_url=None,
     )
@@ -66,13 +66,13 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
     for module in (health, models, *of_apis, later):
         app.include_router(module.router)
     app.include_router(web.docs_router)
-    if state.settings.web_page and "openai" in served:  # by which the page talks
+    if state.settings.web_page and "openai" in served:  # the chat page uses it
         app.include_router(web.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    # an error without a handler of its own is logged with a traceback, and its connection is closed
+    # other errors are logged with a traceback, and their connection is closed
     for expected in (
         UserError,
         EngineLostError,
@@ -86,7 +86,7 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
 
 
 def error_response(request: Request, error: ApiError) -> Response:
-    """The response of an error, with the body of the API that the request came by.
+    """The response of an error, with the body of the API that the request used.
 
     Args:
         request: The request.

@@ -1,4 +1,4 @@
-"""Which status an exception gets."""
+"""The statuses of exceptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("max.serve")
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The error that a client gets for an exception; what nobody expects is logged.
+    """The error that a client gets for an exception; logs unexpected exceptions.
 
     Args:
         error: The exception.
@@ -25,7 +25,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(str(error), status=500, code="engine_lost")
     if isinstance(error, EngineUnavailableError):
         return ApiError(str(error), status=503, code="engine_unavailable")
-    if isinstance(error, RecursionError):  # by values of the request, which its reader has taken
+    if isinstance(error, RecursionError):  # raised by values of the request that passed its schema
         return ApiError(
             "the arrays and objects of the request are nested too deeply", code="nested_too_deeply"
         )

@@ -25,7 +25,7 @@ async def health(request: Request) -> Response:
         request: The connection.
     """
     pool = state_of(request).pool
-    # a router lives on where the engine of one of its models has stopped: the next request loads it
+    # a router is healthy even if an engine has stopped: the next request loads the model
     states = {model.engine.state for model in pool.loaded() if pool.is_pinned(model)}
     well = states <= {EngineState.READY}
     words = sorted(state.value for state in states - {EngineState.READY})

@@ -80,7 +80,7 @@ _REASONS = {
     "/api/push": _OLLAMA,
     "/api/blobs": _OLLAMA,
 }
-"""A path, which stands for those below it too, and what to use instead."""
+"""A path, which includes the paths below it, and what to use instead."""
 _STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")
 
 
@@ -93,7 +93,7 @@ def _refusal(reason: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def not_stored(response_id: str) -> None:
-    """Says that there is no response of this identifier, as there is none of any.
+    """Answers that no response has this identifier, as none is stored.
 
     Args:
         response_id: The identifier.

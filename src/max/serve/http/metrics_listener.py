@@ -1,4 +1,4 @@
-"""The second listener, which has the metrics alone, as MAX has it on port 8001."""
+"""The second listener, for the metrics only, as on MAX's port 8001."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger("max.serve")
 
 @contextlib.asynccontextmanager
 async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIterator[None]:
-    """Shows the metrics on a port of their own for the length of a block.
+    """Serves the metrics on a port of their own for the length of a block.
 
-    A port that is taken is a warning: ``/metrics`` of the server has the same.
+    A taken port is only a warning: ``/metrics`` of the server has the same.
 
     Args:
         settings: The settings.

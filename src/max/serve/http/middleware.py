@@ -1,4 +1,4 @@
-"""What every request passes: its identifier, the key, the limit on its body, the count."""
+"""The steps before every route: identifier, key, limit on the body, count."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from max.serve.tracing import Tracing
 logger = logging.getLogger("max.serve.requests")
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/docs", "/favicon.ico"})
-"""Paths that need no key: they say nothing of the model, and what they start asks for the key."""
+"""Paths that need no key: they tell nothing about the model, and the requests of the pages need the key."""
 UNTRACED_PATHS = OPEN_PATHS | {"/metrics"}
-"""Paths that programs ask again and again."""
+"""Paths that programs poll."""
 
 
 class Gate:
-    """Lets requests pass that have a key and a body of bearable length; names, counts and logs them.
+    """Checks the key and the length of the body of requests; names, counts and logs them.
 
     Args:
         app: The application behind it.
@@ -47,7 +47,7 @@ class Gate:
         tracing: Tracing | None = None,
     ) -> None:
         self._app, self._settings, self._metrics, self._tracing = app, settings, metrics, tracing
-        # clients are told apart by digests, which logs may show
+        # clients are identified by digests of keys, which may appear in logs
         self._keys = {
             key.encode(): hashlib.sha256(key.encode()).hexdigest()[:12] for key in settings.api_keys
         }
@@ -64,7 +64,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # as GET: the layer below sends no body; Ollama's client begins with HEAD /
+        # HEAD as GET, of which the layer below sends no body; Ollama's client starts with HEAD /
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
@@ -127,7 +127,7 @@ class Gate:
                 )
                 await send_error(send, error)
                 return
-        # without keys, clients share the engine by their addresses
+        # without keys, the engine is shared by address
         current_request().client = key or (scope.get("client") or ("",))[0]
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
@@ -149,15 +149,16 @@ class Gate:
         try:
             with self._limits.enter(key):
                 await self._app(scope, limited_receive, send)
-        except ApiError as error:  # of the limits; those of the application are responses already
+        # errors of the limits; the application's own are responses already
+        except ApiError as error:
             await send_error(send, error)
 
     def _client(self, headers: Headers) -> str | None:
-        """The digest of a request's key; None where it has none of the server's."""
+        """The digest of a request's key; None if it is none of the server's keys."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         # Anthropic's clients send the second header
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # no early end: the time says nothing about the keys
+        # compares all keys, so that the time tells nothing about them
         digests = [
             digest for key, digest in self._keys.items() if hmac.compare_digest(given.encode(), key)
         ]

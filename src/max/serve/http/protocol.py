@@ -1,4 +1,4 @@
-"""HTTP on a connection: uvicorn's protocol with bounds on heads and on time."""
+"""HTTP on a connection: uvicorn's protocol with limits on the size of heads and on waiting times."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from max.serve.errors import ApiError
 
 MAX_HEAD_BYTES = 64 << 10
-"""The longest request line with its headers, where they come in several parts."""
+"""The maximum size of a request line with its headers, if they come in several parts."""
 HEAD_S = 30.0
-"""The longest time in which a head comes, of a new connection too."""
+"""The maximum time for a head to arrive, on a new connection too."""
 BODY_S = 60.0
-"""The longest time between two parts of a body."""
+"""The maximum time between two parts of a body."""
 PROBES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""The times between the looks whether a client that has ended its half of a connection has closed the other one too."""
+"""The seconds between checks whether a client that has closed its half of a connection has closed the other one too."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -37,9 +37,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_body = self._offers_upgrade = False
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._running: RequestResponseCycle | None = None  # the request whose answer is next
+        self._running: RequestResponseCycle | None = None  # the request that is answered next
         self._last: bytes | None = (
-            None  # is sent after the answers that are due, and ends the connection
+            None  # sent after the answers to earlier requests; ends the connection
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,17 +58,17 @@ class BoundedProtocol(HttpToolsProtocol):
             exc: Why; None: one of both sides has closed it.
         """
         self._disarm()
-        super().connection_lost(exc)  # tells it to the newest request
+        super().connection_lost(exc)  # notifies the newest request only
         if (running := self._running) is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Ends the connection of a client that sends nothing more, after the answers that are due.
+        """Ends the connection of a client that sends nothing more, after the answers to its requests.
 
-        A client that leaves closes both halves, which looks the same, until it refuses what is sent to it: an answer
-        that has begun, else a 100 (Continue), which clients of HTTP/1.1 skip. Others are taken to have left, as a
-        proxy of HTTP/1.0 closes a connection so.
+        A client that disconnects closes both halves, which looks the same until it refuses what is sent to it: an
+        answer that has begun, else a 100 (Continue), which clients of HTTP/1.1 skip. Clients of HTTP/1.0 count as
+        disconnected, as proxies of HTTP/1.0 close a connection in this way.
 
         Returns:
             Whether the connection stays open meanwhile.
@@ -76,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         running = self._running
         if running is None or running.response_complete or (self._in_body and not self.pipeline):
             return False
-        # asyncio's TLS has no halves, and its sockets on Windows do not tell that they were refused
+        # asyncio cannot close one half of TLS, and does not report refused data on Windows
         if self.scheme == "https" or sys.platform == "win32":
             return False
         if not running.response_started:
@@ -89,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _look(self, seconds: float, *later: float) -> None:
-        """Looks after some time whether the client has refused what was sent to it."""
+        """Checks after some time whether the client has refused what was sent to it."""
 
         def look() -> None:
             self._timer = None
@@ -112,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._last is not None:
             return
         self._unset_keepalive_if_required()
-        if not self._in_head:  # a head has one time for all of its parts
+        if not self._in_head:  # the parts of a head share one time limit
             self._disarm()
         try:
             self._feed(data)
@@ -140,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._feed(head + rest)
 
     def _head_without_upgrade(self) -> bytes:
-        """The head of the request that was read, without what offers another protocol."""
+        """The head of the request that was read, without the headers that offer another protocol."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         for name, value in self.headers:
@@ -157,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Starts a request, unless it is read again without what it offers."""
+        """Starts a request, unless it is read again without its offer of another protocol."""
         self._in_head = False
         self._offers_upgrade = self.parser.should_upgrade()
         if not self._offers_upgrade:
@@ -174,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Starts the next request, or ends a connection that has no further one."""
+        """Starts the next request, or ends a connection without one."""
         super().on_response_complete()
         if self._last is not None:
             self._end(self._last)
@@ -185,20 +185,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _answers(self) -> bool:
-        """Whether an answer is under way; those of the pipeline come after it."""
+        """Whether an answer is being sent; answers to pipelined requests come after it."""
         return self._running is not None and not self._running.response_complete
 
     def _drop_unread(self) -> None:
-        """Forgets a request whose body is not complete, and whose turn has not come."""
+        """Drops a pipelined request whose body is not complete."""
         if self._in_body and self.pipeline:
             self.pipeline.popleft()
         self._in_head = self._in_body = False
 
     def _end(self, last: bytes) -> None:
-        """Closes the connection after the answers that are due; nothing more is read.
+        """Closes the connection after the answers to earlier requests; nothing more is read.
 
         Args:
-            last: Is sent after them.
+            last: Sent after them.
         """
         self._disarm()
         if self._answers:
@@ -218,11 +218,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
-        """Ends a connection on which nothing comes."""
+        """Ends a connection on which nothing arrives in time."""
         self._timer = None
         if self.transport.is_closing():
             return
-        # earlier requests have their answers first
+        # earlier requests are answered first
         if self.pipeline or (self._in_head and self._answers):
             self._arm(HEAD_S)
         elif self._in_head or self._in_body:
@@ -231,7 +231,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Closes the connection, with an error where no answer has begun, after the answers to earlier requests."""
+        """Closes the connection after the answers to earlier requests, with an error if no answer has begun."""
         body = msgspec.json.encode(ApiError(message, status=status).body())
         lines = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -240,7 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
             "connection: close",
         )
         error = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-        if self._in_body and not self.pipeline:  # it is the request that runs
+        if self._in_body and not self.pipeline:  # the refused request runs already
             if self.cycle.response_started:
                 error = b""
             self._running = None
@@ -249,7 +249,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _ended_by_close(cycle: RequestResponseCycle) -> Any:
-    """Sends an answer without chunks, which HTTP/1.0 has not.
+    """Sends an answer without chunks, as HTTP/1.0 has none, and ends it with the connection.
 
     Args:
         cycle: The request.
@@ -258,7 +258,7 @@ def _ended_by_close(cycle: RequestResponseCycle) -> Any:
 
     async def send_plain(message: Any) -> None:
         cycle.chunked_encoding = False
-        cycle.expected_content_length = len(message.get("body", b""))  # uvicorn compares
+        cycle.expected_content_length = len(message.get("body", b""))  # uvicorn compares this field
         await send(message)
 
     return send_plain

@@ -1,4 +1,4 @@
-"""A server of uvicorn that does nothing while nothing happens."""
+"""A uvicorn server that does not wake while it is idle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uvicorn
 
 try:
     from max.serve.http.protocol import BoundedProtocol
-except ImportError:  # httptools is not installed: uvicorn reads HTTP its own way
+except ImportError:  # without httptools uvicorn uses its other parser
     HTTP_PROTOCOL: Any = "auto"
 else:
     HTTP_PROTOCOL = BoundedProtocol
@@ -20,7 +20,7 @@ else:
 class QuietServer(uvicorn.Server):
     """A server without signal handlers, which :meth:`stop` ends.
 
-    uvicorn wakes ten times a second to look whether it should exit and to renew the header `date`; here an event ends
+    uvicorn wakes ten times a second to check for its exit and to renew the header `date`; here an event ends
     the wait, and there is no such header.
 
     Args:
@@ -34,15 +34,15 @@ class QuietServer(uvicorn.Server):
         self._exit = asyncio.Event()
 
     def stop(self) -> None:
-        """Ends the server: it accepts nothing more, and open requests get some time to end."""
+        """Ends the server: it accepts no more connections, and open requests may end for some time."""
         self.should_exit = True
         self._exit.set()
 
     async def close_connections(self, timeout: float) -> None:
-        """Closes the connections that :meth:`stop` has left open: their requests end as where a client leaves.
+        """Closes the connections that :meth:`stop` has left open; their requests end as after a disconnect.
 
         Args:
-            timeout: The seconds that the requests get for it.
+            timeout: The seconds to wait for the ends of the requests.
         """
         self.force_exit = True
         for connection in list(self.server_state.connections):
@@ -52,10 +52,10 @@ class QuietServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Waits for :meth:`stop`."""
-        await self.on_tick(0)  # sets the headers of all responses
+        await self.on_tick(0)  # sets the default headers of all responses
         await self._exit.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles no signals: whoever runs the server does."""
+        """Handles no signals: the caller does."""
         yield

@@ -1,4 +1,4 @@
-"""What the handlers of all APIs share."""
+"""The state that the handlers of all APIs share."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from max.serve.settings import ServerSettings
 
 
 class HasUnknownFields(Protocol):
-    """A body that may have fields that nothing reads."""
+    """A body that may have unknown fields."""
 
     @property
     def unknown_fields(self) -> str:
-        """The fields, with commas between."""
+        """The unknown fields, separated by commas."""
         ...
 
 
 @dataclass
 class ServerState:
-    """What the handlers of a server share.
+    """The state that the handlers of a server share.
 
     Args:
         settings: The settings.
@@ -46,15 +46,15 @@ class ServerState:
     store: ModelStore | None = None
 
     async def model(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
-        """The model of a request; it is loaded first where it is not.
+        """The model of a request, loaded first if it is not.
 
         Args:
             name: Its name; None: the default.
             keep_alive: Seconds that it stays loaded after the request; None: as before.
 
         Raises:
-            ApiError: Status 404: there is none of that name; 503: it cannot be loaded.
-            ClientLeftError: The client has left before it was loaded.
+            ApiError: Status 404: no model has this name; 503: it cannot be loaded.
+            ClientLeftError: The client disconnected before it was loaded.
         """
         use, receive = self.pool.use(name, keep_alive), current_request().receive
         if receive is None or self.pool.is_ready(name):
@@ -67,7 +67,7 @@ def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerSt
 
     Args:
         request: The request.
-        body: Its body; the fields that nothing reads are named in a header of the response.
+        body: Its body; a header of the response lists its unknown fields.
     """
     if body is not None and body.unknown_fields:
         names = body.unknown_fields[:500]
@@ -77,7 +77,7 @@ def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerSt
 
 
 def refuse_foreign_pages(request: Request, state: ServerState) -> None:
-    """Refuses a request that a web page of another host sends: a browser sends a POST of any page.
+    """Refuses a request from a web page of another host: browsers send POST requests of any page.
 
     Args:
         request: The request.

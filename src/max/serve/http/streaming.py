@@ -1,4 +1,4 @@
-"""Responses that end with their client: event streams, and answers that are sent whole."""
+"""Responses that end when their client disconnects: event streams, and whole answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from max.serve.http.failures import as_api_error
 
 logger = logging.getLogger("max.serve")
 BODY_SEND = "body_send"
-"""The state of a connection has here what sends parts of a body past all middleware."""
+"""The key of a connection's state for the function that sends parts of a body past all middleware."""
 T = TypeVar("T")
 
 
 class ClientLeftError(Exception):
-    """The client of a request has left: nobody reads an answer."""
+    """The client of a request has disconnected: nobody reads an answer."""
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -30,17 +30,17 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine until its client leaves.
+    """Runs a coroutine until its client disconnects.
 
     Args:
         request: The client's request; its body was read.
-        work: The coroutine; cancelled where the client leaves.
+        work: The coroutine; cancelled if the client disconnects.
 
     Returns:
         Its result.
 
     Raises:
-        ClientLeftError: The client has left.
+        ClientLeftError: The client has disconnected.
     """
     return await unless_left(request.receive, work)
 
@@ -49,11 +49,11 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """As :func:`unless_disconnected`.
 
     Args:
-        receive: Tells that the client leaves; it has given the whole body.
-        work: The coroutine; cancelled where the client leaves.
+        receive: Returns the disconnect of the client; the whole body was read.
+        work: The coroutine; cancelled if the client disconnects.
 
     Raises:
-        ClientLeftError: The client has left.
+        ClientLeftError: The client has disconnected.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
@@ -69,12 +69,12 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """A stream of events. The generator is closed when it ends, or when the client leaves.
+    """A stream of events. The generator is closed when the stream ends or the client disconnects.
 
     Args:
         first: The first events.
         rest: The others.
-        error_event: Makes the last event of an error that comes amid the stream.
+        error_event: Makes the last event, of an error within the stream.
         media_type: The type of the stream.
     """
 
@@ -99,7 +99,7 @@ class EventStream(Response):
 
         Args:
             scope: The connection.
-            receive: Tells that the client leaves.
+            receive: Returns the disconnect of the client.
             send: Sends a part.
         """
         producer = asyncio.ensure_future(self._produce(scope, send))
@@ -116,7 +116,7 @@ class EventStream(Response):
 
     async def _produce(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        # the layers between look at the start alone
+        # the middleware reads the start of a response only
         send = scope["state"].get(BODY_SEND, send)
         await _send_part(send, self._first)
         try:
@@ -128,8 +128,8 @@ class EventStream(Response):
 
 
 async def _send_part(send: Send, part: bytes) -> None:
-    # all streams of a step make their events first, then all are written: a reader that wakes on the
-    # first one would else take the core from the others
+    # first all streams of a step make their events, then all are written: a reader that wakes on the
+    # first one would otherwise take the core from the other streams
     await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
@@ -140,17 +140,17 @@ async def event_stream(
     error_event: Callable[[ApiError], bytes],
     media_type: str = "text/event-stream",
 ) -> Response:
-    """A stream whose first event is there: errors before it have a status of their own.
+    """A stream whose first event was received, so that an earlier error has its own status.
 
     Args:
         request: The client's request.
         events: The events.
-        error_event: Makes the last event of an error that comes amid the stream.
+        error_event: Makes the last event, of an error within the stream.
         media_type: The type of the stream.
 
     Raises:
-        ClientLeftError: The client has left before the first event.
-        Exception: What comes before the first event.
+        ClientLeftError: The client disconnected before the first event.
+        Exception: Raised by the generator before the first event.
     """
     try:
         first = await unless_disconnected(request, anext(events))

@@ -1,4 +1,4 @@
-"""``/tokenize``, ``/detokenize``, ``/apply-template``: what becomes of a text."""
+"""``/tokenize``, ``/detokenize``, ``/apply-template``: texts to tokens, and back."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from max.serve.errors import ApiError, shown
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
-    """The 400 of a body that does not fit its schema; it names the parameter.
+    """Status 400 for a body that does not fit its schema; it names the parameter.
 
     Args:
         errors: The errors of pydantic.
@@ -18,17 +18,19 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     location = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         reason = (first.get("ctx") or {}).get("error", "")
-        at = first["loc"][-1] if first["loc"] else None  # in other routes the reason says where
+        # other routes give the reason with its position
+        at = first["loc"][-1] if first["loc"] else None
         where = f" at character {at}" if isinstance(at, int) else ""
         return ApiError(f"the body is no JSON: {reason}{where}", code="invalid_json")
-    # types of unions stand in the location too
+    # the location has the types of unions too
     location = [part for part in location if "[" not in part and part not in _UNION_MEMBERS]
     param = ".".join(location) or None
     if first["type"] == "missing":
         if param is None:
             return ApiError("the body is missing; give a JSON object", code="missing_body")
         return ApiError(f"{param} is missing", param=param, code="missing_required_parameter")
-    if param is None and isinstance(first.get("input"), bytes):  # of another type it is not parsed
+    # a body of another type is not parsed
+    if param is None and isinstance(first.get("input"), bytes):
         return ApiError(
             "the body is not marked as JSON; send the header Content-Type: application/json",
             code="invalid_content_type",
@@ -39,17 +41,17 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
 
 
 def unreadable_body(cause: BaseException | None) -> ApiError:
-    """The 400 of a body that cannot be read at all.
+    """Status 400 for a body that cannot be read at all.
 
     Args:
-        cause: What the reader of JSON has raised.
+        cause: The exception of the JSON reader.
     """
     match cause:
         case RecursionError():
             reason = "its arrays and objects are nested too deeply"
         case UnicodeDecodeError():
             reason = f"it is not UTF-8: byte {cause.object[cause.start]:#x} at byte {cause.start}"
-        case ValueError():  # of numbers of thousands of digits
+        case ValueError():  # raised for numbers of thousands of digits
             reason = "it has a number with too many digits"
         case _:
             reason = "it cannot be read"
@@ -60,9 +62,9 @@ _UNION_MEMBERS = frozenset({"str", "constrained-str", "int", "float", "bool", "l
 
 
 def _nearest(errors: Sequence[Any]) -> Any:
-    """Of the errors of a union's members the one that went deepest: that member was meant.
+    """Of the errors of a union's members the one with the deepest location: that member was probably meant.
 
-    Of equal ones one of a value rather than of a type. A list that is too long comes first: the elements of its
+    Of equal depths an error of a value before one of a type. A list that is too long comes first: the elements of its
     other types are errors too.
     """
 

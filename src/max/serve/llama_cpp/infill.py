@@ -1,4 +1,4 @@
-"""``/infill``: writes what stands between two texts."""
+"""``/infill``: writes the text between two others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class InfillBody(LlamaSamplingFields):
         if sampling.top_k == 0:
             sampling.top_k = None
         if self.seed is not None and self.seed < 0:
-            sampling.seed = None  # each request has its own
+            sampling.seed = None  # negative: another seed for each request
         return sampling
 
 
@@ -121,7 +121,7 @@ async def _pieces(
 def _part(
     model: ServedModel, sequence: TextSequence, text: str, piece: TextPiece
 ) -> dict[str, Any]:
-    """The body of an answer, or of an event; the last one says why it ended."""
+    """The body of an answer, or of an event; the last one has the reason of the end."""
     part: dict[str, Any] = {"index": 0, "content": text, "stop": piece.finish_reason is not None}
     if piece.finish_reason is None:
         return part

@@ -27,12 +27,12 @@ router = APIRouter(prefix="/api", tags=["Ollama"])
 
 
 class _ClientLeftError(Exception):
-    """Ends the thread of a pull whose client has left; the next pull goes on from there."""
+    """Ends the thread of a pull whose client has disconnected; the next pull resumes it."""
 
 
 @router.post("/pull")
 async def pull(request: Request) -> Response:
-    """Gets a model from the Hugging Face hub into the models folder; one that is there is left alone.
+    """Downloads a model from the Hugging Face hub into the models folder, unless it is there.
 
     Args:
         request: The connection.
@@ -116,7 +116,8 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
         progress[file] = (at, size)
 
     async with _pulling(name):
-        if not await asyncio.to_thread(_is_stored, name, store):  # another request may have got it
+        # another request may have finished it
+        if not await asyncio.to_thread(_is_stored, name, store):
             pulling = _PULL_THREADS.submit(pull_model, source, store, name, None, note)
             task = asyncio.wrap_future(pulling)
             sums = {file.name: file.sha256 for file in source.files}
@@ -132,8 +133,8 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
                 task.result()
             finally:
                 left.set()
-                pulling.cancel()  # where no thread has begun it
-                # the thread ends with its block; the part of the file stays for the next pull
+                pulling.cancel()  # if no thread has started it
+                # the thread ends after its current block; the partial file stays for the next pull
                 await asyncio.wait({task})
                 if not task.cancelled():
                     task.exception()
@@ -144,7 +145,7 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
 
 _REPORT_S = 0.2
 _PULL_THREADS = ThreadPoolExecutor(8, "pull")
-"""Pulls take hours: those of the event loop would then have no thread left for loads, prompts and stops."""
+"""Pulls take hours, and would occupy the event loop's threads, which serve loads, prompts and stops."""
 _PULLS: dict[str, tuple[asyncio.Lock, int]] = {}
 
 
@@ -169,7 +170,7 @@ def _is_stored(name: str, store: ModelStore) -> bool:
 
 
 def _hub_source(name: str) -> Source:
-    """The files of a model of the hub; clients name no paths and no addresses."""
+    """The files of a model of the hub; names that are paths or addresses are refused."""
     if "/" not in name:
         raise ModelFilesError(f"{name!r} is no name on the hub", "Names there are owner/model.")
     return of_hub(name)

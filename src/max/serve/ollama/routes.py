@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -87,13 +87,13 @@ _DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
 
 
 def keep_alive_seconds(value: float | str | None) -> float | None:
-    """The seconds of Ollama's ``keep_alive``: a number, or a text such as ``5m``; negative: for ever.
+    """The seconds of Ollama's ``keep_alive``: a number, or a text such as ``5m``; negative: no limit.
 
     Args:
         value: The field; None: it is not set.
 
     Raises:
-        ApiError: It is no duration.
+        ApiError: It is not a duration.
     """
     if value is None:
         return None
@@ -104,7 +104,7 @@ def keep_alive_seconds(value: float | str | None) -> float | None:
             f"keep_alive is {value!r}; give seconds, or a text such as '30s', '5m' or '1h'",
             param="keep_alive",
         )
-    return min(value, _LONGEST_S)  # a date must hold its end
+    return min(value, _LONGEST_S)  # the time of its end must fit a date
 
 
 @router.get("/version")
@@ -232,7 +232,7 @@ async def chat(request: Request) -> Response:
     keep_alive = keep_alive_seconds(body.keep_alive)
     model = await state.model(body.model, keep_alive)
     head = {"model": body.model}
-    if not body.messages:  # Ollama's clients load a model so, and unload it with keep_alive 0
+    if not body.messages:  # by which Ollama's clients load a model, or unload it with keep_alive 0
         message = {"role": "assistant", "content": ""}
         reason = "unload" if keep_alive == 0 else "load"
         done = {"message": message, "done": True, "done_reason": reason}
@@ -249,7 +249,7 @@ async def chat(request: Request) -> Response:
         tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
         grammar=await in_grammar_thread(_grammar, body.format),
         stops=options.stops,
-        template_options={} if body.think is None else {"enable_thinking": bool(body.think)},
+        template_options=_template_options(body.think),
     )
     job = await prepare(model, conversation)
     return await _respond(request, state, job, head, body.stream is not False, _chat_part)
@@ -303,9 +303,7 @@ async def generate(request: Request) -> Response:
                 sampling=params,
                 grammar=grammar,
                 stops=options.stops,
-                template_options={}
-                if body.think is None
-                else {"enable_thinking": bool(body.think)},
+                template_options=_template_options(body.think),
             ),
         )
     return await _respond(request, state, job, head, body.stream is not False, _generate_part)
@@ -313,7 +311,7 @@ async def generate(request: Request) -> Response:
 
 @router.post("/embed")
 async def embed(request: Request) -> Response:
-    """The vectors of texts; texts that are too long are cut off, unless ``truncate`` is false.
+    """The vectors of texts; long texts are cut off unless ``truncate`` is false.
 
     Args:
         request: The connection.
@@ -339,7 +337,7 @@ async def embed(request: Request) -> Response:
 
 @router.post("/embeddings")
 async def embeddings(request: Request) -> Response:
-    """The vector of one text: the route that ``/embed`` has replaced.
+    """The vector of one text; the older form of ``/embed``.
 
     Args:
         request: The connection.
@@ -376,7 +374,7 @@ async def _respond(
     job: ChatJob,
     head: dict[str, Any],
     stream: bool,
-    part: Any,
+    part: Callable[[Answer], dict[str, Any]],
 ) -> Response:
     lines = _lines(job, head, state, part, whole=not stream)
     if stream:
@@ -387,9 +385,13 @@ async def _respond(
 
 
 async def _lines(
-    job: ChatJob, head: dict[str, Any], state: ServerState, part: Any, whole: bool
+    job: ChatJob,
+    head: dict[str, Any],
+    state: ServerState,
+    part: Callable[[Answer], dict[str, Any]],
+    whole: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of an answer: pieces and an end with the times; or one line that has all."""
+    """The lines of an answer: the pieces, then the times; or one line with everything."""
     begin = first = time.perf_counter()
     collected, calls, seen = Answer(), Answer(), False
     options = RunOptions(repeatable=whole, timeout=state.settings.request_timeout_s)
@@ -407,7 +409,7 @@ async def _lines(
             if whole:
                 continue
             piece = calls
-            # a call is sent when it is whole: with the end of the answer
+            # calls are sent when they are complete: at the end of the answer
             done = isinstance(deltas[-1], AnswerDelta) and deltas[-1].finish_reason is not None
             if not done:
                 piece = Answer(content=calls.content, reasoning=calls.reasoning)
@@ -440,6 +442,10 @@ def _grammar(field: str | dict[str, Any] | None) -> str | None:
         return of_any_object() if isinstance(field, str) else of_json_schema(field)
     except UserError as error:
         raise of_user_error(error, "format") from error
+
+
+def _template_options(think: bool | str | None) -> dict[str, Any]:
+    return {} if think is None else {"enable_thinking": bool(think)}
 
 
 def _tool(field: dict[str, Any], number: int) -> Tool:

@@ -63,9 +63,9 @@ class ChatCompletionRequest(SamplingFields, GrammarFields):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # vLLM's: the most tokens of reasoning; -1: no limit
+    # vLLM's: the maximum number of tokens of reasoning; -1: no limit
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    # they change nothing here, as nothing is stored, and every request is of one tier
+    # accepted without effect: nothing is stored, and there is one tier of service
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -109,7 +109,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
     current_request().priority = body.priority or 0
     model = await state.model(body.model)
     refuse(body, _REFUSED)
-    _ = body.wants_usage  # checked before anything runs
+    _ = body.wants_usage  # checked before any work starts
     for number, message in enumerate(body.messages):
         if message.content is None and message.role in ("user", "system", "developer", "tool"):
             raise ApiError(
@@ -205,7 +205,7 @@ async def _stream(
     stream = stream_answers(job, options, state.metrics)
     async with aclosing(stream):
         async for deltas in stream:
-            # streams are not repeatable
+            # not in streams, whose answers do not start again
             yield b"".join(writer.events(each) for each in deltas if isinstance(each, AnswerDelta))
     yield writer.end()
 
@@ -221,7 +221,7 @@ class _AnswerEvents:
         """The generated tokens of each answer that has begun."""
 
     def events(self, delta: AnswerDelta) -> bytes:
-        """The events of new parts; the first has the role, the last alone the reason of the end."""
+        """The events of new parts; only the first has the role, only the last the reason of the end."""
         choice, body = delta.choice, self._body
         begin = b""
         if choice not in self._tokens:
@@ -244,7 +244,7 @@ class _AnswerEvents:
         return self._chunks.end(usage(self._job.prompt_tokens, sum(self._tokens.values())))
 
     def _part(self, choice: int, part: AnswerPart) -> bytes:
-        """The event of a part; nearly all are texts, which have a template."""
+        """The event of a part; texts, nearly all parts, are filled into a template."""
         if not isinstance(part, (ContentPart, ReasoningPart)):
             return self._event(choice, _delta(part))
         kind = type(part)

@@ -65,7 +65,7 @@ class _Choice:
 
     Args:
         prompt: The prompt's tokens.
-        prefix: The text before what is generated: the prompt, with echo.
+        prefix: The text before the generated text: the prompt, with echo.
     """
 
     prompt: tuple[int, ...]
@@ -84,14 +84,14 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a request asks for.
+    """The sequences and choices of a request.
 
     Args:
         body: The request.
         model: The model.
         sequences: The sequences, one a choice.
         choices: The choices.
-        drop_generated: Whether the generated token is dropped, as the prompt alone is asked for.
+        drop_generated: Whether the generated token is dropped, because the client asked for the prompt only.
     """
 
     body: CompletionRequest
@@ -111,7 +111,7 @@ class _Plan:
     def logprobs(
         self, choice: _Choice, logs: Sequence[TokenLog], first: bool
     ) -> dict[str, Any] | None:
-        """The log-probabilities of new text, with echo those of the prompt before the first."""
+        """The log-probabilities of new text; with echo, first those of the prompt."""
         top = self.body.logprobs
         if top is None:
             return None
@@ -154,7 +154,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
         raise ApiError(
             f"best_of is {body.best_of}, and n is {count}; give equal ones", param="best_of"
         )
-    _ = body.wants_usage  # checked before anything runs
+    _ = body.wants_usage  # checked before any work starts
     echo_alone = body.max_tokens == 0
     if echo_alone and not body.echo:
         raise ApiError("max_tokens is 0; it must be at least 1 without echo", param="max_tokens")
@@ -181,7 +181,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
                 prompt=prompt
                 if infill is None
                 else await prompt_tokens(infill, prompt, body.suffix or ""),
-                # one likeliest token is the least that makes the engine compute them
+                # the engine computes log-probabilities only for one likeliest token or more
                 logprobs=0 if body.logprobs is None else max(body.logprobs, 1),
                 echo=bool(body.echo) and body.logprobs is not None,
                 stop=list(body.stops),
@@ -242,7 +242,7 @@ async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None
     stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
     async with aclosing(stream):
         async for pieces in stream:
-            # streams are not repeatable
+            # not in streams, whose answers do not start again
             yield b"".join(
                 writer.event(number, piece)
                 for number, piece in pieces

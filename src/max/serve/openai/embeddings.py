@@ -75,14 +75,14 @@ def inputs_of(given: str | Sequence[Any]) -> list[str | tuple[int, ...]]:
 
 
 def shortened(vectors: Floats, dimensions: int | None) -> Floats:
-    """Vectors of fewer dimensions, of length 1 again.
+    """Vectors of fewer dimensions, scaled to length 1.
 
     Args:
         vectors: ``[texts, size]``.
-        dimensions: The number of the first dimensions that stay; None: all.
+        dimensions: The number of leading dimensions to keep; None: all.
 
     Raises:
-        ApiError: The vectors have fewer.
+        ApiError: The vectors have fewer dimensions.
     """
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors

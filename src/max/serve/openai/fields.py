@@ -19,7 +19,7 @@ class StrictBody(BaseModel):
 
     @property
     def unknown_fields(self) -> str:
-        """The fields that nothing reads, with commas between; the first ones where they are many."""
+        """The unknown fields, separated by commas; the first ones if they are many."""
         names = sorted(self.model_extra or {})
         shortened = [name if len(name) <= 60 else f"{name[:60]}..." for name in names[:8]]
         more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
@@ -27,7 +27,7 @@ class StrictBody(BaseModel):
 
 
 class StreamOptions(StrictBody):
-    """What a stream has besides text."""
+    """The content of a stream besides text."""
 
     include_usage: bool | None = None
     """Whether a last event has the numbers of tokens."""
@@ -92,7 +92,7 @@ class SamplingFields(StrictBody):
 
         Args:
             model: The model.
-            max_tokens: The most new tokens.
+            max_tokens: The maximum number of new tokens.
 
         Raises:
             ApiError: A value does not fit the model.
@@ -118,11 +118,11 @@ def bias_of(given: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
     """Checks ``logit_bias``.
 
     Args:
-        given: Numbers of tokens, as texts, and what is added to their logits.
+        given: What is added to the logits of tokens, by their numbers as text.
         vocabulary_size: The number of tokens.
 
     Raises:
-        ApiError: A key is no token.
+        ApiError: A key is not a token.
     """
     if not given:
         return None
@@ -140,7 +140,7 @@ def bias_of(given: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
 
 
 def refuse(body: StrictBody, fields: dict[str, str]) -> None:
-    """Refuses fields of what this server lacks.
+    """Refuses fields of features that this server lacks.
 
     Args:
         body: The request.

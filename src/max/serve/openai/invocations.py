@@ -1,4 +1,4 @@
-"""``/invocations``, the route by which SageMaker talks to a container: its body says which OpenAI route it means."""
+"""``/invocations``, SageMaker's route: the body decides which of OpenAI's routes is meant."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _entry(entry: PoolEntry) -> dict[str, Any]:
     if entry.status is ModelStatus.FAILED:
         status |= {"failed": True, "error": entry.error}
     model, stored = entry.model, entry.stored
-    # of a model that is loaded on demand both are its files', whether it is loaded or not
+    # of a model that is loaded on demand, both tell about its files, loaded or not
     created, root = 0, entry.name
     if stored is not None:
         created, root = int(stored.modified), str(stored.path)
@@ -46,13 +46,13 @@ def _entry(entry: PoolEntry) -> dict[str, Any]:
 @router.get("/v1/models", tags=["OpenAI"])
 @router.get("/models", tags=["models"])
 async def models(request: Request) -> Response:
-    """Lists the models, those that are not loaded included.
+    """Lists the models, loaded or not.
 
     Args:
         request: The connection.
     """
     entries = await state_of(request).pool.entries()
-    # clients that name no model take the first: one that is loaded
+    # loaded ones first: clients without a model's name take the first
     entries.sort(key=lambda entry: (entry.status is not ModelStatus.LOADED, entry.name))
     return json_response({"object": "list", "data": [_entry(entry) for entry in entries]})
 
@@ -74,7 +74,7 @@ async def load(body: ModelBody, request: Request) -> Response:
 @router.post("/models/unload", tags=["models"])
 @router.post("/v1/models/unload", tags=["models"])
 async def unload(body: ModelBody, request: Request) -> Response:
-    """Unloads a model; one that has requests leaves when they have ended.
+    """Unloads a model; one with open requests is unloaded when they have ended.
 
     Args:
         body: The model.

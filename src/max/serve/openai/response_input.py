@@ -39,7 +39,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                     {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
                 )
             case "reasoning":
-                pass  # models do not see what they thought before
+                pass  # earlier reasoning is not shown to models
             case other:
                 raise ApiError(
                     f"{where}.type is {other!r}; expected message, function_call, "

@@ -1,10 +1,9 @@
-"""``/v1/responses``, without state: what it needs is in each request."""
+"""``/v1/responses`` without stored state: each request has the whole conversation."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from max.interfaces import SamplingParamsInput
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
-from max.serve.chat.run import Answer, ChatJob, collect_answers, stream_answers
+from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions
@@ -66,7 +65,7 @@ class TextFormat(StrictBody):
 
 
 class TextField(StrictBody):
-    """What the text is like."""
+    """The format of the text, and its verbosity."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -86,7 +85,7 @@ class ResponsesBody(StrictBody):
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    # they change nothing here
+    # accepted without effect
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     include: list[str] | None = None
@@ -375,25 +374,16 @@ def _plain(field: StrictBody | None) -> dict[str, Any] | None:
     return None if field is None else field.model_dump(by_alias=True, exclude_none=True)
 
 
-async def _stream(
+def _stream(
     writer: _ResponseWriter, job: ChatJob, state: ServerState
 ) -> AsyncGenerator[bytes, None]:
     begin = writer.event("response.created", response=writer.response(None))
     begin += writer.event("response.in_progress", response=writer.response(None))
-    stream = stream_answers(
-        job, RunOptions(timeout=state.settings.request_timeout_s), state.metrics
-    )
-    async with aclosing(stream):
-        async for deltas in stream:
-            data = begin
-            begin = b""
-            for delta in deltas:
-                if isinstance(delta, int):
-                    continue  # streams are not repeatable
-                data += b"".join(map(writer.write, delta.parts))
-                if delta.finish_reason is not None:
-                    data += writer.end_item(delta.finish_reason)
-                    response = writer.response(delta.finish_reason, delta.tokens)
-                    data += writer.event(f"response.{response['status']}", response=response)
-            if data:
-                yield data
+
+    def end(last: AnswerDelta) -> bytes:
+        data = writer.end_item(last.finish_reason)
+        response = writer.response(last.finish_reason, last.tokens)
+        return data + writer.event(f"response.{response['status']}", response=response)
+
+    options = RunOptions(timeout=state.settings.request_timeout_s)
+    return stream_events(job, options, state.metrics, begin, writer.write, end)

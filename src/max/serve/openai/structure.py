@@ -1,4 +1,4 @@
-"""The fields that say what structure an answer has."""
+"""The fields that constrain the structure of an answer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GrammarFields(StrictBody):
 
 
 async def compiled_grammar(body: GrammarFields) -> str | None:
-    """The grammar of a request's answers, made in a thread: streams do not wait for a large one.
+    """The grammar of a request's answers, compiled in a thread, so that streams do not wait for a large one.
 
     Args:
         body: The request.

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's API that are about tools."""
+"""The fields of OpenAI's API for tools."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ def event(data: Any) -> bytes:
 
 
 HOLE = "\x00hole\x00"
-"""Stands in the data of an :class:`EventTemplate` for the text that differs."""
+"""The placeholder of the text in the data of an :class:`EventTemplate`."""
 
 
 class EventTemplate:
-    """An event whose data differ by one text alone: only the text is encoded.
+    """An event that is encoded once, but for one text in its data.
 
     Args:
         data: The data, with :data:`HOLE` in place of the text.
@@ -58,7 +58,7 @@ class EventTemplate:
 
 
 class Chunks:
-    """The events of a streamed completion: they differ by their choice.
+    """The events of a streamed completion, which differ in their choice.
 
     Args:
         head: The fields that all of them have.
@@ -167,7 +167,7 @@ def completion_logprobs(
         is_number = log.log_probability == log.log_probability
         tokens.append(vocabulary.text(log.token))
         values.append(log.log_probability if is_number else None)
-        # the own token is among them, as in OpenAI's
+        # the token itself is among them, as in OpenAI's API
         chosen = {log.token: log.log_probability}
         likely = {**dict(log.top[:top]), **(chosen if top else {})}
         tops.append({vocabulary.text(t): p for t, p in likely.items()} if is_number else None)

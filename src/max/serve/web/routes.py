@@ -29,7 +29,7 @@ def _with_theme(name: str) -> str:
 
 
 def _page(name: str) -> Response:
-    """A page whose policy forbids it to load anything from another host."""
+    """A page with a policy that forbids loading from other hosts."""
     headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
     return Response(_with_theme(name), media_type="text/html", headers=headers)
 

@@ -1,4 +1,4 @@
-"""The asynchronous client of a worker process: it starts the worker, restarts it, and repeats what it can."""
+"""The asynchronous client of a worker process: it starts and restarts the worker, and repeats requests if it can."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from max.serve.worker.subscription import (
 logger = logging.getLogger("max.serve")
 
 MOST_ATTEMPTS = 3
-"""A request that has sent nothing is given to this many workers, then it fails: it may be what kills them."""
+"""A request without a token yet is sent to this many workers at most: it may be the cause of their deaths."""
 MOST_FAILED_STARTS = 5
-"""Starts in a row that may fail."""
+"""The number of starts in a row that may fail."""
 _FIRST_DELAY_S = 0.1
 
 
@@ -62,7 +62,7 @@ class EngineState(Enum):
 
 
 class EngineLostError(Exception):
-    """The worker died after a request's first tokens, or again and again before them."""
+    """The worker died after the first tokens of a request, or several workers died before them."""
 
 
 class EngineUnavailableError(Exception):
@@ -74,7 +74,7 @@ class EngineClient:
 
     Args:
         start_worker: Starts a worker process.
-        worker: The first worker, where it was started already.
+        worker: The first worker, if it was started already.
     """
 
     def __init__(self, start_worker: Callable[[], Worker], worker: Worker | None = None) -> None:
@@ -92,7 +92,7 @@ class EngineClient:
         """The last report of the engine's load."""
         self.restarts = 0
         """The number of workers that died."""
-        self._past_steps = (StepTimes(), StepTimes())  # of workers that died
+        self._past_steps = (StepTimes(), StepTimes())  # the times of workers that died
         self._forgetting: dict[int, asyncio.Future[None]] = {}
         self._forgets = 0
 
@@ -151,17 +151,17 @@ class EngineClient:
     ) -> Iterator[Subscription]:
         """Opens requests for the length of a block; those that have not ended are cancelled after it.
 
-        Where the worker dies before the first token of a request, the next worker runs it, without a
-        trace here.
+        If the worker dies before the first token of a request, the next worker runs the request, and the
+        caller does not notice.
 
         Args:
             requests: The requests.
-            repeatable: Whether they are run again where the worker dies after the first token, as
-                nothing has been sent to the client; a :class:`Repeated` tells so.
+            repeatable: Whether they are run again if the worker dies after the first token, as
+                nothing was sent to the client yet; the event is a :class:`Repeated`.
             timeout: The longest time in seconds; None: no limit.
 
         Raises:
-            EngineUnavailableError: There is no worker, and there will be none.
+            EngineUnavailableError: No worker runs, and none will be started.
         """
         if self._state is EngineState.STOPPED:
             raise EngineUnavailableError("the engine has stopped")
@@ -190,7 +190,7 @@ class EngineClient:
                     self.cancel(entry.request.request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request; nothing happens where it has ended.
+        """Ends a request; does nothing if it has ended.
 
         Args:
             request_id: The request.
@@ -221,18 +221,19 @@ class EngineClient:
         worker, restart = self._worker, self._restart
         self._set_state(EngineState.STOPPED)
         if not finish or worker is None:
-            # at once: the worker's end of a cancelled request looks like that of an answer
+            # before the worker is told: it reports a cancelled request like a complete one
             self._fail_open(EngineUnavailableError("the server shuts down"))
         if restart is not None:
             restart.cancel()
-            await asyncio.wait({restart})  # a worker that it starts has then ended
+            await asyncio.wait({restart})  # after that no start of a worker is under way
         if worker is None:
             return
         self._send(Shutdown(finish))
         await end_in_thread(worker, timeout)
         self._fail_open(EngineUnavailableError("the server shuts down"))
         self._answer_forgetting()
-        self._worker = None  # the errors of requests may hold this client, and it would hold the files of the worker
+        # errors of requests may keep this client alive, and with it the worker's files
+        self._worker = None
 
     def _set_state(self, state: EngineState) -> None:
         self._state = state
@@ -241,7 +242,7 @@ class EngineClient:
     def _attach(self, worker: Worker) -> None:
         try:
             EventReader(worker, self._loop, self._take)
-        except BaseException:  # there is no thread for it
+        except BaseException:  # no thread could be started
             self._worker = None
             worker.kill()
             raise
@@ -249,7 +250,7 @@ class EngineClient:
 
     def _take(self, worker: Worker, event: WorkerMessage) -> None:
         if worker is not self._worker:
-            return  # it was replaced
+            return  # an earlier worker
         match event:
             case PromptStarted(request_id):
                 if (entry := self._open.get(request_id)) is not None:
@@ -270,7 +271,7 @@ class EngineClient:
                 for key, entry in list(self._open.items()):
                     try:
                         self._submit(entry)
-                    except Exception as error:  # it cannot be encoded: the others go on
+                    except Exception as error:  # one that cannot be encoded fails alone
                         del self._open[key]
                         entry.put(error)
             case PrefixesForgotten(number):
@@ -293,10 +294,10 @@ class EngineClient:
         try:
             self._worker.channel.send(command)
         except OSError:
-            pass  # the reader finds out why, and tells every open request
+            pass  # the reader finds the reason, and ends the open requests
 
     def _lost(self, worker: Worker) -> None:
-        """Starts another worker; requests that have sent nothing wait for it, the others end."""
+        """Starts another worker; requests without a token yet wait for it, the others end."""
         self._answer_forgetting()
         if self._state is EngineState.STOPPED:
             return
@@ -357,7 +358,7 @@ class EngineClient:
                 self._error = ErrorInfo.of(error)
 
     def _answer_forgetting(self) -> None:
-        """Ends the waits for an empty cache: it has gone with the worker."""
+        """Ends the waits for an empty cache, as the cache ended with its worker."""
         for answer in self._forgetting.values():
             if not answer.done():
                 answer.set_result(None)
@@ -369,8 +370,8 @@ class EngineClient:
 
 
 async def _end(worker: Worker) -> None:
-    """Waits for the end of a worker whose channel is closed; what fails in it delays no other worker."""
+    """Waits for the end of a worker whose channel is closed; logs an error, as the next worker must start anyway."""
     try:
         await end_in_thread(worker, 5.0)
-    except Exception:  # there is no thread for it
+    except Exception:  # no thread could be started
         logger.exception("the end of a worker process cannot be awaited")

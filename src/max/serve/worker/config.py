@@ -9,7 +9,7 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 
 PREFILL_CHUNK = 512
-"""Prompt tokens a step, where the user sets none: running sequences wait no longer for a long prompt."""
+"""The default of prompt tokens a step: it bounds how long running sequences wait for a long prompt."""
 
 
 def served_config(values: dict[str, Any]) -> tuple[PipelineConfig, PipelineTask]:

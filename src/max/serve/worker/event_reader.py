@@ -18,7 +18,7 @@ from max.serve.worker.encoder_messages import TextsEncoded
 logger = logging.getLogger("max.serve")
 
 WorkerMessage: TypeAlias = Event | TextsEncoded | None
-"""What a worker sends; None: its channel is closed."""
+"""An event of a worker; None: its channel is closed."""
 
 
 class Worker(Protocol):
@@ -26,7 +26,7 @@ class Worker(Protocol):
 
     @property
     def channel(self) -> Channel[Any, Any]:
-        """The users' end of the channel."""
+        """The server's end of the channel."""
         ...
 
     @property
@@ -53,13 +53,13 @@ class Worker(Protocol):
 
 
 _ENDS = ThreadPoolExecutor(32, "worker end")
-"""An end may take a minute: the threads of the event loop have prompts and loads to do."""
+"""Threads that wait for workers: an end may take a minute, and the loop's own threads serve prompts and loads."""
 
 
 async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
     """Starts a worker without stopping the event loop.
 
-    Where the caller is cancelled meanwhile, the worker is ended: nobody else knows of it, and it would load its model.
+    If the caller is cancelled meanwhile, the worker is ended, as nothing else refers to it.
 
     Args:
         start_worker: Starts it.
@@ -72,7 +72,7 @@ async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
         while not starting.done():
-            with contextlib.suppress(asyncio.CancelledError):  # a start takes a moment
+            with contextlib.suppress(asyncio.CancelledError):  # waits for the start, which is short
                 await asyncio.wait({starting})
         if starting.exception() is None:
             starting.result().kill()
@@ -80,9 +80,9 @@ async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
 
 
 async def end_in_thread(worker: Worker, timeout: float | None) -> None:
-    """Waits for the end of a worker without stopping the event loop; it is killed where it takes too long.
+    """Waits for the end of a worker without stopping the event loop; kills it if that takes too long.
 
-    Also where the caller is cancelled meanwhile.
+    Goes on if the caller is cancelled meanwhile.
 
     Args:
         worker: The worker.
@@ -97,7 +97,7 @@ async def end_in_thread(worker: Worker, timeout: float | None) -> None:
 
 
 class EventReader:
-    """A thread that receives the events of a worker, and wakes an event loop once for all that wait.
+    """A thread that receives the events of a worker, and wakes an event loop once for several of them.
 
     Args:
         worker: The worker.
@@ -118,14 +118,14 @@ class EventReader:
         threading.Thread(target=self._read, name="engine events", daemon=True).start()
 
     def _read(self) -> None:
-        """Receives events until the channel is closed, all that wait at once."""
+        """Receives events until the channel is closed, as many at once as have arrived."""
         while True:
             events: Sequence[WorkerMessage]
             try:
                 events = self._worker.channel.receive_all()
             except EOFError:
                 events = [None]
-            except Exception:  # a message that cannot be decoded: the worker is as good as lost
+            except Exception:  # for a message that cannot be decoded the worker counts as lost
                 logger.exception("the messages of the worker process cannot be read")
                 events = [None]
             with self._lock:
@@ -146,5 +146,5 @@ class EventReader:
         for event in incoming:
             try:
                 self._take(self._worker, event)
-            except Exception:  # the later events are of other requests, and the last one ends all
+            except Exception:  # one failed event must not stop those of other requests
                 logger.exception("an event of the worker process was lost")

@@ -29,8 +29,8 @@ STATS_INTERVAL_S = 0.5
 def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     """Loads a model and serves the requests of a connection; the main function of the process.
 
-    It ends after a ``Shutdown``, or when the other end of the connection is closed, as where the
-    parent has died. Signals that the terminal sends to all processes of a group are the parent's.
+    It ends after a ``Shutdown``, or when the other end of the connection is closed, as when the
+    parent has died. It ignores signals that the terminal sends to the whole group: the parent handles them.
 
     Args:
         settings: The settings of the worker.
@@ -82,7 +82,7 @@ class WorkerProcess:
             self.channel.end_sends()
             raise
         finally:
-            # else the end of the process would not close the pipe
+            # otherwise the pipe would stay open after the end of the process
             there.close()
 
     @property

@@ -12,7 +12,7 @@ from max.pipelines.generation.channel import ConnectionChannel
 
 
 class QueuedChannel:
-    """Sends through a thread: a worker that does not read, as it is stopped, does not stop the event loop.
+    """Sends through a thread, so that a worker that does not read (a stopped one) cannot block the event loop.
 
     Args:
         channel: The channel that may wait.
@@ -25,7 +25,7 @@ class QueuedChannel:
         self._channel = channel
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._broken: OSError | None = None
-        # from the start: a thread that is missing later would have messages wait for ever
+        # started here: if it could not be started later, messages would wait for ever
         self._thread = threading.Thread(target=self._write, name="engine commands", daemon=True)
         try:
             self._thread.start()

@@ -1,4 +1,4 @@
-"""The requests of a task that run on a worker, and the events that come back for them."""
+"""The requests of a task that run on a worker, and their events."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsE
 
 @dataclass(frozen=True)
 class Repeated:
-    """Tells that a request is run again from its prompt: what came before is void."""
+    """A request is run again from its prompt: its earlier events are void."""
 
 
 _Item: TypeAlias = (
     "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Repeated | Exception"
 )
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
-"""What a worker runs."""
+"""The requests that a worker runs."""
 
 
 class Mailbox:
-    """Where the events of a task's requests wait: the task wakes once for all of them."""
+    """The queue of events of a task's requests; the task wakes once for all that have arrived."""
 
     def __init__(self) -> None:
         self._items: deque[tuple[int, _Item]] = deque()
@@ -47,7 +47,7 @@ class Mailbox:
         self._items = deque(each for each in self._items if each[0] != number)
 
     async def take_all(self) -> deque[tuple[int, _Item]]:
-        """Waits for an event, and takes all that there are."""
+        """Waits for an event, and takes all that have arrived."""
         if not self._items:
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -67,7 +67,7 @@ class OpenRequest:
         number: Its number among the requests of the task.
         mailbox: Receives its events.
         repeatable: Whether it may be run again after its first tokens.
-        attempts: The workers that it was sent to.
+        attempts: The number of workers that it was sent to.
         started: Whether tokens have arrived.
     """
 
@@ -84,7 +84,7 @@ class OpenRequest:
 
 
 WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | Repeated"
-"""What a task gets of its requests."""
+"""An event as a task receives it."""
 
 
 class Subscription:
@@ -103,7 +103,7 @@ class Subscription:
         self._error: Exception | None = None
 
     async def next_events(self) -> list[tuple[int, WorkerEvent]]:
-        """Waits for events; those that wait come at once, the tokens of a request joined.
+        """Waits for events, and returns all that have arrived, with the tokens of each request joined.
 
         Returns:
             The events with the numbers of their requests.
@@ -112,7 +112,7 @@ class Subscription:
             UserError: A request can never run.
             RuntimeError: A step failed.
             EngineLostError: The worker died after the first token, or several workers did before it.
-            EngineUnavailableError: There is no worker, and there will be none.
+            EngineUnavailableError: No worker runs, and none will be started.
             TimeoutError: It took too long.
         """
         if self._error is not None:
@@ -130,7 +130,7 @@ class Subscription:
                     assert isinstance(earlier, TokensGenerated)
                     events[place] = (number, _joined(earlier, item))
             elif isinstance(item, (RequestFailed, Exception)):
-                # what came before it is given out first
+                # earlier events are returned first
                 self._error = item if isinstance(item, Exception) else item.error.to_exception()
                 break
             else:
@@ -141,7 +141,7 @@ class Subscription:
         return events
 
     def cancel(self, number: int) -> None:
-        """Ends a request, where it has not ended.
+        """Ends a request, if it has not ended.
 
         Args:
             number: Its number.

@@ -13,7 +13,7 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 class CallScanner:
     """Finds the name and the arguments in the object of a call, whatever their order.
 
-    It takes text from the opening brace on. The arguments are given out while they arrive, where the
+    It takes text from the opening brace on. The arguments are returned while they arrive, if the
     name came before them and they are an object.
     """
 
@@ -21,11 +21,11 @@ class CallScanner:
         self.raw = ""
         """The text of the object so far."""
         self.done = False
-        """Whether the closing brace has come."""
+        """Whether the closing brace has arrived."""
         self.name: str | None = None
-        """The name, where it has come."""
+        """The name, if it has arrived."""
         self.sent = ""
-        """The arguments that were given out."""
+        """The arguments that were returned so far."""
         self._depth = 0
         self._in_string = self._escaped = False
         self._key: str | None = None
@@ -54,7 +54,7 @@ class CallScanner:
         """The arguments that are new and certain; empty before the name has come."""
         if self.name is None or self._arguments is None:
             return ""
-        # space at the end may belong to the object around
+        # space at the end may belong to the enclosing object
         certain = self._arguments if self.done else self._arguments.rstrip()
         new = certain[len(self.sent) :]
         self.sent = certain
@@ -97,12 +97,12 @@ class CallScanner:
             self.name = name
         elif self._key in ARGUMENT_KEYS:
             loaded = _loaded(value)
-            # some models write the arguments as a text
+            # some models write the arguments as a string
             self._arguments = loaded if isinstance(loaded, str) else value
         self._key, self._value = None, None
 
     def _finish(self) -> None:
-        """Takes a call that stands in ``function``, and arguments that are missing or null."""
+        """Reads a call that is nested in ``function``, and completes arguments that are missing or null."""
         if self.name is None:
             whole = _loaded(self.raw)
             inner = whole.get("function") if isinstance(whole, dict) else None

@@ -5,36 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart
-from max.serve.chat.tools.marks import CallParts, ObjectEnd, first_mark, held
+from max.serve.chat.tools.marks import BufferedParser, CallParts, ObjectEnd, first_mark, held
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 _FENCE = "```json"
 
 
-class DeepSeekParser:
+class DeepSeekParser(BufferedParser):
     """Finds calls: ``BEGIN name SEPARATOR {…} END``, or ``BEGIN function SEPARATOR name`` with a fenced block.
 
-    Text outside of calls is content; a call whose end the length cut off keeps what has come of it.
+    Text outside of calls is content; of a call that the length limit cut off the part that has arrived stays.
     """
 
     def __init__(self) -> None:
-        self._buffer = ""
+        super().__init__()
         self._state = "text"
         self._parts = CallParts()
         self._object = ObjectEnd()
-
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """Adds text, and returns the parts that are certain.
-
-        Args:
-            text: The new text.
-        """
-        self._buffer += text
-        parts: list[AnswerPart] = []
-        while self._step(parts):
-            pass
-        return parts
 
     def finish(self) -> Sequence[AnswerPart]:
         """The parts that were held back."""
@@ -46,8 +34,7 @@ class DeepSeekParser:
         self._buffer = ""
         return [*parts, *self._parts.finish()]
 
-    def _step(self, parts: list[AnswerPart]) -> bool:
-        """Takes some text from the buffer; whether there may be more to take."""
+    def _step(self, parts: list[AnswerPart], last: bool) -> bool:
         match self._state:
             case "text":
                 return self._text(parts)

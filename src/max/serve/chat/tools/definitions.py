@@ -1,4 +1,4 @@
-"""The tools of a request, whatever API they come by."""
+"""The tools of a request of any API."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ToolChoice:
     """Whether tools are called, and which.
 
     Args:
-        kind: Whether they are.
+        kind: Whether they are called.
         name: The tool, for ``NAMED``.
         parallel: Whether an answer may have several calls.
     """
@@ -73,7 +73,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
         choice: The choice.
 
     Raises:
-        ApiError: They do not.
+        ApiError: They do not fit.
     """
     names = [tool.name for tool in tools]
     for number, name in enumerate(names):

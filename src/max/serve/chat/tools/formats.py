@@ -106,7 +106,7 @@ ALIASES = {
 
 
 def format_of_template(template: str | None) -> ToolFormat:
-    """The format that a chat template teaches.
+    """The format of calls that a chat template describes.
 
     Args:
         template: The template; None: the model has none.

@@ -28,13 +28,13 @@ def answer_grammar(
 
     Args:
         tools: The tools.
-        choice: Whether they are called.
+        choice: Whether they are called, and which.
         tool_format: How they are called.
         special_tokens: The special tokens by their texts.
-        content_grammar: The grammar of an answer that calls none; None: any text.
+        content_grammar: The grammar of an answer without calls; None: any text.
 
     Returns:
-        The grammar; None where it would allow any text, or calls cannot be told from text. With
+        The grammar; None if it would allow any text, or calls cannot be distinguished from text. With
         ``AUTO`` an answer is free text until the mark of a call; then it must be a call that fits.
 
     Raises:
@@ -48,7 +48,7 @@ def answer_grammar(
     if tool_format.syntax == "harmony":
         several = False  # a call ends the answer
     marked = bool(tool_format.trigger) or tool_format.syntax == "pythonic"
-    # letters that spell marks could not be told from text
+    # marks that are spelled in letters could not be distinguished from text
     marked |= tool_format.syntax == "harmony" and special_tokens.keys() >= set(harmony.MARKS)
     if not must and not marked and content_grammar is None:
         return None
@@ -105,7 +105,7 @@ def answer_grammar(
 
 
 def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, int]) -> str:
-    """What a call of one tool looks like."""
+    """The rule of a call of one tool."""
 
     def mark(text: str) -> str:
         return _mark(text, special_tokens)
@@ -120,7 +120,7 @@ def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, in
         case "harmony":
             to, channel = f" to=functions.{tool.name}", mark(harmony.CHANNEL)
             first = f"{channel} {_quoted('commentary' + to)}"
-            last = f'{_quoted(to)} {channel} "commentary"'  # the recipient may stand in the role
+            last = f'{_quoted(to)} {channel} "commentary"'  # the recipient may be in the role
             kind = f'(" " ({mark(harmony.CONSTRAIN)})? "json")?'
             return f"({first} | {last}) {kind} {mark(harmony.MESSAGE)} %json {schema}"
         case _:
@@ -190,7 +190,7 @@ def _keywords(parameters: dict[str, Any]) -> str:
     if required:
         parts += [f"({_quoted(', ' + name + '=')} {value(name)})?" for name in others]
         return " ".join(parts)
-    # any first one has no comma before it
+    # whichever comes first has no comma before it
     tails = [
         " ".join(
             [
@@ -204,7 +204,7 @@ def _keywords(parameters: dict[str, Any]) -> str:
 
 
 def _mark(text: str, special_tokens: dict[str, int]) -> str:
-    """A mark as its special token, where it is one."""
+    """A mark, as its special token if it is one."""
     special = special_tokens.get(text)
     return f"<[{special}]>" if special is not None else _quoted(text)
 

@@ -6,23 +6,23 @@ import re
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart, ContentPart, ReasoningPart
-from max.serve.chat.tools.marks import CallParts, first_mark, held
+from max.serve.chat.tools.marks import BufferedParser, CallParts, first_mark, held
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 REASONING = f"{CHANNEL}analysis{MESSAGE}"
-"""The begin of a message of reasoning."""
+"""The start of a message of reasoning."""
 NEXT, ANSWER = f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
-"""The begin of a message's header, and the rest of that of a message for the user."""
+"""The start of a message's header, and the rest of the header of a message for the user."""
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
-# the prompt may end within a header, and the answer go on with its recipient
+# the prompt may end within a header, so the answer may start with its recipient
 _OPENING = re.compile(r"\s*(t|to|to=\S*)?")
 _WHOLE_OPENING = re.compile(r"\s*to=\S+\s*")
 
 
-class HarmonyParser:
+class HarmonyParser(BufferedParser):
     """Splits an answer into messages: ``header <|message|> text <|end|>``.
 
     The channel ``analysis`` is reasoning, a message with a recipient is a call, all else is content. Text
@@ -30,22 +30,10 @@ class HarmonyParser:
     """
 
     def __init__(self) -> None:
-        self._buffer = ""
+        super().__init__()
         self._kind: str | None = "content"  # of the open message; None: within a header
-        self._fresh = True  # nothing was given out yet
+        self._fresh = True  # no part was returned yet
         self._parts = CallParts()
-
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """Adds text, and returns the parts that are certain.
-
-        Args:
-            text: The new text.
-        """
-        self._buffer += text
-        parts: list[AnswerPart] = []
-        while self._header(parts) if self._kind is None else self._body(parts):
-            pass
-        return parts
 
     def finish(self) -> Sequence[AnswerPart]:
         """The parts that were held back."""
@@ -54,6 +42,9 @@ class HarmonyParser:
             self._add(parts, self._buffer)
         self._buffer = ""
         return parts
+
+    def _step(self, parts: list[AnswerPart], last: bool) -> bool:
+        return self._header(parts) if self._kind is None else self._body(parts)
 
     def _header(self, parts: list[AnswerPart]) -> bool:
         header, mark, after = self._buffer.partition(MESSAGE)

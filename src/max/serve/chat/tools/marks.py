@@ -1,15 +1,16 @@
-"""What the parsers of marked text share: marks that a piece of text may cut, and JSON objects that it does."""
+"""The common parts of the parsers: marks and JSON objects whose text arrives in pieces."""
 
 from __future__ import annotations
 
 import secrets
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
 
 
 def held(text: str, marks: Sequence[str]) -> int:
-    """The length of the end of a text that may begin one of some marks.
+    """The length of the end of a text that may be the start of a mark.
 
     Args:
         text: The text; no mark is whole in it.
@@ -32,6 +33,37 @@ def first_mark(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
     return min(((at, m) for m in marks if (at := text.find(m)) >= 0), default=None)
 
 
+class BufferedParser:
+    """Collects the text of an answer in a buffer, and takes parts from it; a base of the parsers."""
+
+    def __init__(self) -> None:
+        self._buffer = ""
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Adds text, and returns the parts that are certain.
+
+        Args:
+            text: The new text.
+        """
+        self._buffer += text
+        return self._take(last=False)
+
+    def _take(self, last: bool) -> list[AnswerPart]:
+        """The parts in the buffer that are certain.
+
+        Args:
+            last: Whether the answer has ended.
+        """
+        parts: list[AnswerPart] = []
+        while self._step(parts, last):
+            pass
+        return parts
+
+    @abstractmethod
+    def _step(self, parts: list[AnswerPart], last: bool) -> bool:
+        """Takes some text from the buffer; whether there may be more to take."""
+
+
 class ObjectEnd:
     """Finds the end of a JSON object while its text arrives."""
 
@@ -39,7 +71,7 @@ class ObjectEnd:
         self._depth, self._string, self._escaped = 0, False, False
 
     def take(self, text: str) -> int | None:
-        """The length of the text up to the end of the object; None where it goes on.
+        """The length of the text up to the end of the object; None if the object goes on.
 
         Args:
             text: The next text; the first begins with a brace.
@@ -64,7 +96,7 @@ class ObjectEnd:
 
 
 class CallParts:
-    """Makes the parts of calls, and those of content without the space around calls."""
+    """Makes the parts of calls, and parts of content without the space around calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -72,7 +104,7 @@ class CallParts:
         self._space = ""
 
     def begin(self, name: str) -> ToolCallPart:
-        """The begin of a call.
+        """The start of a call.
 
         Args:
             name: The tool.
@@ -82,7 +114,7 @@ class CallParts:
         return ToolCallPart(self.calls - 1, f"call_{secrets.token_hex(12)}", name)
 
     def arguments(self, text: str) -> ArgumentsPart:
-        """More of the arguments of the call that has begun last.
+        """More of the arguments of the last call.
 
         Args:
             text: JSON text.
@@ -90,7 +122,7 @@ class CallParts:
         return ArgumentsPart(self.calls - 1, text)
 
     def content(self, text: str) -> list[AnswerPart]:
-        """Content; space at its end is held back, as that before a call is none.
+        """Content; space at its end is held back, as space before a call is dropped.
 
         Args:
             text: The text.
@@ -101,6 +133,6 @@ class CallParts:
         return [ContentPart(bare)] if bare else []
 
     def finish(self) -> list[AnswerPart]:
-        """The space that was held back, where no call came."""
+        """The space that was held back, if there was no call."""
         space, self._space = self._space, ""
         return [ContentPart(space)] if space and not self.calls else []

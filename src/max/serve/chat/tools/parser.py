@@ -16,6 +16,7 @@ from max.serve.chat.tools.call_scanner import CallScanner
 from max.serve.chat.tools.deepseek import DeepSeekParser
 from max.serve.chat.tools.formats import ToolFormat
 from max.serve.chat.tools.harmony import HarmonyParser
+from max.serve.chat.tools.marks import BufferedParser
 from max.serve.chat.tools.pythonic import PythonicParser
 
 
@@ -39,43 +40,29 @@ def parser_of(tool_format: ToolFormat) -> AnswerParser:
 _BETWEEN = " \t\r\n,;[]"
 
 
-class ToolParser:
+class ToolParser(BufferedParser):
     """Finds calls in one of the formats; all other text is content.
 
-    What begins as a call and is none becomes content again, as long as no part of it was given out.
+    Text that starts like a call but is none becomes content, if no part of it was returned as a call.
 
     Args:
         tool_format: The format.
     """
 
     def __init__(self, tool_format: ToolFormat) -> None:
+        super().__init__()
         self._format = tool_format
-        self._buffer = ""
         self._calling = False  # after a trigger
-        self._mark = ""  # the text since the trigger, to give back where no call comes
+        self._mark = ""  # the text since the trigger; content if no call follows
         self._scanner: CallScanner | None = None
         self._announced = False
         self._calls = 0
-        self._begun = False  # whether content was given out: calls without trigger begin the answer
-        self._space = ""  # before a trigger it is part of the call
-
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """Adds text, and returns the parts that are certain.
-
-        Args:
-            text: The new text.
-        """
-        self._buffer += text
-        parts: list[AnswerPart] = []
-        while self._step(parts, last=False):
-            pass
-        return parts
+        self._begun = False  # whether content was returned: calls without a trigger come first
+        self._space = ""  # space before a trigger belongs to the call
 
     def finish(self) -> Sequence[AnswerPart]:
         """The parts that were held back."""
-        parts: list[AnswerPart] = []
-        while self._step(parts, last=True):
-            pass
+        parts = self._take(last=True)
         if self._scanner is not None and not self._announced:
             self._content(parts, self._mark + self._scanner.raw)
         elif self._calling and not self._announced:
@@ -87,7 +74,6 @@ class ToolParser:
         return parts
 
     def _step(self, parts: list[AnswerPart], last: bool) -> bool:
-        """Takes some text from the buffer; whether there may be more to take."""
         if self._scanner is not None:
             return self._scan(parts)
         if self._calling:
@@ -110,7 +96,7 @@ class ToolParser:
         return False
 
     def _text_without_trigger(self, parts: list[AnswerPart], last: bool) -> bool:
-        """Calls stand at the begin of the answer, after a mark or as a bare object."""
+        """Calls are at the start of the answer, after a mark or as a bare object."""
         if self._begun:
             self._content(parts, self._buffer)
             self._buffer = ""
@@ -154,7 +140,7 @@ class ToolParser:
         return True
 
     def _leave(self, parts: list[AnswerPart]) -> None:
-        """Goes back to text; a mark after which no call came is text."""
+        """Goes back to text; a mark without a call after it is text."""
         if self._mark and not self._announced:
             self._content(parts, self._mark)
         self._calling, self._mark = False, ""
@@ -175,14 +161,14 @@ class ToolParser:
         if self._announced:
             self._calls += 1
             self._mark = ""
-        else:  # an object that is no call
+        else:  # an object that is not a call
             self._content(parts, self._mark + scanner.raw)
             self._mark, self._calling = "", False
         self._scanner = None
         return bool(self._buffer)
 
     def _content(self, parts: list[AnswerPart], text: str) -> None:
-        """Adds content; space is held back, as that before a call is no content."""
+        """Adds content; space at its end is held back, as space before a call is dropped."""
         text = self._space + text
         bare = text.rstrip()
         self._space = text[len(bare) :]
@@ -192,7 +178,7 @@ class ToolParser:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """The length of the end of a text that may begin a mark."""
+    """The length of the end of a text that may be the start of a mark."""
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-size:]):
             return size

@@ -1,4 +1,4 @@
-"""Calls as Python's: ``[get_weather(city="Oslo", days=3), get_time()]`` (Llama 3.2 and 4, xLAM, ToolACE)."""
+"""Calls in Python's syntax: ``[get_weather(city="Oslo", days=3), get_time()]`` (Llama 3.2 and 4, xLAM, ToolACE)."""
 
 from __future__ import annotations
 
@@ -9,52 +9,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from max.serve.chat.parts import AnswerPart
-from max.serve.chat.tools.marks import CallParts
+from max.serve.chat.tools.marks import BufferedParser, CallParts
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 CALLS_PATTERN = r"\s*(<\|python_start\|>)?\s*\[\s*[A-Za-z_][0-9A-Za-z_.]*\("
-"""Begins an answer that the parser takes for calls; in the syntax of llguidance."""
+"""The start of an answer that the parser takes as calls; in the syntax of llguidance."""
 _NAME = re.compile(r"[A-Za-z_][0-9A-Za-z_.]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
-class PythonicParser:
-    """Finds a list of calls at the begin of an answer; anything else is content.
+class PythonicParser(BufferedParser):
+    """Finds a list of calls at the start of an answer; all other text is content.
 
-    A call is given out when its closing parenthesis has come. Values are Python's literals, and JSON's.
+    A call is returned when its closing parenthesis has arrived. Values are literals of Python or JSON.
     """
 
     def __init__(self) -> None:
-        self._buffer = ""
-        self._mark = ""  # before the first call, to give back where none comes
+        super().__init__()
+        self._mark = ""  # the text before the first call; content if there is no call
         self._state = "begin"
         self._parts = CallParts()
 
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """Adds text, and returns the parts that are certain.
-
-        Args:
-            text: The new text.
-        """
-        self._buffer += text
-        parts: list[AnswerPart] = []
-        while self._step(parts, last=False):
-            pass
-        return parts
-
     def finish(self) -> Sequence[AnswerPart]:
         """The parts that were held back."""
-        parts: list[AnswerPart] = []
-        while self._step(parts, last=True):
-            pass
+        parts = self._take(last=True)
         if not self._parts.calls:
             parts += self._parts.content(self._mark + self._buffer)
         self._buffer = ""
         return [*parts, *self._parts.finish()]
 
     def _step(self, parts: list[AnswerPart], last: bool) -> bool:
-        """Takes some text from the buffer; whether there may be more to take."""
         if self._state == "begin":
             return self._begin(last)
         if self._state == "calls":
@@ -80,7 +65,7 @@ class PythonicParser:
         name = _NAME.match(bare[1:].lstrip()) if bare.startswith("[") else None
         rest = bare[1:].lstrip()
         if bare.startswith("[") and not last and (not rest or (name and name.end() == len(rest))):
-            return False  # a name has begun, or may
+            return False  # a name has begun, or may begin
         if not bare and not last:
             return False
         if name and rest[name.end() :].startswith("("):
@@ -100,7 +85,7 @@ class PythonicParser:
             return False
         call = _parsed(text[:end])
         if call is None:
-            # what was given out stays; the rest is no list of calls
+            # calls that were returned stay; the rest is content
             self._buffer, self._mark = self._mark + self._buffer, ""
             self._state = "text"
             return True
@@ -112,7 +97,7 @@ class PythonicParser:
 
 
 def _end_of_call(text: str) -> int | None:
-    """The length of the call that a text begins with; None where it is not whole."""
+    """The length of the call that a text starts with; None if it is not complete."""
     closing: list[str] = []
     quote, escaped = "", False
     for place, character in enumerate(text):
@@ -135,7 +120,7 @@ def _end_of_call(text: str) -> int | None:
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of a call; None where it is none."""
+    """The name and the arguments of a call; None if the text is not a call."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
         if not isinstance(node, ast.Call) or node.args:
