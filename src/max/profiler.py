@@ -107,7 +107,7 @@ class Tracer:
 
         Args:
             message: The name of the new one.
-            color: The color for tools that draw; not used.
+            color: A color for visual tools; not used.
 
         Raises:
             IndexError: No span is open.
@@ -166,7 +166,7 @@ def traced(
     Args:
         func: The function. Without it, a decorator.
         message: The span's name; the function's by default.
-        color: The color for tools that draw; not used.
+        color: A color for visual tools; not used.
     """
     if func is None:
         return lambda func: traced(func, message=message, color=color)

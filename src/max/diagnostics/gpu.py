@@ -26,13 +26,13 @@ class MemoryStats:
     """The memory of a GPU, in bytes."""
 
     total_bytes: int
-    """All of it."""
+    """The total memory."""
     free_bytes: int
-    """What is not allocated."""
+    """The free memory."""
     used_bytes: int
-    """What is allocated."""
+    """The allocated memory."""
     reserved_bytes: int | None
-    """What the driver keeps for itself; None if it does not say."""
+    """The memory that the driver reserves for itself; None if it does not tell."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class UtilizationStats:
     """The load of a GPU over the driver's last sampling period."""
 
     gpu_usage_percent: int
-    """The part of the time in which a kernel ran, 0 to 100."""
+    """The percentage of the time in which a kernel ran, 0 to 100."""
     memory_activity_percent: int | None
-    """The part of the time in which memory was read or written; None if the driver does not say."""
+    """The percentage of the time in which memory was read or written, 0 to 100; None if the driver does not tell."""
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,16 @@ class Reader:
     __slots__ = ()
 
     def changed(self) -> None:
-        """Drops the copy: a cell was written, or others may write to its memory from now on."""
+        """Drops the copy, as a cell was written or others may write to its memory from now on."""
         raise NotImplementedError
 
     def holds(self, storage: driver.Tensor) -> bool:
-        """Whether it refers to a storage; it does so once."""
+        """Whether it holds a reference to a storage; it holds one at most."""
         raise NotImplementedError
 
 
 class _Lease:
-    """The owner of memory, as a program refers to it that only reads."""
+    """The owner of memory, for a program that only reads: its references can be counted."""
 
     __slots__ = ("__weakref__", "_owner")
 
@@ -60,11 +60,11 @@ class Cell:
         type: Its type.
         storage: Its memory; None where it is not computed yet.
         call: The call that computes it, or the replay that the call is part of; None where it is in memory.
-        index: Which of the results of the call it is. Not set in a replay.
+        index: The number of the result among those of the call. Not set in a replay.
 
     Attributes:
-        holder: Refers to the tensor on a cell that is not computed; a value that no tensor holds is not kept. Not set
-            in a replay.
+        holder: A weak reference to the tensor on a cell that is not computed; a value without a tensor is not kept.
+            Not set in a replay.
         users: The programs that keep copies of the elements. Not set in a replay.
     """
 
@@ -82,10 +82,10 @@ class Cell:
         self.users: _Users | None = None
 
     def keep(self, storage: driver.Tensor) -> None:
-        """Takes the elements, which are computed now.
+        """Sets the elements, which were computed.
 
         Raises:
-            RuntimeError: They have another shape than was recorded.
+            RuntimeError: Their shape is not the recorded one.
         """
         if self.type.shape != storage.shape:
             raise RuntimeError(
@@ -109,14 +109,14 @@ class Cell:
             ]
 
     def changed(self) -> None:
-        """Invalidates copies of the elements: after a write, and after others got access to the memory."""
+        """Drops copies of the elements, after a write or after others got access to the memory."""
         if self.users is not None:
             for reader in self.users.readers:
                 if (copy := reader()) is not None:
                     copy.changed()
 
     def borrowed(self) -> driver.Tensor:
-        """A tensor on the memory for a program that only reads it, and does not give it to others."""
+        """A driver tensor on the memory, for a program that only reads it and keeps it private."""
         storage = self.storage
         assert storage is not None
         with _users_lock:
@@ -132,7 +132,7 @@ class Cell:
         )  # fmt: skip
 
     def references(self) -> tuple[int, int]:
-        """The references of programs that only read: to the storage, and to the owner of its memory."""
+        """The numbers of references that reading programs hold: to the storage, and to the owner of its memory."""
         storage, users = self.storage, self.users
         if storage is None or users is None:
             return 0, 0
@@ -142,10 +142,10 @@ class Cell:
 
 
 class Call:
-    """A call of an op that was recorded and not run.
+    """A recorded call of an op.
 
     Args:
-        signature: What is called, see `Signature`.
+        signature: The op, its arguments and types; see `Signature`.
         inputs: The tensors that it reads.
         place: The file and line of the user's program that made the call.
     """
@@ -160,10 +160,10 @@ class Call:
 
 
 class Unsettled:
-    """Stands for the calls of cells that have none yet, see `max.experimental._replays`."""
+    """The calls of cells that are not yet recorded; see `max.experimental._replays`."""
 
     __slots__ = ()
 
     def settle(self) -> None:
-        """Gives the cells their calls."""
+        """Records the calls."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from max.experimental import _recorder
+from max.experimental._conversions import Conversions
 from max.experimental._holders import hold
 from max.graph import Graph, Value
 
@@ -16,7 +17,7 @@ __all__ = ["GRAPH", "ComputeGraph"]
 
 
 class ComputeGraph:
-    """What was recorded and not computed yet.
+    """The operations that are recorded and not computed yet.
 
     All tensors of a process share one record; an object of this class is a view of it.
 
@@ -51,7 +52,7 @@ class ComputeGraph:
         """A graph of what was recorded, with all tensors that are not computed yet as outputs."""
         return _recorder.staged_graph()
 
-    def add_source(self, tensor: Any) -> None:
+    def add_source(self, tensor: Conversions) -> None:
         """Keeps a tensor of a graph value alive.
 
         Raises:
@@ -61,7 +62,7 @@ class ComputeGraph:
             raise TypeError(f"add_source: {tensor!r} is not a value of a graph")
         self.sources[tensor._value] = tensor
 
-    def add_unrealized(self, tensor: Any) -> None:
+    def add_unrealized(self, tensor: Conversions) -> None:
         """Adds a tensor to those that are not computed yet.
 
         Raises:
@@ -71,7 +72,7 @@ class ComputeGraph:
             raise TypeError(f"add_unrealized: {tensor!r} has a value already")
         hold(tensor._cell, tensor)
 
-    async def evaluate(self, tensor: Any) -> None:
+    async def evaluate(self, tensor: Conversions) -> None:
         """Computes a tensor, and with it the tensors that it depends on.
 
         Args:

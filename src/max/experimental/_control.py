@@ -1,4 +1,4 @@
-"""Control flow on tensors: run at once on eager tensors, or staged as one op where a graph is being built."""
+"""Control flow on tensors: runs at once on eager tensors; is staged as one op while a graph is being built."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def while_loop(
 
 
 def _staging(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors as one of values of the graph that is being built."""
+    """Turns a function of tensors into one of values of the graph that is being built."""
 
     def staged(*values: Value[Any]) -> Any:
         result = function(*[Tensor.from_graph_value(value) for value in values])
@@ -104,7 +104,7 @@ def _truth(op: str, pred: Any) -> bool:
 
 
 def _tensors(op: str, what: str, result: Any) -> list[Tensor]:
-    """What a function returned, as tensors."""
+    """The results of a function as tensors."""
     if result is None:
         return []
     several = isinstance(result, list | tuple)

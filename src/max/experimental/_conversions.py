@@ -62,7 +62,7 @@ class Conversions(Properties):
         return self._on_memory(self._host())
 
     def _on_memory(self, export: _Export) -> _Export:
-        """An array or capsule on the memory, through which others may write from now on."""
+        """Returns an array or capsule on the memory, through which others may write from now on."""
         assert self._cell is not None
         return handed_out(self._cell, export)
 

@@ -10,13 +10,13 @@ import numpy as np
 from max import driver
 from max.driver import CPU, Device
 from max.dtype import DType
-from max.graph import Shape, ShapeLike
+from max.graph import Dim, Shape, ShapeLike
 from max.graph.ops.constant import to_array
 
 __all__ = ["constant", "dtype_of", "evenly_spaced", "full"]
 
 
-def dtype_of(value: Any) -> DType | None:
+def dtype_of(value: object) -> DType | None:
     """The dtype of an array; None for numbers and lists."""
     if hasattr(value, "__dlpack__") or isinstance(value, np.ndarray):
         return driver.Tensor.from_dlpack(value).dtype
@@ -51,16 +51,19 @@ def full(shape: ShapeLike, number: driver.Tensor) -> driver.Tensor:
     return _on(np.full(sizes, number.to(CPU()).to_numpy()), number.device)
 
 
-def evenly_spaced(start: Any, stop: Any, step: Any) -> list[int] | list[float]:
+def evenly_spaced(
+    start: float | Dim, stop: float | Dim, step: float | Dim
+) -> list[int] | list[float]:
     """The values from `start` to before `stop`, `step` apart: integers where all three are.
 
     Raises:
-        TypeError: One is no number.
+        TypeError: One of them is not a number.
     """
     bounds = (start, stop, step)
-    if all(not isinstance(bound, float) for bound in bounds):
-        return list(range(*map(operator.index, bounds)))
-    return np.arange(*map(float, bounds), dtype=np.float64).tolist()
+    integers = [bound for bound in bounds if not isinstance(bound, float)]
+    if len(integers) == len(bounds):
+        return list(range(*map(operator.index, integers)))
+    return np.arange(float(start), float(stop), float(step), dtype=np.float64).tolist()
 
 
 def _on(array: np.ndarray[Any, Any], device: Device) -> driver.Tensor:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from max.kernel.frontend import specialize
     from max.kernel.language import extensions, registry
 else:
-    # needed for custom ops only, and slow to import
+    # slow to import, and needed for custom ops only
     specialize = lazy_module("max.kernel.frontend.specialize")
     extensions = lazy_module("max.kernel.language.extensions")
     registry = lazy_module("max.kernel.language.registry")
@@ -41,13 +41,13 @@ else:
 __all__ = ["custom", "inplace_custom"]
 
 _STRUCTURES = 256
-"""Calls that write, apart from their sizes, whose programs are kept; the oldest are dropped."""
+"""The maximum number of structures of calls that write; the oldest are dropped."""
 _PROGRAMS = 8
-"""Programs that are kept for one of them, for different sizes."""
+"""The maximum number of programs of a structure, for different sizes."""
 _FAILURES = 2
-"""Failures to compile a structure with symbols, after which it is always specialised."""
+"""The number of failures to compile a structure with symbols after which it is always specialised."""
 _PLACE = "eager"
-"""Stands for the user's file in source locations of a program, which is shared by calls at many lines."""
+"""The file in source locations of a program, which is shared by calls at many lines."""
 
 Extensions = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
@@ -96,7 +96,7 @@ def _custom(
     out_types: Sequence[Any],
     parameters: _Parameters,
 ) -> list[Value[Any]]:
-    """`max.graph.ops.custom`; the kernel keeps calls apart between which the name was registered anew."""
+    """Stages `max.graph.ops.custom`; `kernel` distinguishes calls of a name that was registered again."""
     return ops.custom(name, device, values, _types(out_types), parameters.values)
 
 
@@ -171,7 +171,7 @@ def inplace_custom(
 
 
 class _Parameters:
-    """Compile-time parameters: constants of a call, unlike its other numbers, compared by type and value."""
+    """Compile-time parameters: constants of a call, compared by type and value, while its other numbers may vary."""
 
     __slots__ = ("_key", "values")
 
@@ -179,7 +179,7 @@ class _Parameters:
         self.values = dict(parameters or {})
         self._key = tuple(
             [
-                # the sign of zero does not survive a comparison
+                # == does not find the sign of zero
                 (name, type(value), value.hex() if isinstance(value, float) else value)
                 for name, value in self.values.items()
             ]
@@ -193,14 +193,14 @@ class _Parameters:
 
 
 def _graph_operand(value: Any) -> Any:
-    """The value of a graph that a tensor stands for; other operands as they are."""
+    """The graph value of a tensor; other operands unchanged."""
     if not isinstance(value, Tensor):
         return value
     return TensorValue(value) if value._value is None else value._value
 
 
 def _described(types: Sequence[Any]) -> list[Any]:
-    """Types whose sizes are apart, so that calls that differ in sizes only have equal templates."""
+    """Types with their sizes as separate numbers, so that calls that differ only in sizes have equal templates."""
     return [
         (type_.dtype, type_.device, list(type_.shape)) if isinstance(type_, TensorType) else type_
         for type_ in types
@@ -289,11 +289,11 @@ class _Program(NamedTuple):
 
     pattern: Pattern
     conditions: list[Condition]
-    """What has to hold for its symbols."""
+    """The conditions on its symbols."""
     model: Model
 
     def fits(self, details: Details) -> bool:
-        """Whether it computes a call of these details."""
+        """Whether it computes calls with these details."""
         values = self.pattern.match(details)
         if values is None:
             return False
@@ -302,7 +302,7 @@ class _Program(NamedTuple):
 
 
 class _Structure:
-    """Programs of calls that differ in sizes and numbers only."""
+    """The programs of calls that differ only in sizes and numbers."""
 
     __slots__ = ("examples", "failures", "programs")
 
@@ -317,7 +317,7 @@ _lock = threading.RLock()
 
 
 def _model(call: _Call) -> Model:
-    """The program of a call, compiled where none is kept: with symbols from the third set of sizes on."""
+    """The program of a call, compiled if none is kept: with symbols from the third set of sizes on."""
     details = call.details
     with _lock:
         structure = _structures.get(call.key)
@@ -332,7 +332,7 @@ def _model(call: _Call) -> Model:
             try:
                 program = _compiled(call, Pattern.covering(structure.examples))
             except (ValueError, TypeError, IndexError):
-                # a size that varies is no whole size of an operand
+                # the op cannot be staged with these symbols
                 structure.failures += 1
         if program is None or not program.fits(details):
             program = _compiled(call, Pattern(details))

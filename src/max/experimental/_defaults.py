@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TypedTensor(Protocol):
-    """What has a dtype and a device."""
+    """An object with a dtype and a device."""
 
     @property
     def dtype(self) -> DType: ...
@@ -82,7 +82,7 @@ def defaults(dtype: DType | None = None, device: Device | None = None) -> tuple[
         device: The device, if given; else an accelerator where there is one, or the CPU.
 
     Raises:
-        TypeError: What is given is no dtype or device.
+        TypeError: An argument is not a dtype or device.
     """
     if device is None:
         device = _DEFAULT_DEVICE.get()

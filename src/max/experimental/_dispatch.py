@@ -16,7 +16,7 @@ _wrap_value: Callable[[Any], Any]
 
 
 def bind_tensor(wrap_cell: Callable[[Any], Any], wrap_value: Callable[[Any], Any]) -> None:
-    """Gives this module the class of tensors, which is built on it: how it wraps a cell and a value of a graph."""
+    """Sets the functions that make a tensor of a cell and of a graph value; `Tensor` is defined above this module."""
     global _wrap_cell, _wrap_value
     _wrap_cell, _wrap_value = wrap_cell, wrap_value
 

@@ -1,4 +1,4 @@
-"""Tensors that were recorded and not computed."""
+"""The registry of tensors that are recorded and not yet computed."""
 
 # the cells of tensors are read directly
 # pyright: reportPrivateUsage=false
@@ -14,16 +14,16 @@ from max.experimental._cells import Cell
 __all__ = ["LOCK", "hold", "held"]
 
 LOCK = threading.RLock()
-"""Guards what was recorded: held while calls are collected and run."""
+"""Guards the recorded calls: held while they are collected and run."""
 _LEAST = 4096
-"""The number of holders from which on those that are gone or computed are removed."""
+"""The registry is pruned when it has more entries: freed and computed tensors are removed."""
 
 _holders: list[ref[Any]] = []
 _most = _LEAST
 
 
-def hold(cell: Cell, tensor: Any) -> None:
-    """Notes that a tensor is on a cell that is not computed, so that a run which comes by keeps its value."""
+def hold(cell: Cell, tensor: object) -> None:
+    """Registers the tensor on a cell that is not computed, so that the next run keeps the cell's value."""
     global _most
     holder = cell.holder = ref(tensor)
     _holders.append(holder)
@@ -34,6 +34,6 @@ def hold(cell: Cell, tensor: Any) -> None:
 
 
 def held() -> list[Any]:
-    """The tensors that are not computed, but for those of replays that go on."""
+    """The tensors that are not computed, except those of unfinished replays."""
     tensors = [holder() for holder in list(_holders)]
     return [tensor for tensor in tensors if tensor is not None and tensor._cell.storage is None]

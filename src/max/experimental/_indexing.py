@@ -5,7 +5,7 @@ first; then the axes that the arrays index are gathered. Only a run tells how ma
 eager tensors are computed at once.
 """
 
-# tensors are built on this module; their cells are read
+# the cells of tensors are read directly; `Tensor` is defined above this module
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BASIC = frozenset({int, slice, EllipsisType, type(None)})
 
 
 def is_advanced(indices: tuple[Any, ...]) -> bool:
-    """Whether there are masks or arrays among indices.
+    """Whether indices have a mask or an array among them.
 
     Args:
         indices: The indices of one subscript.
@@ -74,7 +74,7 @@ def _is_bool(dtype: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How axes are gathered.
+    """Which axes are gathered, and where they are in the result.
 
     Attributes:
         axes: The axis of the operand that each component of the index vectors counts along.
@@ -100,7 +100,7 @@ def index_by_arrays(x: Any, indices: tuple[Any, ...]) -> Any:
         ValueError: The arrays do not broadcast.
         TypeError: A mask while a graph is being built.
     """
-    rest = _rest(indices, x.rank)
+    unindexed = _unindexed_axes(indices, x.rank)
     basic: list[Any] = []
     blocks: list[Any] = []
     axes: list[int] = []
@@ -112,10 +112,10 @@ def index_by_arrays(x: Any, indices: tuple[Any, ...]) -> Any:
     dots = any(index is Ellipsis for index in indices)
     for entry in indices if dots else (*indices, Ellipsis):
         if entry is Ellipsis:
-            # it separates arrays even where it stands for no axis
+            # an ellipsis separates arrays even if it stands for no axis
             ended = ended or first is not None
-            basic.extend([slice(None)] * rest)
-            kept, at = kept + rest, at + rest
+            basic.extend([slice(None)] * unindexed)
+            kept, at = kept + unindexed, at + unindexed
             continue
         array = _is_array(entry)
         number = not array and entry is not None and not isinstance(entry, slice | tuple)
@@ -140,8 +140,8 @@ def index_by_arrays(x: Any, indices: tuple[Any, ...]) -> Any:
     return apply(_gather_axes, (x, blocks, plan), {})
 
 
-def _rest(indices: tuple[Any, ...], rank: int) -> int:
-    """The number of axes that have no index of their own."""
+def _unindexed_axes(indices: tuple[Any, ...], rank: int) -> int:
+    """The number of axes without an index."""
     if sum(index is Ellipsis for index in indices) > 1:
         raise AxisError("index: more than one '...' in the indices")
     counted = sum(
@@ -215,13 +215,13 @@ def _gather_axes(x: TensorValue, blocks: Sequence[TensorValue], plan: _Plan) -> 
         return ops.gather(x, ops.squeeze(blocks[0], -1), plan.position)
     shapes = [tuple(block.mlir_type.shape[:-1]) for block in blocks]
     lead = [Dim.from_mlir(dim) for dim in broadcast_shapes("index", shapes)]
-    rest = [axis for axis in range(x.rank) if axis not in plan.axes]
+    other_axes = [axis for axis in range(x.rank) if axis not in plan.axes]
     parts = [
         ops.broadcast_to(ops.cast(block, DType.int64), [*lead, block.shape[-1]])
         for block in blocks
         if block.shape[-1] != 0
     ]
-    moved = ops.permute(x, [*plan.axes, *rest])
+    moved = ops.permute(x, [*plan.axes, *other_axes])
     if parts:
         vectors = parts[0] if len(parts) == 1 else ops.concat(parts, -1)
         taken = ops.gather_nd(moved, vectors)

@@ -1,4 +1,4 @@
-"""Functions of later releases on tensors that are no op of `max.graph.ops`."""
+"""Functions of later releases that are not ops of `max.graph.ops`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ full, zeros, ones, arange = Tensor.full, Tensor.zeros, Tensor.ones, Tensor.arang
 full_like, zeros_like, ones_like = Tensor.full_like, Tensor.zeros_like, Tensor.ones_like
 
 
-def elementwise_max(lhs: Any, rhs: Any) -> Tensor:
+def elementwise_max(lhs: TensorValueLike, rhs: TensorValueLike) -> Tensor:
     """The greater of two elements; NaN where one is."""
     return apply(ops.max, (lhs, rhs), {})
 
 
-def elementwise_min(lhs: Any, rhs: Any) -> Tensor:
+def elementwise_min(lhs: TensorValueLike, rhs: TensorValueLike) -> Tensor:
     """The smaller of two elements; NaN where one is."""
     return apply(ops.min, (lhs, rhs), {})
 
 
-def clip(x: Tensor, lower_bound: Any, upper_bound: Any) -> Tensor:
+def clip(x: Tensor, lower_bound: TensorValueLike, upper_bound: TensorValueLike) -> Tensor:
     """The elements, not below one bound and not above the other."""
     return elementwise_min(elementwise_max(x, lower_bound), upper_bound)
 
@@ -82,7 +82,7 @@ def _dims(shape: ShapeLike) -> list[DimLike]:
     return list(shape)
 
 
-def print(value: Any, name: str = "debug_tensor") -> None:
+def print(value: Tensor | TensorValue | str, name: str = "debug_tensor") -> None:
     """Prints a tensor or a text: at once, or each time the graph that is being built runs; see `max.graph.ops.print`.
 
     Args:
@@ -103,9 +103,9 @@ def print(value: Any, name: str = "debug_tensor") -> None:
 
 @contextlib.contextmanager
 def lazy() -> Generator[None]:
-    """Records operations on tensors, and runs them where a value is needed; as they always do here.
+    """Records operations on tensors, and runs them when a value is needed, as is always done here.
 
-    Within it the ops of `max.graph.ops` take and return tensors too, where no graph is being built.
+    Within it the ops of `max.graph.ops` also take and return tensors, if no graph is being built.
     """
     token = OUTSIDE.set(_on_tensors)
     try:

@@ -1,6 +1,6 @@
-"""Comparison of a call with a step of a trace: functions generated for the kinds of its arguments.
+"""Compares calls with steps of a trace, by functions that are generated for the kinds of a step's arguments.
 
-A loop over the specifications would cost more than the comparisons.
+A loop over the specifications would take longer than the comparisons.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from max.graph.dim import StaticDim
 __all__ = ["Match", "matcher"]
 
 Match = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Any, ...]], bool]
-"""Whether the arguments and keyword arguments of a call of a replay are those of specifications; the tensors in memory
-that are new become values of the replay. Raises AttributeError for a number where a tensor was."""
+"""Whether the arguments and keyword arguments of a replay's call match specifications; the tensors in memory
+that are new become values of the replay. Raises AttributeError for a number in place of a tensor."""
 
 _PLAIN = frozenset({int, str, bool, type(None), StaticDim})
-"""Types that are equal where the type and ``==`` are."""
+"""Types whose values are the same constant if their types are the same and ``==`` holds."""
 
 
 def matcher(
@@ -41,7 +41,7 @@ def matcher(
 
 
 def _kind(spec: Any) -> tuple[str, Any]:
-    """The letter of a specification in patterns, and what the generated code reads of it."""
+    """The letter of a specification in patterns, and the part of it that the generated code reads."""
     if type(spec) is int:
         return "v", spec
     if type(spec) is tuple:
@@ -66,7 +66,7 @@ _TESTS = {
         "values.append(cell)",
     ],
     "c": ["if {a} is not {s} and not equals({a}, {s}): return False"],
-    # a list or tuple of plain constants; types come first, as == of a tensor is a call
+    # a list or tuple of plain constants; types are compared first, as == of a tensor would be recorded as a call
     "p": [
         "if type({a}) is not {s}[0] or tuple(map(type, {a})) != {s}[1] or {a} != {s}[2]:",
         "    if not replay.matches({a}, {s}[3]): return False",

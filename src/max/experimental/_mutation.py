@@ -1,4 +1,4 @@
-"""Writing into eager tensors."""
+"""Writes to elements of eager tensors."""
 
 # pyright: reportPrivateUsage=false
 
@@ -76,7 +76,7 @@ def _bound(index: Any) -> Any:
 
 
 def _selected(shape: tuple[int, ...], indices: tuple[Any, ...]) -> tuple[int, ...]:
-    """The shape of what masks and arrays select."""
+    """The shape of the selected elements."""
     try:
         return np.broadcast_to(np.False_, shape)[indices].shape
     except IndexError as error:
@@ -90,13 +90,13 @@ def _check(
     indices: Any,
     selected: tuple[int, ...] | None,
 ) -> None:
-    """Stages the write, which raises what does not fit; to a buffer of another shape if one is given."""
+    """Stages the write into a graph that is not run, which raises the errors of wrong operands."""
     type_ = cell.type
     shape = type_.shape if selected is None else selected
     types: list[Any] = [BufferType(type_.dtype, shape, type_.device)]
     if source_cell is not None:
-        given = source_cell.type
-        types.append(TensorType(given.dtype, given.shape, given.device))
+        source_type = source_cell.type
+        types.append(TensorType(source_type.dtype, source_type.shape, source_type.device))
     graph = Graph("store", input_types=types)
     with graph:
         buffer = BufferValue(graph.inputs[0])

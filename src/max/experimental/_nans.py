@@ -1,4 +1,4 @@
-"""``MAX_DEBUG_NANS``: the op that makes the first NaN raises."""
+"""``MAX_DEBUG_NANS``: raises an error at the op that makes the first NaN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_nans"]
 
 
 def check_nans(call: Call, operands: Sequence[Cell], results: Sequence[Cell]) -> None:
-    """Compares the results of a call that ran with its operands.
+    """Checks the results of a call for NaNs that its operands do not have.
 
     Args:
         call: The call.
@@ -37,7 +37,7 @@ def check_nans(call: Call, operands: Sequence[Cell], results: Sequence[Cell]) ->
 
 
 def _nans(cell: Cell) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """The indices of NaNs, a row each."""
+    """The indices of the NaNs of a cell, one row per NaN."""
     storage = cell.storage
     if storage is None or not cell.type.dtype.is_float():
         return np.empty((0, 0), np.int64)

@@ -1,4 +1,4 @@
-"""What tensors of later releases tell of their parts on several devices; here a tensor has one part."""
+"""The API of tensors that are distributed over devices, of later releases; here a tensor has one part."""
 
 # cells are shared by the modules of this package
 # pyright: reportPrivateUsage=false
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Self
 
 from max import driver
 from max.experimental._conversions import Conversions
@@ -68,7 +68,7 @@ class OneDevice(Conversions):
         """
         return self.realize
 
-    def __rich_repr__(self) -> Iterator[tuple[str, Any]]:
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         """What the library ``rich`` shows: the type, as the elements may not be computed."""
         yield "shape", self.shape
         yield "dtype", self.dtype

@@ -41,7 +41,7 @@ def split(x: TensorValue, split_sizes: Sequence[DimLike] | int, axis: int = 0) -
 
 
 def along(x: Any, axis: int | None) -> tuple[Any, int]:
-    """The operand of a reduction and its axis; without an axis all elements in one, whose result has shape ``[1]``."""
+    """The operand of a reduction and its axis; flattened if the axis is None, so that the result has shape ``[1]``."""
     return (apply(ops.reshape, (x, (-1,)), {}), 0) if axis is None else (x, axis)
 
 
@@ -93,7 +93,9 @@ class Operations(Operators[TensorValueLike]):
         x, axis = along(self, axis)
         return apply(ops.min, (x,), {"axis": axis})
 
-    def clip(self, *, min: Any = None, max: Any = None) -> Self:
+    def clip(
+        self, *, min: TensorValueLike | None = None, max: TensorValueLike | None = None
+    ) -> Self:
         """The elements, not below `min` and not above `max`; None is no bound."""
         result = self if min is None else apply(ops.max, (self, min), {})
         return result if max is None else apply(ops.min, (result, max), {})

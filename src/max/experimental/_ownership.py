@@ -1,7 +1,7 @@
-"""Whether only this package can write to the memory of an eager tensor, by counts of references.
+"""Finds out by reference counts whether only this package can write to the memory of an eager tensor.
 
-Arrays, views, DLPack capsules and tensors of the driver hold the object that owns the memory. If all references to it
-are those known here, there are none of these.
+Arrays, views, DLPack capsules and driver tensors hold a reference to the object that owns the memory. If all of its
+references are accounted for here, no such object exists.
 """
 
 # the owners of memory are read directly
@@ -26,7 +26,7 @@ __all__ = ["owned"]
 
 
 def owned(cells: Sequence[Cell]) -> list[bool]:
-    """Whether nothing but these cells, and programs that only read, can reach the memory of each cell.
+    """For each cell, whether only these cells, and programs that read, can reach its memory.
 
     Memory of immutable `bytes` counts as owned, memory from DLPack never does: its producer has more references.
 
@@ -35,7 +35,7 @@ def owned(cells: Sequence[Cell]) -> list[bool]:
     """
     kept = kept_blocks()
     results = [_is_owned(cell, kept) for cell in cells]
-    # a block that the outputs of a model released meanwhile would hide another reference
+    # if a model's outputs released a block meanwhile, its count may hide a foreign reference
     after = kept_blocks()
     return [
         result and kept.get(block, 0) == after.get(block, 0)
@@ -69,7 +69,7 @@ def _is_owned(cell: Cell, kept: dict[int, int]) -> bool:
     return immutable or on_owner - _ONCE[1] == of_owner + kept.get(block, 0)
 
 
-def _is_immutable(array: Any) -> bool:
+def _is_immutable(array: object) -> bool:
     base = array
     while type(base) is np.ndarray:
         base = base.base
@@ -77,7 +77,7 @@ def _is_immutable(array: Any) -> bool:
 
 
 def _references(cell: Cell) -> tuple[int, int]:
-    """The references to the storage of a cell and to the owner of its memory, with those of this frame."""
+    """The reference counts of a cell's storage and of the owner of its memory, with the references of this frame."""
     storage = cell.storage
     assert storage is not None
     owner = storage._owner
@@ -85,7 +85,7 @@ def _references(cell: Cell) -> tuple[int, int]:
 
 
 def _sole() -> tuple[int, int]:
-    """The references to a storage that only its cell refers to."""
+    """The same counts for a storage that only its cell refers to."""
     storage = driver.Tensor(DType.uint8, (1,))
     cell = Cell(type_of(storage), storage)
     del storage

@@ -1,6 +1,6 @@
 """Programs of eager tensors, and copies of their weights in the layout of products.
 
-Tensors are inputs of the program that reads them. Products read inputs row by row, where weights of a compiled model
+Tensors are inputs of the program that reads them. Products read inputs row by row, while weights of a compiled model
 are packed. So a program that has received the same weights in many runs is loaded once more with these as weights of
 the model, and runs so while each is in the same unchanged memory.
 
@@ -20,6 +20,8 @@ from functools import partial
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from max import driver
 from max._config import flags
 from max.engine import Model
@@ -30,34 +32,38 @@ from max.experimental._patterns import Pattern, Symbol
 from max.experimental._sessions import session_of
 from max.experimental._staging import Staged, Step, stage, weight_name
 from max.experimental._types import Kind
+from max.graph import Graph
 
-__all__ = ["Blueprint", "Program", "packed_bytes", "packed_programs"]
+__all__ = ["Blueprint", "Extra", "Program", "packed_bytes", "packed_programs"]
 
 RUNS = 8
-"""Runs with the same weights before they are packed."""
+"""The number of runs with the same weights before they are packed."""
 COST = 1.0
-"""The time of these runs that must have passed, as a multiple of the time to compile the program."""
+"""The minimum time of these runs, as a multiple of the time to compile the program."""
 LEAST_BYTES = 1 << 20
-"""The minimum size of the weights of a program; smaller ones are in the caches of the processor anyway."""
+"""The minimum size of the weights of a program in bytes; smaller ones stay in the processor's caches anyway."""
 SMALL_BYTES = 64 << 10
-"""Other tensors up to this size become weights too, which saves binding them in each run."""
+"""Other tensors up to this size in bytes become weights too, so that runs need not bind them."""
 COPIES = 2
-"""Copies of a program for different weights."""
+"""The maximum number of copies of a program, for different weights."""
 BACKOFF = 4
-"""How much longer each further window of runs is: weights that change often are not packed."""
+"""The factor by which each further window of runs is longer, so that weights that change often are not packed."""
 _LONGEST = 1 << 20
-"""The maximum number of runs of a window."""
+"""The maximum number of runs in a window."""
 
 _PRODUCTS = frozenset({"matmul", "conv2d", "conv3d", "conv2d_transpose"})
 """Ops whose weights are packed."""
 _LAYOUTS = frozenset({"transpose", "permute", "reshape", "cast"})
-"""Ops through which a weight is followed to a product."""
+"""Ops through which a weight is traced to a product."""
 
 _packed_programs = 0
 
+Extra = np.ndarray[Any, np.dtype[Any]]
+"""An input after the tensors: of a size or a number with a symbol."""
+
 
 class Blueprint(NamedTuple):
-    """What a program is staged from."""
+    """The steps and types from which a program is staged."""
 
     steps: list[Step]
     kinds: list[Kind]
@@ -68,12 +74,12 @@ class Blueprint(NamedTuple):
     devices: list[driver.Device]
 
     def staged(self, weights: Sequence[int] = ()) -> Staged:
-        """The graph, in which some of the tensors are weights."""
+        """The graph, with some of the tensors as weights."""
         staged = stage(self.steps, self.kinds, self.pattern, weights)
         staged.graph.output(*[staged.values[step][index] for step, index in self.outputs])
         return staged
 
-    def load(self, graph: Any, registry: Mapping[str, driver.Tensor] | None = None) -> Model:
+    def load(self, graph: Graph, registry: Mapping[str, driver.Tensor] | None = None) -> Model:
         """The compiled graph.
 
         Args:
@@ -83,10 +89,10 @@ class Blueprint(NamedTuple):
         return session_of(self.devices).load(graph, weights_registry=registry)
 
     def weights(self, stable: Sequence[int], cells: Sequence[Cell]) -> list[int]:
-        """The tensors that are worth packing: operands of products, and small ones, whose results vary.
+        """The tensors that are worth packing: operands of products, and small tensors.
 
         Args:
-            stable: The tensors that stay the same, by index.
+            stable: The tensors that were the same in recent runs, by index.
             cells: The tensors.
         """
         dims = iter(self.pattern.positions)
@@ -107,8 +113,7 @@ class Blueprint(NamedTuple):
                 continue
             origins.append(None)
             if leaves and None not in sources and leaves <= weights:
-                # the result must not be a constant of the copy: it would take memory, and runs would seem to take no
-                # time
+                # one operand stays an input: a result of weights only would be computed at load, and take memory
                 weights.discard(min(leaves, key=sizes.__getitem__))
             if name in _PRODUCTS:
                 operands |= leaves
@@ -135,7 +140,7 @@ class Packed(Reader):
 
     def __init__(self, indices: list[int], cells: Sequence[Cell]) -> None:
         self.model: Model | None = None
-        """The loaded program; None where it is not valid."""
+        """The loaded program; None if it is not valid."""
         self.valid = True
         self.num_bytes = sum([_num_bytes(cells[index]) for index in indices])
         """The size of the weights."""
@@ -151,8 +156,8 @@ class Packed(Reader):
         for index in indices:
             cells[index].add_reader(self)
 
-    def fits(self, storages: Sequence[Any]) -> bool:
-        """Whether these are the tensors that were packed."""
+    def fits(self, storages: Sequence[driver.Tensor | None]) -> bool:
+        """Whether these tensors are the packed ones."""
         return all(map(is_, self._select(storages), self._storages))
 
     def changed(self) -> None:
@@ -162,7 +167,7 @@ class Packed(Reader):
     def holds(self, storage: driver.Tensor) -> bool:
         return any([each is storage for each in self._storages])
 
-    def inputs(self, storages: Sequence[Any]) -> list[Any]:
+    def inputs(self, storages: Sequence[driver.Tensor | None]) -> list[driver.Tensor | None]:
         """The tensors that are not weights."""
         return [storages[index] for index in self._others]
 
@@ -177,33 +182,33 @@ _clock = itertools.count()
 
 
 def packed_bytes() -> int:
-    """The size of the weights of which there are packed copies, once for each copy."""
+    """The bytes of all packed copies."""
     return sum([packed.num_bytes for packed in list(_all)])
 
 
 def packed_programs() -> int:
-    """How many programs were loaded with packed weights in this process."""
+    """The number of programs that this process has loaded with packed weights."""
     return _packed_programs
 
 
 class _Window:
-    """Runs of a program whose tensors are compared with those of the first run."""
+    """Compares the tensors of some runs of a program with those of the first of them."""
 
-    def __init__(self, storages: Sequence[Any], runs: int) -> None:
+    def __init__(self, storages: Sequence[driver.Tensor | None], runs: int) -> None:
         self.left = runs
         self.spent = 0
-        """The time of the runs in nanoseconds."""
-        # weak references, as a loop frees its tensors
+        """The total time of the runs in nanoseconds."""
+        # weak references, so that a loop can free its tensors
         self._stable = [(index, weakref.ref(storage)) for index, storage in enumerate(storages)]
 
-    def add(self, storages: Sequence[Any], spent: int) -> None:
-        """Notes a run."""
+    def add(self, storages: Sequence[driver.Tensor | None], spent: int) -> None:
+        """Adds a run."""
         self.left -= 1
         self.spent += spent
         self._stable = [pair for pair in self._stable if pair[1]() is storages[pair[0]]]
 
     def stable(self) -> list[int]:
-        """The tensors that were the same in all runs, by index."""
+        """The indices of the tensors that were the same in all runs."""
         return [index for index, _ in self._stable]
 
 
@@ -211,7 +216,7 @@ class Program:
     """A compiled program.
 
     Args:
-        blueprint: What it is staged from, for copies with weights.
+        blueprint: Stages its copies with weights.
         model: The model.
         compile_ns: The time to compile it, in nanoseconds.
     """
@@ -226,9 +231,9 @@ class Program:
         self._window: _Window | None = None
         products = any(step.template.op.__name__ in _PRODUCTS for step in blueprint.steps)
         self._runs = RUNS if products else 0
-        """The length of the next window; 0 where there is nothing to pack."""
+        """The length of the next window; 0 if nothing can be packed."""
 
-    def execute(self, cells: Sequence[Cell], extra: Sequence[Any]) -> list[driver.Tensor]:
+    def execute(self, cells: Sequence[Cell], extra: Sequence[Extra]) -> list[driver.Tensor]:
         """Runs the program. One thread at a time calls it.
 
         Args:
@@ -253,12 +258,12 @@ class Program:
         if window.left <= 0 and window.spent >= COST * self._compile_ns:
             self._window = None
             self._runs = min(BACKOFF * self._runs, _LONGEST)
-            del storages  # references are counted
+            del storages  # `owned` counts references
             self._pack(cells, window.stable())
         return results
 
     def _pack(self, cells: Sequence[Cell], stable: Sequence[int]) -> None:
-        """Loads the program with tensors as weights that stayed the same, if nothing else can write to them."""
+        """Loads a copy of the program with unchanged tensors as weights, if nothing else can write to them."""
         global _packed_programs
         limit = flags.MAX_EAGER_PACKED_SIZE << 20
         if not limit or flags.MAX_INTERPRET:
@@ -270,7 +275,7 @@ class Program:
         if not indices or size > limit or under_pressure(size):
             return
         packed = Packed(indices, cells)
-        # an access since `owned` was not reported to `packed`; one from here on is
+        # checked again: an access between the first check and the registration of `packed` was not reported to it
         if not all(owned([cells[index] for index in indices])):
             return
         self._make_room(limit - size)
@@ -285,7 +290,7 @@ class Program:
         _all.add(packed)
 
     def _make_room(self, limit: int) -> None:
-        """Drops copies beyond the number of a program, and the least recently used ones beyond a size."""
+        """Drops the least recently used copies of this program beyond `COPIES`, and of all beyond a size in bytes."""
         self._packed = [packed for packed in self._packed if packed.valid]
         by_use = sorted(self._packed, key=lambda packed: packed.used)
         for packed in by_use[: max(0, len(by_use) - COPIES + 1)]:

@@ -1,4 +1,4 @@
-"""Patterns of sizes: which of the numbers of a computation are constants, and which depend on symbols.
+"""Patterns of the numbers of a computation: which of them are constants, and which depend on symbols.
 
 The details of a computation are its numbers in a fixed order: the sizes of its inputs, then the numbers among its
 arguments. A pattern describes all details that one program computes. It is made from examples (their
@@ -23,7 +23,7 @@ class Symbol(NamedTuple):
     """A position that varies: ``factor * symbol + offset``."""
 
     number: int
-    """Which symbol."""
+    """The number of the symbol."""
     factor: int = 1
     offset: int = 0
 
@@ -95,7 +95,7 @@ class Pattern:
         values = [details[index] for index in self._first]
         for position, value in zip(self.positions, details, strict=True):
             if isinstance(position, Symbol):
-                # an integer may stand where all examples were floats, but not the other way round
+                # an integer matches a symbol of floats, but a float matches no symbol of integers
                 expected = position.factor * values[position.number] + position.offset
                 if type(value) is float and self._dtypes[position.number] is DType.int64:
                     return None
@@ -119,7 +119,7 @@ class Pattern:
             A constant or symbol of the other pattern for each symbol; None if not all details are in the set.
         """
         values = [positions[index] for index in self._first]
-        for position, given in zip(self.positions, positions, strict=True):
+        for position, actual in zip(self.positions, positions, strict=True):
             expected: int | float | Symbol = position  # type: ignore[assignment]
             if isinstance(position, Symbol):
                 value = values[position.number]
@@ -128,7 +128,7 @@ class Pattern:
                     expected = Symbol(value.number, factor, offset + position.offset)
                 else:
                     expected = position.factor * value + position.offset
-            if expected != given or isinstance(expected, Symbol) is not isinstance(given, Symbol):
+            if expected != actual or isinstance(expected, Symbol) is not isinstance(actual, Symbol):
                 return None
         return values
 
@@ -136,7 +136,7 @@ class Pattern:
 def _multiple(
     number: int, base: Sequence[int | float], values: Sequence[int | float]
 ) -> Symbol | None:
-    """The values as a symbol with the values `base`; None where they do not depend on it alone."""
+    """The values as a multiple of the symbol with the values `base`, plus a constant; None if they are not."""
     if tuple(values) == tuple(base):
         return Symbol(number)
     if not all(type(value) is int for value in (*base, *values)):

@@ -1,7 +1,7 @@
 """Programs: recorded calls, compiled and run as one graph.
 
-A program is found by the structure of what was recorded: the signatures of the calls, in order, and where the tensors
-of each come from. A loop that records the same again finds the same program. Where only sizes or numbers differ, one
+A program is found by the structure of a recording: the signatures of the calls, in order, and where the tensors
+of each come from. A loop that records the same again finds the same program. If only sizes or numbers differ, one
 program with symbols serves all (see `Family`, which does the same for the types of one call).
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from max import driver
 from max.experimental._cells import Call, Cell
-from max.experimental._packing import Blueprint, Program
+from max.experimental._packing import Blueprint, Extra, Program
 from max.experimental._patterns import Details, Pattern
 from max.experimental._signatures import EXAMPLES
 from max.experimental._staging import Step
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 _PROGRAMS = 1024
-"""Programs that are kept, each with the numbers of its inputs; the oldest are dropped."""
+"""The maximum number of programs with the numbers of their inputs; the oldest are dropped."""
 _FAILURES = 2
-"""Failures to compile a structure with symbols, after which it is always specialised."""
+"""The number of failures to compile a structure with symbols after which it is always specialised."""
 _PLACE = "eager"
-"""Stands for the file in source locations: the line is the number of the call."""
+"""The file in source locations of programs, whose lines are numbers of calls."""
 _STAGED_AT = re.compile(r"\(staged at eager:(\d+)\)")
 
 
@@ -65,10 +65,10 @@ class Compiled(NamedTuple):
     sizes: list[int]
     scalars: list[int]
     conditions: list[Condition]
-    """What has to hold for its symbols."""
+    """The conditions on its symbols."""
 
-    def extra(self, details: Details) -> list[Any] | None:
-        """The inputs after the leaves; None where the program is for other details."""
+    def extra(self, details: Details) -> list[Extra] | None:
+        """The inputs after the leaves; None if the program is not for these details."""
         values = self.pattern.match(details)
         if values is None:
             return None
@@ -76,7 +76,7 @@ class Compiled(NamedTuple):
         sizes = {f"s{i}": value for i, value in enumerate(values) if isinstance(value, int)}
         return self.inputs(values) if first_unmet(self.conditions, sizes) is None else None
 
-    def inputs(self, values: Sequence[int | float]) -> list[Any]:
+    def inputs(self, values: Sequence[int | float]) -> list[Extra]:
         """The inputs after the leaves, for values of the symbols."""
         return [
             *[_size_carrier(int(values[number])) for number in self.sizes],
@@ -91,11 +91,11 @@ class Bound(NamedTuple):
     """A program with its inputs after the leaves."""
 
     program: Program
-    extra: list[Any]
+    extra: list[Extra]
 
 
 class _Structure:
-    """Programs of recordings that differ in sizes and numbers only."""
+    """The programs of recordings that differ only in sizes and numbers."""
 
     __slots__ = ("compiled", "examples", "failures")
 
@@ -112,12 +112,12 @@ _compilations = 0
 
 
 def compiled_programs() -> int:
-    """How many programs were compiled or loaded from the disk cache in this process."""
+    """The number of programs that this process has compiled or loaded from the disk cache."""
     return _compilations
 
 
 def program_of(recording: Recording) -> Bound:
-    """The program of calls, compiled where none is kept."""
+    """The program of recorded calls, compiled if it is not kept."""
     calls, leaves, inputs, outputs = recording
     places = [item for source in inputs for pair in source for item in pair]
     key = (
@@ -155,7 +155,7 @@ def execute(
 
 
 def programs_of(recording: Recording) -> list[Compiled]:
-    """The compiled programs of calls that differ from these in sizes and numbers only."""
+    """The compiled programs of recordings that differ from this one only in sizes and numbers."""
     places = [item for source in recording.inputs for pair in source for item in pair]
     with _lock:
         structure = _structures.get(_structure_key(recording, places))
@@ -188,7 +188,7 @@ def _find(recording: Recording, places: list[int]) -> Bound:
     if compiled is None:
         compiled = _compile(recording, Pattern(details))
     if (extra := compiled.extra(details)) is None:
-        # the symbols have conditions that these sizes do not meet, as empty slices do
+        # these sizes violate a condition on the symbols, such as that of a slice that becomes empty
         compiled = _compile(recording, Pattern(details))
         extra = compiled.inputs([])
     del structure.examples[:-EXAMPLES]
@@ -198,7 +198,7 @@ def _find(recording: Recording, places: list[int]) -> Bound:
 
 
 def staged(recording: Recording) -> Graph:
-    """The graph of calls."""
+    """The graph of recorded calls."""
     return _blueprint(recording, Pattern(_details(recording))).staged().graph
 
 
@@ -241,7 +241,7 @@ _carrier = np.zeros(1 << 16, np.uint8)
 
 
 def _size_carrier(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A tensor of a size, whose elements are never read."""
+    """A tensor of a given size, whose elements are never read."""
     global _carrier
     if size > len(_carrier):
         _carrier = np.zeros(max(size, 2 * len(_carrier)), np.uint8)

@@ -22,11 +22,11 @@ _Export = TypeVar("_Export")
 
 
 def handed_out(cell: Cell, export: _Export) -> _Export:
-    """Notes that others may write to the memory of a cell from now on.
+    """Drops copies of a cell's elements, as others may write to its memory from now on.
 
     Args:
         cell: The cell.
-        export: What gives the access, returned as it is. It exists before the call, which counts on that.
+        export: The object that gives access to the memory; returned. It must exist before the call.
     """
     cell.changed()
     return export

@@ -1,6 +1,6 @@
-"""The recorder: calls on eager tensors are recorded, and run when a value is needed.
+"""The recorder: records calls on eager tensors, and runs them when a value is needed.
 
-A thread that records what it recorded before from the same line on follows a trace instead (`_traces`, `_replays`).
+A thread that repeats the calls of an earlier stretch follows its trace instead (`_traces`, `_replays`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 PENDING_CALLS = 1024
-"""Calls that are recorded before they run by themselves, so that a program that needs no value uses bounded memory."""
+"""The number of recorded calls at which all run, so that a program that needs no value uses bounded memory."""
 _SITES = 1024
-"""Lines at which stretches begin that are kept; the oldest are dropped."""
+"""The maximum number of lines with a trace; the oldest are dropped."""
 _MISSES = 2
-"""Stretches that leave their trace one after the other, after which it is dropped."""
+"""The number of stretches in a row that may leave a trace before it is dropped."""
 _MOST_SKIPPED = 255
-"""The maximum number of stretches between a trace that was dropped and the next capture."""
+"""The maximum number of stretches between the drop of a trace and the next capture."""
 
 
 class _Site:
@@ -53,10 +53,10 @@ class _Site:
 
     Attributes:
         code: Its code, kept alive as its identity is the key of the site.
-        trace: What the program did from here on.
-        misses: How many stretches left the trace, one after the other.
-        skipped: How many stretches are recorded without a capture.
-        pause: `skipped` of the last time.
+        trace: The calls of the last stretch from this line; None if none is kept.
+        misses: The number of stretches in a row that left the trace.
+        skipped: The number of further stretches that are recorded without a capture.
+        pause: The value that `skipped` was last set to.
     """
 
     __slots__ = ("code", "misses", "pause", "skipped", "trace")
@@ -67,18 +67,18 @@ class _Site:
         self.misses = self.skipped = self.pause = 0
 
     def missed(self) -> None:
-        """Notes that a stretch left the trace. One that is left again and again is dropped, each time for longer."""
+        """Counts a stretch that left the trace. A trace that is left repeatedly is dropped, each time for longer."""
         self.misses += 1
         if self.misses > _MISSES:
             self.trace, self.misses = None, 0
             self.skipped = self.pause = min(2 * self.pause + 1, _MOST_SKIPPED)
 
     def learn(self, trace: Trace | None, recording: Recording) -> None:
-        """Takes the trace of a stretch, or makes the one so far more general.
+        """Sets the trace to that of a new stretch, or generalises the earlier trace.
 
         Args:
             trace: The trace; None if the stretch cannot be followed.
-            recording: What was run in it.
+            recording: The calls that were run in it.
         """
         general = None
         if trace is not None and self.trace is not None:
@@ -89,14 +89,14 @@ class _Site:
 
 
 class _Thread(threading.local):
-    """What a thread records.
+    """The recorder's state of a thread.
 
     Attributes:
-        replay: The trace that it follows; None if it records.
-        capture: What it recorded since the last value, if that is kept.
-        site: Where the stretch began.
+        replay: The replay in progress; None if the thread records.
+        capture: The calls since the last value, if they are captured.
+        site: The line where the stretch began.
         begins: Whether the next call begins a stretch.
-        calls: How many calls were recorded since the last value.
+        calls: The number of calls recorded since the last value.
     """
 
     replay: Replay | None = None
@@ -111,10 +111,10 @@ _sites: dict[tuple[int, int, Callable[..., Any]], _Site] = {}
 
 
 def begin(op: Callable[..., Any]) -> Replay | None:
-    """Begins a stretch with a call of an op; the caller's caller made it.
+    """Begins a stretch with a call of an op, made by the caller's caller.
 
     Returns:
-        The trace to follow; None to record.
+        The replay of its trace; None to record.
     """
     THREAD.begins = False
     if flags.MAX_DEBUG_NANS:
@@ -139,7 +139,7 @@ def begin(op: Callable[..., Any]) -> Replay | None:
 
 
 def end_replay(replay: Replay) -> None:
-    """Records the calls of this thread's replay, as the next one is another than in the trace."""
+    """Ends this thread's replay, as the next call differs from the trace; its calls are recorded."""
     THREAD.replay = None
     THREAD.calls = replay.position
     replay.settle()
@@ -167,7 +167,7 @@ def record(
         kwargs: Its keyword arguments.
 
     Returns:
-        What it returns (None for one tensor, else `list` or `tuple`), and the tensors.
+        The structure of its results (None for one tensor, else `list` or `tuple`), and their cells.
 
     Raises:
         ValueError, TypeError: What the op raises for tensors that do not fit.
@@ -207,13 +207,13 @@ def record(
 
 
 def _flush(results: Sequence[Cell]) -> None:
-    """Computes everything; the last call has these results."""
+    """Computes all recorded calls, the last of which has these results."""
     materialize(results)
     materialize_all()
 
 
 class _FlushingStructure:
-    """The structure of the results of a call after which everything is computed."""
+    """The structure of the results of a call that flushes the record."""
 
     def __init__(self, structure: Structure | None) -> None:
         self._structure = structure
@@ -224,7 +224,7 @@ class _FlushingStructure:
 
 
 def materialize(cells: Sequence[Cell]) -> None:
-    """Computes cells, and with them what they depend on that the program holds."""
+    """Computes cells, and those values that they depend on which the program holds."""
     with LOCK:
         targets = [cell for cell in cells if cell.storage is None]
         if not targets:
@@ -253,7 +253,7 @@ def materialize(cells: Sequence[Cell]) -> None:
 
 
 def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
-    """Runs the program of this thread's replay; False if it is not the one for these values."""
+    """Runs the program of this thread's replay; returns False if it does not compute these values."""
     site = THREAD.site
     if not replay.finish(targets):
         if site is not None:
@@ -271,7 +271,7 @@ def materialize_all() -> None:
 
 
 def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
-    """The calls that cells need, in order; and the cells to keep: the targets, and tensors on the way to them."""
+    """The calls that compute cells, in order; and the cells to keep: the targets, and the held ones on the way."""
     numbers: dict[Call, int] = {}
     calls: list[Call] = []
     leaves: dict[int, int] = {}
@@ -296,7 +296,7 @@ def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
                 else:
                     sources.append((number, cell.index))
                 continue
-            # one input for each memory, whatever the cells on it
+            # one input for each memory, even if several cells are on it
             leaf = leaves.get(id(storage))
             if leaf is None:
                 leaf = leaves[id(storage)] = len(leaf_cells)
@@ -332,8 +332,8 @@ def _call_of(cell: Cell) -> Call:
 
 
 def _run_now(call: Call) -> list[Cell]:
-    """Runs a call with results whose sizes only a run tells."""
-    # the stretch ends with it
+    """Runs a call at once, as the sizes of its results are only known after the run."""
+    # the call ends the stretch, as a value does
     THREAD.capture, THREAD.begins = None, True
     with LOCK:
         materialize(call.inputs)

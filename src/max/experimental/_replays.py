@@ -1,11 +1,11 @@
-"""Replays: calls that follow a trace, which costs a comparison each instead of a record.
+"""Replays: calls that follow a trace, so that each is compared with a step instead of being recorded.
 
-While calls are those of the trace, only tensors without elements are made. Where the value that the trace ends with is
-asked for, its program runs. Where a call or a value differs, calls so far become records (`Replay.settle`), as if they
-had been recorded one by one, and recording goes on.
+While the calls match the trace, only tensors without elements are made. When the value at the end of the trace is
+needed, its program runs. When a call or a value differs, the calls so far are recorded (`Replay.settle`), as if they
+had been recorded one by one, and recording continues.
 
-A thread follows its own replay without a lock. Other threads that need one of its values settle it under the lock of
-the recorder; the calls that follow are settled when the replay ends.
+A thread follows its own replay without a lock. Another thread that needs one of its values settles it under the lock
+of the recorder; a call that the owner makes meanwhile settles itself.
 """
 
 # the cells of tensors are read directly: a property would cost as much as the comparison
@@ -42,15 +42,15 @@ __all__ = ["Replay", "bind_tensor", "settle_all"]
 _tensor_type: type[Any]
 _checks_nans = flags.named("MAX_DEBUG_NANS")._overrides
 _replays: set[Replay] = set()
-"""Replays with calls that are not settled."""
+"""The replays with calls that are not settled."""
 _MOST_REPLAYS = 16
-"""Replays that go on at once, in as many threads; when one more begins, the others are settled."""
+"""The maximum number of replays at once, one per thread; when another begins, all of them are settled."""
 _new = object.__new__
 _frame = sys._getframe
 
 
 def bind_tensor(tensor_type: type[Any]) -> None:
-    """Gives this module the class of tensors, which is built on it."""
+    """Sets the class of tensors, which is defined above this module."""
     global _tensor_type
     _tensor_type = tensor_type
 
@@ -80,27 +80,27 @@ class Replay(Unsettled):
     def __init__(self, trace: Trace) -> None:
         self._trace, self._steps, self._followed = trace, trace.steps, trace.followed
         self.position = 0
-        """How many calls followed the trace."""
+        """The number of calls that followed the trace."""
         self.values: list[Cell] = []
         self._holders: list[ref[Any]] = []
-        """Refers to the tensor on each result."""
+        """A weak reference to the tensor on each result."""
         self._places: dict[int, tuple[str, int]] = {}
-        """The lines of calls that were made elsewhere than those of the trace."""
+        """The lines of calls that are at other lines than those of the trace, by position."""
         self._settled = 0
-        """How many calls were recorded."""
+        """The number of calls that were recorded."""
         self._calls: list[Call] = []
-        """Those."""
+        """The recorded calls."""
         self._closed = False
         self._sizes: dict[str, Any] = {}
-        """The values of the symbols that are known so far."""
+        """The values of the symbols that are bound so far."""
         self._types: dict[int, CellType] = {}
-        """The types with symbols that were evaluated."""
+        """The evaluated types of results with symbols, by their numbers."""
         if len(_replays) >= _MOST_REPLAYS:
             settle_all()
         _replays.add(self)
 
     def follow(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call returns; None if it is not the next one of the trace.
+        """Compares a call with the next step of the trace; returns the call's results, or None if it differs.
 
         Args:
             op: The op.
@@ -113,12 +113,12 @@ class Replay(Unsettled):
             if op is not expected or _checks_nans or not match(self, args, kwargs, specs):
                 return None
         except (AttributeError, IndexError):
-            return None  # a number where a tensor was, or the end
+            return None  # a number in place of a tensor, or the end of the trace
         try:
             frame = _frame(line[2])
             if frame.f_code is not line[0] or frame.f_lasti != line[1]:
                 self._places[position] = user_place()
-        except ValueError:  # the stack has fewer frames than that of the trace had
+        except ValueError:  # the stack has fewer frames than at the trace
             self._places[position] = user_place()
         results: list[Any] | None = None if structure is None else []
         tensor: Any = None
@@ -126,7 +126,7 @@ class Replay(Unsettled):
             if type(type_) is VaryingType:
                 type_ = self._evaluated(type_)
                 if 0 in type_.shape:
-                    return None  # recorded: bounds of an empty slice are no conditions
+                    return None  # to be recorded: the bounds of an empty slice have no conditions
             cell = _new(Cell)
             cell.type, cell.storage, cell.call = type_, None, self  # type: ignore[assignment]
             tensor = _new(_tensor_type)
@@ -137,7 +137,7 @@ class Replay(Unsettled):
                 results.append(tensor)
         self.position = position + 1
         if self._closed:
-            # another thread settled the calls before, so nobody would find this one
+            # another thread has settled the earlier calls, and does not know of this one
             self.settle()
         return tensor if structure is None else structure(results)
 
@@ -145,10 +145,10 @@ class Replay(Unsettled):
         return [holder() is not None for holder in self._holders]
 
     def finish(self, targets: Sequence[Cell]) -> bool:
-        """Runs the program of the trace if it is the one for the calls so far and these values.
+        """Runs the program of the trace if the calls so far are the whole trace, and these values its targets.
 
         Args:
-            targets: The values that are asked for, which have no elements.
+            targets: The values that are needed, which have no elements.
 
         Returns:
             Whether it ran. If not, the calls are recorded.
@@ -185,8 +185,8 @@ class Replay(Unsettled):
             self.settle()
         else:
             _replays.discard(self)
-            # values that nothing holds refer to the replay: a cycle that would keep the results until garbage is
-            # collected
+            # values without a tensor refer to the replay: without this, the cycle would keep the results alive until
+            # the next garbage collection
             values.clear()
         return True
 
@@ -194,9 +194,9 @@ class Replay(Unsettled):
         return self._places.get(position) or self._steps[position].line.place
 
     def settle(self) -> None:
-        """Records the calls so far that were not recorded before, and ends the replay.
+        """Records the calls that are not yet recorded, and ends the replay.
 
-        If another thread does so, a call that its own thread is about to follow records itself.
+        If another thread calls this, a call that the replay's own thread is making records itself.
         """
         with LOCK:
             self._closed, self._followed = True, ()
@@ -223,7 +223,7 @@ class Replay(Unsettled):
         step = self._steps[position]
         if self._trace.symbolic is None:
             return step.signature
-        numbers: list[Any] = []
+        numbers: list[int | float] = []
         for spec in [*step.args, *[spec for _, spec in step.keywords]]:
             self._numbers(spec, numbers)
         template = step.signature.family.template
@@ -235,7 +235,7 @@ class Replay(Unsettled):
             self._place(position),
         )
 
-    def _numbers(self, spec: Any, numbers: list[Any]) -> None:
+    def _numbers(self, spec: Any, numbers: list[int | float]) -> None:
         """Appends the numbers of an argument."""
         if isinstance(spec, Nested):
             for item in spec.items:
@@ -246,7 +246,7 @@ class Replay(Unsettled):
             numbers.append(int(spec[0]) if isinstance(spec[0], StaticDim) else spec[0])
 
     def capture(self) -> Capture:
-        """A capture of the stretch that goes on after the calls so far, which are settled."""
+        """A capture that continues the stretch after the calls so far, which are settled."""
         return Capture.resumed(
             [self._exact(position) for position in range(self._settled)],
             self._calls,
@@ -261,7 +261,7 @@ class Replay(Unsettled):
         return last.first + len(last.types)
 
     def _exact(self, position: int) -> Step:
-        """A step with the types and numbers that it has here."""
+        """A step with the types and numbers of this replay."""
         step = self._steps[position]
         if self._trace.symbolic is None:
             return step
@@ -287,31 +287,31 @@ class Replay(Unsettled):
         return self._sizes[f"s{symbol.number}"] * symbol.factor + symbol.offset
 
     def _evaluated(self, type_: VaryingType) -> CellType:
-        """A type of a result for the sizes here."""
-        found = self._types.get(type_.number)
-        if found is None:
+        """The type of a result for the sizes of this replay."""
+        evaluated = self._types.get(type_.number)
+        if evaluated is None:
             dtype, _, device = type_.kind
             shape = tuple([dim.evaluate(self._sizes) for dim in type_.shape])
-            found = self._types[type_.number] = cell_type(dtype, shape, device)
-        return found
+            evaluated = self._types[type_.number] = cell_type(dtype, shape, device)
+        return evaluated
 
-    def _bind(self, symbol: Symbol, value: Any) -> bool:
-        """Compares a size or number with its symbol, or gives the symbol its value; False where the trace ends."""
+    def _bind(self, symbol: Symbol, value: int | float) -> bool:
+        """Compares a size or number with its symbol, or binds the symbol; returns False if it does not match."""
         if type(value) is int and value < 0:
-            return False  # a bound that counts from the end
+            return False  # a bound that counts from the end has no symbol
         name = f"s{symbol.number}"
         if name in self._sizes:
             return bool(self._value(symbol) == value)
-        base, rest = value, 0
+        base, remainder = value, 0
         if type(value) is int:
-            base, rest = divmod(value - symbol.offset, symbol.factor)
-        if rest or base < 0 and type(value) is int:
+            base, remainder = divmod(value - symbol.offset, symbol.factor)
+        if remainder or base < 0 and type(value) is int:
             return False
         self._sizes[name] = base
         return first_unmet(self._trace.conditions, self._sizes) is None
 
     def matches(self, arg: Any, spec: Any) -> bool:
-        """Whether an argument is the one of a specification; a tensor in memory becomes the next value."""
+        """Whether an argument matches a specification; a tensor in memory becomes the next value."""
         kind = type(spec)
         values = self.values
         if kind is int:
@@ -353,7 +353,7 @@ class Replay(Unsettled):
 
 
 def settle_all() -> None:
-    """Records the calls of all replays, which ends them."""
+    """Records the calls of all replays, and ends them."""
     with LOCK:
         for replay in list(_replays):
             replay.settle()

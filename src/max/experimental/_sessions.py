@@ -1,4 +1,4 @@
-"""The sessions that programs of eager tensors and compiled modules share: one for each set of devices."""
+"""The sessions of eager programs and compiled modules: one shared session for each set of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 def session_of(devices: Iterable[driver.Device]) -> InferenceSession:
-    """The session of some devices; the CPU is always among them.
+    """The shared session of a set of devices, to which the CPU is added.
 
     Args:
         devices: The devices, in any order.

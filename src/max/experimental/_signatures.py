@@ -1,7 +1,7 @@
 """Signatures of calls: a template, the types of its tensors and its numbers; and the types of its results.
 
-A call is staged into a graph of its own when its signature is new, which also finds what does not fit. Calls that
-differ in sizes and numbers only are a family. From its third member on a family is staged with symbols, and the sizes
+A call is staged into a graph of its own when its signature is new, which also raises errors. Calls that
+differ only in sizes and numbers are a family. From its third member on a family is staged with symbols, and the sizes
 of later results are evaluated.
 """
 
@@ -21,13 +21,13 @@ from max.mlir.dims import DimExpr
 __all__ = ["EXAMPLES", "Family", "Signature", "signature_of"]
 
 EXAMPLES = 2
-"""Sets of sizes for which a computation is specialised before its sizes become symbols."""
+"""The number of sets of sizes for which a computation is specialised before its sizes become symbols."""
 _SIGNATURES = 1 << 15
-"""Signatures that are kept; the oldest are dropped."""
+"""The maximum number of signatures; the oldest are dropped."""
 _PATTERNS = 8
-"""Patterns with symbols that a family keeps; the oldest are dropped."""
+"""The maximum number of patterns of a family; the oldest are dropped."""
 _FAILURES = 2
-"""Failures to stage a family with symbols, after which it is always specialised."""
+"""The number of failures to stage a family with symbols after which it is always specialised."""
 
 
 class _Symbolic(NamedTuple):
@@ -39,12 +39,12 @@ class _Symbolic(NamedTuple):
 
 
 class Family:
-    """Calls that differ in sizes and numbers only.
+    """Calls that differ only in sizes and numbers.
 
     Args:
         template: Their template.
         kinds: Dtype, rank and device of each tensor.
-        numbers: How many numbers they take.
+        numbers: The number of numbers among their arguments.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Family:
         Raises:
             ValueError, TypeError: What the op raises for tensors that do not fit.
         """
-        cached_types = self._known(details)
+        cached_types = self._evaluated(details)
         if cached_types is not None:
             return cached_types
         staged = self._stage(Pattern(details), place)
@@ -89,12 +89,12 @@ class Family:
             self._learn(details, place)
         return types
 
-    def _known(self, details: Details) -> list[CellType | None] | None:
+    def _evaluated(self, details: Details) -> list[CellType | None] | None:
         for symbolic in reversed(self._symbolic):
             values = symbolic.pattern.match(details)
             if values is None:
                 continue
-            # floats, of which some are infinite, are no sizes
+            # without floats, which are no sizes and may be infinite
             sizes = {f"s{i}": value for i, value in enumerate(values) if isinstance(value, int)}
             if first_unmet(symbolic.conditions, sizes) is not None:
                 continue
@@ -111,7 +111,7 @@ class Family:
         return stage([self._step._replace(place=place)], self.kinds, pattern)
 
     def _learn(self, details: Details, place: tuple[str, int]) -> None:
-        """Stages the family with symbols if enough of its members were seen."""
+        """Stages the family with symbols if enough members were recorded."""
         self._examples.append(details)
         if len(self._examples) <= EXAMPLES or self._failures >= _FAILURES:
             return
@@ -132,7 +132,7 @@ class Family:
 
 
 class Signature:
-    """A call but for the tensors themselves; equal signatures are one object while they are kept.
+    """A call without its tensors. Equal signatures are one object while they are kept.
 
     Args:
         family: Its family.

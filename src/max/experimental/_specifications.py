@@ -1,4 +1,4 @@
-"""Specifications of the arguments of a call that is predicted.
+"""Specifications of the arguments of the calls of a trace.
 
 Values of a trace are numbered in the order of the calls: the tensors in memory that a call reads first, then its
 results. An argument is matched by a specification:
@@ -46,7 +46,7 @@ class VaryingNumber(NamedTuple):
 
 
 def equals(value: Any, constant: Any) -> bool:
-    """Whether an argument stages what a constant of a trace does; they are not the same object."""
+    """Whether an argument stages the same as a constant of a trace that is another object."""
     kind = type(value)
     if isinstance(value, StaticDim):
         value, kind = int(value), int
@@ -62,7 +62,7 @@ def equals(value: Any, constant: Any) -> bool:
     try:
         hash(value)
     except TypeError:
-        return False  # its content may have changed
+        return False  # a mutable object: its content may have changed
     return bool(value == constant)
 
 

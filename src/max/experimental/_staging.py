@@ -1,4 +1,4 @@
-"""Staging recorded calls into a graph, with constants or symbols for the numbers that they depend on."""
+"""Stages recorded calls into a graph, with constants or symbols for their sizes and numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SIZE_OPS = frozenset(
 
 _CPU = DeviceRef.CPU()
 Structure = Callable[[list[Any]], Any]
-"""Makes what an op returns of its tensors."""
+"""Makes the structure that an op returns, of a list of its tensors."""
 
 
 class VaryingNumberError(ValueError):
@@ -62,21 +62,21 @@ class Step(NamedTuple):
     inputs: tuple[tuple[int, int], ...]
     """The step and result that each tensor comes from; for inputs of the program -1 and their index."""
     numbers: int
-    """How many numbers its template takes."""
+    """The number of numbers that its template takes."""
     place: tuple[str, int]
-    """The source location that its ops get."""
+    """The source location of its ops."""
 
 
 class Staged(NamedTuple):
-    """A graph, and what its inputs are beyond the tensors."""
+    """A graph, and its inputs besides the tensors."""
 
     graph: Graph
     sizes: list[int]
-    """Symbols that uint8 tensors of their size introduce, after the tensors."""
+    """The symbols of sizes that inputs of their own introduce: uint8 tensors of that size, after the tensors."""
     scalars: list[int]
-    """Symbols whose values are rank-0 inputs, after these."""
+    """The symbols of numbers, whose values are inputs of rank 0, after the sizes."""
     structure: Structure | None
-    """Makes what the last step returns of a list of tensors: None for one tensor, else `list`, `tuple`, …."""
+    """Makes the structure that the last step returns: None for one tensor, else `list`, `tuple`, …."""
     values: list[list[TensorValue]]
     """The results of each step."""
 
@@ -86,7 +86,7 @@ class Staged(NamedTuple):
 
 
 def values_of(results: Any) -> tuple[Structure | None, list[TensorValue]]:
-    """What makes the structure of what an op returns of a list (None for one tensor), and its tensors."""
+    """Splits the results of an op into their structure (None for one tensor) and a list of tensors."""
     if isinstance(results, TensorValue):
         return None, [results]
     if isinstance(results, list | tuple) and all(isinstance(item, Value) for item in results):
@@ -98,7 +98,7 @@ def values_of(results: Any) -> tuple[Structure | None, list[TensorValue]]:
 
 
 def weight_name(index: int) -> str:
-    """The name of an input that is a weight instead."""
+    """The name of the weight in place of an input."""
     return f"leaf{index}"
 
 
@@ -114,7 +114,7 @@ def stage(
         steps: The calls, in order.
         kinds: Dtype, rank and device of the tensors that are the inputs of the program.
         pattern: The sizes of the inputs, and the numbers of the steps after them.
-        weights: The inputs that are weights instead, see `weight_name`; their sizes do not vary.
+        weights: The inputs that become weights, see `weight_name`; their sizes do not vary.
 
     Raises:
         VaryingNumberError: A number varies that must be a constant.
@@ -136,14 +136,18 @@ def stage(
     scalars = [TensorType(pattern.dtype(number), (), _CPU) for number in scalar_symbols]
     bound = [type_ for index, type_ in enumerate(types) if index not in weights]
     graph = Graph("eager", input_types=[*bound, *carriers, *scalars])
-    given = [value.tensor for value in graph.inputs]
-    values_by_symbol = dict(zip(scalar_symbols, given[len(given) - len(scalars) :], strict=True))
+    graph_inputs = [value.tensor for value in graph.inputs]
+    values_by_symbol = dict(
+        zip(scalar_symbols, graph_inputs[len(graph_inputs) - len(scalars) :], strict=True)
+    )
     structure: Structure | None = None
     values: list[list[TensorValue]] = []
     with graph:
-        rest = iter(given)
+        unpacked_inputs = iter(graph_inputs)
         inputs = [
-            ops.constant_external(weight_name(index), type_) if index in weights else next(rest)
+            ops.constant_external(weight_name(index), type_)
+            if index in weights
+            else next(unpacked_inputs)
             for index, type_ in enumerate(types)
         ]
         for step in steps:
@@ -154,7 +158,7 @@ def stage(
                 if not isinstance(position, Symbol) or step.template.op.__name__ in SIZE_OPS:
                     numbers.append(sizes[index])
                     continue
-                # the dtype that the number takes as a constant
+                # cast to the dtype that the number would have as a constant
                 value = values_by_symbol[position.number]
                 if position.factor != 1 or position.offset:
                     value = value * position.factor + position.offset
@@ -176,7 +180,7 @@ def _float_operand(tensors: Sequence[TensorValue]) -> TensorValue:
 def _uses(
     steps: Sequence[Step], pattern: Pattern, start: int, introduced: set[int]
 ) -> tuple[list[int], list[int]]:
-    """The symbols that need inputs of their own: as sizes, and as scalars."""
+    """The symbols that need inputs of their own: for sizes, and for numbers."""
     sizes: dict[int, None] = {}
     scalars: dict[int, None] = {}
     for step in steps:

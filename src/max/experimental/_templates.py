@@ -1,6 +1,6 @@
 """Templates of calls: the arguments of an op without its tensors and numbers.
 
-Two calls with equal templates, and tensors and numbers of the same kinds, stage the same ops but for sizes.
+Two calls with equal templates, and tensors and numbers of the same kinds, stage the same ops with other sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Template", "describe", "is_mutable"]
 
 
 class _Mark:
-    """A place in a template."""
+    """The place of a tensor or number in a template."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,14 +48,14 @@ class _Literal(NamedTuple):
 class _Array:
     """An array or a scalar of NumPy, compared by its content: 0.0 is not -0.0, NaN is NaN.
 
-    The content is copied: the program may write to its array before the call is compiled.
+    The content is copied, as the program may write to its array before the call is compiled.
     """
 
     __slots__ = ("_key", "_scalar")
 
     def __init__(self, array: Any) -> None:
         self._scalar = array if isinstance(array, np.generic) else None
-        # not `dtype.str`, which is the same for all dtypes of ml_dtypes of one size
+        # not `dtype.str`, which all dtypes of ml_dtypes of one size share
         self._key = (array.shape, array.dtype, array.tobytes())
 
     @property
@@ -74,7 +74,7 @@ class _Array:
 
 
 class _Object:
-    """An argument that has no hash, compared by identity."""
+    """An argument without a hash, compared by identity."""
 
     __slots__ = ("value",)
 
@@ -95,7 +95,7 @@ def describe(value: Any, cells: list[Any], numbers: list[int | float]) -> Any:
         numbers.append(value)
         return INTEGER
     if kind is float:
-        # NaN and the sign of zero do not survive a comparison
+        # == does not find NaN or the sign of zero
         if value == 0.0 or math.isnan(value):
             return _Literal(float, value.hex())
         numbers.append(value)
@@ -135,7 +135,7 @@ def describe(value: Any, cells: list[Any], numbers: list[int | float]) -> Any:
     return _Object(value)
 
 
-def is_mutable(value: Any) -> bool:
+def is_mutable(value: object) -> bool:
     """Whether the content of an argument may change while it stays the same object: arrays and sequences."""
     kind = type(value)
     if hasattr(kind, "__dlpack__"):

@@ -1,4 +1,4 @@
-"""Traces: what a stretch of a program recorded between two values, kept to predict the next time.
+"""Traces: the calls of a stretch of a program between two values, kept to predict its next run.
 
 A stretch begins with the first call after a value was computed, and ends where the next one is. When the same line
 begins a second stretch, its calls are captured: the op and arguments of each, and the program that computed the value.
@@ -39,13 +39,13 @@ class UserLine(NamedTuple):
     instruction: int
     """`f_lasti` of its frame."""
     depth: int
-    """The number of frames between it and the function that records."""
+    """The number of frames between it and the recording function."""
     place: tuple[str, int]
     """File and line."""
 
 
 class VaryingType(NamedTuple):
-    """The type of a result of which sizes vary. Equal types of a trace have one number."""
+    """The type of a result with symbols. Equal types of a trace have the same number."""
 
     number: int
     kind: Kind
@@ -76,7 +76,7 @@ Followed = tuple[
     tuple["CellType | VaryingType", ...],
     "UserLine",
 ]
-"""What a replay reads of a step: op, comparison of arguments and its specifications, structure and types, line."""
+"""The part of a step that a replay reads: op, comparison of arguments, its specifications, structure, types, line."""
 
 
 class Step(NamedTuple):
@@ -88,7 +88,7 @@ class Step(NamedTuple):
     keywords: tuple[tuple[str, Any], ...]
     """Names and specifications of keyword arguments."""
     structure: Callable[..., Any] | None
-    """What the op returns: None for one tensor, else `list` or `tuple`."""
+    """The structure that the op returns: None for one tensor, else `list` or `tuple`."""
     types: tuple[CellType | VaryingType, ...]
     """The types of the results."""
     line: UserLine
@@ -99,12 +99,12 @@ class Step(NamedTuple):
     """The number of its first result."""
 
     def followed(self) -> Followed:
-        """What a replay reads of it."""
+        """The part of it that a replay reads."""
         match, specs = matcher(self.args, self.keywords)
         return self.op, match, specs, self.structure, self.types, self.line
 
     def new_leaves(self) -> list[tuple[int, CellType]]:
-        """The tensors in memory that it is the first to read: their numbers and types. For exact traces."""
+        """The tensors in memory that no earlier step reads: their numbers and types. For exact traces."""
         types: list[CellType] = []
         stack = [*[spec for _, spec in reversed(self.keywords)], *reversed(self.args)]
         while stack:
@@ -121,57 +121,57 @@ class Trace(NamedTuple):
 
     steps: tuple[Step, ...]
     followed: tuple[Followed, ...]
-    """What a replay reads of them."""
+    """The parts of the steps that a replay reads."""
     targets: list[int]
-    """The values that were asked for."""
+    """The values that were needed."""
     held: list[bool]
-    """Whether the program held a tensor on each result when the value was computed, in the order of the calls."""
+    """For each result, in the order of the calls: whether the user's program held a tensor on it at the end."""
     results: list[int]
     """The numbers of the results."""
     leaves: list[int]
     """The value that each input of the program is."""
     shared: list[tuple[int, int]]
-    """Pairs of leaves that have to be on the same memory."""
+    """Pairs of leaves that must be on the same memory."""
     outputs: list[int]
     """The value that each output of the program is."""
     order: list[int]
     """The step that each call of the program is."""
     program: Bound
     lasting: bool
-    """Whether tensors were held that the program does not compute."""
+    """Whether the user's program held tensors that the compiled program does not compute."""
     examples: list[Details]
-    """Sizes and numbers that the trace had."""
+    """The sizes and numbers of earlier stretches."""
     conditions: list[Condition] = []
     """What has to hold for its symbols."""
     symbolic: SymbolicProgram | None = None
-    """The program of a trace with symbols, in place of `program`."""
+    """For a trace with symbols: its program, in place of `program`."""
 
     def leaf_types(self) -> list[tuple[int, CellType]]:
-        """The tensors in memory that an exact trace reads: their numbers and types, in order."""
+        """The tensors in memory that an exact trace reads: their numbers and types, in order of first use."""
         return [leaf for step in self.steps for leaf in step.new_leaves()]
 
 
 class _NotTraceableError(Exception):
-    """A stretch that cannot be predicted."""
+    """A call that no trace can have."""
 
 
 class Capture:
-    """The calls of a stretch while they are recorded."""
+    """Collects the calls of a stretch while they are recorded."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
         self._calls: dict[Call, int] = {}
         self._numbers: dict[int, int] = {}
-        """Numbers by the identity of cells, which `_values` keeps alive."""
+        """The numbers of cells by `id`; `_values` keeps the cells alive."""
         self._values: list[Cell] = []
         self._failed = False
 
     @staticmethod
     def resumed(steps: Sequence[Step], calls: Sequence[Call], values: Sequence[Cell]) -> Capture:
-        """A capture of a stretch that followed a trace so far.
+        """A capture that begins with the calls by which a stretch followed a trace.
 
         Args:
-            steps: The steps that it followed, of an exact trace.
+            steps: The steps of these calls, exact.
             calls: Their calls.
             values: Their values.
         """
@@ -244,15 +244,15 @@ class Capture:
         program: Bound,
         last: Callable[[Any], Callable[..., Any]] | None,
     ) -> Trace | None:
-        """The trace of the stretch; None if it read or computed tensors of others.
+        """The trace of the stretch; None if the run had calls or leaves of other stretches.
 
         Args:
-            targets: The values that were asked for.
-            recording: What was run for them.
+            targets: The values that were needed.
+            recording: The calls that were run for them.
             outputs: The cells of its outputs.
             held: Whether a tensor is on each result of the calls, in order.
-            program: What ran it.
-            last: Makes the structure of the last call from the structure of its results; None to leave it.
+            program: The program that ran.
+            last: Replaces the structure of the last call, given its structure; None to keep it.
         """
         if self._failed or any(call not in self._calls for call in recording.calls):
             return None
@@ -297,7 +297,7 @@ class Capture:
 
     @property
     def calls(self) -> int:
-        """How many calls were recorded."""
+        """The number of recorded calls."""
         return len(self._steps)
 
     def held(self, targets: Sequence[Cell]) -> list[bool]:

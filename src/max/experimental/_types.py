@@ -11,7 +11,7 @@ from max.graph import DeviceRef, Dim
 __all__ = ["CellType", "Kind", "cell_type", "type_of"]
 
 _TYPES = 1 << 16
-"""Types that are kept."""
+"""The maximum number of interned types."""
 
 
 Kind = tuple[DType, int, DeviceRef]
@@ -42,7 +42,7 @@ def cell_type(dtype: DType, shape: tuple[int, ...], device: DeviceRef) -> CellTy
     cell_type = _types.get(key)
     if cell_type is None:
         if len(_types) >= _TYPES:
-            # types in use go on to exist; a new object for an equal type costs a look-up that misses
+            # types in use stay alive; a later object for an equal type only costs look-ups that miss
             _types.clear()
         cell_type = _types.setdefault(key, CellType(dtype, shape, device))
     return cell_type

@@ -1,4 +1,4 @@
-"""Traces whose sizes and numbers vary, made from exact ones that differ in nothing else.
+"""Traces with symbols, made from exact traces that differ only in sizes and numbers.
 
 The details of a trace are the sizes of its leaves in the order of their numbers, and the numbers among the arguments of
 its calls. A pattern that covers the details seen so far (`_patterns`) says which are symbols. The trace is staged once
@@ -30,16 +30,16 @@ def _details(trace: Trace) -> Details:
 
 
 def generalised(old: Trace, new: Trace, recording: Recording) -> Trace | None:
-    """The trace of two stretches that differ in sizes and numbers only.
+    """The common trace of two stretches that differ only in sizes and numbers.
 
     Args:
-        old: What the stretch was before; it may vary already.
-        new: What it is now: exact.
-        recording: What was run for `new`.
+        old: The trace of the earlier stretch; it may have symbols already.
+        new: The exact trace of the new stretch.
+        recording: The calls that were run for `new`.
 
     Returns:
-        A trace that covers both; the exact one with the examples of both while there are few, or where no program with
-        symbols is compiled. None if the traces differ in something else.
+        A trace that covers both; `new` with the examples of both while they are few, or if no program with
+        symbols is compiled. None if the traces differ in more.
     """
     if not _alike(old, new):
         return None
@@ -70,7 +70,7 @@ def _alike(old: Trace, new: Trace) -> bool:
 
 
 def _program(trace: Trace, recording: Recording, pattern: Pattern) -> SymbolicProgram | None:
-    """A compiled program for all details of a pattern."""
+    """The compiled program for all details of a pattern; None if there is none."""
     starts: dict[int, int] = {}
     end = 0
     for number, type_ in trace.leaf_types():
@@ -148,7 +148,7 @@ def _staged(trace: Trace, pattern: Pattern, program: SymbolicProgram) -> Trace:
 def _specification(
     spec: Any, positions: Iterator[Any], leaves: Iterator[int], varying: dict[int, Any]
 ) -> Any:
-    """A specification with symbols; positions of numbers and leaves are taken in order."""
+    """A specification with symbols. Takes the next positions of numbers, and the next leaves."""
     if isinstance(spec, Nested):
         items = [_specification(item, positions, leaves, varying) for item in spec.items]
         return Nested(spec.kind, tuple(items))

@@ -1,4 +1,4 @@
-"""The ops of `max.graph.ops` as functions on eager tensors, and on values of a graph where one is being built.
+"""The ops of `max.graph.ops` as functions on eager tensors, and on graph values while a graph is being built.
 
 Each takes tensors, numbers and arrays as the op does and returns `Tensor`; see the op for what it computes. One operand
 at least must be a tensor.
@@ -69,9 +69,9 @@ __all__ = [
 
 @later_keywords(graph_op="op")
 def functional(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function on eager tensors of one that stages ops into a graph.
+    """Turns a function that stages ops into a graph into a function on eager tensors.
 
-    The result checks shapes and dtypes at the call, and computes when a value is needed. Where a graph is being built,
+    The result checks shapes and dtypes at the call, and computes when a value is needed. While a graph is being built,
     it stages into it.
 
     Args:
@@ -286,16 +286,16 @@ def constant_external(name: str, type: TensorType) -> Any:
 
 
 @functools.wraps(ops.buffer_store)
-def buffer_store(destination: Any, source: Any) -> None:
+def buffer_store(destination: Tensor, source: TensorValueLike) -> None:
     _store(destination, source, None)
 
 
 @functools.wraps(ops.buffer_store_slice)
-def buffer_store_slice(destination: Any, source: Any, indices: Any) -> None:
+def buffer_store_slice(destination: Tensor, source: TensorValueLike, indices: Any) -> None:
     _store(destination, source, indices)
 
 
-def _store(destination: Any, source: Any, indices: Any) -> None:
+def _store(destination: Tensor, source: TensorValueLike, indices: Any) -> None:
     if isinstance(destination, Tensor) and destination._cell is not None:
         _mutation.store(destination, source, indices)
     elif indices is None:

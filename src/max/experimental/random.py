@@ -1,7 +1,7 @@
 """Random tensors: eager, or in the graph that is being built.
 
-The numbers depend on the seed (`set_seed`) and on how many random tensors were made since, on no machine and number of
-threads; see `max.graph.ops.random`.
+The numbers depend only on the seed (`set_seed`) and on the number of random tensors made since, not on the machine or
+the number of threads; see `max.graph.ops.random`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _seeds = itertools.count()
 
 @later_keywords(value="seed")
 def set_seed(seed: int) -> None:
-    """Starts the sequence of eager random tensors anew.
+    """Restarts the sequence of eager random tensors.
 
     Args:
         seed: The seed, of which the low 31 bits count; the sequences of two seeds differ.
@@ -151,7 +151,7 @@ def _next_seed() -> Tensor:
 
 
 def _parts(like: TensorType) -> tuple[Any, ...]:
-    """A type as arguments whose sizes can become symbols."""
+    """The fields of a type as separate arguments, so that its sizes can become symbols."""
     return list(like.shape), like.dtype, like.device
 
 

@@ -60,7 +60,7 @@ def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
         BatchLineError: A line is not a request, or a ``custom_id`` occurs twice.
     """
     requests: list[BatchRequest] = []
-    seen: set[str] = set()
+    custom_ids: set[str] = set()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -71,8 +71,8 @@ def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
         if not isinstance(value, dict):
             raise BatchLineError(f"line {number} is no object")
         custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
-        if not isinstance(custom_id, str) or custom_id in seen:
-            problem = "occurs twice" if custom_id in seen else "is no text"
+        if not isinstance(custom_id, str) or custom_id in custom_ids:
+            problem = "occurs twice" if custom_id in custom_ids else "is no text"
             raise BatchLineError(f"line {number}: custom_id is {custom_id!r}, which {problem}")
         if value.get("method", "POST") != "POST" or url not in URLS:
             raise BatchLineError(
@@ -80,7 +80,7 @@ def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
             )
         if not isinstance(body, dict) or body.get("stream"):
             raise BatchLineError(f"line {number}: body must be an object without stream")
-        seen.add(custom_id)
+        custom_ids.add(custom_id)
         requests.append(BatchRequest(custom_id, url, body))
     return requests
 

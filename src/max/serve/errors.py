@@ -111,15 +111,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def model_not_found(name: str, known: list[str]) -> ApiError:
+def model_not_found(name: str, names: list[str]) -> ApiError:
     """Status 404 with similar names and the list of models.
 
     Args:
         name: The requested model.
-        known: The models' names.
+        names: The models' names.
     """
-    near = near_names(name, known) if len(name) <= 200 else ""
-    models = ", ".join(map(repr, known[:20])) + (", …" if len(known) > 20 else "")
+    near = near_names(name, names) if len(name) <= 200 else ""
+    models = ", ".join(map(repr, names[:20])) + (", …" if len(names) > 20 else "")
     return ApiError(
         f"the model {shown(name)} does not exist; this server has {models or 'none'}"
         + (f". {near}" if near else ""),

@@ -150,9 +150,10 @@ class ServedModel:
             ApiError: The model has no template, or the template refuses the conversation.
         """
         reserved = {"chat_template", "tokenize", "messages", "conversation", "tools"}
-        if wrong := sorted(reserved & options.keys()):
+        if reserved_options := sorted(reserved & options.keys()):
             raise ApiError(
-                f"chat_template_kwargs cannot set {wrong[0]}", param="chat_template_kwargs"
+                f"chat_template_kwargs cannot set {reserved_options[0]}",
+                param="chat_template_kwargs",
             )
         try:
             return self.tokenizer.apply_chat_template(messages, tools, options)
@@ -212,18 +213,18 @@ class ServedModel:
             return lambda tokens: decode(tokens, skip_special_tokens=True)
         return lambda tokens: decode([token for token in tokens if token not in hidden])
 
-    def sampling_params(self, given: SamplingParamsInput) -> SamplingParams:
+    def sampling_params(self, fields: SamplingParamsInput) -> SamplingParams:
         """A client's sampling parameters, completed by the model's and by the defaults.
 
         Args:
-            given: What the client has set.
+            fields: What the client has set.
 
         Raises:
             ApiError: A value does not fit.
         """
         defaults = self.config.model_config.sampling_params_defaults
         try:
-            return SamplingParams.from_input_and_generation_config(given, defaults)
+            return SamplingParams.from_input_and_generation_config(fields, defaults)
         except (ValueError, TypeError) as error:
             text = str(error).removeprefix("SamplingParams: ")
             raise ApiError(text, param=text.split(" ", 1)[0]) from error

@@ -112,10 +112,10 @@ class Tracing:
             request_id: The identifier that logs and the response have.
             begin: Seconds since the epoch.
         """
-        given = {name: headers[name] for name in _PARENT if name in headers}
+        parent_headers = {name: headers[name] for name in _PARENT if name in headers}
         span = self._tracer.start_span(
             f"{method} {path}",
-            self._propagator.extract(given),
+            self._propagator.extract(parent_headers),
             self._kind,
             {"http.request.method": method, "url.path": path, "request.id": request_id},
             start_time=_nanoseconds(begin),

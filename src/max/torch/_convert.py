@@ -1,4 +1,4 @@
-"""Devices and dtypes of torch, and ours."""
+"""Conversions of devices, dtypes and tensors between torch and MAX."""
 
 # tensors are made directly: the checks of the public constructors would take longer than a small graph
 # pyright: reportPrivateUsage=false
@@ -40,7 +40,7 @@ def max_dtype_to_torch(dtype: DType) -> torch.dtype:
 
 
 def max_device_ref(device: torch.device) -> DeviceRef:
-    """The device of a graph that stands for a device of torch.
+    """The graph device of a torch device.
 
     Args:
         device: The device of torch.
@@ -56,14 +56,14 @@ def max_device_ref(device: torch.device) -> DeviceRef:
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
-    """The type of a graph's value that a torch tensor is given for."""
+    """The graph type of a torch tensor."""
     return TensorType(
         DType.from_torch(tensor.dtype), list(tensor.shape), max_device_ref(tensor.device)
     )
 
 
 def buffer_type_of(tensor: torch.Tensor) -> BufferType:
-    """The type of a graph's buffer on a torch tensor's memory."""
+    """The graph type of a torch tensor that a graph changes in place."""
     like = type_of(tensor)
     return BufferType(like.dtype, like.shape, like.device)
 

@@ -33,7 +33,7 @@ class CustomOp:
 
     def __init__(self, symbol: str, library: KernelLibrary, parameters: Parameters) -> None:
         self.symbol, self.library, self.parameters = symbol, library, dict(parameters)
-        self._variants: dict[Any, CustomOp] = {}
+        self._variants: dict[tuple[tuple[str, bool | int | str | DType], ...], CustomOp] = {}
         self._operation = self._define()
 
     def __getitem__(self, parameters: Parameters) -> CustomOp:
@@ -47,7 +47,7 @@ class CustomOp:
         return f"<custom op {self.symbol} {self.parameters or ''}>"
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Runs the op: results are written, and what the kernel changes is changed.
+        """Runs the op, which writes its results and the tensors that the kernel changes in place.
 
         Args:
             tensors: In the order of the kernel's parameters.
@@ -63,8 +63,8 @@ class CustomOp:
         """Gives the op a gradient; see :meth:`Operation.register_autograd`.
 
         Args:
-            backward: The gradients of the operands, of those of the results.
-            setup_context: Keeps what the backward needs.
+            backward: Computes the gradients of the operands from those of the results.
+            setup_context: Saves the values that the backward needs.
         """
         self._operation.register_autograd(backward, setup_context=setup_context)
 
@@ -120,7 +120,7 @@ class CustomOpLibrary:
         library = library_of(kernel_library)
         assert library is not None
         self._symbols = library.symbols()
-        # plain attributes, which torch.compile sees through
+        # plain attributes, which torch.compile can trace
         for symbol in self._symbols:
             setattr(self, symbol, CustomOp(symbol, library, {}))
 

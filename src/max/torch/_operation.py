@@ -31,18 +31,18 @@ def session() -> InferenceSession:
 
 
 def library_of(kernels: Path | KernelLibrary | None) -> KernelLibrary | None:
-    """The library that a user names by a path or hands over."""
+    """The kernel library of an argument, which is a path or the library itself."""
     if kernels is None or isinstance(kernels, KernelLibrary):
         return kernels
     return KernelLibrary(paths=[Path(kernels)])
 
 
 class Compiled:
-    """Loaded graphs, one for each form of the arguments: dtypes, and shapes where they are not symbols.
+    """Loaded graphs, one for each form of the arguments: dtypes, and shapes unless they are symbols.
 
     Args:
         name: The operation's name, for messages.
-        roles: What is done with each argument: the first ones are ``output``, the others ``input`` or ``inout``.
+        roles: The use of each argument: the first ones are ``output``, the others ``input`` or ``inout``.
         build: Makes the graph for given arguments, results included.
         by_shape: Whether the graph depends on the arguments' shapes.
     """
@@ -71,7 +71,7 @@ class Compiled:
         return model
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Runs the graph, whose results are written to the first arguments, without a copy where they are contiguous.
+        """Runs the graph, and writes its results to the first arguments; without a copy if these are contiguous.
 
         Raises:
             ValueError: A result has another shape or dtype than the argument that is to take it, or an argument
@@ -96,7 +96,7 @@ class Compiled:
             )
         for index, (out, place, result) in enumerate(zip(outputs, memory, results, strict=True)):
             if result is place:
-                # torch's check of values that were saved for a backward
+                # for torch's check that values saved for a backward are unchanged
                 torch.autograd.graph.increment_version(out)
                 continue
             value = tensor_of(result)
@@ -120,9 +120,9 @@ class Compiled:
         return view_of(tensor.contiguous())
 
 
-# torch keeps what is registered for ever, so one operation serves all graphs of a name and a form; the last
-# argument says which of them, and they go when nobody has them any more. They are counted for each operation, so that a
-# program of torch.export that was saved finds them in another process
+# torch keeps registered operations for ever, so one operation serves all graphs of a name and uses. Its last
+# argument is the number of the graph, which is freed with its `Operation`. Numbers are counted for each name, so that a
+# saved program of torch.export finds its graphs in another process
 _fragment = torch.library.Library("max", "FRAGMENT")
 _running: WeakValueDictionary[tuple[str, int], Compiled] = WeakValueDictionary()
 _numbers: defaultdict[str, count[int]] = defaultdict(count)
@@ -131,18 +131,18 @@ _registration = threading.Lock()
 
 
 def _registered_name(name: str, roles: Sequence[str]) -> str:
-    """The name under which torch has an operation: that of the user, and how the tensors are used."""
+    """The name of an operation in torch: the user's name, and letters for the uses of the tensors."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
     return f"{plain}_{''.join({'output': 'o', 'inout': 'm'}.get(role, 'i') for role in roles)}"
 
 
 @cache
 def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
-    """The operation of torch of a name, whose tensors are read or written. The caller holds `_registration`.
+    """Registers an operation with torch, once for each name. The caller holds `_registration`.
 
     Args:
         name: What `_registered_name` gives.
-        roles: What is done with each tensor.
+        roles: The use of each tensor; see `Compiled`.
     """
 
     def run(*arguments: Any) -> None:
@@ -170,7 +170,7 @@ def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
 def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a call may skip torch's dispatcher, which costs more than a small graph.
 
-    Not where something watches it: a compiler, fake tensors and other subclasses, modes, `torch.func` transforms.
+    It may not if something observes the call: a compiler, subclasses such as fake tensors, modes, `torch.func`.
     """
     if torch.compiler.is_compiling():
         return False
@@ -187,7 +187,7 @@ def _is_transformed() -> bool:
 
 
 class _Differentiable(torch.autograd.Function):
-    """A call some of whose operands need a gradient: the results are part of torch's graph."""
+    """A call with operands that need a gradient: its results become part of torch's autograd graph."""
 
     @staticmethod
     def forward(ctx: Any, operation: Operation, *tensors: torch.Tensor) -> Any:
@@ -204,14 +204,14 @@ class _Differentiable(torch.autograd.Function):
                 f"{operation.name}: the operation has no gradient; give one with register_autograd, or call it on "
                 "detached tensors"
             )
-        given = operation.backward(ctx, *gradients)
-        given = given if isinstance(given, tuple) else (given,)
-        if len(given) != operation.operands:
+        returned = operation.backward(ctx, *gradients)
+        operand_gradients = returned if isinstance(returned, tuple) else (returned,)
+        if len(operand_gradients) != operation.operands:
             raise RuntimeError(
-                f"{operation.name}: its backward returned {len(given)} gradients, expected {operation.operands}, one "
-                "an operand"
+                f"{operation.name}: its backward returned {len(operand_gradients)} gradients, expected "
+                f"{operation.operands}, one an operand"
             )
-        return None, *[None] * operation.outputs, *given
+        return None, *[None] * operation.outputs, *operand_gradients
 
 
 class _Transformed(_Differentiable):
@@ -234,7 +234,7 @@ def _keep(
     tensors: Sequence[torch.Tensor],
     results: tuple[torch.Tensor, ...],
 ) -> None:
-    """Keeps what the backward of a call needs."""
+    """Saves the values that the backward of a call needs."""
     count = operation.outputs
     ctx.operation = operation
     ctx.mark_dirty(*tensors[:count])
@@ -247,17 +247,17 @@ class Operation:
     """An operation of torch: called with tensors, eagerly or within `torch.compile` and `torch.export`.
 
     Args:
-        run: What it does with plain tensors.
+        run: Runs it on plain tensors.
     """
 
     backward: Callable[..., Any] | None = None
     """Computes the gradients of the operands; see :meth:`register_autograd`."""
     setup_context: Callable[..., None] | None = None
-    """Keeps what the backward needs; see :meth:`register_autograd`."""
+    """Saves the values that the backward needs; see :meth:`register_autograd`."""
 
     def __init__(self, run: Compiled) -> None:
         self.name = run.name
-        self._run = run  # as long as this lives
+        self._run = run  # kept alive by this object: `_running` has weak references
         name = _registered_name(run.name, run.roles)
         with _registration:
             self._number = next(_numbers[name])
@@ -282,12 +282,12 @@ class Operation:
             tensors: The tensors for the results, then the operands.
 
         Raises:
-            TypeError: The number of tensors is another one, or an argument is no dense tensor.
+            TypeError: The number of tensors is wrong, or an argument is not a dense tensor.
             ValueError: A result has another shape or dtype than the tensor that is to take it, or a tensor is not
                 on the CPU.
             RuntimeError: A tensor that is changed in place needs a gradient.
         """
-        # here, as torch's dispatcher says less
+        # checked here, as the errors of torch's dispatcher say less
         if len(tensors) != self.outputs + self.operands:
             raise TypeError(
                 f"{self.name}: {len(tensors)} tensors, expected {self.outputs + self.operands}: {self.outputs} for "
@@ -340,7 +340,7 @@ class Operation:
             backward: ``backward(ctx, *gradients)``: of the gradients of the results those of the operands, one or a
                 tuple; None for an operand without one.
             setup_context: ``setup_context(ctx, inputs, output)`` with the operands and the result (a tuple of
-                several): keeps what the backward needs, by ``ctx.save_for_backward``.
+                several): saves the values that the backward needs, by ``ctx.save_for_backward``.
         """
         self.backward, self.setup_context = backward, setup_context
 
@@ -375,7 +375,7 @@ def graph_op(
     output_types: Sequence[TensorType] | None = None,
     num_outputs: int | None = None,
 ) -> Operation | Callable[[Forward], Operation]:
-    """Makes an operation of torch out of a function that stages a graph.
+    """Turns a function that stages a graph into an operation of torch.
 
     The operation takes the tensors for the results first, and writes them. It is compiled for each form
     of its arguments; sizes that vary are symbols in `input_types`. `torch.compile` takes it as it is. It

@@ -55,7 +55,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _event(name: str, **data: Any) -> bytes:
+def _event(name: str, **data: object) -> bytes:
     return f"event: {name}\ndata: ".encode() + encode_json({"type": name, **data}) + b"\n\n"
 
 
@@ -106,7 +106,7 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
 
 async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
     model = await state.model(body.model)
-    given = SamplingParamsInput(
+    sampling = SamplingParamsInput(
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -123,7 +123,7 @@ async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
         Conversation(
             request_id=new_id("msg"),
             messages=messages_of(body),
-            sampling=model.sampling_params(given),
+            sampling=model.sampling_params(sampling),
             tools=tools_of(body),
             tool_choice=choice_of(body),
             stops=stops,

@@ -267,8 +267,8 @@ def prompt_text(
         text = description(tools, model.tool_format)
         if plain and plain[0]["role"] == "system":
             content = plain[0]["content"]
-            given = content if isinstance(content, str) else _joined(content)
-            plain[0] = {**plain[0], "content": f"{given}\n\n{text}"}
+            system_text = content if isinstance(content, str) else _joined(content)
+            plain[0] = {**plain[0], "content": f"{system_text}\n\n{text}"}
         else:
             plain.insert(0, {"role": "system", "content": text})
     return model.apply_template(plain, [tool.as_openai() for tool in tools] or None, options)

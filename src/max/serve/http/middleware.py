@@ -157,10 +157,12 @@ class Gate:
         """The digest of a request's key; None if it is none of the server's keys."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         # Anthropic's clients send the second header
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        client_key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # compares all keys, so that the time tells nothing about them
         digests = [
-            digest for key, digest in self._keys.items() if hmac.compare_digest(given.encode(), key)
+            digest
+            for key, digest in self._keys.items()
+            if hmac.compare_digest(client_key.encode(), key)
         ]
         return digests[0] if digests else None
 

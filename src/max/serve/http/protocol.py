@@ -134,10 +134,10 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as pause:
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("this is no proxy") from None
-            rest = data[pause.args[0] :]
+            body = data[pause.args[0] :]
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
-            self._feed(head + rest)
+            self._feed(head + body)
 
     def _head_without_upgrade(self) -> bytes:
         """The head of the request that was read, without the headers that offer another protocol."""

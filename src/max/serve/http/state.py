@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -93,7 +93,9 @@ def refuse_foreign_pages(request: Request, state: ServerState) -> None:
         raise ApiError(f"web pages of {origin} may not change models", status=403)
 
 
-def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(
+    data: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     """A response of JSON.
 
     Args:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.serve.errors import ApiError, shown
 
 
-def validation_error(errors: Sequence[Any]) -> ApiError:
+def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Status 400 for a body that does not fit its schema; it names the parameter.
 
     Args:
@@ -61,14 +61,14 @@ def unreadable_body(cause: BaseException | None) -> ApiError:
 _UNION_MEMBERS = frozenset({"str", "constrained-str", "int", "float", "bool", "list", "dict"})
 
 
-def _nearest(errors: Sequence[Any]) -> Any:
+def _nearest(errors: Sequence[Mapping[str, Any]]) -> Any:
     """Of the errors of a union's members the one with the deepest location: that member was probably meant.
 
     Of equal depths an error of a value before one of a type. A list that is too long comes first: the elements of its
     other types are errors too.
     """
 
-    def nearness(error: Any) -> tuple[bool, int, bool]:
+    def nearness(error: Mapping[str, Any]) -> tuple[bool, int, bool]:
         kind = error["type"]
         return kind == "too_long", len(error["loc"]), not kind.endswith("_type")
 

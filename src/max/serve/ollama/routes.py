@@ -393,7 +393,7 @@ async def _lines(
 ) -> AsyncGenerator[bytes, None]:
     """The lines of an answer: the pieces, then the times; or one line with everything."""
     begin = first = time.perf_counter()
-    collected, calls, seen = Answer(), Answer(), False
+    collected, calls, has_begun = Answer(), Answer(), False
     options = RunOptions(repeatable=whole, timeout=state.settings.request_timeout_s)
     stream = stream_answers(job, options, state.metrics)
     async with aclosing(stream):
@@ -402,8 +402,8 @@ async def _lines(
                 if isinstance(delta, int):
                     collected = Answer()
                     continue
-                if not seen:
-                    first, seen = time.perf_counter(), True
+                if not has_begun:
+                    first, has_begun = time.perf_counter(), True
                 collected.add(delta)
                 calls.add(delta)
             if whole:

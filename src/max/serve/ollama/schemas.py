@@ -27,8 +27,8 @@ class OllamaOptions(LlamaSamplingFields):
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop texts."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(stop for stop in given if stop)
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in texts if stop)
 
     def sampling_input(self) -> SamplingParamsInput:
         """The sampling parameters that are set."""

@@ -61,17 +61,19 @@ class ScoreBody(StrictBody):
     model: str | None = None
 
 
-def inputs_of(given: str | Sequence[Any]) -> list[str | tuple[int, ...]]:
+def inputs_of(
+    field: str | Sequence[Any],
+) -> list[str | tuple[int, ...]]:
     """The texts of an input, or their tokens.
 
     Args:
-        given: A text, its tokens, or a list of either.
+        field: A text, its tokens, or a list of either.
     """
-    if isinstance(given, str):
-        return [given]
-    if all(isinstance(each, int) for each in given):
-        return [tuple(given)]
-    return [each if isinstance(each, str) else tuple(each) for each in given]
+    if isinstance(field, str):
+        return [field]
+    if all(isinstance(each, int) for each in field):
+        return [tuple(field)]
+    return [each if isinstance(each, str) else tuple(each) for each in field]
 
 
 def shortened(vectors: Floats, dimensions: int | None) -> Floats:

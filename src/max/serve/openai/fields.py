@@ -114,20 +114,20 @@ class SamplingFields(StrictBody):
         )
 
 
-def bias_of(given: dict[str, float] | None, vocabulary_size: int) -> dict[int, float] | None:
+def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, float] | None:
     """Checks ``logit_bias``.
 
     Args:
-        given: What is added to the logits of tokens, by their numbers as text.
+        field: What is added to the logits of tokens, by their numbers as text.
         vocabulary_size: The number of tokens.
 
     Raises:
         ApiError: A key is not a token.
     """
-    if not given:
+    if not field:
         return None
     biases: dict[int, float] = {}
-    for key, value in given.items():
+    for key, value in field.items():
         number = int(key) if _TOKEN_NUMBER.fullmatch(key) else vocabulary_size
         if number >= vocabulary_size:
             raise ApiError(

@@ -49,7 +49,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -138,7 +138,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
     model = await state.model(body.model)
     refuse(body, _REFUSED)
-    given = SamplingParamsInput(
+    sampling = SamplingParamsInput(
         temperature=body.temperature, top_p=body.top_p, max_new_tokens=body.max_output_tokens
     )
     tools = _tools(body)
@@ -153,7 +153,7 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
         Conversation(
             request_id=new_id("resp"),
             messages=_messages(body),
-            sampling=model.sampling_params(given),
+            sampling=model.sampling_params(sampling),
             tools=tools,
             tool_choice=choice,
             grammar=await in_grammar_thread(_grammar, body),
@@ -260,7 +260,7 @@ class _ResponseWriter:
             "metadata": body.metadata or {},
         }
 
-    def event(self, kind: str, **data: Any) -> bytes:
+    def event(self, kind: str, **data: object) -> bytes:
         """An event with the next number."""
         self._sequence += 1
         full = {"type": kind, "sequence_number": self._sequence, **data}

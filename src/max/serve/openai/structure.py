@@ -70,11 +70,11 @@ async def compiled_grammar(body: GrammarFields) -> str | None:
     Raises:
         ApiError: It is invalid, or there are several.
     """
-    given = (
+    constraints = (
         body.response_format, body.structured_outputs, body.guided_json, body.guided_regex, body.guided_choice,
         body.guided_grammar,
     )  # fmt: skip
-    if all(each is None for each in given):
+    if all(each is None for each in constraints):
         return None
     return await in_grammar_thread(grammar_of, body)
 
@@ -118,7 +118,7 @@ def grammar_of(body: GrammarFields) -> str | None:
         raise of_user_error(error, param) from error
 
 
-def _object(_: Any) -> str:
+def _object(_: object) -> str:
     return grammar.of_any_object()
 
 

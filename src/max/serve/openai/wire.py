@@ -25,7 +25,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(14)}"
 
 
-def event(data: Any) -> bytes:
+def event(data: object) -> bytes:
     """An event of a stream.
 
     Args:
@@ -45,7 +45,7 @@ class EventTemplate:
         data: The data, with :data:`HOLE` in place of the text.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: object) -> None:
         self._begin, self._end = event(data).split(encode_json(HOLE))
 
     def fill(self, text: str) -> bytes:

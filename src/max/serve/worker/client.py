@@ -166,10 +166,10 @@ class EngineClient:
         if self._state is EngineState.STOPPED:
             raise EngineUnavailableError("the engine has stopped")
         names = [request.request_id for request in requests]
-        if twice := [
+        if duplicates := [
             name for i, name in enumerate(names) if name in self._open or name in names[:i]
         ]:
-            raise ValueError(f"request {twice[0]} is open already")
+            raise ValueError(f"request {duplicates[0]} is open already")
         mailbox = Mailbox()
         entries = [OpenRequest(r, i, mailbox, repeatable) for i, r in enumerate(requests)]
         deadline = None

@@ -32,7 +32,7 @@ class QueuedChannel:
         except RuntimeError as error:
             raise OSError(errno.EAGAIN, str(error)) from error
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Queues a message; by one thread at a time.
 
         Args:
@@ -43,7 +43,7 @@ class QueuedChannel:
         """
         self.send_all([message])
 
-    def send_all(self, messages: Sequence[Any]) -> None:
+    def send_all(self, messages: Sequence[object]) -> None:
         """Queues several messages as one frame; by one thread at a time.
 
         Args:

@@ -108,8 +108,8 @@ class CallScanner:
             inner = whole.get("function") if isinstance(whole, dict) else None
             if isinstance(inner, dict) and isinstance(inner.get("name"), str):
                 self.name = inner["name"]
-                given = next((inner[key] for key in ARGUMENT_KEYS if key in inner), {})
-                self._arguments = given if isinstance(given, str) else json.dumps(given)
+                arguments = next((inner[key] for key in ARGUMENT_KEYS if key in inner), {})
+                self._arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
         if self.name is not None and self._arguments in (None, "", "null"):
             self._arguments = "{}"
 

@@ -63,14 +63,14 @@ class PythonicParser(BufferedParser):
             return last and bool(bare)
         bare = bare.removeprefix(BEGIN).lstrip()
         name = _NAME.match(bare[1:].lstrip()) if bare.startswith("[") else None
-        rest = bare[1:].lstrip()
-        if bare.startswith("[") and not last and (not rest or (name and name.end() == len(rest))):
+        inner = bare[1:].lstrip()
+        if bare.startswith("[") and not last and (not inner or (name and name.end() == len(inner))):
             return False  # a name has begun, or may begin
         if not bare and not last:
             return False
-        if name and rest[name.end() :].startswith("("):
-            self._mark = self._buffer[: len(self._buffer) - len(rest)]
-            self._state, self._buffer = "calls", rest
+        if name and inner[name.end() :].startswith("("):
+            self._mark = self._buffer[: len(self._buffer) - len(inner)]
+            self._state, self._buffer = "calls", inner
         else:
             self._state = "text"
         return True
