@@ -116,3 +116,13 @@ def test_errors(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         CustomOpLibrary(other)
     with pytest.raises(ValueError, match=r"kernel in Mojo"):
         CustomOpLibrary(other / "grayscale.mojo")
+
+
+def test_parameters_of_variants(folder: Path) -> None:
+    op = CustomOpLibrary(folder).wild_scale
+    assert op[{"factor": 3}] is op[{"factor": 3}]
+    assert op[{"factor": 1}] is not op[{"factor": True}]
+    with pytest.raises(
+        TypeError, match=r"wild_scale: the parameters are \{'factor': \[3\]\}, expected"
+    ):
+        op[{"factor": [3]}]

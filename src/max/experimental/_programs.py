@@ -179,6 +179,7 @@ def _find(recording: Recording, places: list[int]) -> Bound:
         if extra is not None:
             return Bound(compiled.program, extra)
     structure.examples.append(details)
+    # the first sets of sizes are specialised: most programs have no more
     compiled = None
     if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
         try:

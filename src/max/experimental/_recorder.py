@@ -229,12 +229,14 @@ def materialize(cells: Sequence[Cell]) -> None:
         targets = [cell for cell in cells if cell.storage is None]
         if not targets:
             return
+        # the stretch ends here, even if the run raises
         replay, capture = THREAD.replay, THREAD.capture
         THREAD.replay = THREAD.capture = None
         THREAD.begins, THREAD.calls = True, 0
         if replay is not None and _finish(replay, targets):
             return
         recording, outputs = _recording(targets)
+        # before the run: a tensor that is freed meanwhile was still an output
         held = [] if capture is None else capture.held(targets)
         program = program_of(recording)
         storages = execute(

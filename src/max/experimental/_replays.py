@@ -157,6 +157,7 @@ class Replay(Unsettled):
             Exception: What the program raises. The calls are recorded then.
         """
         trace, values = self._trace, self.values
+        # the program's outputs are the held values, and leaves on the same memory are one input of it
         if (
             self.position != len(trace.steps)
             or self._closed
@@ -182,7 +183,7 @@ class Replay(Unsettled):
         for number, storage in zip(trace.outputs, storages, strict=True):
             values[number].keep(storage)
         if trace.lasting:
-            self.settle()
+            self.settle()  # held values that were not computed need their calls
         else:
             _replays.discard(self)
             # values without a tensor refer to the replay: without this, the cycle would keep the results alive until
@@ -199,6 +200,7 @@ class Replay(Unsettled):
         If another thread calls this, a call that the replay's own thread is making records itself.
         """
         with LOCK:
+            # no further step matches; `_closed` tells a call that passed its match before
             self._closed, self._followed = True, ()
             values, holders, end = self.values, iter(self._holders), self.position
             for position in range(end):
@@ -206,7 +208,7 @@ class Replay(Unsettled):
                 cells = values[step.first : step.first + len(step.types)]
                 tensors = [next(holders)() for _ in cells]
                 if position < self._settled:
-                    continue
+                    continue  # recorded by an earlier call of this method
                 inputs = [values[number] for number in step.inputs]
                 call = Call(self._signature(position, inputs), inputs, self._place(position))
                 self._calls.append(call)

@@ -80,7 +80,7 @@ def _program(trace: Trace, recording: Recording, pattern: Pattern) -> SymbolicPr
     for step in trace.steps:
         number_starts.append(end)
         end += len(step.signature.numbers)
-    # the positions of the trace in the order of the program
+    # the program has the details of its leaves and calls in another order, and only of those that it needs
     order = [
         starts[number] + axis
         for number, leaf in zip(trace.leaves, recording.leaves, strict=True)

@@ -33,15 +33,23 @@ class CustomOp:
 
     def __init__(self, symbol: str, library: KernelLibrary, parameters: Parameters) -> None:
         self.symbol, self.library, self.parameters = symbol, library, dict(parameters)
-        self._variants: dict[tuple[tuple[str, bool | int | str | DType], ...], CustomOp] = {}
+        self._variants: dict[tuple[tuple[str, type, bool | int | str | DType], ...], CustomOp] = {}
         self._operation = self._define()
 
     def __getitem__(self, parameters: Parameters) -> CustomOp:
-        key = tuple(sorted(parameters.items()))
-        if key not in self._variants:
+        # with types, as True equals 1
+        key = tuple([(name, type(value), value) for name, value in sorted(parameters.items())])
+        try:
+            variant = self._variants.get(key)
+        except TypeError:
+            raise TypeError(
+                f"custom op {self.symbol}: the parameters are {dict(parameters)!r}, expected a bool, an int, a str or "
+                "a DType for each"
+            ) from None
+        if variant is None:
             values = {**self.parameters, **parameters}
-            self._variants[key] = CustomOp(self.symbol, self.library, values)
-        return self._variants[key]
+            variant = self._variants[key] = CustomOp(self.symbol, self.library, values)
+        return variant
 
     def __repr__(self) -> str:
         return f"<custom op {self.symbol} {self.parameters or ''}>"
