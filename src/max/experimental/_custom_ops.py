@@ -17,14 +17,15 @@ from max.engine import Model
 from max.experimental import _recorder
 from max.experimental._cells import Cell
 from max.experimental._dispatch import apply, in_graph
-from max.experimental._patterns import Details, Pattern, Symbol
+from max.experimental._patterns import Details, Pattern
 from max.experimental._programs import relocate
 from max.experimental._sessions import session_of
 from max.experimental._signatures import EXAMPLES
+from max.experimental._staging import with_dims
 from max.experimental._templates import Template, describe
 from max.experimental._types import CellType, type_of
 from max.experimental.tensor import Tensor
-from max.graph import BufferType, DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
+from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, Value, ops
 from max.graph._places import user_place
 from max.mlir import walk
 from max.mlir.conditions import Condition, first_unmet
@@ -263,11 +264,7 @@ class _Call:
         Raises:
             ValueError, TypeError: What the op raises for operands that do not fit.
         """
-        dims = [Dim(f"s{number}") for number in range(pattern.symbols)]
-        positions: list[Any] = [
-            dims[p.number] * p.factor + p.offset if isinstance(p, Symbol) else p
-            for p in pattern.positions
-        ]
+        positions = with_dims(pattern)
         types: list[Any] = []
         for cell, written in zip(self.cells, self.written, strict=True):
             dtype, rank, device = cell.type.kind

@@ -12,7 +12,9 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
 from max.mlir import walk
 from max.mlir.conditions import Condition
 
-__all__ = ["Staged", "Step", "Structure", "VaryingNumberError", "stage", "values_of", "weight_name"]
+__all__ = [
+    "Staged", "Step", "Structure", "VaryingNumberError", "stage", "values_of", "weight_name", "with_dims",
+]  # fmt: skip
 
 SCALAR_OPS = frozenset(
     {
@@ -102,6 +104,15 @@ def weight_name(index: int) -> str:
     return f"leaf{index}"
 
 
+def with_dims(pattern: Pattern) -> list[Any]:
+    """The positions of a pattern: constants, and dims of the symbols ``s0``, ``s1``, …."""
+    dims = [Dim(f"s{number}") for number in range(pattern.symbols)]
+    return [
+        dims[p.number] * p.factor + p.offset if isinstance(p, Symbol) else p
+        for p in pattern.positions
+    ]
+
+
 def stage(
     steps: Sequence[Step],
     kinds: Sequence[tuple[DType, int, DeviceRef]],
@@ -120,11 +131,7 @@ def stage(
         VaryingNumberError: A number varies that must be a constant.
         ValueError, TypeError: What an op raises for tensors that do not fit.
     """
-    dims = [Dim(f"s{number}") for number in range(pattern.symbols)]
-    sizes: list[Any] = [
-        dims[p.number] * p.factor + p.offset if isinstance(p, Symbol) else p
-        for p in pattern.positions
-    ]
+    sizes = with_dims(pattern)
     types: list[TensorType] = []
     end = 0
     for dtype, rank, device in kinds:
@@ -132,7 +139,7 @@ def stage(
         end += rank
     introduced = {p.number for p in pattern.positions[:end] if isinstance(p, Symbol)}
     size_symbols, scalar_symbols = _uses(steps, pattern, end, introduced)
-    carriers = [TensorType(DType.uint8, (dims[number],), _CPU) for number in size_symbols]
+    carriers = [TensorType(DType.uint8, (Dim(f"s{number}"),), _CPU) for number in size_symbols]
     scalars = [TensorType(pattern.dtype(number), (), _CPU) for number in scalar_symbols]
     bound = [type_ for index, type_ in enumerate(types) if index not in weights]
     graph = Graph("eager", input_types=[*bound, *carriers, *scalars])

@@ -228,15 +228,10 @@ async def chat(request: Request) -> Response:
         request: The connection.
     """
     body = await read_body(request, ChatBody)
-    state = state_of(request, body)
-    keep_alive = keep_alive_seconds(body.keep_alive)
-    model = await state.model(body.model, keep_alive)
+    state, model = await _model_of(request, body)
     head = {"model": body.model}
-    if not body.messages:  # by which Ollama's clients load a model, or unload it with keep_alive 0
-        message = {"role": "assistant", "content": ""}
-        reason = "unload" if keep_alive == 0 else "load"
-        done = {"message": message, "done": True, "done_reason": reason}
-        return json_response({**head, "created_at": _now(), **done})
+    if not body.messages:
+        return _loaded(head, body.keep_alive, _chat_part)
     options = body.options or OllamaOptions()
     tools = tuple(_tool(each, i) for i, each in enumerate(body.tools or ()))
     conversation = Conversation(
@@ -263,18 +258,14 @@ async def generate(request: Request) -> Response:
         request: The connection.
     """
     body = await read_body(request, GenerateBody)
-    state = state_of(request, body)
-    keep_alive = keep_alive_seconds(body.keep_alive)
-    model = await state.model(body.model, keep_alive)
+    state, model = await _model_of(request, body)
     infill = infill_of(model.infill, model.name, "suffix") if body.suffix else None
     if body.images:
         raise ApiError("images are not supported: the model takes text", param="images")
     head = {"model": body.model}
     text = body.prompt or ""
     if not text and infill is None:
-        reason = "unload" if keep_alive == 0 else "load"
-        done = {"response": "", "done": True, "done_reason": reason}
-        return json_response({**head, "created_at": _now(), **done})
+        return _loaded(head, body.keep_alive, _generate_part)
     options = body.options or OllamaOptions()
     params = model.sampling_params(options.sampling_input())
     grammar = await in_grammar_thread(_grammar, body.format)
@@ -317,9 +308,7 @@ async def embed(request: Request) -> Response:
         request: The connection.
     """
     body = await read_body(request, EmbedBody)
-    state = state_of(request, body)
-    keep_alive = keep_alive_seconds(body.keep_alive)
-    model = await state.model(body.model, keep_alive)
+    state, model = await _model_of(request, body)
     texts = inputs_of(body.input)
     begin = time.perf_counter()
     counts = await token_counts(model, texts, truncate=body.truncate is not False)
@@ -343,12 +332,30 @@ async def embeddings(request: Request) -> Response:
         request: The connection.
     """
     body = await read_body(request, EmbeddingsBody)
-    state = state_of(request, body)
-    model = await state.model(body.model, keep_alive_seconds(body.keep_alive))
+    state, model = await _model_of(request, body)
     texts = inputs_of(body.prompt)
     await token_counts(model, texts, truncate=True)
     vectors = await unless_disconnected(request, encode_texts(model, state, texts))
     return json_response({"embedding": vectors[0].tolist()})
+
+
+async def _model_of(
+    request: Request, body: ChatBody | GenerateBody | EmbedBody | EmbeddingsBody
+) -> tuple[ServerState, ServedModel]:
+    """The server's state, and the model of a request, which is loaded."""
+    state = state_of(request, body)
+    return state, await state.model(body.model, keep_alive_seconds(body.keep_alive))
+
+
+def _loaded(
+    head: dict[str, Any],
+    keep_alive: float | str | None,
+    part: Callable[[Answer], dict[str, Any]],
+) -> Response:
+    """The answer to a request without text, by which clients load a model, or unload it with ``keep_alive`` 0."""
+    reason = "unload" if keep_alive_seconds(keep_alive) == 0 else "load"
+    done = {"done": True, "done_reason": reason}
+    return json_response({**head, "created_at": _now(), **part(Answer()), **done})
 
 
 def _chat_part(answer: Answer) -> dict[str, Any]:
