@@ -157,7 +157,7 @@ def test_bounds_of_slices_beside_numpy(step: int | None, rng: np.random.Generato
     """In range they select what they do in NumPy; out of range, where NumPy clamps them, they are errors.
 
     Sizes that the graph knows, and sizes that only a run knows. Of the latter a slice whose stop comes before its start
-    may be an error, as its size in the graph is negative; one that selects nothing of any size may have any bounds.
+    may be an error, as its size in the graph is negative; one that selects nothing of any size may have any stop.
     """
     for _ in range(8):
         start, stop = (None if rng.integers(5) == 0 else int(rng.integers(-8, 8)) for _ in "ab")
@@ -187,3 +187,20 @@ def test_bounds_of_slices_beside_numpy(step: int | None, rng: np.random.Generato
             np.testing.assert_array_equal(_interpreter.run(graph, [x])[0], want)
             if size == 6:
                 np.testing.assert_array_equal(SESSION.load(graph).execute(x)[0].to_numpy(), want)
+
+
+@pytest.mark.parametrize(
+    ("index", "least"),
+    [(slice(5, 5), 5), (slice(5, 2), 5), (slice(-4, -4, -1), 3), (slice(2, 2, -1), 3)],
+)
+def test_an_empty_slice_begins_within_its_axis(index: slice, least: int) -> None:
+    """As where the graph knows the size."""
+    graph = sliced(index, "n")
+    model = SESSION.load(graph)
+    for size in (least, least + 1):
+        assert model.execute(np.zeros(size, np.int32))[0].shape == (0,)
+    x = np.zeros(least - 1, np.int32)
+    with pytest.raises(ValueError, match="out of range for axis 0 of size n"):
+        model.execute(x)
+    with pytest.raises((ValueError, _interpreter.InterpreterError)):
+        _interpreter.run(graph, [x])

@@ -16,7 +16,7 @@ from max.graph.ops.constant import to_array
 __all__ = ["constant", "dtype_of", "evenly_spaced", "full"]
 
 
-def dtype_of(value: object) -> DType | None:
+def dtype_of(value: Any) -> DType | None:
     """The dtype of an array; None for numbers and lists."""
     if hasattr(value, "__dlpack__") or isinstance(value, np.ndarray):
         return driver.Tensor.from_dlpack(value).dtype

@@ -179,11 +179,12 @@ def slice_conditions(
         zip(shape, zip(*bounds, strict=True), strict=True)
     ):
         index = f"{op}: {start}:{stop}:{step}"
-        if sizes[axis] != 0:
-            lowest, highest = (start, stop) if step.value > 0 else (stop + 1, start + 1)
-            message = f"{index} is out of range for axis {axis} of size {dim}"
-            conditions.append(Condition.at_least(lowest, 0, message))
-            conditions.append(Condition.at_least(dim, highest, message))
+        # an empty slice reads nothing, but its begin is a place of the axis
+        end = start if sizes[axis] == 0 else stop
+        lowest, highest = (start, end) if step.value > 0 else (end + 1, start + 1)
+        message = f"{index} is out of range for axis {axis} of size {dim}"
+        conditions.append(Condition.at_least(lowest, 0, message))
+        conditions.append(Condition.at_least(dim, highest, message))
         message = f"{index} of axis {axis} has another size than the result"
         conditions.append(Condition.equal(sizes[axis], result[axis], message))
     return conditions
