@@ -311,8 +311,9 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
         while i + rows <= all_rows:
             positions = [task.position + (i + r) // p.group for r in k.static_range(rows)]
             low = [first_key(position, p) - key for position in positions]
-            last_keys = [last_key(position, task.total, p) - key for position in positions]
-            high = [k.min(last, count - 1) for last in last_keys]
+            high = [
+                k.min(last_key(position, task.total, p) - key, count - 1) for position in positions
+            ]
             scores, state = memory.scores[i * KEYS :], state_from(memory.state, i)
             if p.wide.pair == 2 and all_rows > p.row_threshold:
                 rounded = memory.rounded[i * KEYS :]
