@@ -55,14 +55,9 @@ ABSENT: dict[str, str] = {
     "max.driver.*virtual*": "CPU(0), CPU(1), … are devices that stand for others (docs/runtime.md).",
     "max.engine.MefStore": _STORE,
     "max.graph.GraphBlock": _COMPILER,
-    "max.graph.GraphDebugConfig": _COMPILER,
-    "max.graph.DevicePlacementPolicy": _COMPILER,
     "max.graph.ops.allgather_rms_norm*": _COLLECTIVES,
     "max.graph.ops.reduce_scatter_rms_norm*": _COLLECTIVES,
     "max.graph.ops.*fft*": _COMPLEX,
-    "max.graph.ops.parallel": _COLLECTIVES,
-    "max.graph.ops.shard_and_stack": _COLLECTIVES,
-    "max.graph.ops.side_stream": _GPUS,
     "max.experimental.functional.*fft*": _COMPLEX,
     "max.experimental.functional.call_on_mesh": _SHARDING,
     "max.experimental.functional.distributed_*": _SHARDING,
@@ -126,12 +121,11 @@ LATER: dict[str, dict[str, str]] = {
         "ArtifactBodyMismatch CompilationStopped CompileOnlyExecutionError CompileOnlyModel "
         "MissingArtifactError": _STORE
     },
-    "max.experimental.functional": {"reduce_scatter": _SHARDING, "side_stream": _GPUS},
+    "max.experimental.functional": {"reduce_scatter": _SHARDING},
     "max.experimental.tensor": {
         "external_shard_names": _SHARDING,
         "RealizationContext RealizationState": _REALIZED,
     },
-    "max.graph": {"ProfileScopeColor": _COMPILER},
     "max.graph.ops": {"distributed_broadcast distributed_scatter": _COLLECTIVES},
     "max.nn.comm": {"MulticastPool": _COLLECTIVES},
     "max.nn.kv_cache": {_OF_CACHES: _CACHES},

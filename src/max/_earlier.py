@@ -178,6 +178,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "max.graph": {
         "DType": "max.dtype",
+        "DevicePlacementPolicy": "max.graph.later_options",
+        "GraphDebugConfig": "max.graph.later_options",
+        "ProfileScopeColor": "max.graph.later_options",
         "default_custom_extensions": "max.graph.kernel_library",
         "default_custom_extensions_scope": "max.graph.kernel_library",
     },

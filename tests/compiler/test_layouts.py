@@ -258,10 +258,10 @@ def test_a_region_has_the_location_of_what_raises(names) -> None:
     assert staged_op_of(outer) == (raising[0] if raising else len(inner) - 1)
     if raising:
         inner[raising[0]].location = inner[-1].location
-        inner[-1].location = mlir.FileLineColLoc(("f", 99, 0))
+        inner[-1].location = mlir.line_location("f", 99)
         assert staged_op_of(outer) == len(inner) - 1, "the number of the op, not its place"
         return
-    elsewhere = mlir.FileLineColLoc(("f", 99, 0))
+    elsewhere = mlir.line_location("f", 99)
     inner[-1].location = elsewhere
     assert staged_op_of(outer) == len(inner) - 2
     for op in inner[1:]:

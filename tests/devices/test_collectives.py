@@ -53,6 +53,24 @@ def test_allgather_of_uneven_sizes(rng: np.random.Generator, backend: str, axis:
 
 
 @both
+@pytest.mark.parametrize("size", [1, 2, 4, None, 0])
+def test_allgather_in_groups(rng: np.random.Generator, backend: str, size: int | None) -> None:
+    xs = [numbers(rng, (rows, 3), np.float32) for rows in (2, 1, 3, 5)]
+    ys = run(lambda v, s: ops.allgather(v, s, group_size=size), xs, backend, signals=4)
+    step = size or 4
+    for index, y in enumerate(ys):
+        begin = index // step * step
+        np.testing.assert_array_equal(y, np.concatenate(xs[begin : begin + step]))
+
+
+@pytest.mark.parametrize("size", [3, 8, -2])
+def test_groups_that_do_not_fit(rng: np.random.Generator, size: int) -> None:
+    xs = [numbers(rng, (2, 3), np.float32) for _ in range(4)]
+    with pytest.raises(ValueError, match=f"group_size is {size}, expected a divisor of 4"):
+        run(lambda v, s: ops.allgather(v, s, group_size=size), xs, BACKENDS[0], signals=4)
+
+
+@both
 def test_symbolic_and_empty(rng: np.random.Generator, backend: str) -> None:
     for rows in (0, 1, 9):
         xs = [numbers(rng, (rows, 6), np.float32), numbers(rng, (rows + 2, 6), np.float32)]

@@ -16,7 +16,7 @@ import pytest
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, ProfileScopeColor, TensorType, ops
 
 DEVICE = DeviceRef.CPU()
 
@@ -85,7 +85,7 @@ import numpy as np
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, ProfileScopeColor, TensorType, ops
 with Graph("p", input_types=[TensorType(DType.float32, ("n", 8), DeviceRef.CPU())]) as graph:
     graph.output(ops.tanh(graph.inputs[0].tensor))
 InferenceSession(devices=[CPU()]).load(graph).execute(np.ones((2, 8), np.float32))
@@ -165,3 +165,46 @@ def test_the_trace_is_of_the_launches(tmp_path: Path) -> None:
     with model.profile() as empty:
         pass
     assert empty.events == []
+
+
+def test_scopes_are_in_the_names_of_kernels(session: InferenceSession) -> None:
+    with Graph("scoped", input_types=[TensorType(DType.float32, ("n", 8), DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        with graph.profile_scope("draft [1]", color=ProfileScopeColor.RED):
+            y = ops.softmax(x)
+            with graph.profile_scope("inner"):
+                z = ops.cumsum(y)
+        with pytest.raises(KeyError), graph.profile_scope("failed"):
+            raise KeyError
+        graph.output(ops.argsort(ops.reshape(z, [-1])))
+    # by the second session too, which finds the program in the cache
+    for loaded in (session, InferenceSession(devices=[CPU()])):
+        model = loaded.load(graph)
+        with model.profile() as profile:
+            model.execute(np.ones((3, 8), np.float32))
+        names = {kernel.name.partition(" ")[0]: kernel.name for kernel in profile.kernels}
+        assert names["softmax"] == "softmax [draft [1]]"
+        assert names["cumsum"] == "cumsum [draft [1]/inner]"
+        assert {name for name in names.values() if "[" not in name}
+        assert "softmax [draft [1]]" in {event["name"] for event in profile.events}
+
+
+def test_names_of_scopes() -> None:
+    graph = Graph("scoped")
+    for name, color, error in (
+        (3, None, TypeError), ("", None, ValueError), ("a\nb", None, ValueError), ("a", "red", TypeError),
+    ):  # fmt: skip
+        with graph, pytest.raises(error, match="profile_scope"), graph.profile_scope(name, color):  # pyright: ignore[reportArgumentType]
+            pass
+
+
+def test_errors_of_a_run_name_the_scope(session: InferenceSession) -> None:
+    types = [TensorType(DType.float32, (5,), DEVICE), TensorType(DType.int64, ("n",), DEVICE)]
+    with Graph("scoped", input_types=types) as graph:
+        x, index = (value.tensor for value in graph.inputs)
+        with graph.profile_scope("lookup"):
+            y = ops.gather(x, index, axis=0)
+        graph.output(y)
+    model = session.load(graph)
+    with pytest.raises(Exception, match=r"test_profile\.py:\d+ \[lookup\]"):
+        model.execute(np.ones(5, np.float32), np.array([7]))

@@ -303,3 +303,20 @@ def test_dims_as_tensors() -> None:
     model = Scale().compile(TensorType(DType.float32, ["n", 2], DeviceRef.CPU()))
     for rows, factor in ((2, 2.0), (3, 4.0)):
         assert model(Tensor.ones((rows, 2))).to_numpy().tolist() == [[factor] * 2] * rows
+
+
+def test_a_function_on_a_stream(rng: np.random.Generator) -> None:
+    data = floats(rng, 3, 5)
+    x = Tensor(data)
+    (y,) = F.side_stream([x], lambda x: x * 2, result_types=[x.type])
+    total, sign = F.side_stream([x, y], lambda x, y: (x + y, x > 0), stream_id=0)
+    np.testing.assert_array_equal(total.to_numpy(), 3 * data)
+    np.testing.assert_array_equal(sign.to_numpy(), data > 0)
+    for body, types, stream, error, said in (
+        (lambda x: x > 0, [x.type], 1, ValueError, "result 0"),
+        (lambda x: (x, x), [x.type], 1, ValueError, "returns 2 values"),
+        (lambda x: x, None, -1, ValueError, "stream_id is -1"),
+        (lambda x: x, None, None, TypeError, "stream_id is None"),
+    ):
+        with pytest.raises(error, match=said):
+            F.side_stream([x], body, result_types=types, stream_id=stream)  # pyright: ignore[reportArgumentType]

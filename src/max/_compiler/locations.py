@@ -6,6 +6,7 @@ keeps the op's number in the staged module; the session that loads the program l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from max import mlir
@@ -16,6 +17,7 @@ _RAISING = frozenset({"mo.gather", "mo.gather_nd", "mo.div", "mo.mod"})
 """Ops in regions whose kernels raise for some values of their operands."""
 
 
+_SCOPE = re.compile(r":\d+ \[(.*)\]$")
 _NUMBERED = "<staged op>"
 """The file name of locations that hold a number; compared by identity."""
 
@@ -46,7 +48,7 @@ class SourceLocations:
     """The locations of a staged module's ops. They are formatted when an error needs them, not at each load.
 
     Args:
-        locations: By op number: ``file:line``, an attribute, or None.
+        locations: By op number: a text of `describe`, an attribute, or None.
     """
 
     def __init__(self, locations: Sequence[mlir.Attribute | str | None] = ()) -> None:
@@ -58,11 +60,14 @@ class SourceLocations:
         return cls([op.location for op in mlir.walk(module)])
 
     def texts(self) -> list[str]:
-        """``file:line`` of each op by its number."""
+        """The text of each op by its number."""
         return [self.describe(number) for number in range(len(self._locations))]
 
     def describe(self, number: int) -> str:
-        """``file:line`` of an op; empty if the op has no location (a saved graph) or the number is unknown."""
+        """``file:line`` of an op, with the scope of a profile ``file:line [scope]``.
+
+        Empty if the op has no location (a saved graph) or the number is unknown.
+        """
         location = self._locations[number] if 0 <= number < len(self._locations) else None
         if location is None:  # without the import of the dialect, which a warm start does not need
             return ""
@@ -70,4 +75,10 @@ class SourceLocations:
             return location
         if not isinstance(location, mlir.FileLineColLoc):
             return ""
-        return f"{location.filename}:{location.line}"
+        scope = f" [{location.scope}]" if location.scope else ""
+        return f"{location.filename}:{location.line}{scope}"
+
+    def scope(self, number: int) -> str:
+        """The scope of a profile that an op is in; empty if it is in none."""
+        found = _SCOPE.search(self.describe(number))
+        return found[1] if found else ""

@@ -36,7 +36,8 @@ class KernelTime:
     """The sum over the launches of one kernel whose names differ only in numbers.
 
     Args:
-        name: The prefix of the call and the kernel's ops; ``*`` stands for the numbers of equal layers.
+        name: The prefix of the call and the kernel's ops; ``*`` stands for the numbers of equal layers. The names of
+            `Graph.profile_scope` follow in brackets.
         kernel: The key of the code.
         launches: The number of launches in the program.
         calls: The number of executions of these launches.
@@ -165,7 +166,8 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
         ):
             if launch.jump:
                 continue
-            key = (_NUMBERED.sub("*", launch.name), launch.kernel)
+            name = _NUMBERED.sub("*", launch.name) + program.scope_of(launch)
+            key = (name, launch.kernel)
             kernel = kernels.setdefault(key, KernelTime(*key))
             kernel.launches += 1
             times = row[ProfileRecord.COUNT]
@@ -215,7 +217,7 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
             )
             if launch.barrier:
                 rows.append((arrived, began, "wait", "barrier"))
-            rows.append((began, ended, launch.name, "kernel"))
+            rows.append((began, ended, launch.name + program.scope_of(launch), "kernel"))
     rows.sort()
     first = rows[0][0] if rows else 0
     return [

@@ -255,6 +255,11 @@ class LinkedProgram:
         place = self._locations.describe(staged_op)
         return f" (staged at {place})" if place else ""
 
+    def scope_of(self, launch: LaunchCode) -> str:
+        """The scopes of `Graph.profile_scope` that a launch is in, as the end of its name; empty if it is in none."""
+        scope = self._locations.scope(launch.staged_op)
+        return f" [{scope}]" if scope else ""
+
     def instance(self, symbols: tuple[int, ...]) -> Instance:
         """The plan for a set of sizes: from the cache, or a new one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from max.dtype import DType
@@ -10,7 +10,7 @@ from max.experimental._dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import Type, Value, ops
 
-__all__ = ["cond", "while_loop"]
+__all__ = ["cond", "side_stream", "while_loop"]
 
 
 def cond(
@@ -78,6 +78,39 @@ def while_loop(
         carried = _tensors("while_loop", "body", body(*carried))
         _check_types("while_loop", "body", carried, types, "initial_values")
     return carried
+
+
+def side_stream(
+    inputs: Sequence[Tensor],
+    body_fn: Callable[..., Tensor | Iterable[Tensor]],
+    *,
+    result_types: Sequence[Type[Any]] | None = None,
+    stream_id: int = 1,
+) -> list[Tensor]:
+    """Calls a function of tensors, which a GPU would run beside its other work; on a CPU it runs as all others.
+
+    Args:
+        inputs: The function's arguments.
+        body_fn: Takes a tensor for each input, and returns a tensor or several.
+        result_types: The type of each result; None: any.
+        stream_id: The number of the stream, 0 or more.
+
+    Returns:
+        The results.
+
+    Raises:
+        ValueError: The function returns another number of tensors, or a result has another type; `stream_id` is
+            negative.
+        TypeError: A result does not convert to a tensor; `stream_id` is no int.
+    """
+    if not isinstance(stream_id, int) or isinstance(stream_id, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"side_stream: stream_id is {stream_id!r}, expected an int")
+    if stream_id < 0:
+        raise ValueError(f"side_stream: stream_id is {stream_id}, expected 0 or more")
+    results = _tensors("side_stream", "body_fn", body_fn(*inputs))
+    if result_types is not None:
+        _check_types("side_stream", "body_fn", results, list(result_types), "result_types")
+    return results
 
 
 def _staging(function: Callable[..., Any]) -> Callable[..., Any]:

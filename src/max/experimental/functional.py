@@ -14,7 +14,7 @@ from max._earlier import earlier_names, later_keywords
 from max.driver import Device
 from max.dtype import DType
 from max.experimental import _mutation, _operations
-from max.experimental._control import cond, while_loop
+from max.experimental._control import cond, side_stream, while_loop
 from max.experimental._custom_ops import custom, inplace_custom
 from max.experimental._dispatch import apply, in_graph
 from max.experimental._later import (
@@ -61,8 +61,8 @@ __all__ = [
     "prod", "qmatmul", "range", "rebind", "relu", "repeat_interleave", "reshape", "resize", "resize_bicubic",
     "resize_linear", "resize_nearest", "rms_norm", "roi_align", "round", "rsqrt", "scatter", "scatter_add",
     "scatter_max", "scatter_min", "scatter_mul", "scatter_nd", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min",
-    "scatter_nd_mul", "shape_to_tensor", "sigmoid", "silu", "sin", "slice_tensor", "softmax", "split", "sqrt",
-    "squeeze", "stack", "sub", "sum", "tanh", "tile", "top_k", "transfer_to", "transpose", "trunc", "uniform",
+    "scatter_nd_mul", "shape_to_tensor", "side_stream", "sigmoid", "silu", "sin", "slice_tensor", "softmax", "split",
+    "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "tile", "top_k", "transfer_to", "transpose", "trunc", "uniform",
     "uniform_like", "unsqueeze", "where", "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip
 

@@ -18,9 +18,9 @@ _STAGING = tuple(
 
 
 @lru_cache(maxsize=65536)
-def location_at(filename: str, line: int) -> mlir.LocationAttr:
-    """The location attribute of a file and a line."""
-    return mlir.line_location(filename, line)
+def location_at(filename: str, line: int, scope: str = "") -> mlir.LocationAttr:
+    """The location attribute of a file and a line, and the names of `Graph.profile_scope` around it."""
+    return mlir.line_location(filename, line, scope)
 
 
 def user_place() -> tuple[str, int]:

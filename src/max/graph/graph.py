@@ -19,6 +19,7 @@ from max.graph.current import CURRENT, current_graph
 from max.graph.graph_module import Module
 from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary, default_custom_extensions
+from max.graph.later_options import DevicePlacementPolicy, GraphDebugConfig, ProfileScopeColor
 from max.graph.saved import load_module, save_module
 from max.graph.symbols import INTRODUCES_SYMBOLS, Symbols
 from max.graph.type import DeviceRef, Type, _ChainType
@@ -62,6 +63,9 @@ class Graph:
         context: Accepted for compatibility and ignored: MLIR contexts are implicit.
         kernel_library: A library of custom ops to extend; a new one if None.
         module: The module to build the graph in; a new one if None. Graphs of one `Module` are loaded together.
+        strict_device_placement: Accepted for programs of later versions: no op moves a tensor to another device by
+            itself.
+        is_device_graph: Accepted for programs of later versions: executions are recorded on GPUs only.
         kwargs: Further keyword arguments of `forward`. Without `forward`, `output_types` is accepted and ignored, for
             programs written for earlier versions.
 
@@ -81,6 +85,8 @@ class Graph:
     """The op of the graph in its module."""
     device_chains: DeviceChainMap
     """The order of side effects of each device."""
+    debug = GraphDebugConfig()
+    """Options of debugging, for all graphs."""
 
     def __init__(
         self,
@@ -93,8 +99,15 @@ class Graph:
         context: object = None,
         kernel_library: KernelLibrary | None = None,
         module: mlir.ModuleOp | Module | None = None,
+        strict_device_placement: DevicePlacementPolicy = DevicePlacementPolicy.Warn,
+        is_device_graph: bool = False,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(strict_device_placement, DevicePlacementPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"Graph {name}: strict_device_placement is {strict_device_placement!r}, expected a "
+                "DevicePlacementPolicy"
+            )
         self._init(name, kernel_library, custom_extensions)
         self.root = self
         if path is not None:
@@ -129,6 +142,7 @@ class Graph:
         self._num_streams = 0
         self._seed: TensorValue | None = None
         self._place: tuple[str, int] | None = None
+        self._scopes: tuple[str, ...] = ()
         self._together: Module | None = None
         self.device_chains = DeviceChainMap(self._chains)
 
@@ -283,7 +297,8 @@ class Graph:
                     f"of the graph {self.name}, which is being built"
                 )
         place = self.root._place or user_place()
-        op = mlir.build(name, values, attrs, result_types, location_at(*place))
+        location = location_at(*place, "/".join(self.root._scopes))
+        op = mlir.build(name, values, attrs, result_types, location)
         if self.has_output:
             raise ValueError(
                 f"{name.removeprefix('mo.')}: the graph {self.name} has its outputs already; "
@@ -335,6 +350,36 @@ class Graph:
             yield
         finally:
             root._place = before
+
+    @contextmanager
+    def profile_scope(self, name: str, color: ProfileScopeColor | None = None) -> Generator[None]:
+        """Names the ops that are staged in a ``with`` block, for profiles.
+
+        `Model.profile` shows a kernel of these ops as ``kernel [name]``, in a scope within a scope as
+        ``kernel [outer/inner]``, and errors of a run show the names behind the source line. A kernel that computes ops
+        of several scopes is in that of its last op. Ops of a subgraph are in the scopes in which they were staged, not
+        in that of the call. Scopes change neither the compiled code nor its place in the cache.
+
+        Args:
+            name: The name of the scope.
+            color: A color for tools that draw; not used.
+
+        Raises:
+            TypeError: The name is no text, or the color no `ProfileScopeColor`.
+            ValueError: The name is empty or has a line break.
+        """
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"profile_scope: the name is {name!r}, expected text")
+        if not name or "\n" in name:
+            raise ValueError(f"profile_scope: the name is {name!r}, expected a line of text")
+        if color is not None and not isinstance(color, ProfileScopeColor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"profile_scope: the color is {color!r}, expected a ProfileScopeColor")
+        root = self.root
+        before, root._scopes = root._scopes, (*root._scopes, name)
+        try:
+            yield
+        finally:
+            root._scopes = before
 
     # Random numbers
 

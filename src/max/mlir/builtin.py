@@ -153,10 +153,10 @@ class UnknownLoc(PlainAttr):
 
 
 class FileLineColLoc(PlainAttr):
-    """A location: file name, line, column."""
+    """A location: file name, line, column, and a name of the code around it, or ""."""
 
     name = "mo.file_line_col"
-    data: tuple[str, int, int]
+    data: tuple[str, int, int, str]
 
     @property
     def filename(self) -> str:
@@ -168,13 +168,18 @@ class FileLineColLoc(PlainAttr):
         """The line, from 1."""
         return self.data[1]
 
+    @property
+    def scope(self) -> str:
+        """The name of the code around it, or ""."""
+        return self.data[3]
+
 
 UNKNOWN_LOC = cast("LocationAttr", UnknownLoc(None))
 
 
-def line_location(filename: str, line: int) -> LocationAttr:
-    """The location of a line."""
-    return cast("LocationAttr", FileLineColLoc((filename, line, 0)))
+def line_location(filename: str, line: int, scope: str = "") -> LocationAttr:
+    """The location of a line, and a name of the code around it."""
+    return cast("LocationAttr", FileLineColLoc((filename, line, 0, scope)))
 
 
 class Block(ir.Block):
@@ -278,7 +283,7 @@ def to_xdsl(attr: Attribute) -> Attribute:
         case UnknownLoc():
             return builtin.UNKNOWN_LOC
         case FileLineColLoc():
-            filename, line, column = attr.data
+            filename, line, column, _ = attr.data
             return builtin.FileLineColLoc(
                 builtin.StringAttr(filename), builtin.IntAttr(line), builtin.IntAttr(column)
             )
@@ -311,6 +316,6 @@ def from_xdsl(attr: Attribute) -> Attribute:
         case builtin.UnknownLoc():
             return UNKNOWN_LOC
         case builtin.FileLineColLoc():
-            return FileLineColLoc((attr.filename.data, attr.line.data, attr.column.data))
+            return FileLineColLoc((attr.filename.data, attr.line.data, attr.column.data, ""))
         case _:
             return attr

@@ -78,6 +78,7 @@ from max.graph.ops.gather import (
     scatter_nd_mul,
 )
 from max.graph.ops.irfft import irfft
+from max.graph.ops.launches import parallel, shard_and_stack, side_stream
 from max.graph.ops.masking import masked_scatter, nonzero
 from max.graph.ops.matmul import matmul, outer
 from max.graph.ops.normalization import group_norm, layer_norm, rms_norm
@@ -199,6 +200,7 @@ __all__ = [
     "not_equal",
     "outer",
     "pad",
+    "parallel",
     "permute",
     "pow",
     "print",
@@ -230,6 +232,8 @@ __all__ = [
     "scatter_nd_min",
     "scatter_nd_mul",
     "shape_to_tensor",
+    "shard_and_stack",
+    "side_stream",
     "sigmoid",
     "silu",
     "sin",
