@@ -171,37 +171,32 @@ LATER: dict[str, dict[str, str]] = {
         "forward_moe_sharded_layers": _COLLECTIVES,
     },
     "max.nn.kernels": {
-        "apply_packed_bitmask apply_packed_bitmask_with_penalties apply_qk_rms_norm argmax_with_bias "
-        "block_scaled_preshuffle_b_5d block_scaled_preshuffle_grouped_scale_4d block_scales_interleave ceildiv "
+        "block_scaled_preshuffle_b_5d block_scaled_preshuffle_grouped_scale_4d block_scales_interleave "
         "compress_windows_ragged dynamic_block_scaled_matmul dynamic_block_scaled_matmul_amd "
         "dynamic_block_scaled_matmul_mxfp6 eagle_prefill_shift_tokens flare_mla_decode_ragged_scaled "
-        "flash_attention_padded_kv_cache fused_dual_qk_rms_norm_rope_nvfp4_ragged "
-        "fused_dual_qk_rms_norm_rope_ragged fused_qk_ragged_rms_norm fused_qk_rms_norm_rope_ragged "
-        "fused_qkv_padded_matmul grouped_dynamic_block_scaled_matmul_amd "
-        "grouped_dynamic_block_scaled_matmul_amd_swiglu_quant grouped_dynamic_scaled_mxfp6_matmul "
-        "grouped_matmul_block_scaled grouped_matmul_blocked_swiglu grouped_quantize_dynamic_block_scaled "
-        "grouped_quantize_nvfp4_row_scaled gumbel_argmax_from_probs indexer_score_ragged inplace_memcpy "
-        "keyed_uniform kv_cache_gather_rows_ragged kv_cache_ragged_2m_iadd kv_cache_store_paged_padded "
-        "kv_cache_store_paged_ragged latent_sparse_attention_ragged launch_host_func learnable_2d_interp_pos_emb "
+        "fused_dual_qk_rms_norm_rope_nvfp4_ragged fused_dual_qk_rms_norm_rope_ragged "
+        "grouped_dynamic_block_scaled_matmul_amd grouped_dynamic_block_scaled_matmul_amd_swiglu_quant "
+        "grouped_dynamic_scaled_mxfp6_matmul grouped_matmul_block_scaled grouped_matmul_blocked_swiglu "
+        "grouped_quantize_dynamic_block_scaled grouped_quantize_nvfp4_row_scaled gumbel_argmax_from_probs "
+        "indexer_score_ragged keyed_uniform kv_cache_gather_rows_ragged kv_cache_ragged_2m_iadd "
+        "latent_sparse_attention_ragged launch_host_func learnable_2d_interp_pos_emb "
         "masked_flash_attention_gpu mla_decode_graph mla_fp8_index_top_k mla_fp8_index_top_k_physical "
         "mla_fp8_index_top_k_with_physical mla_kpool_compress mla_kpool_expand_topk mla_kpool_ring_close "
-        "mla_kpool_seed_tail mla_prefill_decode_graph mla_prefill_graph moe_eplb_remap moe_finalize "
-        "moe_router_group_limited moe_router_single_group_eplb moe_sink_gate_router msa_sparse_attention_ragged "
-        "msa_sparse_attention_ragged_mxfp6 msa_sparse_attention_ragged_mxfp8 msa_sparse_indexer mtp_eh_norm "
-        "mxfp4_dequant mxfp6_dequant preshuffle_block_scaled_b preshuffle_block_scaled_b_scales "
-        "quantize_dynamic_block_scaled quantize_dynamic_block_scaled_mxfp4 quantize_dynamic_block_scaled_mxfp6 "
-        "quantize_tensor_dynamic_scaled_float8 rms_norm_quantize_dynamic_scaled_float8 rms_norm_value_cache "
-        "rope_ragged rope_ragged_with_position_ids rope_split_store_ragged row_mean_of_squares "
-        "row_mean_of_squares_qk scatter_nd_skip_oob_indices sgmv_lora_qkv_shrink sgmv_qkv_lora_fused sleep "
-        "sliced_add smallm_streaming_matmul spatial_merge store_k_cache_padded store_k_cache_ragged "
-        "store_k_scale_cache_ragged store_v_cache_ragged top_k_per_row topk_fused_sampling_with_dist "
-        "topk_topp_masked_probs tpool_patch_merger wait_host_value wait_host_value_with_dep": _KERNELS,
+        "mla_kpool_seed_tail mla_prefill_decode_graph mla_prefill_graph moe_eplb_remap "
+        "moe_router_single_group_eplb moe_sink_gate_router msa_sparse_attention_ragged "
+        "msa_sparse_attention_ragged_mxfp6 msa_sparse_attention_ragged_mxfp8 msa_sparse_indexer mxfp4_dequant "
+        "mxfp6_dequant preshuffle_block_scaled_b preshuffle_block_scaled_b_scales "
+        "quantize_dynamic_block_scaled quantize_dynamic_block_scaled_mxfp4 "
+        "quantize_dynamic_block_scaled_mxfp6 quantize_tensor_dynamic_scaled_float8 "
+        "rms_norm_quantize_dynamic_scaled_float8 sgmv_lora_qkv_shrink sgmv_qkv_lora_fused sleep "
+        "smallm_streaming_matmul spatial_merge store_k_scale_cache_ragged topk_fused_sampling_with_dist "
+        "tpool_patch_merger wait_host_value wait_host_value_with_dep": _KERNELS,
     },
     "max.nn.linear": {
         "linear": _LINEAR,
     },
     "max.nn.quant_config": {
-        "ceildiv fp4_packed_k": _FP4,
+        "fp4_packed_k": _FP4,
     },
     "max.nn.transformer": {
         "DistributedLogitsPostprocessMixin LogitsPostprocessMixin distributed_logits_postprocess "

@@ -164,6 +164,24 @@ _LIB_NAMES = {
     },
 }  # fmt: skip
 
+_KERNELS = {
+    name: f"max.nn.{module}"
+    for module, names in {
+        "_row_statistics": "apply_qk_rms_norm mtp_eh_norm row_mean_of_squares row_mean_of_squares_qk",
+        "_logit_masks": "apply_packed_bitmask apply_packed_bitmask_with_penalties argmax_with_bias top_k_per_row "
+        "topk_topp_masked_probs",
+        "_routing": "moe_finalize moe_router_group_limited",
+        "_ragged_rope": "rope_ragged rope_ragged_with_position_ids",
+        "_cache_rows": "rms_norm_value_cache",
+        "_cache_stores": "inplace_memcpy kv_cache_store_paged_padded kv_cache_store_paged_ragged "
+        "scatter_nd_skip_oob_indices sliced_add store_k_cache_padded store_k_cache_ragged "
+        "store_v_cache_ragged",
+        "_fused_attention": "ceildiv flash_attention_padded_kv_cache fused_qk_ragged_rms_norm "
+        "fused_qk_rms_norm_rope_ragged fused_qkv_padded_matmul rope_split_store_ragged",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+
 NAMES: dict[str, dict[str, str]] = {
     "max.driver": {
         "CUDA": "max.driver.Accelerator",
@@ -225,7 +243,7 @@ NAMES: dict[str, dict[str, str]] = {
         "build_max_lengths_tensors": "max.nn.kv_cache.utils",
     },
     "max.nn.kv_cache.cache_params": {**_PARAMS},
-    "max.nn.quant_config": _SCALES,
+    "max.nn.quant_config": {**_SCALES, "ceildiv": "max.nn._fused_attention"},
     "max.nn.layer": {
         "LayerV2": "max.nn.layer.Module",
         "MissingLayer": "max.nn.identity.MissingLayer",
@@ -235,7 +253,7 @@ NAMES: dict[str, dict[str, str]] = {
         "LinearV2": "max.nn.linear.Linear",
         "MLPV2": "max.nn.linear.MLP",
     },
-    "max.nn.kernels": {"hyper_connection_gates": "max.nn.hyper_connection"},
+    "max.nn.kernels": {"hyper_connection_gates": "max.nn.hyper_connection", **_KERNELS},
     "max.nn.moe": {"GatedActivation": "max.nn.activation", "MoEQuantized": "max.nn.moe.MoEFp8"},
     "max.pipelines": {
         "EmbeddingsPipeline": LIB + "embeddings_pipeline",

@@ -16,6 +16,7 @@ __all__ = [
     "kv_cache_ragged_radd",
     "matmul_k_cache_ragged",
     "rms_norm_key_cache",
+    "rms_norm_value_cache",
 ]
 
 KEYS, VALUES = 0, 1
@@ -172,7 +173,56 @@ def rms_norm_key_cache(
     Raises:
         ValueError: The weight's size does not fit.
     """
-    op = "rms_norm_key_cache"
+    _norm_rows(
+        "rms_norm_key_cache", KEYS, kv_params, kv_collection, gamma, epsilon, layer_idx, total_seq_len,
+        input_row_offsets, weight_offset, rms_norm_cols, multiply_before_cast, per_head_norm,
+    )  # fmt: skip
+
+
+def rms_norm_value_cache(
+    kv_params: KVCacheParams,
+    kv_collection: PagedCacheValues,
+    gamma: TensorValue,
+    epsilon: float | np.floating,
+    layer_idx: TensorValue,
+    total_seq_len: Dim,
+    input_row_offsets: TensorValue,
+    weight_offset: float | np.floating,
+    rms_norm_cols: int | None = None,
+    multiply_before_cast: bool = True,
+    per_head_norm: bool = True,
+) -> None:
+    """Normalises the new values of the cache, in place; see `rms_norm_key_cache`.
+
+    Args:
+        kv_params: The parameters of the cache.
+        kv_collection: The cache, with the new values stored.
+        gamma: The weight.
+        epsilon: Is added to the mean of squares.
+        layer_idx: The layer.
+        total_seq_len: The number of new tokens.
+        input_row_offsets: The first row of each sequence.
+        weight_offset: Is added to the weight.
+        rms_norm_cols: The number of normalised elements, where it is less than the size.
+        multiply_before_cast: Whether the weight is multiplied in float32.
+        per_head_norm: Whether each head is normalised by itself.
+
+    Raises:
+        ValueError: The weight's size does not fit, or the cache has no values.
+    """
+    if kv_params.is_mla:
+        raise ValueError("rms_norm_value_cache: a cache of latents has no values")
+    _norm_rows(
+        "rms_norm_value_cache", VALUES, kv_params, kv_collection, gamma, epsilon, layer_idx, total_seq_len,
+        input_row_offsets, weight_offset, rms_norm_cols, multiply_before_cast, per_head_norm,
+    )  # fmt: skip
+
+
+def _norm_rows(
+    op: str, side: int, kv_params: KVCacheParams, kv_collection: PagedCacheValues, gamma: TensorValue,
+    epsilon: float | np.floating, layer_idx: TensorValue, total_seq_len: Dim, input_row_offsets: TensorValue,
+    weight_offset: float | np.floating, rms_norm_cols: int | None, multiply_before_cast: bool, per_head_norm: bool,
+) -> None:  # fmt: skip
     heads, dim = kv_params.n_kv_heads_per_device, kv_params.head_dim
     size = dim if per_head_norm else heads * dim
     if gamma.rank != 1:
@@ -192,6 +242,7 @@ def rms_norm_key_cache(
         kv_collection,
         layer_idx,
         Dim(total_seq_len),
+        side,
     )
     shape = [keys.shape[0], heads if per_head_norm else 1, size]
     parts = ops.reshape(keys, shape)
@@ -205,7 +256,7 @@ def rms_norm_key_cache(
     if columns < size:
         normalised = ops.concat([normalised, parts[:, :, columns:]], axis=-1)
     rows = ops.reshape(normalised, keys.shape)
-    store_rows(kv_params, rows, input_row_offsets, kv_collection, layer_idx)
+    store_rows(kv_params, rows, input_row_offsets, kv_collection, layer_idx, side)
 
 
 def kv_cache_ragged_radd(

@@ -134,6 +134,33 @@ class ExpertRouting:
     jitter: float = 0.01
 
 
+def of_best_groups(
+    choice: TensorValue, groups: int, chosen: int, score: Literal["greatest", "two_greatest"]
+) -> TensorValue:
+    """The scores of experts, -inf for those of groups that are not among the best.
+
+    Args:
+        choice: The scores, ``[tokens, experts]``.
+        groups: The number of groups of neighbouring experts; divides that of the experts.
+        chosen: The number of the best groups.
+        score: A group's score: its greatest, or the sum of the two greatest.
+    """
+    tokens, in_group = choice.shape[0], int(choice.shape[1]) // groups
+    grouped = ops.reshape(choice, [tokens, groups, in_group])
+    if score == "greatest":
+        group_scores = ops.max(grouped, axis=-1)
+    else:
+        two, _ = ops.top_k(grouped, min(2, in_group))
+        group_scores = ops.sum(two, axis=-1)
+    _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), chosen)
+    numbers = ops.range(0, groups, 1, out_dim=groups, dtype=DType.int64, device=choice.device)
+    among = ops.equal(ops.unsqueeze(best, -1), ops.reshape(numbers, [1, 1, groups]))
+    among = ops.max(ops.cast(among, DType.int32), axis=1)
+    seen = ops.greater(ops.reshape(among, [tokens, groups, 1]), 0)
+    hidden = ops.constant(float("-inf"), choice.dtype, choice.device)
+    return ops.reshape(ops.where(seen, grouped, hidden), choice.shape)
+
+
 class RoutedMoEGate(MoEGate):
     """A gate with the routing of a family of models: of Mixtral, OLMoE, Qwen, GPT-OSS, DeepSeek and others.
 
@@ -218,7 +245,9 @@ class RoutedMoEGate(MoEGate):
         if self.e_score_correction_bias is not None:
             choice = choice + self.e_score_correction_bias.to(choice.device)
         if routing.groups > 1:
-            choice = self._of_best_groups(choice)
+            choice = of_best_groups(
+                choice, routing.groups, routing.chosen_groups, routing.group_score
+            )
         _, experts = ops.top_k(choice, self.num_experts_per_token)
         weights = ops.gather_nd(scores, ops.unsqueeze(experts, -1), batch_dims=1)
         if routing.scoring == "softmax_of_chosen":
@@ -257,24 +286,6 @@ class RoutedMoEGate(MoEGate):
             weights.append(1.0 / ops.sum(shares, axis=-1))
         weight = ops.concat(weights, axis=-1)
         return experts, weight if self.routing.scale == 1.0 else weight * self.routing.scale
-
-    def _of_best_groups(self, choice: TensorValue) -> TensorValue:
-        """The scores, -inf for experts of groups that are not among the best."""
-        routing = self.routing
-        tokens, groups = choice.shape[0], routing.groups
-        grouped = ops.reshape(choice, [tokens, groups, self.num_experts // groups])
-        if routing.group_score == "greatest":
-            group_scores = ops.max(grouped, axis=-1)
-        else:
-            two, _ = ops.top_k(grouped, min(2, self.num_experts // groups))
-            group_scores = ops.sum(two, axis=-1)
-        _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), routing.chosen_groups)
-        numbers = ops.range(0, groups, 1, out_dim=groups, dtype=DType.int64, device=choice.device)
-        among = ops.equal(ops.unsqueeze(best, -1), ops.reshape(numbers, [1, 1, groups]))
-        among = ops.max(ops.cast(among, DType.int32), axis=1)
-        seen = ops.greater(ops.reshape(among, [tokens, groups, 1]), 0)
-        hidden = ops.constant(float("-inf"), choice.dtype, choice.device)
-        return ops.reshape(ops.where(seen, grouped, hidden), choice.shape)
 
 
 class SigmoidTopKRouter(RoutedMoEGate):

@@ -1,0 +1,257 @@
+"""The library ops on logits that later versions have: masks of bits, counts for each row, filtered distributions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import DeviceRef, StaticDim, TensorType, TensorValue, TensorValueLike, ops
+from max.nn._operand_checks import check_operand
+
+__all__ = [
+    "apply_packed_bitmask",
+    "apply_packed_bitmask_with_penalties",
+    "argmax_with_bias",
+    "top_k_per_row",
+    "topk_topp_masked_probs",
+]
+
+_BITS = 32
+
+
+def _allowed(op: str, logits: TensorValue, packed: TensorValue) -> TensorValue:
+    """Which tokens a mask of bits keeps: bools of the shape of the logits."""
+    if packed.dtype is not DType.int32:
+        raise ValueError(f"{op}: packed is {packed!r}, expected int32")
+    if logits.rank not in (2, 3) or not logits.dtype.is_float():
+        raise ValueError(f"{op}: the logits are {logits!r}, expected floats of rank 2 or 3")
+    vocab = logits.shape[-1]
+    lead = list(logits.shape[:-1])
+    words = (vocab + (_BITS - 1)) // _BITS
+    known = isinstance(packed.shape[-1], StaticDim) and isinstance(words, StaticDim)
+    if list(packed.shape[:-1]) != lead or (known and int(packed.shape[-1]) < int(words)):
+        raise ValueError(
+            f"{op}: packed is {packed!r}, expected [{', '.join(map(str, lead))}, {words} or more]"
+        )
+    if packed.shape[-1] != words:
+        packed = packed[..., (slice(0, words), words)]
+    # the bits of a word, as a number that is not negative
+    wide = ops.cast(packed, DType.int64)
+    wide = ops.where(wide < 0, wide + 2**_BITS, wide)
+    powers = ops.constant(2 ** np.arange(_BITS, dtype=np.int64), DType.int64, packed.device)
+    bits = ops.floor_div(ops.unsqueeze(wide, -1), powers) % 2
+    flat = ops.reshape(bits, [*lead, words * _BITS])
+    if words * _BITS != vocab:
+        flat = flat[..., (slice(0, vocab), vocab)]
+    return ops.not_equal(flat, 0)
+
+
+def apply_packed_bitmask(
+    logits: TensorValueLike, packed: TensorValueLike, fill_val: float = -10000.0
+) -> TensorValue:
+    """Replaces the logits of tokens that a grammar forbids.
+
+    Args:
+        logits: ``[batch, vocab]`` or ``[batch, positions, vocab]``, floats.
+        packed: int32 ``[…, ceil(vocab / 32)]``: bit ``i % 32`` of word ``i // 32`` is 1 where token i is allowed; the
+            lowest bit comes first. Further words and bits are not read.
+        fill_val: The logit of the others.
+
+    Returns:
+        Logits of the same shape and dtype.
+
+    Raises:
+        ValueError: A shape or dtype does not fit.
+    """
+    x = TensorValue(logits)
+    allowed = _allowed("apply_packed_bitmask", x, TensorValue(packed))
+    return ops.where(allowed, x, ops.constant(fill_val, x.dtype, x.device))
+
+
+def apply_packed_bitmask_with_penalties(
+    logits: TensorValueLike,
+    packed: TensorValueLike,
+    fill_val: float,
+    frequency_data: TensorValueLike,
+    frequency_offsets: TensorValueLike,
+    frequency_penalty: TensorValueLike,
+    presence_penalty: TensorValueLike,
+) -> TensorValue:
+    """`apply_packed_bitmask`, with penalties of the tokens that are kept.
+
+    Args:
+        logits: ``[batch, vocab]`` or ``[batch, positions, vocab]``, floats.
+        packed: The allowed tokens.
+        fill_val: The logit of the others, which penalties do not change.
+        frequency_data: int32 ``[n, 2]``: token and count; a negative token is skipped.
+        frequency_offsets: uint32 ``[rows + 1]``: where the data of each row of logits begins; leading axes of the
+            logits are flattened.
+        frequency_penalty: float32 ``[rows]``: is multiplied by the count.
+        presence_penalty: float32 ``[rows]``: is subtracted once.
+
+    Returns:
+        Logits of the same shape and dtype.
+
+    Raises:
+        ValueError: A shape or dtype does not fit.
+        TypeError: The dtype of the data or of the offsets does not fit.
+    """
+    op = "apply_packed_bitmask_with_penalties"
+    x, data, offsets = (TensorValue(v) for v in (logits, frequency_data, frequency_offsets))
+    allowed = _allowed(op, x, TensorValue(packed))
+    check_operand(op, "frequency_data", data, DType.int32, 2)
+    check_operand(op, "frequency_offsets", offsets, DType.uint32, 1)
+    rows = ops.reshape(x, [-1, x.shape[-1]])
+    penalties = [TensorValue(v) for v in (frequency_penalty, presence_penalty)]
+    for what, value in zip(("frequency_penalty", "presence_penalty"), penalties, strict=True):
+        check_operand(op, what, value, DType.float32, 1)
+        if value.shape[0] != rows.shape[0]:
+            raise ValueError(f"{op}: {what} is {value!r}, expected [{rows.shape[0]}]")
+    present = ops.greater_equal(data[:, 0], 0)
+    none = ops.constant(0, DType.int32, data.device)
+    lowered = ops.custom(
+        "mo.penalties",
+        device=x.device,
+        values=[
+            ops.cast(rows, DType.float32),
+            ops.where(present, data[:, 0], none),
+            ops.where(present, data[:, 1], none),
+            offsets,
+            *penalties,
+            ops.broadcast_to(ops.constant(1.0, DType.float32, x.device), [rows.shape[0]]),
+        ],
+        out_types=[TensorType(DType.float32, rows.shape, x.device)],
+    )[0].tensor
+    lowered = ops.reshape(ops.cast(lowered, x.dtype), x.shape)
+    return ops.where(allowed, lowered, ops.constant(fill_val, x.dtype, x.device))
+
+
+def argmax_with_bias(logits: TensorValue, bias: TensorValue, *, position: int) -> TensorValue:
+    """The index of the greatest sum of logits at a position and of a bias, in float32.
+
+    Args:
+        logits: ``[rows, positions, vocab_size]``.
+        bias: ``[rows, vocab_size]``.
+        position: The position, from 0.
+
+    Returns:
+        int64 ``[rows]``: of equal sums the first.
+
+    Raises:
+        ValueError: A shape does not fit, or the position is out of range.
+    """
+    op = "argmax_with_bias"
+    if logits.rank != 3 or list(bias.shape) != [logits.shape[0], logits.shape[-1]]:
+        raise ValueError(
+            f"{op}: logits {logits!r} and bias {bias!r}, expected [rows, positions, vocab_size] and "
+            "[rows, vocab_size]"
+        )
+    count = logits.shape[1]
+    if position < 0 or (isinstance(count, StaticDim) and position >= int(count)):
+        raise ValueError(f"{op}: position {position} is not one of the {count} positions")
+    total = ops.cast(logits[:, position], DType.float32) + ops.cast(bias, DType.float32)
+    return ops.reshape(ops.argmax(total, axis=-1), [logits.shape[0]])
+
+
+def _numbers(count: int, device: DeviceRef) -> TensorValue:
+    return ops.constant(np.arange(count, dtype=np.int64), DType.int64, device)
+
+
+def top_k_per_row(
+    input: TensorValue, k: TensorValue, max_k: int
+) -> tuple[TensorValue, TensorValue]:
+    """The greatest elements of each row, a number for each row.
+
+    Args:
+        input: ``[rows, n]``, without NaN.
+        k: int64 ``[rows]``: how many, each from 0 to `max_k`; a greater number counts as `max_k`.
+        max_k: The width of the results, up to n.
+
+    Returns:
+        ``[rows, max_k]`` elements, the greatest first, and their columns, int64; behind the first k the lowest value of
+        the dtype and -1.
+
+    Raises:
+        ValueError: A shape or dtype does not fit, or `max_k` is no number from 0 to n.
+    """
+    op = "top_k_per_row"
+    if input.rank != 2 or not isinstance(input.shape[1], StaticDim):
+        raise ValueError(f"{op}: the input is {input!r}, expected [rows, a number]")
+    size = int(input.shape[1])
+    if k.dtype is not DType.int64 or list(k.shape) != [input.shape[0]]:
+        raise ValueError(f"{op}: k is {k!r}, expected int64 [{input.shape[0]}]")
+    if not 0 <= max_k <= size:
+        raise ValueError(f"{op}: max_k is {max_k}, expected 0 to {size}")
+    if not max_k:
+        nothing = input[:, 0:0]
+        return nothing, ops.cast(nothing, DType.int64)
+    values, columns = ops.top_k(input, max_k)
+    chosen = ops.greater(ops.unsqueeze(k, 1), _numbers(max_k, input.device))
+    kind = input.dtype
+    lowest = -np.inf if kind.is_float() else np.iinfo(kind.to_numpy()).min
+    none = ops.constant(-1, DType.int64, input.device)
+    return (
+        ops.where(chosen, values, ops.constant(lowest, kind, input.device)),
+        ops.where(chosen, columns, none),
+    )
+
+
+def topk_topp_masked_probs(
+    logits: TensorValue, *, top_k: TensorValue, temperature: TensorValue, top_p: TensorValue
+) -> TensorValue:
+    """The distribution that a token is drawn from: softmax of each row, then top-k, then top-p.
+
+    A token is kept where its probability is at least that of the last token that both keep: of equal probabilities all
+    are kept.
+
+    Args:
+        logits: ``[rows, vocab_size]``, where the size is a number; is cast to float32.
+        top_k: int64 ``[rows]``: the number of tokens to keep; -1: all.
+        temperature: float32 ``[rows]``: the divisor of the logits; 0: the tokens of the greatest logit share the row.
+        top_p: float32 ``[rows]``: the tokens of the greatest probabilities are kept until these add up to it; at least
+            one.
+
+    Returns:
+        float32 ``[rows, vocab_size]``: the probabilities of the kept tokens, which add up to 1, and 0.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op = "topk_topp_masked_probs"
+    if logits.rank != 2 or not isinstance(logits.shape[1], StaticDim):
+        raise ValueError(f"{op}: the logits are {logits!r}, expected [rows, a number]")
+    for what, value, dtype in (
+        ("top_k", top_k, DType.int64), ("temperature", temperature, DType.float32), ("top_p", top_p, DType.float32),
+    ):  # fmt: skip
+        check_operand(op, what, value, dtype, 1)
+        if value.shape[0] != logits.shape[0]:
+            raise ValueError(f"{op}: {what} is {value!r}, expected [{logits.shape[0]}]")
+    size = int(logits.shape[1])
+    k, divisor, p = (ops.unsqueeze(value, 1) for value in (top_k, temperature, top_p))
+    wide = ops.cast(logits, DType.float32)
+    below = wide - ops.max(wide, axis=-1)
+    greedy = ops.logical_not(divisor > 0)
+    one = ops.constant(1.0, DType.float32, logits.device)
+    scaled = ops.exp(below / ops.where(greedy, one, divisor))
+    parts = ops.where(greedy, ops.cast(ops.equal(below, 0.0), DType.float32), scaled)
+    probabilities = parts / ops.sum(parts, axis=-1)
+    ranked, _ = ops.top_k(probabilities, size)
+    number = _numbers(size, logits.device)
+    count = ops.where(k < 0, ops.constant(size, DType.int64, logits.device), k)
+    # top-p is of the distribution that top-k leaves
+    left = ops.where(
+        ops.greater(count, number), ranked, ops.constant(0.0, DType.float32, logits.device)
+    )
+    left = left / ops.sum(left, axis=-1)
+    before = ops.cumsum(left, axis=-1) - left
+    kept = ops.logical_and(left > 0, ops.logical_or(ops.greater(p, before), ops.equal(number, 0)))
+    cutoff = ops.min(
+        ops.where(kept, ranked, ops.constant(np.inf, DType.float32, logits.device)), axis=-1
+    )
+    masked = ops.where(
+        ops.greater_equal(probabilities, cutoff),
+        probabilities,
+        ops.constant(0.0, DType.float32, logits.device),
+    )
+    return masked / ops.sum(masked, axis=-1)

@@ -1,0 +1,142 @@
+"""Rotation of the heads of a ragged batch by positions that are given, without a cache."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import StaticDim, TensorValue, ops
+from max.nn._adapters import group_of_rows
+from max.nn._operand_checks import check_operand
+
+__all__ = ["rope_ragged", "rope_ragged_with_position_ids"]
+
+
+def _rotated(
+    op: str,
+    input: TensorValue,
+    freqs_cis: TensorValue,
+    positions: TensorValue,
+    interleaved: bool,
+    rope_first: bool,
+) -> TensorValue:
+    """The heads ``[rows, heads, head_dim]``, rotated by the rows of a table at int64 positions ``[rows]``."""
+    if input.rank != 3 or not isinstance(input.shape[2], StaticDim):
+        raise ValueError(
+            f"{op}: the input is {input!r}, expected [total_seq_len, n_heads, a number]"
+        )
+    if freqs_cis.rank != 2 or not isinstance(freqs_cis.shape[1], StaticDim):
+        raise ValueError(f"{op}: freqs_cis is {freqs_cis!r}, expected [positions, a number]")
+    size, width = int(input.shape[2]), int(freqs_cis.shape[1])
+    if width % 2 or not 0 < width <= size:
+        raise ValueError(
+            f"{op}: freqs_cis is {freqs_cis!r}, expected an even number of columns up to {size}"
+        )
+    rows, heads, _ = input.shape
+    table = ops.gather(ops.cast(freqs_cis, DType.float32), positions, axis=0)
+    pairs = ops.reshape(table, [rows, 1, width // 2, 2])
+    cosine, sine = pairs[..., 0], pairs[..., 1]
+    begin = 0 if rope_first else size - width
+    x = ops.cast(input[:, :, begin : begin + width], DType.float32)
+    if interleaved:
+        parts = ops.reshape(x, [rows, heads, width // 2, 2])
+        a, b = parts[..., 0], parts[..., 1]
+        turned = ops.stack([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+        turned = ops.reshape(turned, x.shape)
+    else:
+        a, b = x[:, :, : width // 2], x[:, :, width // 2 :]
+        turned = ops.concat([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+    turned = ops.cast(turned, input.dtype)
+    if width == size:
+        return turned
+    rest = input[:, :, width:] if rope_first else input[:, :, :begin]
+    return ops.concat([turned, rest] if rope_first else [rest, turned], axis=-1)
+
+
+def rope_ragged(
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    start_pos: TensorValue,
+    freqs_cis: TensorValue,
+    *,
+    interleaved: bool = True,
+    rope_first: bool = False,
+    output_dtype: DType | None = None,
+) -> TensorValue:
+    """Rotates the heads of each token by its position, computed in float32.
+
+    Args:
+        input: ``[total_seq_len, n_heads, head_dim]``.
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        start_pos: The position of each sequence's first row, uint32 ``[batch]``.
+        freqs_cis: Cosines and sines in turn, a row for each position; with fewer columns than `head_dim` as many
+            elements of a head are rotated.
+        interleaved: Whether the elements of a pair are adjacent; else element i goes with element ``i + columns / 2``.
+        rope_first: Whether the first elements are rotated instead of the last ones, where they are fewer.
+        output_dtype: The dtype of the result instead of that of the input, to which it is rounded before.
+
+    Returns:
+        The rotated heads, of the shape of the input. Rows past the last offset have no meaning.
+
+    Raises:
+        ValueError: A shape does not fit. A position without a row in the table is an error when the graph runs.
+        TypeError: A dtype does not fit.
+    """
+    op = "rope_ragged"
+    check_operand(op, "input_row_offsets", input_row_offsets, DType.uint32, 1)
+    check_operand(op, "start_pos", start_pos, DType.uint32, 1)
+    rows = input.shape[0]
+    # a row past the last offset is at the position that it would have in a sequence that begins there
+    starts = ops.cast(start_pos, DType.int64)
+    nothing = ops.constant([0], DType.int64, starts.device)
+    begins = ops.cast(input_row_offsets, DType.int64)
+    group = group_of_rows(rows, input_row_offsets)
+    first = ops.gather(ops.concat([starts, nothing]), group, axis=0)
+    begin = ops.gather(begins, group, axis=0)
+    numbers = ops.range(
+        0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=input.device
+    )
+    rotated = _rotated(op, input, freqs_cis, first + numbers - begin, interleaved, rope_first)
+    return rotated if output_dtype is None else ops.cast(rotated, output_dtype)
+
+
+def rope_ragged_with_position_ids(
+    input: TensorValue,
+    freqs_cis: TensorValue,
+    position_ids: TensorValue,
+    *,
+    mrope_section: list[int] | None = None,
+    interleaved: bool = True,
+) -> TensorValue:
+    """Rotates the heads of each token by a position that is given, computed in float32.
+
+    Args:
+        input: ``[total_seq_len, n_heads, head_dim]``.
+        freqs_cis: Cosines and sines in turn, a row of `head_dim` numbers for each position.
+        position_ids: uint32 ``[total_seq_len]`` or ``[1, total_seq_len]``.
+        mrope_section: Sections of positions; not supported yet.
+        interleaved: Whether the elements of a pair are adjacent; else element i goes with element ``i + columns / 2``.
+
+    Returns:
+        The rotated heads, of the shape and dtype of the input.
+
+    Raises:
+        ValueError: A shape does not fit. A position without a row in the table is an error when the graph runs.
+        TypeError: The positions are not uint32.
+        NotImplementedError: `mrope_section` is given, or positions of several sections.
+    """
+    op = "rope_ragged_with_position_ids"
+    sections = position_ids.rank == 2 and position_ids.shape[0] != 1
+    if mrope_section is not None or sections:
+        raise NotImplementedError(
+            f"{op}: a token has one position; mrope_section and position_ids {position_ids!r} have no kernel yet"
+        )
+    if position_ids.rank == 2:
+        position_ids = position_ids[0]
+    check_operand(op, "position_ids", position_ids, DType.uint32, 1)
+    if position_ids.shape[0] != input.shape[0]:
+        raise ValueError(f"{op}: position_ids is {position_ids!r}, expected [{input.shape[0]}]")
+    if freqs_cis.rank == 2 and input.rank == 3 and freqs_cis.shape[1] != input.shape[2]:
+        raise ValueError(
+            f"{op}: freqs_cis is {freqs_cis!r}, expected [positions, {input.shape[2]}]"
+        )
+    positions = ops.cast(position_ids, DType.int64)
+    return _rotated(op, input, freqs_cis, positions, interleaved, rope_first=True)
