@@ -13,7 +13,7 @@ _COLLECTIVES = (
 )
 _SHARDING = "A tensor is on one device; modules of max.nn are split by max.graph.ShardingStrategy."
 _MODULE_ADAPTERS = (
-    "max.nn.LinearLoRA has adapters for each sequence; one adapter is merged into the weights."
+    "max.experimental.nn has the layers; LoRA wraps a Linear, max.nn.LinearLoRA has adapters too."
 )
 _ROUTERS = "max.nn.MoE takes a gate of your own (gate_cls), and quant_config of 8-bit floats."
 _CACHES = "A model has one KVCacheParams; its inputs are those of flattened_kv_inputs (docs/compatibility.md)."
@@ -67,8 +67,6 @@ ABSENT: dict[str, str] = {
     "max.experimental.*.Sharded": _SHARDING,
     "max.experimental.*.Replicated": _SHARDING,
     "max.experimental.*realization_context": "Operations are recorded until a value is needed (docs/eager.md).",
-    "max.experimental.nn.LoRA": _MODULE_ADAPTERS,
-    "max.experimental.nn.lora_*": _MODULE_ADAPTERS,
     "max.experimental.nn.common_layers": _MODULE_ADAPTERS,
     "max.nn.quant_ops": "max.nn.Linear(quant_config=) and max.nn.kernels.dynamic_scaled_matmul multiply 8-bit floats.",
     "max.nn*.StackedMoE": _ROUTERS,

@@ -34,7 +34,7 @@ def test_all_documented_functions_exist() -> None:
     absent = set(ops.__all__) - set(F.__all__)
     assert absent == {
         "Callable", "DeviceRef", "InterpolationMode", "TensorType", "allreduce", "assert_same_device", "buffer_create",
-        "buffer_load", "call", "quantize", "random",
+        "buffer_load", "call", "parallel", "quantize", "random", "shard_and_stack",
     }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from max.dtype import DType
 from max.experimental import Tensor, random
 from max.experimental import functional as F
 from max.experimental import tensor as tensor_module
-from max.graph import DeviceRef, Dim, TensorType
+from max.graph import BufferType, BufferValue, DeviceRef, Dim, TensorType, TensorValue, ops
+from max.nn import kernels
 from max.nn.module_v3 import Module
 
 
@@ -320,3 +321,41 @@ def test_a_function_on_a_stream(rng: np.random.Generator) -> None:
     ):
         with pytest.raises(error, match=said):
             F.side_stream([x], body, result_types=types, stream_id=stream)  # pyright: ignore[reportArgumentType]
+
+
+def test_values_of_annotated_parameters(rng: np.random.Generator) -> None:
+    """In a graph a function of values of graphs gets these of tensors, as `max.nn.kernels` need them."""
+
+    def add_to(total: BufferValue, x: TensorValue, tensor: Any) -> TensorValue:
+        assert type(total) is BufferValue and type(x) is TensorValue and isinstance(tensor, Tensor)
+        ops.buffer_store(total, ops.buffer_load(total) + x)
+        return x * 2
+
+    class Adding(Module):
+        def __call__(self, total: Tensor, x: Tensor) -> Tensor:
+            first = F.functional(add_to)(total, x, x)
+            return F.functional(add_to)(tensor=x, x=first, total=total)
+
+    cpu = DeviceRef.CPU()
+    compiled = Adding().compile(
+        BufferType(DType.float32, ("n",), cpu), TensorType(DType.float32, ("n",), cpu)
+    )
+    total, x = floats(rng, 5), floats(rng, 5)
+    want = total + 3 * x
+    np.testing.assert_array_equal(compiled(total, x).to_numpy(), 4 * x)
+    np.testing.assert_allclose(total, want, rtol=1e-6)
+
+
+def test_kernels_of_layers_on_tensors(rng: np.random.Generator) -> None:
+    """A kernel of `max.nn.kernels`, which stages a custom op, eager and in a compiled module."""
+
+    class Routed(Module):
+        def __call__(self, ids: Tensor) -> Any:
+            return list(F.functional(kernels.moe_create_indices)(ids, 3))
+
+    ids = rng.integers(0, 3, 9).astype(np.int64)
+    eager = Routed()(Tensor.from_dlpack(ids))
+    compiled = Routed().compile(TensorType(DType.int64, ("n",), DeviceRef.CPU()))(ids)
+    for part in (0, 4):
+        np.testing.assert_array_equal(eager[part].to_numpy(), compiled[part].to_numpy())
+    np.testing.assert_array_equal(eager[0].to_numpy(), np.argsort(ids, kind="stable"))

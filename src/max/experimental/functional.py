@@ -7,6 +7,7 @@ at least must be a tensor.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,15 @@ from max.experimental.random import (
     uniform_like,
 )
 from max.experimental.tensor import Tensor, defaults
-from max.graph import DeviceRef, DimLike, TensorType, TensorValueLike, ops
+from max.graph import (
+    BufferValue,
+    DeviceRef,
+    DimLike,
+    TensorType,
+    TensorValue,
+    TensorValueLike,
+    ops,
+)
 
 __all__ = [
     "abs", "acos", "add", "allgather", "allreduce_sum", "arange", "argmax", "argmin", "argsort",
@@ -76,14 +85,47 @@ def functional(op: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         op: A function of tensors that stages ops and returns a tensor, or a list or tuple of tensors. It must do the
-            same in each call with arguments of the same types and values.
+            same in each call with arguments of the same types and values. Where a graph is being built, a parameter
+            that is annotated as a `TensorValue` or `BufferValue` gets that value of a tensor, any other the tensor.
     """
+    parameters = _annotated(op)
 
     @functools.wraps(op)
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
+        if parameters and in_graph():
+            args = tuple([
+                _as_value(arg, parameters.get(index)) for index, arg in enumerate(args)
+            ])  # fmt: skip
+            kwargs = {name: _as_value(arg, parameters.get(name)) for name, arg in kwargs.items()}
         return apply(op, args, kwargs)
 
     return on_tensors
+
+
+_VALUES = {"TensorValue": TensorValue, "BufferValue": BufferValue}
+
+
+def _annotated(op: Callable[..., Any]) -> dict[int | str, type[TensorValue | BufferValue]]:
+    """The parameters of a function that are annotated as values of a graph, by position and by name."""
+    try:
+        parameters = inspect.signature(op).parameters.values()
+    except (TypeError, ValueError):
+        # a function of C has no signature
+        return {}
+    found: dict[int | str, type[TensorValue | BufferValue]] = {}
+    for index, parameter in enumerate(parameters):
+        hint = parameter.annotation
+        text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+        kind = _VALUES.get(text.removesuffix(" | None").rpartition(".")[2])
+        if kind is not None:
+            found[parameter.name] = kind
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                found[index] = kind
+    return found
+
+
+def _as_value(arg: Any, kind: type[TensorValue | BufferValue] | None) -> Any:
+    return arg if kind is None or not isinstance(arg, Tensor) else kind(arg)
 
 
 def _on_operands(op: Callable[..., Any]) -> Callable[..., Any]:

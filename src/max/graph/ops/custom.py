@@ -55,7 +55,7 @@ def custom(
             signature; the message has the kernel's file and line.
         ValueError: The name is empty.
     """
-    operands = _operands(name, values)
+    operands = _operands(name, values, changes=False)
     for index, operand in enumerate(operands):
         if isinstance(operand, BufferValue):
             raise TypeError(
@@ -96,7 +96,7 @@ def inplace_custom(
             the kernel's signature, as in `custom`.
         ValueError: The name is empty.
     """
-    operands = _operands(name, values)
+    operands = _operands(name, values, changes=True)
     if not any(isinstance(v, BufferValue | _OpaqueValue) for v in operands):
         raise TypeError(
             f"inplace_custom {name}: expected at least one buffer or opaque value among the "
@@ -160,12 +160,15 @@ def opaque_buffer(type_: mlir.OpaqueType) -> mlir.BufferType:
     return mlir.TensorType.get(dtype, shape, DeviceRef.CPU().to_mlir()).as_buffer()
 
 
-def _operands(name: str, values: Sequence[Any]) -> list[Value[Any]]:
+def _operands(name: str, values: Sequence[Any], changes: bool) -> list[Value[Any]]:
+    """The operands as values; where the op changes none of them, what can be both is a tensor."""
     operands: list[Value[Any]] = []
     for value in values:
         if isinstance(value, Value):
             operands.append(cast("Value[Any]", value))
-        elif hasattr(value, "__buffervalue__"):
+        elif hasattr(value, "__buffervalue__") and (
+            changes or not hasattr(value, "__tensorvalue__")
+        ):
             operands.append(BufferValue(value))
         else:
             operands.append(TensorValue(value))

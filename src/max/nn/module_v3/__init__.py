@@ -5,6 +5,7 @@ from max.nn.module_v3.embedding import Embedding
 from max.nn.module_v3.hyper_connection import HyperConnection
 from max.nn.module_v3.later import PinnedDeviceTensor, as_subgraph
 from max.nn.module_v3.linear import Linear
+from max.nn.module_v3.lora import LoRA, lora_layers, lora_parameters
 from max.nn.module_v3.module import Module, TransparentModule, module_dataclass
 from max.nn.module_v3.norm import GemmaRMSNorm, GroupNorm, LayerNorm, RMSNorm
 from max.nn.module_v3.rope import RotaryEmbedding, TransposedRotaryEmbedding
@@ -18,6 +19,7 @@ __all__ = [
     "HyperConnection",
     "LayerNorm",
     "Linear",
+    "LoRA",
     "Module",
     "ModuleList",
     "PinnedDeviceTensor",
@@ -27,5 +29,7 @@ __all__ = [
     "TransparentModule",
     "TransposedRotaryEmbedding",
     "as_subgraph",
+    "lora_layers",
+    "lora_parameters",
     "module_dataclass",
 ]
