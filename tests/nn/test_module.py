@@ -263,12 +263,16 @@ def test_subgraph_with_groups_of_inputs(rng: np.random.Generator) -> None:
 
     kind = TensorType(DType.float32, [2], CPU_REF)
     with Graph("g", input_types=[kind] * 3) as graph:
+        x, *others = graph.inputs
         sub = Sum().build_subgraph("sub", [kind, [kind, kind]])
-        graph.output(*ops.call(sub, *graph.inputs))
+        of_values = Sum().build_subgraph("of_values", inputs=[x, others])
+        first, second = ops.call(sub, *graph.inputs)
+        graph.output(*ops.call(of_values, first, x, second), first)
     arrays = [rng.standard_normal(2).astype(np.float32) for _ in range(3)]
     outputs = run_graph(graph, arrays, None, "interpreter")
-    np.testing.assert_array_equal(outputs[0], arrays[0] + arrays[1])
+    np.testing.assert_array_equal(outputs[0], (arrays[0] + arrays[1]) + arrays[0])
     np.testing.assert_array_equal(outputs[1], arrays[2])
+    np.testing.assert_array_equal(outputs[2], arrays[0] + arrays[1])
 
 
 def test_subgraph_mistakes() -> None:

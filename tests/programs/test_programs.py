@@ -11,7 +11,7 @@ import pytest
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.registry.registry import PipelineRegistry
 
-MODULES = ("arrays", "networks", "architectures", "eager")
+MODULES = ("arrays", "networks", "architectures", "eager", "modern")
 
 
 def programs() -> list[object]:

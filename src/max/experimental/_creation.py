@@ -68,7 +68,7 @@ def evenly_spaced(
 
 def _on(array: np.ndarray[Any, Any], device: Device) -> driver.Tensor:
     tensor = driver.Tensor.from_numpy(array)
-    return tensor if device.is_host else tensor.to(device)
+    return tensor if tensor.device == device else tensor.to(device)
 
 
 def _sizes(op: str, shape: ShapeLike) -> tuple[int, ...]:

@@ -9,9 +9,16 @@ from typing import Any, Protocol, TypeVar
 
 from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.dtype import DType
-from max.graph import DeviceRef
+from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
 
-__all__ = ["contextvar_context", "default_device", "default_dtype", "defaults", "defaults_like"]
+__all__ = [
+    "contextvar_context",
+    "default_device",
+    "default_dtype",
+    "default_mesh",
+    "defaults",
+    "defaults_like",
+]
 
 T = TypeVar("T")
 
@@ -26,7 +33,7 @@ class TypedTensor(Protocol):
     def device(self) -> Device: ...
 
 
-_DEFAULT_DEVICE: ContextVar[Device | None] = ContextVar("default_device", default=None)
+_DEFAULT_DEVICE: ContextVar[Device | DeviceMesh | None] = ContextVar("default_device", default=None)
 _DEFAULT_DTYPE: ContextVar[DType | None] = ContextVar("default_dtype", default=None)
 
 
@@ -45,12 +52,16 @@ def contextvar_context(var: ContextVar[T], value: T) -> Generator[T]:
         var.reset(token)
 
 
-def default_device(device: Device) -> contextlib.AbstractContextManager[Any]:
+def default_device(device: Device | DeviceMesh) -> contextlib.AbstractContextManager[Any]:
     """Makes a device the default for tensors that are created in a ``with`` block.
 
     Args:
-        device: The device.
+        device: The device, or a mesh of one device.
+
+    Raises:
+        ShardingError: The mesh has several devices.
     """
+    device_of(device)
     return contextvar_context(_DEFAULT_DEVICE, device)
 
 
@@ -74,22 +85,31 @@ def defaults_like(like: TypedTensor) -> Generator[None]:
         yield
 
 
-def defaults(dtype: DType | None = None, device: Device | None = None) -> tuple[DType, Device]:
+def default_mesh() -> DeviceMesh | None:
+    """The mesh that `default_device` set; that of a device if it set one."""
+    device = _DEFAULT_DEVICE.get()
+    return DeviceMesh.single(device) if isinstance(device, Device) else device
+
+
+def defaults(
+    dtype: DType | None = None, device: Device | DeviceMesh | DeviceMapping | None = None
+) -> tuple[DType, Device]:
     """The dtype and device of a new tensor.
 
     Args:
         dtype: The dtype, if given; else float32 on a CPU, bfloat16 on an accelerator.
-        device: The device, if given; else an accelerator where there is one, or the CPU.
+        device: The device, or a mesh or mapping of one device, if given; else an accelerator where there is one, or the
+            CPU.
 
     Raises:
         TypeError: An argument is not a dtype or device.
+        ShardingError: A mesh has several devices.
     """
     if device is None:
         device = _DEFAULT_DEVICE.get()
     if device is None:
         device = Accelerator() if accelerator_count() else CPU()
-    if isinstance(device, DeviceRef):
-        device = device.to_device()
+    device = device_of(device)
     if dtype is None:
         dtype = _DEFAULT_DTYPE.get()
     if not isinstance(device, Device):

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 from max import driver
 from max.experimental._conversions import Conversions
 from max.experimental._dispatch import in_graph
+from max.experimental._mesh import DeviceMapping, DeviceMesh, Placement, device_of
 from max.graph import BufferValue, TensorValue
 
 __all__ = ["OneDevice"]
@@ -67,6 +68,57 @@ class OneDevice(Conversions):
             TypeError: It stands for a value of a graph.
         """
         return self.realize
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of its device."""
+        return DeviceMesh.single(self.device)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """How it is placed on the mesh: whole."""
+        return self.mapping.placements
+
+    @property
+    def mapping(self) -> DeviceMapping:
+        """The mesh of its device, and how it is placed on it."""
+        return DeviceMapping.replicated(self.mesh)
+
+    def rebind_mapping(self, mapping: DeviceMapping) -> Self:
+        """The tensor itself, whose mapping is that of one device.
+
+        Args:
+            mapping: The mapping of its device.
+
+        Raises:
+            ValueError: It is another mapping.
+        """
+        if mapping != self.mapping:
+            raise ValueError(f"rebind_mapping: {mapping!r} of a tensor on {self.mapping!r}")
+        return self
+
+    @classmethod
+    def from_shard_values(
+        cls, shard_values: Sequence[Any], mapping: DeviceMapping | None = None
+    ) -> Self:
+        """The tensor of one part.
+
+        Args:
+            shard_values: A tensor, or a value of the graph that is being built, in a list.
+            mapping: A mapping of one device, or None.
+
+        Raises:
+            ValueError: There are several parts, or none.
+            ShardingError: The mapping has several devices.
+        """
+        if len(shard_values) != 1:
+            raise ValueError(
+                f"from_shard_values: {len(shard_values)} parts; a tensor on one device has one"
+            )
+        if mapping is not None:
+            device_of(mapping)
+        whole: Any = cls
+        return whole.from_graph_value(shard_values[0])
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         """What the library ``rich`` shows: the type, as the elements may not be computed."""

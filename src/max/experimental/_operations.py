@@ -9,6 +9,7 @@ from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._dispatch import apply
+from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
 from max.graph._operators import Operators
 from max.graph.value import missing_method
@@ -67,13 +68,16 @@ class Operations(Operators[TensorValueLike]):
         return apply(ops.cast, (self, dtype), {})
 
     @later_keywords(target="device")
-    def to(self, device: Device) -> Self:
+    def to(self, device: Device | DeviceMesh | DeviceMapping) -> Self:
         """The elements on another device.
 
         Args:
-            device: The device.
+            device: The device, or a mesh or mapping of one device.
+
+        Raises:
+            ShardingError: A mesh has several devices.
         """
-        return apply(ops.transfer_to, (self, DeviceRef.from_device(device)), {})
+        return apply(ops.transfer_to, (self, DeviceRef.from_device(device_of(device))), {})
 
     def to_device(self, device: Device, /, *, stream: object = None) -> Self:
         """The elements on another device; :meth:`to` by the name of the array API standard."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from max._earlier import earlier_names, later_keywords
@@ -37,6 +37,7 @@ from max.experimental._later import (
     zeros,
     zeros_like,
 )  # fmt: skip
+from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
 from max.experimental.random import (
     gaussian,
     gaussian_like,
@@ -45,7 +46,7 @@ from max.experimental.random import (
     uniform,
     uniform_like,
 )
-from max.experimental.tensor import Tensor, defaults
+from max.experimental.tensor import Tensor, default_device, defaults
 from max.graph import (
     BufferValue,
     DeviceRef,
@@ -59,25 +60,28 @@ from max.graph import (
 __all__ = [
     "abs", "acos", "add", "allgather", "allreduce_sum", "arange", "argmax", "argmin", "argsort",
     "as_interleaved_complex", "atanh", "avg_pool2d", "band_part", "bottom_k", "broadcast_to", "buffer_store",
-    "buffer_store_slice", "cast", "ceil", "chunk", "clamp", "clip", "complex_mul", "concat", "cond", "constant",
-    "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum", "custom", "dequantize", "div",
-    "elementwise_max", "elementwise_min", "ensure_context", "equal", "erf", "exp", "flatten", "floor", "floor_div",
-    "fold", "full", "full_like", "functional", "gather", "gather_nd", "gaussian", "gaussian_like", "gelu", "greater",
-    "greater_equal", "group_norm", "hann_window", "in_graph_context", "inplace_custom", "irfft", "is_inf", "is_nan",
-    "layer_norm", "lazy", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "logsoftmax",
-    "masked_scatter", "matmul", "max", "max_pool2d", "mean", "min", "mod", "mul", "negate", "non_maximum_suppression",
-    "nonzero", "normal", "normal_like", "not_equal", "ones", "ones_like", "outer", "pad", "permute", "pow", "print",
-    "prod", "qmatmul", "range", "rebind", "relu", "repeat_interleave", "reshape", "resize", "resize_bicubic",
-    "resize_linear", "resize_nearest", "rms_norm", "roi_align", "round", "rsqrt", "scatter", "scatter_add",
-    "scatter_max", "scatter_min", "scatter_mul", "scatter_nd", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min",
-    "scatter_nd_mul", "shape_to_tensor", "side_stream", "sigmoid", "silu", "sin", "slice_tensor", "softmax", "split",
-    "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "tile", "top_k", "transfer_to", "transpose", "trunc", "uniform",
-    "uniform_like", "unsqueeze", "where", "while_loop", "zeros", "zeros_like",
+    "buffer_store_slice", "call_on_mesh", "cast", "ceil", "chunk", "clamp", "clip", "complex_mul", "concat", "cond",
+    "constant", "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum", "custom", "dequantize",
+    "distributed_broadcast", "div", "elementwise_max", "elementwise_min", "ensure_context", "equal", "erf", "exp",
+    "flatten", "floor", "floor_div", "fold", "full", "full_like", "functional", "gather", "gather_nd", "gaussian",
+    "gaussian_like", "gelu", "greater", "greater_equal", "group_norm", "hann_window", "in_graph_context",
+    "inplace_custom", "irfft", "is_inf", "is_nan", "layer_norm", "lazy", "log", "log1p", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsoftmax", "masked_scatter", "matmul", "max", "max_pool2d", "mean", "min", "mod",
+    "mul", "negate", "non_maximum_suppression", "nonzero", "normal", "normal_like", "not_equal", "ones", "ones_like",
+    "outer", "pad", "permute", "pow", "print", "prod", "qmatmul", "range", "rebind", "relu", "repeat_interleave",
+    "reshape", "resize", "resize_bicubic", "resize_linear", "resize_nearest", "rms_norm", "roi_align", "round", "rsqrt",
+    "scatter", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_nd", "scatter_nd_add",
+    "scatter_nd_max", "scatter_nd_min", "scatter_nd_mul", "shape_to_tensor", "side_stream", "sigmoid", "silu", "sin",
+    "slice_tensor", "softmax", "split", "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "tile", "top_k",
+    "transfer_to", "transpose", "trunc", "uniform", "uniform_like", "unsqueeze", "where", "while_loop", "zeros",
+    "zeros_like",
 ]  # fmt: skip
 
 
 @later_keywords(graph_op="op")
-def functional(op: Callable[..., Any]) -> Callable[..., Any]:
+def functional(
+    op: Callable[..., Any], rule: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     """Turns a function that stages ops into a graph into a function on eager tensors.
 
     The result checks shapes and dtypes at the call, and computes when a value is needed. While a graph is being built,
@@ -87,7 +91,10 @@ def functional(op: Callable[..., Any]) -> Callable[..., Any]:
         op: A function of tensors that stages ops and returns a tensor, or a list or tuple of tensors. It must do the
             same in each call with arguments of the same types and values. Where a graph is being built, a parameter
             that is annotated as a `TensorValue` or `BufferValue` gets that value of a tensor, any other the tensor.
+        rule: How tensors of several devices are split; not called, as tensors are on one.
     """
+    if rule is not None and not callable(rule):
+        raise TypeError(f"functional: the rule is {rule!r}, expected a function")
     parameters = _annotated(op)
 
     @functools.wraps(op)
@@ -185,8 +192,6 @@ sub = _on_operands(ops.sub)
 
 abs = functional(ops.abs)
 acos = functional(ops.acos)
-allgather = functional(ops.allgather)
-allreduce_sum = functional(ops.allreduce.sum)
 argmax = _reduction(ops.argmax)
 argmin = _reduction(ops.argmin)
 argsort = functional(ops.argsort)
@@ -268,12 +273,85 @@ sum = _reduction(ops.sum)
 tanh = functional(ops.tanh)
 tile = functional(ops.tile)
 top_k = functional(ops.top_k)
-transfer_to = later_keywords(target="device")(functional(ops.transfer_to))
 transpose = functional(ops.transpose)
 trunc = functional(ops.trunc)
 unsqueeze = functional(ops.unsqueeze)
 where = later_keywords(cond="condition")(functional(ops.where))
 rebind = functional(ops.rebind)
+
+
+@later_keywords(target="device")
+@functools.wraps(ops.transfer_to)
+def transfer_to(x: Any, device: Any) -> Any:
+    return apply(ops.transfer_to, (x, device_of(device)), {})
+
+
+def distributed_broadcast(t: Tensor, mesh: DeviceMesh) -> Tensor:
+    """A tensor on each device of a mesh, which here has one.
+
+    Args:
+        t: The tensor.
+        mesh: The mesh.
+
+    Raises:
+        ShardingError: The mesh has several devices.
+        TypeError: It is no mesh.
+    """
+    if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"distributed_broadcast: the mesh is {mesh!r}, expected a DeviceMesh")
+    return transfer_to(t, mesh)
+
+
+def call_on_mesh(
+    fn: Callable[..., Any],
+    mesh: DeviceMesh,
+    mesh_axes: Sequence[str | int] = (),
+    *,
+    out_specs: DeviceMapping | Sequence[DeviceMapping] | None = None,
+) -> Callable[..., Any]:
+    """A function that is called for each device of a mesh, which here has one; it is the default device in the call.
+
+    Args:
+        fn: The function.
+        mesh: The mesh.
+        mesh_axes: Groups of devices; not supported.
+        out_specs: The placements of the results: of tensors on one device.
+
+    Raises:
+        ShardingError: The mesh has several devices.
+        TypeError: It is no mesh.
+        NotImplementedError: `mesh_axes` is given.
+    """
+    if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"call_on_mesh: the mesh is {mesh!r}, expected a DeviceMesh")
+    if mesh_axes:
+        raise NotImplementedError(
+            "call_on_mesh: a mesh of one device has no groups; leave out mesh_axes"
+        )
+    device = device_of(mesh)
+
+    @functools.wraps(fn)
+    def on_device(*args: Any, **kwargs: Any) -> Any:
+        with default_device(device):
+            return fn(*args, **kwargs)
+
+    return on_device
+
+
+def _collective(op: Callable[..., Any]) -> Callable[..., Any]:
+    """`functional` for collectives of a tensor for each device; of one tensor it is that tensor, on its one device."""
+    on_several = functional(op)
+
+    @functools.wraps(op)
+    def on_tensors(*args: Any, **kwargs: Any) -> Any:
+        whole = args[0] if args else kwargs.get("t")
+        return whole if isinstance(whole, Tensor) else on_several(*args, **kwargs)
+
+    return on_tensors
+
+
+allgather = _collective(ops.allgather)
+allreduce_sum = _collective(ops.allreduce.sum)
 
 
 @functools.wraps(ops.range)

@@ -16,6 +16,7 @@ from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
 from max.experimental._dispatch import apply, in_graph
+from max.experimental._mesh import DeviceMapping, DeviceMesh
 from max.experimental.tensor import Tensor, defaults
 from max.graph import DeviceRef, Graph, ShapeLike, TensorType, TensorValue, TensorValueLike, ops
 
@@ -62,7 +63,7 @@ def uniform(
     range: tuple[float, float] = (0, 1),
     *,
     dtype: DType | None = None,
-    device: Device | None = None,
+    device: Device | DeviceMesh | DeviceMapping | None = None,
 ) -> Tensor:
     """A tensor of numbers drawn uniformly from an interval.
 
@@ -106,7 +107,7 @@ def gaussian(
     std: float = 1.0,
     *,
     dtype: DType | None = None,
-    device: Device | None = None,
+    device: Device | DeviceMesh | DeviceMapping | None = None,
 ) -> Tensor:
     """A tensor of numbers drawn from a normal distribution.
 

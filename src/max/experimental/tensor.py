@@ -38,6 +38,7 @@ from max.experimental._defaults import (
 )
 from max.experimental._dispatch import apply, bind_tensor, in_graph
 from max.experimental._holders import hold
+from max.experimental._mesh import DeviceMapping, DeviceMesh
 from max.experimental._one_device import OneDevice
 from max.experimental._operations import Operations
 from max.experimental._types import type_of
@@ -109,7 +110,7 @@ class Tensor(Operations, OneDevice):
         data: Any = None,
         *,
         dtype: DType | None = None,
-        device: Device | None = None,
+        device: Device | DeviceMesh | DeviceMapping | None = None,
         storage: driver.Tensor | None = None,
         value: BufferValue | TensorValue | None = None,
     ) -> None:
@@ -172,7 +173,11 @@ class Tensor(Operations, OneDevice):
 
     @classmethod
     def constant(
-        cls, value: Any, *, dtype: DType | None = None, device: Device | None = None
+        cls,
+        value: Any,
+        *,
+        dtype: DType | None = None,
+        device: Device | DeviceMesh | DeviceMapping | None = None,
     ) -> Tensor:
         """A tensor of given values.
 
@@ -198,7 +203,7 @@ class Tensor(Operations, OneDevice):
         value: float | np.number[Any],
         *,
         dtype: DType | None = None,
-        device: Device | None = None,
+        device: Device | DeviceMesh | DeviceMapping | None = None,
     ) -> Tensor:
         """A tensor with one value everywhere.
 
@@ -219,14 +224,22 @@ class Tensor(Operations, OneDevice):
 
     @classmethod
     def zeros(
-        cls, shape: ShapeLike, *, dtype: DType | None = None, device: Device | None = None
+        cls,
+        shape: ShapeLike,
+        *,
+        dtype: DType | None = None,
+        device: Device | DeviceMesh | DeviceMapping | None = None,
     ) -> Tensor:
         """A tensor of zeros; see :meth:`full`."""
         return cls.full(shape, 0, dtype=dtype, device=device)
 
     @classmethod
     def ones(
-        cls, shape: ShapeLike, *, dtype: DType | None = None, device: Device | None = None
+        cls,
+        shape: ShapeLike,
+        *,
+        dtype: DType | None = None,
+        device: Device | DeviceMesh | DeviceMapping | None = None,
     ) -> Tensor:
         """A tensor of ones; see :meth:`full`."""
         return cls.full(shape, 1, dtype=dtype, device=device)
@@ -264,7 +277,7 @@ class Tensor(Operations, OneDevice):
         out_dim: DimLike | None = None,
         *,
         dtype: DType | None = None,
-        device: Device | None = None,
+        device: Device | DeviceMesh | DeviceMapping | None = None,
     ) -> Tensor:
         """The values from `start` to before `stop`, `step` apart: a tensor of rank 1.
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from max._earlier import later_keywords
 from max.driver import DLPackArray
 from max.engine import InferenceSession, Model
 from max.graph import (
@@ -278,10 +279,11 @@ class Module(Layer, ABC):
                 weight.shape = as_tensor(value).shape
             vars(layer).setdefault("_weight_values", {})[key] = value_of(value)
 
+    @later_keywords(inputs="input_types")
     def build_subgraph(
         self,
         name: str,
-        input_types: Sequence[Type[Any] | list[Type[Any]]],
+        input_types: Sequence[Type[Any] | Value[Any] | list[Type[Any] | Value[Any]]],
         weight_prefix: str = "",
     ) -> Graph:
         """A subgraph of the graph that is being built, with the module's computation.
@@ -295,15 +297,16 @@ class Module(Layer, ABC):
 
         Args:
             name: The name of the subgraph, unique in the graph.
-            input_types: The types of the module's arguments; a list of types stands for an argument
-                that is a list of values. The subgraph takes them flat.
+            input_types: The types of the module's arguments, or values of these types; a list of types stands for an
+                argument that is a list of values. The subgraph takes them flat.
             weight_prefix: The prefix of this module's weights in the whole model.
 
         Raises:
             ValueError: A weight's name does not begin with the prefix, or the module uses a weight
                 that is not its own.
         """
-        flat = [t for item in input_types for t in (item if isinstance(item, list) else [item])]
+        given = [t for item in input_types for t in (item if isinstance(item, list) else [item])]
+        flat = [t.type if isinstance(t, Value) else t for t in given]
         subgraph = Graph.current.add_subgraph(name, input_types=flat)
         with subgraph, self._relative_names(weight_prefix) as own:
             values = deque(subgraph.inputs)

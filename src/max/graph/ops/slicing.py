@@ -153,7 +153,11 @@ def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
 
 
 def _parse_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr | None) -> _Axis:
-    bounds = (item.start, item.stop, item.step)
+    bounds = [
+        as_tensor(b) if hasattr(b, "__tensorvalue__") else b
+        for b in (item.start, item.stop, item.step)
+    ]
+    item = slice(*bounds)
     if any(isinstance(b, TensorValue) for b in bounds):
         if size is None:
             raise ValueError(

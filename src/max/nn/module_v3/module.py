@@ -19,6 +19,7 @@ from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.experimental._sessions import session_of
+from max.experimental.sharding import DeviceMapping, DeviceMesh, TensorLayout
 from max.experimental.tensor import Tensor, defaults
 from max.graph import BufferType, Graph, Type, Value, ops
 
@@ -224,18 +225,21 @@ class Module(Generic[_P, _R]):
         return self._new_values(op, state.__getitem__, auto_cast)
 
     @later_keywords(target="device")
-    def to(self, device: Device) -> Self:
+    def to(self, device: Device | DeviceMesh | DeviceMapping) -> Self:
         """Moves the parameters to a device, in place.
 
         Args:
-            device: The device.
+            device: The device, or a mesh or mapping of one device.
+
+        Raises:
+            ShardingError: A mesh has several devices.
         """
         self.apply_to_parameters(lambda _, tensor: tensor.to(device))
         return self
 
     def compile(
         self,
-        *input_types: Type[Any],
+        *input_types: Type[Any] | TensorLayout,
         weights: Mapping[str, DLPackArray] | None = None,
         session: InferenceSession | None = None,
         name: str | None = None,
@@ -249,9 +253,9 @@ class Module(Generic[_P, _R]):
         Python's control flow may depend on their shapes, not on their elements.
 
         Args:
-            input_types: The type of each positional argument of `__call__`.
+            input_types: The type of each positional argument of `__call__`, or its layout on one device.
             weights: The values of all parameters, by qualified name; by default those that the module holds.
-            session: The session that compiles; by default one for the devices of the parameters.
+            session: The session that compiles; by default one for the devices of the parameters and arguments.
             name: The name of the graph; by default that of the class.
             custom_extensions: Modules of custom ops that `__call__` uses.
             auto_cast: Whether `weights` of float32 and bfloat16 are converted to the other where the parameter has it.
@@ -274,9 +278,10 @@ class Module(Generic[_P, _R]):
         graph, structure = self._staged("compile", name, input_types, custom_extensions)
         registry = {path: _read_only(tensor) for path, tensor in values.items()}
         devices = [tensor.device for tensor in values.values()]
+        devices += [_local_type(type_).device.to_device() for type_ in input_types]
         model = (session or session_of(devices)).load(graph, weights_registry=registry)
 
-        writes = any(isinstance(type_, BufferType) for type_ in input_types)
+        writes = any(isinstance(_local_type(type_), BufferType) for type_ in input_types)
 
         def compiled(*inputs: Any) -> Any:
             arrays = [_memory(x, writes) if isinstance(x, Tensor) else x for x in inputs]
@@ -288,7 +293,7 @@ class Module(Generic[_P, _R]):
 
     def trace(
         self,
-        *input_types: Type[Any],
+        *input_types: Type[Any] | TensorLayout,
         name: str | None = None,
         custom_extensions: Iterable[Path] = (),
         allow_subgraphs: bool = True,
@@ -296,7 +301,7 @@ class Module(Generic[_P, _R]):
         """The graph that `compile` compiles; its parameters are external constants of their qualified names.
 
         Args:
-            input_types: The type of each positional argument of `__call__`.
+            input_types: The type of each positional argument of `__call__`, or its layout on one device.
             name: The name of the graph; by default that of the class.
             custom_extensions: Modules of custom ops that `__call__` uses.
             allow_subgraphs: As for `compile`.
@@ -309,9 +314,10 @@ class Module(Generic[_P, _R]):
         return self._staged("trace", name, input_types, custom_extensions)[0]
 
     def _staged(
-        self, op: str, name: str, types: Sequence[Type[Any]], extensions: Iterable[Path]
+        self, op: str, name: str, types: Sequence[Any], extensions: Iterable[Path]
     ) -> tuple[Graph, Any]:
         """The graph of `__call__`, and the structure of its result."""
+        types = [_local_type(type_) for type_ in types]
         try:
             by_forward = type(self).__call__ is Module.__call__
             applied = self.forward if by_forward else self.__call__
@@ -369,6 +375,11 @@ class TransparentModule(Module[_P, _R]):
     """
 
     name_transparent = True
+
+
+def _local_type(type_: Any) -> Any:
+    """The type of an argument: that of a layout on its one device."""
+    return type_.local_types[0] if isinstance(type_, TensorLayout) else type_
 
 
 def _prefix(name: str, child: Module) -> str:
