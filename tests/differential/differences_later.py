@@ -65,4 +65,20 @@ LATER: tuple[Difference, ...] = (
         program="non_maximum_suppression",
         there="^!TypeError",
     ),
+    Difference(
+        "a number below 0 that is divided as a `Dim` is rounded down",
+        "as Python's; MAX rounds to 0, but no size is below 0",
+        ("values",),
+        program=r"^sized\(.* - .*//",
+        there=r"^dim \[-?\d+\]$",
+        here=r"^dim \[-\d+\]$",
+    ),
+    Difference(
+        "a tensor is contiguous whatever the strides of its axes of one element or none are",
+        "as in NumPy; False in MAX",
+        ("values",),
+        program=r"is_contiguous$",
+        there="^False$",
+        here="^True$",
+    ),
 )

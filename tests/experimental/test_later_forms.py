@@ -359,3 +359,21 @@ def test_kernels_of_layers_on_tensors(rng: np.random.Generator) -> None:
     for part in (0, 4):
         np.testing.assert_array_equal(eager[part].to_numpy(), compiled[part].to_numpy())
     np.testing.assert_array_equal(eager[0].to_numpy(), np.argsort(ids, kind="stable"))
+
+
+def test_tensors_as_bounds_of_slices_in_a_graph(rng: np.random.Generator) -> None:
+    class Row(Module):
+        def __call__(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+            return x[(slice(at, at + 2), 2), :], x[at]
+
+    cpu = DeviceRef.CPU()
+    compiled = Row().compile(
+        TensorType(DType.float32, ("n", 3), cpu), TensorType(DType.int64, (), cpu)
+    )
+    x = floats(rng, 5, 3)
+    for at in (0, 3):
+        rows, row = compiled(x, np.array(at))
+        np.testing.assert_array_equal(rows.to_numpy(), x[at : at + 2])
+        np.testing.assert_array_equal(row.to_numpy(), x[at])
+    with pytest.raises(ValueError, match="slice"):
+        compiled(x, np.array(4))
