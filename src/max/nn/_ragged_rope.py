@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph import StaticDim, TensorValue, ops
 from max.nn._adapters import group_of_rows
@@ -131,8 +132,9 @@ def rope_ragged_with_position_ids(
         )
     if position_ids.rank == 2:
         position_ids = position_ids[0]
-    check_operand(op, "position_ids", position_ids, DType.uint32, 1)
-    if position_ids.shape[0] != input.shape[0]:
+    if position_ids.dtype is not DType.uint32:
+        raise ArgumentError(f"{op}: position_ids is {position_ids!r}, expected uint32")
+    if position_ids.rank != 1 or position_ids.shape[0] != input.shape[0]:
         raise ValueError(f"{op}: position_ids is {position_ids!r}, expected [{input.shape[0]}]")
     if freqs_cis.rank == 2 and input.rank == 3 and freqs_cis.shape[1] != input.shape[2]:
         raise ValueError(

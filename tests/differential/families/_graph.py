@@ -6,6 +6,7 @@ separated by ``; ``; the program calls them ``x``, ``y``, ``z``, ``w`` and its g
 
 from __future__ import annotations
 
+import importlib
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -26,9 +27,18 @@ FLOATS, INTS = ["f32", "f64", "bf16", "f16"], ["si32", "si64", "si8", "ui8", "ui
 ALL = [*FLOATS, *INTS, "bool"]
 NAMES = "xyzw"
 
+
+class _Kernels:
+    """`max.nn.kernels`, imported when a program uses it: one of the versions needs more packages for that."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("max.nn.kernels"), name)
+
+
 NAMESPACE: dict[str, Any] = {
     **{short: getattr(DType, long) for short, long in SHORT.items()},
     "graph": graph,
+    "kernels": _Kernels(),
     "ops": ops,
     "np": np,
     "DType": DType,

@@ -141,9 +141,96 @@ def graph_forms(draw: Draw) -> list[str]:
     ]
 
 
+def launches(draw: Draw) -> list[str]:
+    """Shards, streams and functions for each launch."""
+    lines: list[str] = []
+    for _ in range(30):
+        shape = draw.choice([[4, 6], [6], [3, 4, 2], ["a", 6]])
+        other = shape if draw.random() < 0.9 else [*shape[:-1], 8]
+        kind = "f32" if draw.random() < 0.9 else "si32"
+        count, axis = draw.choice([1, 2, 2, 3, 4, 0]), draw.choice([0, -1, 1, 0, 5])
+        types = [tensor("f32", shape), tensor(kind, other)]
+        lines.append(line(types, f"ops.shard_and_stack([x, y], [CPU] * {count}, axis={axis})"))
+    bodies = [
+        "lambda a: a + a", "lambda a: ops.silu(a)", "lambda a: [a, a]", "lambda a: a > a", "lambda a: 3",
+        "lambda a, b: a + b", "lambda a: []",
+    ]  # fmt: skip
+    for body in bodies:
+        given = "[x, y]" if "b:" in body else "[x]"
+        results = "[x.type] * 2" if "a, a]" in body and draw.random() < 0.5 else "[x.type]"
+        lines.append(
+            line(
+                "f32[a, 4]; f32[a, 4]", f"ops.side_stream({given}, {body}, result_types={results})"
+            )
+        )
+        bundles = "[[x, y]] * 2" if "b:" in body else "[[x, y]]"
+        lines.append(
+            line(
+                "f32[a, 4]; f32[a, 4]",
+                f"ops.parallel({bundles}, {body}, result_types=[[x.type, y.type]])",
+            )
+        )
+    fixed = [
+        "ops.shard_and_stack([], [CPU])", "ops.parallel([], lambda: [], result_types=[])",
+        "ops.parallel([[x, y], [x]], lambda a, b: a, result_types=[[x.type, y.type]])",
+        "ops.side_stream([x], lambda a: a, result_types=[x.type], stream_id=0)",
+        "ops.side_stream([x], lambda a: a, result_types=[x.type], stream_id=-1)",
+    ]  # fmt: skip
+    return lines + [line("f32[a, 4]; f32[a, 4]", program) for program in fixed]
+
+
+def kernels_of_layers(draw: Draw) -> list[str]:
+    """Functions of `max.nn.kernels`, which are staged on the CPU too."""
+    programs = {
+        "f32[b, 70]; si32[b, 3]": ["apply_packed_bitmask(x, y)", "apply_packed_bitmask(x, y, -5.0)"],
+        "bf16[b, 2, 70]; si32[b, 2, 3]": ["apply_packed_bitmask(x, y)"],
+        "f32[b, 70]; si64[b, 3]": ["apply_packed_bitmask(x, y)"],
+        "f32[70]; si32[3]": ["apply_packed_bitmask(x, y)"],
+        "bf16[b, 2, 3]": ["row_mean_of_squares(x)"],
+        "f16[4]": ["row_mean_of_squares(x)"],
+        "f32[b, 3]; f32[b, 2]": ["row_mean_of_squares_qk(x, y)"],
+        "f32[b, 3]; bf16[b, 2]": ["row_mean_of_squares_qk(x, y)"],
+        "bf16[b, 3]; bf16[b, 2]; f32[b, 2]; f32[3]": ["apply_qk_rms_norm(x, y, z, w, z[0], 1e-6)"],
+        "ui64[b, 3]": ["ceildiv(Dim(7), Dim(3))", "ceildiv(Dim('b'), Dim(3))"],
+        "f32[5, 3]; f32[n, 3]; si64[n, 1]": ["scatter_nd_skip_oob_indices(x, y, z)"],
+        "f32[n, 3]; f32[n, 3]; si64[1]": ["sliced_add(x, y, z)"],
+        "f32[r, 7]; si64[r]": ["top_k_per_row(x, y, 3)", "top_k_per_row(x, y, 8)", "top_k_per_row(x, y, -1)"],
+        "f32[r, 7]; si32[r]": ["top_k_per_row(x, y, 3)"],
+        "bf16[12, 5]; ui32[12]; f32[4, 3]": ["moe_finalize(x, y, z, bf16)", "moe_finalize(x, y, z, f32)"],
+        "f32[t, 16]; f32[16]": [
+            "moe_router_group_limited(x, y, 16, 2, 4, 2, True, 2.0)",
+            "moe_router_group_limited(x, y, 16, 2, 1, 1, False, 1.0)",
+        ],
+        "f32[t, 34]; f32[t, 34]; f32[34]": ["mtp_eh_norm(x, y, z, z, 1e-6)"],
+        "f32[t, 34]; f32[u, 34]; f32[34]": ["mtp_eh_norm(x, y, z, z, 1e-6)"],
+        "buffer f32[3, 4]; f32[3, 4]": ["inplace_memcpy(x, y)"],
+        "buffer f32[3, 4]; f32[4, 4]": ["inplace_memcpy(x, y)"],
+        "buffer f32[3, 4]; bf16[3, 4]": ["inplace_memcpy(x, y)"],
+        "f32[t, 4, 8]; ui32[b1]; ui32[b]; f32[64, 8]": [
+            "rope_ragged(x, y, z, w)", "rope_ragged(x, y, z, w, interleaved=False, output_dtype=bf16)",
+        ],
+        "f32[t, 4, 8]; f32[64, 8]; ui32[t]": ["rope_ragged_with_position_ids(x, y, z)"],
+        "f32[t, 4, 8]; f32[64, 8]; si64[t]": ["rope_ragged_with_position_ids(x, y, z)"],
+    }  # fmt: skip
+    return [
+        line(given, f"kernels.{program}")
+        for given, listed in programs.items()
+        for program in listed
+    ]
+
+
 def programs(seed: int) -> list[str]:
     draw = Draw(seed)
-    parts = (scatters, selections, norms, resizes, detections, graph_forms)
+    parts = (
+        scatters,
+        selections,
+        norms,
+        resizes,
+        detections,
+        graph_forms,
+        launches,
+        kernels_of_layers,
+    )
     return list(dict.fromkeys(text for part in parts for text in part(draw)))
 
 
