@@ -11,7 +11,10 @@ _GPUS = "It is of GPUs and their streams; what runs on a device here runs in ord
 _COLLECTIVES = (
     "It is for several GPUs; the collectives of max.nn.comm are there, and norms of their own."
 )
-_SHARDING = "A tensor is on one device; modules of max.nn are split by max.graph.ShardingStrategy."
+_SHARDING = (
+    "A tensor is on one device, of which max.experimental.sharding has meshes; modules of max.nn are split by "
+    "max.graph.ShardingStrategy."
+)
 _MODULE_ADAPTERS = (
     "max.experimental.nn has the layers; LoRA wraps a Linear, max.nn.LinearLoRA has adapters too."
 )
