@@ -208,6 +208,11 @@ def test_the_distribution_that_top_k_and_top_p_leave(
         want = np.zeros(11)
         want[order[:count]] = torch.softmax(x[order[:count]], 0)
         assert_close(got[row], want.astype(np.float32))
+    (single,) = evaluate(
+        lambda x, k, t, p: kernels.topk_topp_masked_probs(x, top_k=k, temperature=t, top_p=p),
+        [logits, k, temperature, np.zeros_like(p)], backend,
+    )  # fmt: skip
+    np.testing.assert_array_equal(single[:5], np.eye(11, dtype=np.float32)[logits[:5].argmax(-1)])
     # equal logits are kept together
     assert_close(got[5], np.full(11, 1 / 11, np.float32))
 
@@ -233,6 +238,8 @@ def test_logits_that_do_not_fit() -> None:
         lambda: kernels.argmax_with_bias(ops.unsqueeze(x, 1), x, position=-1),
         lambda: kernels.top_k_per_row(x, k, 71),
         lambda: kernels.top_k_per_row(x, row, 3),
+        lambda: kernels.top_k_per_row(x, ops.cast(k, i), 3),
+        lambda: kernels.top_k_per_row(row, k, 3),
         lambda: kernels.topk_topp_masked_probs(x, top_k=k, temperature=row, top_p=row),
     ):
         with pytest.raises(ValueError, match=r"apply_packed|argmax_with|top_k_per|topk_topp"):
@@ -390,6 +397,8 @@ def test_rotations_that_do_not_fit() -> None:
     for options in ({}, {"mrope_section": [2, 1, 1]}):
         with pytest.raises(NotImplementedError, match="mrope_section"):
             kernels.rope_ragged_with_position_ids(x, table, three, **options)
+    with pytest.raises(NotImplementedError, match="mrope_section"):
+        kernels.rope_ragged_with_position_ids(x, table, ids, mrope_section=[4])
     with pytest.raises(TypeError, match="position_ids"):
         kernels.rope_ragged_with_position_ids(x, table, ops.cast(ids, DType.int64))
 
@@ -421,6 +430,29 @@ def test_stores_to_a_side_of_the_cache(
     np.testing.assert_array_equal(
         rows_of(batch, side), f32((-x).astype(dtype)).reshape(batch.total, 16)
     )
+
+
+@both
+def test_stores_to_a_cache_of_codes(rng: np.random.Generator, backend: str) -> None:
+    """Heads of 7 codes: with their scale and padding they take 12 bytes."""
+    batches = [batch_of(rng, dim=7) for _ in range(2)]
+    x, y = normal(rng, (batches[0].total, 2, 7)), normal(rng, (batches[0].total, 2, 7))
+    batches[1].lookup_table = batches[0].lookup_table
+    for batch in batches:
+        batch.blocks = np.zeros((*batch.blocks.shape[:-1], 12), np.int8)
+
+    def joint(p: Any, v: Any, o: Any, kv: Any, layer: Any) -> None:
+        k, values = (ops.reshape(t, [t.shape[0], 14]) for t in v)
+        kernels.store_kv_cache_ragged(p, k, values, o, kv, layer)
+
+    def single(p: Any, v: Any, o: Any, kv: Any, layer: Any) -> None:
+        kernels.store_k_cache_ragged(kv, v[0], o, layer)
+        kernels.store_v_cache_ragged(kv, v[1], o, layer)
+
+    run(batches[0], backend, joint, x, y)
+    run(batches[1], backend, single, x, y)
+    assert batches[0].blocks.any()
+    np.testing.assert_array_equal(batches[1].blocks, batches[0].blocks)
 
 
 @both
@@ -622,6 +654,7 @@ def test_rows_and_stores_that_do_not_fit(rng: np.random.Generator) -> None:
             p, v[0], kv, layer, v[3], MHAMaskVariant.CAUSAL_MASK, 1.0
         ),
         lambda p, v, o, kv, layer: kernels.sliced_add(v[0], v[1], v[3][:1]),
+        lambda p, v, o, kv, layer: kernels.sliced_add(v[0], ops.cast(v[0], DType.float64), v[3][:1]),
         lambda p, v, o, kv, layer: kernels.scatter_nd_skip_oob_indices(
             v[2], v[2], ops.constant(np.zeros((7, 2), np.int64), DType.int64, DeviceRef.CPU())
         ),
@@ -631,3 +664,18 @@ def test_rows_and_stores_that_do_not_fit(rng: np.random.Generator) -> None:
             ValueError, match=r"store_|rms_norm|rope_split|padded|sliced_add|scatter_nd"
         ):
             run(batch, "engine", call, x, y, w, lengths, padded)
+
+
+def test_dtypes_that_do_not_fit(rng: np.random.Generator) -> None:
+    batch = batch_of(rng)
+    x = normal(rng, (batch.total, 2, 8))
+    calls: list[Any] = [
+        lambda p, v, o, kv, layer: kernels.store_k_cache_ragged(kv, v[0], o, ops.cast(layer, DType.int32)),
+        lambda p, v, o, kv, layer: kernels.store_k_cache_ragged(kv, v[0], ops.cast(o, DType.int64), layer),
+        lambda p, v, o, kv, layer: kernels.store_k_cache_padded(kv, ops.unsqueeze(v[0], 0), v[0][0, 0, :1], layer),
+        lambda p, v, o, kv, layer: kernels.sliced_add(v[0], v[0], v[0][0, 0, 0]),
+        lambda p, v, o, kv, layer: kernels.scatter_nd_skip_oob_indices(v[0], v[0], v[0]),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(TypeError, match=r"kv_cache_store|sliced_add|scatter_nd"):
+            run(batch, "engine", call, x)
