@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ def on_config(config: Any) -> Any:
     sys.path.insert(0, str(ROOT / "src"))
     groups: list[Any] = ["reference/index.md"]
     for title, modules in reference.MODULES.items():
-        groups.append({title: [{m: reference.page_name(m)} for m in modules]})
+        package = [reference.PACKAGES[title]] if title in reference.PACKAGES else []
+        groups.append({title: [{m: reference.page_name(m)} for m in (*package, *modules)]})
     for entry in config.nav:
         if "API" in entry:
             entry["API"] = groups
@@ -59,6 +61,8 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {"reference/index.md": _reference_index()}
     for modules in reference.MODULES.values():
         pages.update({reference.page_name(m): reference.render(m) for m in modules})
+    for package in reference.PACKAGES.values():
+        pages[reference.page_name(package)] = reference.render_package(package)
     for program in _programs():
         pages[f"examples/{program.stem}.md"] = _program_page(program)
     for source, page in OUTSIDE.items():
@@ -106,17 +110,32 @@ def _programs() -> list[Path]:
 
 
 def _reference_index() -> str:
-    lines = ["# API reference", "", "Made from the docstrings of the package.", ""]
+    lines = [
+        "# API reference",
+        "",
+        "Each page has the names of one module, with the signatures and docstrings of the package. Names of earlier "
+        "versions of MAX are importable under their paths; they stand here under the present ones "
+        "([from MAX to Supremum](../tutorials/from-max.md)).",
+        "",
+    ]
     for title, modules in reference.MODULES.items():
         lines += [f"## {title}", ""]
+        if title in reference.PACKAGES:
+            package = reference.PACKAGES[title]
+            lines.append(f"- [`{package}`]({package}.md): all names that the package exports")
         lines += [f"- [`{m}`]({m}.md)" for m in modules] + [""]
     return "\n".join(lines)
 
 
 def _program_page(program: Path) -> str:
-    text = program.read_text()
+    """The docstring as text, then the code."""
+    module = ast.parse(program.read_text())
+    # its lines are joined: the page wraps them
+    doc = re.sub(r"(?<=\S)\n(?=\S)", " ", ast.get_docstring(module) or "").replace("``", "`")
+    code = "".join(program.read_text().splitlines(keepends=True)[module.body[0].end_lineno :])
     title = program.stem.replace("_", " ").capitalize()
-    return f"# {title}\n\n`examples/{program.name}`\n\n```python\n{text}```\n"
+    parts = [f"# {title}", doc, f"`examples/{program.name}`", f"```python\n{code.lstrip()}```"]
+    return "\n\n".join(parts) + "\n"
 
 
 def _relinked(markdown: str, source: Path, page: Path) -> str:

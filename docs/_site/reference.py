@@ -7,14 +7,18 @@ class that a program uses.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import enum
 import functools
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar, get_origin
 
 # the groups of the navigation, and the modules of each
 MODULES: dict[str, tuple[str, ...]] = {
@@ -85,10 +89,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
 }
 
+# packages that export the names of several pages: title of the group -> package
+PACKAGES = {"Layers": "max.nn", "Pipelines": "max.pipelines"}
+
 _SECTION = re.compile(
     r"^(Args|Returns|Raises|Yields|Attributes|Example|Examples|Note|Parameters):+\s*$"
 )
 _ENTRY = re.compile(r"^([*\w.]+(?:, [*\w.]+)*)(?: \([^)]*\))?: (.*)$")
+_SAME_FIELDS = re.compile(r"The fields are those of :class:`(\w+)`")
 _ROLE = re.compile(r":(?:class|func|obj|meth|attr|mod):(`[^`]+`)")
 
 
@@ -105,6 +113,42 @@ def render(module_name: str) -> str:
     for name, value in members:
         parts += _entry(module_name, name, value)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def render_package(package: str) -> str:
+    """A page that lists what a package exports, with a link to each name's own entry."""
+    module = importlib.import_module(package)
+    parts = [f"# {package}", _markdown(inspect.getdoc(module) or "")]
+    lines: list[str] = []
+    for name in sorted({n for n in dir(module) if not n.startswith("_")}, key=str.lower):
+        value = getattr(module, name)
+        home = _entries_by_value().get(id(value))
+        if home is None:
+            continue
+        page, entry = home
+        link = f'[`{name}`]({page}.md#{page}.{entry}){{ id="{package}.{name}" }}'
+        lines.append(f"| {link} | {_summary(value)} |")
+    return "\n\n".join([*parts, "\n".join(["| name | |", "|---|---|", *lines])]) + "\n"
+
+
+@functools.cache
+def _entries_by_value() -> dict[int, tuple[str, str]]:
+    """The page and the name of each class and function that has an entry."""
+    found: dict[int, tuple[str, str]] = {}
+    for page in (module for group in MODULES.values() for module in group):
+        for name, value in _public(importlib.import_module(page)):
+            if callable(value):
+                # the entry under the value's own name, not one under an earlier name
+                if id(value) not in found or getattr(value, "__name__", None) == name:
+                    found[id(value)] = (page, name)
+    return found
+
+
+def _summary(value: Any) -> str:
+    """The first sentence of a docstring, for a cell."""
+    text = "" if not inspect.isclass(value) and not callable(value) else inspect.getdoc(value) or ""
+    first = _one_line(_ROLE.sub(r"\1", text).split("\n\n")[0])
+    return re.split(r"(?<=\.) (?=[A-Z])", first)[0].replace("|", "\\|")
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -139,18 +183,21 @@ def _entry(module: str, name: str, value: Any) -> list[str]:
     if inspect.isclass(value):
         parts = [_heading(2, name, path), _code(f"class {name}{_signature(value)}")]
         parts.append(_markdown(_class_doc(value)))
+        docs = _attribute_docs(value)
         if issubclass(value, enum.Enum):
             parts.append(
                 "\n".join(
                     f'- <code id="{path}.{key}">{key}</code> = `{member.value!r}`'
+                    + (f": {_one_line(docs[key])}" if key in docs else "")
                     for key, member in value.__members__.items()
                 )
             )
         parts.append(_inherited(value, path))
         for member, attribute in _members(value):
-            parts += _member(path, member, attribute)
+            parts += _member(path, member, attribute, docs.get(member, ""))
         return parts
-    if callable(value):
+    # an alias of a callable type is no function
+    if callable(value) and get_origin(value) is None and not isinstance(value, TypeVar):
         return [
             _heading(2, f"{name}()", path),
             _code(f"{name}{_signature(value)}"),
@@ -158,7 +205,7 @@ def _entry(module: str, name: str, value: Any) -> list[str]:
         ]
     text = repr(value)
     shown = "" if len(text) > 120 or " at 0x" in text else _code(f"{name} = {text}")
-    return [_heading(2, name, path), shown]
+    return [_heading(2, name, path), shown, _markdown(_constant_doc(module, name))]
 
 
 def _class_doc(value: type) -> str:
@@ -182,7 +229,7 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
             if not name.startswith("_")
         }
         for name, value in {**annotations, **vars(base)}.items():
-            if not name.startswith("_") and name not in seen:
+            if (not name.startswith("_") or name == "__call__") and name not in seen:
                 # a field shows its type, not its slot or default
                 is_code = callable(value) or isinstance(value, property | functools.cached_property)
                 is_code = is_code or isinstance(value, classmethod | staticmethod)
@@ -216,13 +263,14 @@ def _is_private(module: str) -> bool:
     return any(part.startswith("_") for part in module.split("."))
 
 
-def _member(owner: str, name: str, value: Any) -> list[str]:
+def _member(owner: str, name: str, value: Any, doc: str) -> list[str]:
+    """A member's heading, signature and text; `doc` is the text of a field."""
     path = f"{owner}.{name}"
     if isinstance(value, property | functools.cached_property):
         function = value.fget if isinstance(value, property) else value.func
         returns = _returns(function)
         shown = f"property {name}{f': {returns}' if returns else ''}"
-        doc = inspect.getdoc(value) or inspect.getdoc(function) or ""
+        doc = inspect.getdoc(value) or inspect.getdoc(function) or doc
         return [_heading(3, name, path), _code(shown), _markdown(doc)]
     inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
     if isinstance(inner, FunctionType) or (callable(inner) and not inspect.isclass(inner)):
@@ -234,7 +282,110 @@ def _member(owner: str, name: str, value: Any) -> list[str]:
         ]
     # an annotation of a field, or a class attribute
     shown = value if isinstance(value, str) else getattr(value, "__name__", "")
-    return [_heading(3, name, path), _code(f"{name}: {shown}" if shown else name)]
+    code = _code(f"{name}: {shown}" if shown else name)
+    return [_heading(3, name, path), code, _markdown(doc)]
+
+
+def _attribute_docs(cls: type) -> dict[str, str]:
+    """The text of each field: the string under it, else its entry in the docstring of its class."""
+    docs: dict[str, str] = {}
+    for base in reversed([b for b in cls.__mro__ if b.__module__.partition(".")[0] == "max"]):
+        for function in (base, vars(base).get("__init__")):
+            docs.update(_entries(inspect.getdoc(function) or ""))
+        docs.update(_class_field_docs(base))
+    same = _SAME_FIELDS.search(inspect.getdoc(cls) or "")
+    if same:
+        docs = _attribute_docs(getattr(sys.modules[cls.__module__], same.group(1))) | docs
+    if dataclasses.is_dataclass(cls):
+        docs.update({f.name: _option_doc(f) for f in dataclasses.fields(cls) if f.metadata})
+    return docs
+
+
+def _option_doc(field: dataclasses.Field[Any]) -> str:
+    """What a field of a configuration does, and why it does nothing here."""
+    texts = [field.metadata.get(key, "") for key in ("help", "no_effect", "unsupported")]
+    marks = ("", "No effect here: ", "Not supported: ")
+    return "\n\n".join(mark + text for mark, text in zip(marks, texts, strict=True) if text)
+
+
+def _entries(doc: str) -> dict[str, str]:
+    """The entries ``name: text`` of the sections Args and Attributes."""
+    result: dict[str, str] = {}
+    lines = doc.split("\n")
+    for position, line in enumerate(lines):
+        section = _SECTION.match(line)
+        if section is None or section.group(1) not in ("Args", "Attributes", "Parameters"):
+            continue
+        names: list[str] = []
+        for text in _indented(lines, position + 1)[0]:
+            entry = _ENTRY.match(text)
+            if entry:
+                names = entry.group(1).split(", ")
+                result.update(dict.fromkeys(names, entry.group(2)))
+            else:
+                result.update({name: f"{result[name]} {text.strip()}" for name in names})
+    return result
+
+
+def _class_field_docs(cls: type) -> dict[str, str]:
+    """The strings under the fields of a class's body and of its `__init__`."""
+    body: Sequence[ast.stmt] = _tree(_file(cls)).body
+    for part in cls.__qualname__.split("."):
+        found = [n for n in body if isinstance(n, ast.ClassDef) and n.name == part]
+        if not found:
+            return {}
+        body = found[-1].body
+    docs: dict[str, str] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            docs.update(_strings_under(node.body))
+    return {**docs, **_strings_under(body)}
+
+
+def _constant_doc(module: str, name: str) -> str:
+    """The string under a constant, in the module or where the module imports it from."""
+    body = _tree(getattr(sys.modules.get(module), "__file__", None)).body
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            imported = {alias.asname or alias.name: alias.name for alias in node.names}
+            if name in imported:
+                return _constant_doc(node.module, imported[name])
+    return _strings_under(body).get(name, "")
+
+
+def _strings_under(body: Sequence[ast.stmt]) -> dict[str, str]:
+    """The docstring of each assigned name or ``self`` attribute that a string follows."""
+    docs: dict[str, str] = {}
+    for node, below in zip(body, body[1:], strict=False):
+        match below:
+            case ast.Expr(ast.Constant(str(text))):
+                pass
+            case _:
+                continue
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            name = getattr(target, "attr", None) or getattr(target, "id", None)
+            if isinstance(name, str):
+                docs[name] = inspect.cleandoc(text)
+    return docs
+
+
+def _file(cls: type) -> str | None:
+    """The source file of a class, which `__module__` may not tell: that is the public name."""
+    for function in vars(cls).values():
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        if code is not None and code.co_filename.endswith(".py"):
+            return code.co_filename
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)
+
+
+@functools.cache
+def _tree(source: str | None) -> ast.Module:
+    return ast.parse(Path(source).read_text()) if source else ast.Module([], [])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _returns(function: Any) -> str:
@@ -289,7 +440,9 @@ def _unquote_annotation(text: str) -> str:
 
 
 def _heading(level: int, title: str, anchor: str) -> str:
-    return f"{'#' * level} `{title}` {{ #{anchor} }}"
+    # two underscores around a name would be emphasis
+    escaped = anchor.replace("__", "\\_\\_")
+    return f"{'#' * level} `{title}` {{ #{escaped} }}"
 
 
 def _code(text: str) -> str:

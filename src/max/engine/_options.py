@@ -14,6 +14,7 @@ __all__ = [
 ]  # fmt: skip
 
 CustomExtensionsType = list[str | Path | Any] | str | Path | Any
+"""Where kernels of custom ops come from: the path of a Python file or of a folder of them, or a list of paths."""
 _Choice = TypeVar("_Choice", bound=Enum)
 
 

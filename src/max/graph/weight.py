@@ -46,6 +46,7 @@ class Weight(TensorValue):
     align: int | None
     quantization_encoding: QuantizationEncoding | None
     shard_idx: int | None
+    """The number of this shard; None for a whole weight."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Weight:
         return object.__new__(cls)

@@ -73,8 +73,11 @@ class QKVProjections(Module):
         self.o_proj = linear(self.q_width, hidden_size)
 
     q_proj: Linear
+    """The projection to queries; absent where one weight is stacked."""
     k_proj: Linear
+    """The projection to keys; absent where one weight is stacked."""
     v_proj: Linear
+    """The projection to values; absent where one weight is stacked."""
 
     @property
     def wqkv(self) -> TensorValue:
