@@ -1,4 +1,4 @@
-"""Run benchmarks, keep their tables in benchmarks/history.jsonl, and write docs/benchmarks.md from the newest of each section."""
+"""Run benchmarks, keep their tables in benchmarks/history.jsonl, and write the pages from the newest of each section."""
 
 from __future__ import annotations
 
@@ -34,24 +34,32 @@ from benchmarks.summary import geometric_mean, ratios_of, replaced, summary
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 PAGE = ROOT / "docs" / "benchmarks.md"
+KERNELS_PAGE = ROOT / "docs" / "benchmarks-kernels.md"
 README = ROOT / "README.md"
 HEAD = """# Benchmarks
 
-The newest figures at a glance; above 1 Supremum is faster. All tables follow, and [what limits
-us](log/2026-11-21-limits.md) reads them against the machine's limits, [benchmarks-limits.md](benchmarks-limits.md)
-against the targets of model families and servers.
+The newest figures; a ratio above 1 means that Supremum is faster. "Decode" is the generation of tokens, "prompt" the
+reading of a prompt; 135M and 1.2B are Llama models of that many parameters. The tables of all cases follow; those of
+[kernels](benchmarks-kernels.md) have a page of their own. [What limits us](log/2026-11-21-limits.md) compares the
+figures with the limits of the machine, [benchmarks-limits.md](benchmarks-limits.md) with our targets for model families
+and servers.
 
 <!-- benchmarks -->
 <!-- end -->
 
 ## How it is measured
 Supremum and each peer run in processes of their own, in turn (A B A B …), after a warm-up. A figure is the median with
-its range, a ratio the median of the pairwise ratios. The machine is shared, and its memory bandwidth drifts by half
-within minutes: trust the ratios.
+its range. A ratio is the median of the ratios of neighbouring runs, so it may differ from the ratio of the medians: the
+machine is shared, and its memory bandwidth varies by half within minutes. Trust the ratios more than the figures.
 
-`make bench` measures all of it (about four hours, and 25 GB on disk for the models) and writes this page from the
-newest run of each case; `python -m benchmarks --sections generation --shapes llama-135m --encodings q4_0` measures a
-part. `benchmarks/history.jsonl` keeps each run with its date, commit and machine.
+`make bench` measures everything (about four hours, and 25 GB on disk for the models) and writes these pages from the
+newest run of each case. `python -m benchmarks --sections generation --shapes llama-135m --encodings q4_0` measures a
+part. `benchmarks/history.jsonl` keeps each run as a line of JSON with its date, commit and machine.
+"""
+KERNELS_HEAD = """# Benchmarks of kernels
+
+Matrix products and fused blocks beside the best peer for each; a ratio above 1 means that Supremum is faster.
+[Benchmarks](benchmarks.md) states how they are measured.
 """
 
 
@@ -160,6 +168,7 @@ class Section:
         minutes: About how long it takes with the defaults.
         like: The section of the same columns but the first, with whose ratios those of this one are compared.
         group: Which cell says what a ratio is averaged with.
+        kernels: Whether the table stands on the page of kernels.
     """
 
     title: str
@@ -169,13 +178,14 @@ class Section:
     minutes: int
     like: str = ""
     group: int = 0
+    kernels: bool = False
 
 
 SECTIONS: dict[str, Section] = {
     "generation": Section("Generation", generation.__doc__, _generation, 3, 75),
     "avx2": Section(
         "Generation with AVX2 only",
-        "As above, each engine held to AVX2: ours by `MAX_CPU_FEATURES=avx2,fma` (and `f16c` from bfloat16's rows on), llama.cpp in a build of its own, torch by its variables.",
+        "As above, with AVX2 only in each engine: ours by `MAX_CPU_FEATURES=avx2,fma` (`avx2,fma,f16c` in the rows of bfloat16), llama.cpp in a build of its own, torch by its environment variables.",
         _avx2,
         3,
         10,
@@ -189,14 +199,14 @@ SECTIONS: dict[str, Section] = {
     ),
     "loading": Section(
         "Loading",
-        "Seconds to load a model, with compilation (cold), and from the disk cache (warm), and the memory of the process then: the most it "
-        "had, and its own without mapped files, as multiples of the bytes of the weights.",
+        "Seconds to load a model, with compilation (cold) and from the disk cache (warm), and the memory of the process as a multiple of the "
+        "bytes of the weights: its peak, and the process's own memory without mapped files.",
         _loading,
         2,
         15,
     ),
     "max": Section(
-        "MAX", "MAX 26.7 through its own command line, ours in turn with it.", _max, 2, 5
+        "MAX", "MAX 26.7 through its own command line, in turn with ours.", _max, 2, 5
     ),
     "long-context": Section(
         "Long contexts",
@@ -211,15 +221,17 @@ SECTIONS: dict[str, Section] = {
         lambda a, _: matmul.measure(matmul.listed(a.dtypes, a.rows), runs=min(a.runs, 3)),
         4,
         75,
+        kernels=True,
     ),
     "unseen-matmul": Section(
         "Matmul of random sizes",
-        "As above, of sizes that are drawn at random: nothing was tuned for them. The seed stands in the table.",
+        "As above, for sizes drawn at random, for which nothing was tuned. The first column is the seed.",
         _unseen_matmul,
         5,
         10,
         like="matmul",
         group=0,
+        kernels=True,
     ),
     "blocks": Section(
         "Fused blocks",
@@ -227,18 +239,20 @@ SECTIONS: dict[str, Section] = {
         lambda a, _: blocks.measure(blocks.listed(), runs=min(a.runs, 3)),
         3,
         25,
+        kernels=True,
     ),
     "unseen-blocks": Section(
         "Fused blocks of random shapes",
-        "As above, of shapes that are drawn at random: each size of a listed one is made up to twice as large or as small.",
+        "As above, for shapes drawn at random: each size is between half and twice that of a listed shape.",
         _unseen_blocks,
         4,
         10,
         like="blocks",
         group=1,
+        kernels=True,
     ),
     "models": Section(
-        "Whole models that are no Llama",
+        "BERT and ResNet",
         encoders.__doc__,
         lambda a, models: encoders.measure(models, runs=min(a.runs, 3)),
         3,
@@ -338,16 +352,17 @@ def wrapped(text: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """The text of docs/benchmarks.md and README.md with the newest tables."""
+    """The text of the pages of benchmarks and of README.md with the newest tables."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in HISTORY.read_text().splitlines():
         entry = json.loads(line)
         if len(entry["rows"]) > 2:
             found.setdefault(entry["section"], []).append(entry)
-    parts = [HEAD]
+    whole, kernels = [HEAD], [KERNELS_HEAD]
     tables: dict[str, list[str]] = {}
     for name, section in SECTIONS.items():
         if name in found:
+            parts = kernels if section.kernels else whole
             rows, stamp = merge(found[name], section.cells)
             tables[name] = rows
             text = f"{wrapped(section.about)}\n\n" if section.about else ""
@@ -357,13 +372,14 @@ def pages() -> dict[Path, str]:
             if section.like in tables:
                 parts.append(wrapped(beside(rows, tables[section.like], section.group)) + "\n")
     return {
-        PAGE: replaced("\n".join(parts), summary(tables)),
+        PAGE: replaced("\n".join(whole), summary(tables)),
+        KERNELS_PAGE: "\n".join(kernels),
         README: replaced(README.read_text(), summary(tables, readme=True)),
     }
 
 
 def write_pages() -> None:
-    """Writes both pages."""
+    """Writes all of them."""
     for path, text in pages().items():
         path.write_text(text)
 

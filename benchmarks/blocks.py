@@ -1,7 +1,7 @@
-"""Fused blocks against torch 2.13, eager and compiled: the better of the two counts.
+"""Fused blocks against the better of torch 2.13 eager and compiled.
 
-Both sides compute the same on the same numbers (the sums of their results are compared first). Shapes: one that fits in the caches, one
-that does not, one of odd sizes.
+Both sides compute the same function of the same numbers; the sums of their results are compared first. Each block has three shapes: one
+that fits the caches, one that does not, and one of odd sizes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All engines get the same inputs and weights, with batch norm folded into the convolutions, and their results are compared first. torch runs
 BERT from transformers, eager, and compiled with frozen weights; ONNX Runtime and OpenVINO read what torch exports, with the batch size
-fixed. For OpenVINO bfloat16 is the precision that it is asked to compute in; ONNX Runtime has none on a CPU.
+fixed. OpenVINO computes in bfloat16 by its precision hint; ONNX Runtime has no bfloat16 on a CPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Llama shapes with random weights: prefill of prompts and greedy decoding of 32 tokens, ours and the peers' in one run.
 
-Each engine runs in a process of its own, in turn (A B C A B C …), after a warm-up; where memory does not hold all of them, ours takes turns
-with one peer after the other. Decoding at one sequence is bound by reading the weights: the GB/s are weights' bytes times tokens a second.
-llama.cpp and MAX are measured where `make bench-peers` installed them. Q4_K has blocks of 256 neighbours, which the rows of the 135M (576) and
-360M (960) shapes do not fill.
+Each engine runs in a process of its own, in turn (A B C A B C …), after a warm-up; where memory does not hold all engines, ours takes turns
+with one peer at a time. Decoding of one sequence is bound by reading the weights: GB/s are the weights' bytes times tokens a second.
+llama.cpp and MAX are measured where `make bench-peers` installed them. Q4_K needs rows of a multiple of 256 elements, so the 135M (576) and
+360M (960) shapes have none.
 """
 
 from __future__ import annotations

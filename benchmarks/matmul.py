@@ -1,13 +1,13 @@
-"""Products with weights that a graph holds, ours and the peers': few rows as in decoding, more as in prefill.
+"""Products with constant weights, ours and the peers': few rows as in decoding, more as in prefill.
 
-Ours are packed when the graph is loaded. The peers are torch (oneDNN) for floats, ggml with the buffers in which llama.cpp lays its weights
-out anew for quantised ones, and for int8 torch (`_int_mm`), ONNX Runtime (`MatMulInteger` of uint8 rows) and OpenVINO. "int8" is the product of
-int8 rows in 32 bits; "int8, scaled" takes float32 rows, rounds each to int8 with a scale of its own, and scales the product; there torch has
-its dynamically quantised layer, ONNX Runtime `DynamicQuantizeMatMul` and OpenVINO compressed weights with dynamic quantisation.
+Ours are packed when the graph is loaded. The peers are torch (oneDNN) for floats, ggml with llama.cpp's repacked buffers for quantised
+weights, and for int8 torch (`_int_mm`), ONNX Runtime (`MatMulInteger` of uint8 rows) and OpenVINO. "int8" multiplies int8 rows into 32-bit
+sums. "int8, scaled" takes float32 rows, rounds each to int8 with a scale of its own, and scales the product; its peers are torch's
+dynamically quantised layer, ONNX Runtime's `DynamicQuantizeMatMul`, and OpenVINO's compressed weights with dynamic quantisation.
 
-For few rows the figures are the speed of reading weights (several in turn, together larger than the caches), else operations a second. "Of
-the limit" compares with what two tiny kernels read from memory and multiply in registers on the same machine (bf16 products for 16-bit
-weights, bytes for int8 and quantised ones).
+For few rows a figure is the speed of reading weights (several weights in turn, together larger than the caches), else operations a second.
+"Of the limit" is the share of what two small kernels reach on the same machine: one only reads memory, one only multiplies in registers
+(bf16 products for 16-bit weights, bytes for int8 and quantised ones).
 """
 
 from __future__ import annotations
