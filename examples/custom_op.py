@@ -1,4 +1,4 @@
-"""A softmax over rows as a kernel in Python: vectors of the target's width, rows shared out over all cores."""
+"""A softmax over rows as a kernel in Python: vectors of the target's width, rows split over all cores."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """A diffusion loop inside one execution: noise becomes points of a known distribution, step by step.
 
-The denoiser is exact, as the distribution (four round clusters in the plane) is known; a network would stand in its
-place. The loop is DDIM's: the direction from the denoised point to the noisy one, times the change of the noise.
+The denoiser is exact, because the distribution (four round clusters in the plane) is known; an application has a network
+in its place. The loop is DDIM's: the direction from the denoised point to the noisy one, times the change of the noise.
 """
 
 import numpy as np

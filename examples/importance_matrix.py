@@ -1,8 +1,8 @@
-"""Quantisation with an importance matrix: a text tells which columns of each matrix matter, and their errors become smaller.
+"""Quantisation with an importance matrix: a text shows which columns of each matrix matter, and their errors become smaller.
 
-The bundled chat model is written as two GGUF files of 4 bits: `plain` treats all columns alike, `weighted` reads one part of a
-text first, as ``max quantize models/tiny-chat weighted.gguf --type q4_0 --imatrix text.txt`` does. Both then predict another
-part; what counts is how far they are from the predictions of the float model.
+The program writes the bundled chat model as two GGUF files of 4 bits: `plain` treats all columns alike, `weighted` reads one
+part of a text first, as ``max quantize models/tiny-chat weighted.gguf --type q4_0 --imatrix text.txt`` does. Both models
+predict another part of the text; the program compares how far their predictions are from those of the float model.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""What became of a graph: its MLIR, the launches it compiles to, and where an execution spends its time."""
+"""What a graph compiles to: its MLIR, its launches, and where an execution spends its time."""
 
 import numpy as np
 

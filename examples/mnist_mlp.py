@@ -1,4 +1,4 @@
-"""A network of `max.nn` layers that takes its weights from torch by name, and gives torch's answers."""
+"""A classifier of `max.nn` layers that takes its weights from torch by name, and gives torch's answers. Needs torch."""
 
 import numpy as np
 import torch

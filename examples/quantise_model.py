@@ -1,4 +1,4 @@
-"""A whole model in 4, 6 and 8 bits, without calibration data: size of the weights, and what becomes of its answers.
+"""A whole model in 4, 6 and 8 bits, without calibration data: the size of its weights, and how many answers stay equal.
 
 Each matrix of a two-layer network is encoded by `max.graph.quantization`; products run on the blocks.
 """

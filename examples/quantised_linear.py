@@ -1,4 +1,4 @@
-"""A product with a weight in 4 bits: a seventh of the bytes, and answers a few per cent away."""
+"""A product with a weight in 4 bits: a seventh of the bytes, and an error of a few per cent."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """Search through the server: vectors choose the candidates, `/v1/rerank` puts them in order.
 
 Without an argument it serves an untrained encoder, whose vectors tell texts apart by their words; give it the folder of
-an embedding model or a ranker instead. Needs the extra `serve`, and httpx.
+an embedding model or a ranker instead. Needs `pip install -e ".[serve]" httpx`.
 """
 
 import sys

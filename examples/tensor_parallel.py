@@ -1,4 +1,4 @@
-"""A product cut along its inner dimension over two virtual CPU devices, and put together by `allreduce`."""
+"""A product split along its inner dimension over two virtual CPU devices, and summed by `allreduce`."""
 
 import numpy as np
 

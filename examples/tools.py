@@ -1,6 +1,6 @@
 """Tools: the model calls a function of this program through the server's API, with arguments that fit its schema.
 
-Needs the extra `serve`, and httpx. Against a server of your own: `python examples/tools.py http://127.0.0.1:8000`.
+Needs `pip install -e ".[serve]" httpx`. Against a server of your own: `python examples/tools.py http://127.0.0.1:8000`.
 """
 
 import json
