@@ -176,3 +176,46 @@ def test_the_reference_has_a_page_a_module(monkeypatch: pytest.MonkeyPatch) -> N
         }
         assert ours <= set(anchors)
         assert len(re.findall("^```", text, re.M)) % 2 == 0, name
+
+
+def test_each_class_and_function_of_the_reference_has_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below its signature; fields have the text under them, or their entry in the docstring of their class."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_site")
+    reference = importlib.import_module("reference")
+    heading = re.compile(r"^#+ `(.*?)` \{ #(\S+) \}$", re.M)
+    bare, fields, bare_fields = [], 0, []
+    for module in (module for group in reference.MODULES.values() for module in group):
+        parts = heading.split(reference.render(module))
+        for title, anchor, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+            has_text = bool(re.sub(r"^```.*?^```", "", body, flags=re.M | re.S).strip())
+            if title.endswith("()") or re.match(r"\s*```python\n(class|property) ", body):
+                bare += [] if has_text else [anchor]
+            else:
+                fields += 1
+                bare_fields += [] if has_text else [anchor]
+    # a name of Python's that the reference lists
+    assert bare == ["max.graph.ops.Callable"]
+    assert len(bare_fields) < fields / 10, bare_fields
+
+
+def test_the_reference_reads_the_text_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the field, of an argument, of an option, of a constant that another module defines."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_site")
+    reference = importlib.import_module("reference")
+
+    def text(anchor: str) -> str:
+        module = max(
+            (m for g in reference.MODULES.values() for m in g if anchor.startswith(f"{m}.")),
+            key=len,
+        )
+        return reference.render(module).partition(f"{{ #{anchor} }}")[2].partition("\n#")[0]
+
+    assert "What is not allocated." in text("max.diagnostics.gpu.MemoryStats.free_bytes")
+    assert "Texts that end the generation." in text("max.interfaces.SamplingParams.stop")
+    assert "Texts that end the generation." in text("max.interfaces.SamplingParamsInput.stop")
+    assert "Tokens per page" in text("max.pipelines.lib.config.KVCacheConfig.kv_cache_page_size")
+    assert "A function that makes a pipeline" in text("max.interfaces.PipelinesFactory")
+    assert "queries" in text("max.nn.attention.attention_with_rope.AttentionWithRope.q_proj")
+    assert "The inputs in order." in text(r"max.engine.Model.\_\_call\_\_")
+    package = reference.render_package("max.nn")
+    assert 'max.nn.linear.md#max.nn.linear.Linear){ id="max.nn.Linear" }' in package

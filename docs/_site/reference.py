@@ -97,6 +97,14 @@ _SECTION = re.compile(
 )
 _ENTRY = re.compile(r"^([*\w.]+(?:, [*\w.]+)*)(?: \([^)]*\))?: (.*)$")
 _SAME_FIELDS = re.compile(r"The fields are those of :class:`(\w+)`")
+_DEFAULTS = (
+    (re.compile(r" at 0x[0-9a-f]+"), ""),
+    (re.compile(r"<([A-Z]\w*\.\w+): [^<>]*>"), r"\1"),
+    (re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>"), r"\1"),
+    (re.compile(r"<function (?:[\w.]+\.)?(\w+)>"), r"\1"),
+    (re.compile(r"<factory>"), "..."),
+)
+_PATH = re.compile(r"\ADocumented path of (.*?)(?:: see `[\w.]+`)?\.")
 _ROLE = re.compile(r":(?:class|func|obj|meth|attr|mod):(`[^`]+`)")
 
 
@@ -108,7 +116,11 @@ def page_name(module: str) -> str:
 def render(module_name: str) -> str:
     """A module's page, as Markdown."""
     module = importlib.import_module(module_name)
-    parts = [f"# {module_name}", _markdown(inspect.getdoc(module) or "")]
+    # where the code lies matters to its authors only
+    doc = _PATH.sub(
+        lambda match: f"{match[1][0].upper()}{match[1][1:]}.", inspect.getdoc(module) or ""
+    )
+    parts = [f"# {module_name}", _markdown(doc)]
     members = sorted(_public(module), key=lambda item: (_rank(item[1]), item[0].lower()))
     for name, value in members:
         parts += _entry(module_name, name, value)
@@ -401,7 +413,7 @@ def _signature(value: Any) -> str:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    text = re.sub(r" at 0x[0-9a-f]+", "", str(signature))
+    text = _plain(str(signature))
     text = re.sub(r"'([^']*)'", _unquoted, text)
     if len(text) < 88:
         return text
@@ -436,7 +448,14 @@ def _unquoted(match: re.Match[str]) -> str:
 
 
 def _unquote_annotation(text: str) -> str:
-    return re.sub(r"'([^']*)'", _unquoted, re.sub(r" at 0x[0-9a-f]+", "", text))
+    return re.sub(r"'([^']*)'", _unquoted, _plain(text))
+
+
+def _plain(text: str) -> str:
+    """Defaults by their name: members of enumerations, classes, functions; values that a call makes as ``...``."""
+    for pattern, name in _DEFAULTS:
+        text = pattern.sub(name, text)
+    return text
 
 
 def _heading(level: int, title: str, anchor: str) -> str:

@@ -215,6 +215,7 @@ class Graph:
 
     @property
     def has_output(self) -> bool:
+        """Whether `output` ended the graph."""
         last = self._block.last_op
         return last is not None and last.name == "mo.output"
 
@@ -403,6 +404,7 @@ class Graph:
         return root._num_streams - 1
 
     def resource_key(self) -> str:
+        """A new name for a constant of the graph."""
         root = self.root
         root._num_resources += 1
         return f"constant_{root._num_resources - 1}"

@@ -42,10 +42,12 @@ class ScalarType:
 
     @property
     def is_float(self) -> bool:
+        """Whether elements are floating-point numbers."""
         return self.kind == "f"
 
     @property
     def is_integer(self) -> bool:
+        """Whether elements are signed or unsigned integers; bool is neither."""
         return self.kind in "iu"
 
     @property
@@ -330,4 +332,5 @@ class TensorSpec:
 
     @property
     def rank(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)

@@ -76,6 +76,7 @@ class CPUTarget(LLVMTarget):
 
     @functools.cached_property
     def closure(self) -> frozenset[str]:
+        """The features, with those that they imply."""
         features, todo = set(self.features), list(self.features)
         while todo:
             for implied in _IMPLIED.get(todo.pop(), ()):
