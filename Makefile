@@ -83,10 +83,11 @@ lint: $(VENV)/.dev  ## ruff
 types: $(VENV)/.dev  ## basedpyright, strict on the engine
 	$(VENV)/bin/basedpyright
 
-docs: $(VENV)/.docs  ## the documentation as pages that need no network: open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+docs: $(VENV)/.docs  ## the documentation as pages that need no network, in site/; the reference of max.torch needs torch, which is installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@echo "open site/index.html in a browser"
 
-bench: $(VENV)/.test  ## measure, against the peers in the same run (four hours; it says how long each part takes); writes docs/benchmarks.md
+bench: $(VENV)/.test  ## measure, against the peers in the same run (four hours; it says how long each part takes); writes the pages of benchmarks
 	$(PY) -m benchmarks
 
 bench-peers: $(VENV)/.test  ## install what we are measured against: llama.cpp, MAX, ONNX Runtime, OpenVINO

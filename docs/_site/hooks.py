@@ -171,6 +171,7 @@ def _outside_fences(change: Any, markdown: str) -> str:
 
 
 def _spaced_lists(text: str) -> str:
-    """A blank line before a list, and before a fence, which Python-Markdown needs and GitHub does not."""
-    text = re.sub(r"^(?![-*|#>\s]|\d+\. )(.+)\n(?=(?:- |\d+\. ))", r"\1\n\n", text, flags=re.M)
+    """A blank line before lists, fences, and headings under tables, which Python-Markdown needs and GitHub does not."""
+    text = re.sub(r"^(?![-*] |[|#>\s]|\d+\. )(.+)\n(?=(?:- |\d+\. ))", r"\1\n\n", text, flags=re.M)
+    text = re.sub(r"(?<=\|\n)(?=#)", "\n", text)
     return re.sub(r"(?<=\S)\n\Z", "\n\n", text) if text.endswith("\n") else text

@@ -459,9 +459,11 @@ def _plain(text: str) -> str:
 
 
 def _heading(level: int, title: str, anchor: str) -> str:
-    # two underscores around a name would be emphasis
-    escaped = anchor.replace("__", "\\_\\_")
-    return f"{'#' * level} `{title}` {{ #{escaped} }}"
+    if not anchor.endswith("__"):
+        return f"{'#' * level} `{title}` {{ #{anchor} }}"
+    # two underscores around a name would be emphasis: the heading has the name without them, an empty element the full one
+    plain = f"{anchor.rpartition('.')[0]}.{anchor.rpartition('.')[2].strip('_')}"
+    return f'{"#" * level} `{title}` {{ #{plain} }}\n\n<span id="{anchor}"></span>'
 
 
 def _code(text: str) -> str:
