@@ -461,7 +461,7 @@ def _plain(text: str) -> str:
 def _heading(level: int, title: str, anchor: str) -> str:
     if not anchor.endswith("__"):
         return f"{'#' * level} `{title}` {{ #{anchor} }}"
-    # two underscores around a name would be emphasis: the heading has the name without them, an empty element the full one
+    # two underscores around a name would be emphasis: the heading's anchor is without them, an empty element has them
     plain = f"{anchor.rpartition('.')[0]}.{anchor.rpartition('.')[2].strip('_')}"
     return f'{"#" * level} `{title}` {{ #{plain} }}\n\n<span id="{anchor}"></span>'
 
