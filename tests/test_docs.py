@@ -216,6 +216,6 @@ def test_the_reference_reads_the_text_of_fields(monkeypatch: pytest.MonkeyPatch)
     assert "Tokens per page" in text("max.pipelines.lib.config.KVCacheConfig.kv_cache_page_size")
     assert "A function that makes a pipeline" in text("max.interfaces.PipelinesFactory")
     assert "queries" in text("max.nn.attention.attention_with_rope.AttentionWithRope.q_proj")
-    assert "The inputs in order." in text("max.engine.Model.call")
+    assert "The inputs in order." in text("max.engine.Model.call-operator")
     package = reference.render_package("max.nn")
     assert 'max.nn.linear.md#max.nn.linear.Linear){ id="max.nn.Linear" }' in package

@@ -26,6 +26,7 @@ _SHIM, _LOCAL_SHIM = "https://unpkg.com/iframe-worker/shim", "assets/iframe-work
 _LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 _CELL = re.compile(r"<td\b.*?</td>", re.S)
+_SHORT = 24  # characters
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 
 
@@ -82,14 +83,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Lets names in tables break after their separators, never within a word.
+    """Lets names in tables break after their separators, never within a word; short ones on narrow pages only.
 
     Args:
         html: The page's body.
     """
 
     def breakable(code: re.Match[str]) -> str:
-        text = re.sub(r"(?<=\w)([_/.])(?=\w\w)", r"\1<wbr>", code[0])
+        mark = '<wbr class="narrow">' if len(code[0]) <= _SHORT else "<wbr>"
+        text = re.sub(r"(?<=\w)([_/.])(?=\w\w)", rf"\1{mark}", code[0])
         return re.sub(r"(?<![\w-])--?\w+", r'<span class="unbroken">\g<0></span>', text)
 
     return _CELL.sub(lambda cell: _CODE.sub(breakable, cell[0]), html)

@@ -461,8 +461,9 @@ def _plain(text: str) -> str:
 def _heading(level: int, title: str, anchor: str) -> str:
     if not anchor.endswith("__"):
         return f"{'#' * level} `{title}` {{ #{anchor} }}"
-    # two underscores around a name would be emphasis: the heading's anchor is without them, an empty element has them
-    plain = f"{anchor.rpartition('.')[0]}.{anchor.rpartition('.')[2].strip('_')}"
+    # two underscores around a name would be emphasis: the heading has another anchor, an empty element this one
+    owner, _, name = anchor.rpartition(".")
+    plain = f"{owner}.{name.strip('_')}-operator"
     return f'{"#" * level} `{title}` {{ #{plain} }}\n\n<span id="{anchor}"></span>'
 
 
