@@ -35,6 +35,29 @@ def test_named_paths_exist(page: Path) -> None:
     assert not missing
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and Python-Markdown make them."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M
+    )
+    texts = [
+        re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", h)).strip().lower() for h in headings
+    ]
+    return {re.sub(r"\s+", "-", text) for text in texts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_linked_headings_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", text)
+    missing = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if anchor not in anchors_of(page.parent / target if target else page)
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_lines_are_short(page: Path) -> None:
     """Prose is wrapped at 120, but for tables, code and what `python -m max._config` writes."""
