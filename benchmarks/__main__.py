@@ -205,9 +205,7 @@ SECTIONS: dict[str, Section] = {
         2,
         15,
     ),
-    "max": Section(
-        "MAX", "MAX 26.7 through its own command line, in turn with ours.", _max, 2, 5
-    ),
+    "max": Section("MAX", "MAX 26.7 through its own command line, in turn with ours.", _max, 2, 5),
     "long-context": Section(
         "Long contexts",
         long_context.__doc__,
