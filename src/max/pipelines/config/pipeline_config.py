@@ -145,7 +145,7 @@ class PipelineConfig(StrictConfig):
     experimental_background_queue: bool = option(
         "Empty the queue of requests in a separate thread.",
         default=False,
-        no_effect="this release has no server",
+        no_effect="the worker always reads requests in a thread of its own",
     )
     pdl_level: str = option("Overlap of kernel launches.", default="0", no_effect=_GPU)
     use_experimental_kernels: str = option(
