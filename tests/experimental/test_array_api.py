@@ -64,6 +64,7 @@ CASES: list[tuple[str, tuple[object, ...], dict[str, object]]] = [
     *[(n, (INTS.astype(np.uint8), OTHER[0].astype(np.uint8)), {}) for n in ("bitwise_and", "bitwise_right_shift")],
     *[(n, (BOOLS, ~BOOLS), {}) for n in ("bitwise_and", "bitwise_or", "bitwise_xor")],
     ("bitwise_xor", (INTS.astype(np.int64), 5), {}),
+    *[(n, (x,), {}) for n in ("real", "imag", "conj") for x in (X, ODD, INTS)],
     *[("bitwise_invert", (x,), {}) for x in (INTS, INTS.astype(np.uint16), BOOLS)],
     *[("signbit", (x,), {}) for x in (ODD, -ODD, ODD.astype(np.float64))],
     ("copysign", (X, Y), {}),
@@ -233,7 +234,7 @@ def test_dtypes() -> None:
         x.__array_namespace__(api_version="1999")
     assert (x.ndim, x.size, x.to_device(x.device).size) == (1, 2, 2)
     assert Tensor.zeros((2, 3, 4)).mT.shape == (2, 4, 3)
-    assert xp.astype(x, xp.int32).dtype == DType.int32 and xp.astype(x, xp.float32) is x
+    assert xp.astype(x, xp.int32).dtype == DType.int32 and xp.astype(x, xp.float32, copy=False) is x
     assert xp.finfo(xp.float32).eps == np.finfo(np.float32).eps and xp.finfo(x).bits == 32
     assert xp.finfo(DType.bfloat16).max > 3e38
     assert (xp.iinfo(xp.int16).max, xp.iinfo(xp.uint8).min) == (32767, 0)

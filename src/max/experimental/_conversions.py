@@ -79,6 +79,11 @@ class Conversions(Properties):
     def __float__(self) -> float:
         return float(self.item())
 
+    def __complex__(self) -> complex:
+        value = float(self.item())
+        # as the array API standard has it, for NaN both parts are
+        return complex(value, value if value != value else 0.0)
+
     def __index__(self) -> int:
         if not self.dtype.is_integral():
             raise TypeError(f"a tensor of {self.dtype.name} is no index")
@@ -93,8 +98,21 @@ class Conversions(Properties):
         array = self._on_memory(self._host())
         return np.array(array, dtype, copy=copy) if copy is not None else np.asarray(array, dtype)
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._on_memory(self._materialize().__dlpack__(**kwargs))
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule on the memory, for which the tensor is computed; as `max.driver.Tensor.__dlpack__`."""
+        storage = self._materialize()
+        return self._on_memory(
+            storage.__dlpack__(
+                stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+            )
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._materialize().__dlpack_device__()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from max._earlier import later_keywords
 from max.driver import Device
 from max.dtype import DType
+from max.experimental import _bits
 from max.experimental._dispatch import apply
 from max.experimental._mesh import DeviceMapping, DeviceMesh, device_of
 from max.graph import DeviceRef, Dim, DimLike, ShapeLike, TensorValue, TensorValueLike, ops
@@ -167,3 +168,38 @@ class Operations(Operators[TensorValueLike]):
 
     def __pos__(self) -> Self:
         return self
+
+    # of integers these are the bits, of bools logic
+
+    def __invert__(self) -> Self:
+        return apply(_bits.bitwise_invert, (self,), {})
+
+    def __and__(self, rhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_and, (self, rhs), {})
+
+    def __rand__(self, lhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_and, (lhs, self), {})
+
+    def __or__(self, rhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_or, (self, rhs), {})
+
+    def __ror__(self, lhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_or, (lhs, self), {})
+
+    def __xor__(self, rhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_xor, (self, rhs), {})
+
+    def __rxor__(self, lhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_xor, (lhs, self), {})
+
+    def __lshift__(self, rhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_left_shift, (self, rhs), {})
+
+    def __rlshift__(self, lhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_left_shift, (lhs, self), {})
+
+    def __rshift__(self, rhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_right_shift, (self, rhs), {})
+
+    def __rrshift__(self, lhs: TensorValueLike) -> Self:
+        return apply(_bits.bitwise_right_shift, (lhs, self), {})

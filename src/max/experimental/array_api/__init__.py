@@ -57,6 +57,7 @@ from max.experimental.array_api.elementwise import (
     atanh,
     ceil,
     clip,
+    conj,
     cos,
     cosh,
     divide,
@@ -66,6 +67,7 @@ from max.experimental.array_api.elementwise import (
     floor_divide,
     greater,
     greater_equal,
+    imag,
     isfinite,
     isinf,
     isnan,
@@ -87,6 +89,7 @@ from max.experimental.array_api.elementwise import (
     not_equal,
     positive,
     pow,
+    real,
     reciprocal,
     remainder,
     round,
@@ -167,16 +170,16 @@ __all__ = [
     "argmin", "argsort", "asarray", "asin", "asinh", "astype", "atan", "atan2", "atanh", "bitwise_and",
     "bitwise_invert",
     "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool",
-    "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil", "clip", "concat",
+    "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil", "clip", "concat", "conj",
     "copysign", "cos", "cosh", "count_nonzero", "cumulative_prod", "cumulative_sum", "diff",
     "divide", "e", "empty", "empty_like", "equal", "exp", "expand_dims", "expm1", "eye", "finfo",
     "flip", "float32", "float64", "floor", "floor_divide", "from_dlpack", "full", "full_like",
-    "greater", "greater_equal", "hypot", "iinfo", "inf", "int16", "int32", "int64", "int8",
+    "greater", "greater_equal", "hypot", "iinfo", "imag", "inf", "int16", "int32", "int64", "int8",
     "isdtype", "isfinite", "isin", "isinf", "isnan", "less", "less_equal", "linalg", "linspace", "log",
     "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or",
     "logical_xor", "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min",
     "minimum", "moveaxis", "multiply", "nan", "negative", "newaxis", "nextafter", "nonzero",
-    "not_equal", "ones", "ones_like", "permute_dims", "pi", "positive", "pow", "prod", "reciprocal",
+    "not_equal", "ones", "ones_like", "permute_dims", "pi", "positive", "pow", "prod", "real", "reciprocal",
     "remainder", "repeat", "reshape", "result_type", "roll", "round", "searchsorted", "sign",
     "signbit", "sin", "sinh", "sort", "sqrt", "square", "squeeze", "stack", "std", "subtract",
     "sum", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "tril", "triu", "trunc",
@@ -192,7 +195,7 @@ int8, int16, int32, int64 = DType.int8, DType.int16, DType.int32, DType.int64
 uint8, uint16, uint32, uint64 = DType.uint8, DType.uint16, DType.uint32, DType.uint64
 float32, float64 = DType.float32, DType.float64
 
-_COMPLEX = frozenset({"complex64", "complex128", "conj", "imag", "real", "fft"})
+_COMPLEX = frozenset({"complex64", "complex128", "fft"})
 
 
 def __getattr__(name: str) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
+from max.experimental import functional as F
 from max.experimental.tensor import Tensor
 
 __all__ = [
     "Axis",
     "Scalar",
     "axes_of",
+    "duplicate",
     "shape_of",
 ]
 
@@ -27,3 +31,11 @@ def axes_of(x: Tensor, axis: Axis) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(x.rank))
     return tuple(a % x.rank for a in (axis if isinstance(axis, tuple) else (axis,)))
+
+
+def duplicate(x: Tensor) -> Tensor:
+    """The elements in memory of their own: writes to one of the tensors do not change the other.
+
+    Those of a tensor that is computed are copied at once, as other libraries may write to its memory.
+    """
+    return deepcopy(x) if x.real else F.reshape(x, list(x.shape))

@@ -11,8 +11,9 @@ import numpy as np
 from max.driver import Device
 from max.dtype import DType
 from max.experimental import functional as F
-from max.experimental.array_api.arguments import Scalar, shape_of
+from max.experimental.array_api.arguments import Scalar, duplicate, shape_of
 from max.experimental.tensor import Tensor, defaults
+from max.graph import ShapeLike
 
 __all__ = [
     "arange",
@@ -42,25 +43,48 @@ def asarray(
     device: Device | None = None,
     copy: builtins.bool | None = None,
 ) -> Tensor:
-    """A tensor of a number, nested lists, or an array; a copy only where `copy` or a conversion needs one."""
-    if isinstance(obj, Tensor):
-        result = obj if dtype in (None, obj.dtype) else obj.cast(dtype)
-    elif hasattr(obj, "__dlpack__"):
-        result = Tensor.from_dlpack(obj)
-        result = result if dtype in (None, result.dtype) else result.cast(dtype)
-    else:
+    """A tensor of a number, nested lists, or an array.
+
+    Args:
+        obj: The numbers. The memory of an array is shared where nothing needs a copy of it.
+        dtype: The element type; that of an array, or one for the numbers.
+        device: The device; that of an array, or the default.
+        copy: Whether the result has memory of its own; None where it must.
+
+    Raises:
+        ValueError: A number does not fit the dtype; or `copy` is False, and a copy is needed.
+    """
+    if isinstance(obj, Tensor) or hasattr(obj, "__dlpack__"):
+        shared = Tensor.from_dlpack(obj)
+        result = shared if dtype in (None, shared.dtype) else shared.cast(dtype)
+        if device is not None and device != result.device:
+            result = result.to(device)
+        if copy is False and (result is not shared or not _contiguous(obj)):
+            raise ValueError(
+                f"asarray: {shared.dtype} on {shared.device} as {dtype or shared.dtype} on {device or shared.device} "
+                "takes a copy, and copy is False"
+            )
+        return duplicate(result) if copy and result is shared else result
+    if copy is False:
+        raise ValueError(f"asarray: an object of {type(obj).__name__} is copied, and copy is False")
+    if dtype is None:
         array = np.asarray(obj)
         # Python's floats have the default dtype, integers and bools their own
-        if dtype is None and array.dtype.kind in "biu":
+        if array.dtype.kind in "biu":
             dtype = DType.from_numpy(array.dtype)
-        return Tensor.constant(obj, dtype=dtype, device=device)
-    if device is not None and device != result.device:
-        result = result.to(device)
-    if copy and result is obj:
-        return Tensor.from_dlpack(np.array(result.to_numpy()))
-    if copy is False and result is not obj and dtype not in (None, getattr(obj, "dtype", None)):
-        raise ValueError(f"asarray: a conversion to {dtype} copies, and copy is False")
-    return result
+        elif not _has_floats(obj):
+            raise ValueError("asarray: no dtype holds all of the integers; give a float dtype")
+    return Tensor.constant(obj, dtype=dtype, device=device)
+
+
+def _contiguous(obj: Any) -> builtins.bool:
+    return not isinstance(obj, np.ndarray) or obj.flags.c_contiguous
+
+
+def _has_floats(obj: Any) -> builtins.bool:
+    if isinstance(obj, list | tuple):
+        return not obj or builtins.any(_has_floats(one) for one in obj)
+    return not isinstance(obj, int)
 
 
 def from_dlpack(
@@ -71,7 +95,7 @@ def from_dlpack(
 
 
 def full(
-    shape: int | tuple[int, ...],
+    shape: int | ShapeLike,
     fill_value: Scalar,
     *,
     dtype: DType | None = None,
@@ -82,19 +106,19 @@ def full(
         kinds = {builtins.bool: DType.bool, int: DType.int64}
         dtype = kinds.get(type(fill_value))
     return Tensor.full(
-        shape if isinstance(shape, tuple) else (shape,), fill_value, dtype=dtype, device=device
+        (shape,) if isinstance(shape, int) else shape, fill_value, dtype=dtype, device=device
     )
 
 
 def zeros(
-    shape: int | tuple[int, ...], *, dtype: DType | None = None, device: Device | None = None
+    shape: int | ShapeLike, *, dtype: DType | None = None, device: Device | None = None
 ) -> Tensor:
     """A tensor of zeros, of the default dtype if none is given."""
     return full(shape, 0.0, dtype=dtype, device=device)
 
 
 def ones(
-    shape: int | tuple[int, ...], *, dtype: DType | None = None, device: Device | None = None
+    shape: int | ShapeLike, *, dtype: DType | None = None, device: Device | None = None
 ) -> Tensor:
     """A tensor of ones, of the default dtype if none is given."""
     return full(shape, 1.0, dtype=dtype, device=device)
@@ -132,13 +156,42 @@ def arange(
     dtype: DType | None = None,
     device: Device | None = None,
 ) -> Tensor:
-    """Values from `start` to before `stop`, `step` apart; int64 where all three are integers."""
+    """Values from `start` to before `stop`, `step` apart; int64 where all three are integers.
+
+    Args:
+        start: The first value; where `stop` is None the end, and the first value is 0.
+        stop: The end, which is not among the values.
+        step: The distance of values; negative to count down.
+        dtype: The element type; int64 or the default if None.
+        device: The device; the default if None.
+
+    Raises:
+        ValueError: The step is 0, or a value does not fit the dtype.
+    """
     start, stop = (0, start) if stop is None else (start, stop)
     integers = builtins.all(isinstance(value, int) for value in (start, stop, step))
     if dtype is None:
         dtype = DType.int64 if integers else defaults()[0]
-    values = np.arange(start, stop, step, dtype=None if integers else np.float64)
-    return Tensor.constant(values.astype(dtype.to_numpy()), device=device)
+    if step == 0:
+        raise ValueError("arange: the step is 0")
+    if integers:
+        return Tensor.constant(_integers(range(start, stop, step), dtype), device=device)  # type: ignore[arg-type]
+    return Tensor.constant(np.arange(start, stop, step, np.float64), dtype=dtype, device=device)
+
+
+def _integers(values: range, dtype: DType) -> np.ndarray[Any, Any]:
+    """The values as an array of a dtype, exact for all of 64 bits."""
+    if dtype.is_float():
+        return np.array(values, np.float64).astype(dtype.to_numpy())
+    limits = np.iinfo(dtype.to_numpy())
+    for value in (values[0], values[-1]) if values else ():
+        if not limits.min <= value <= limits.max:
+            raise ValueError(
+                f"arange: {value} is out of range for {dtype.name} ({limits.min} to {limits.max})"
+            )
+    # integers wrap, so that the result is exact
+    first, step = (np.uint64(number % 2**64) for number in (values.start, values.step))
+    return (np.arange(len(values), dtype=np.uint64) * step + first).astype(dtype.to_numpy())
 
 
 def linspace(

@@ -11,7 +11,7 @@ import numpy as np
 from max.driver import Device
 from max.dtype import DType
 from max.experimental import functional as F
-from max.experimental.array_api.arguments import Scalar
+from max.experimental.array_api.arguments import Scalar, duplicate
 from max.experimental.tensor import Tensor
 
 __all__ = [
@@ -110,6 +110,15 @@ def can_cast(from_: DType | Tensor, to: DType, /) -> builtins.bool:
 def astype(
     x: Tensor, dtype: DType, /, *, copy: builtins.bool = True, device: Device | None = None
 ) -> Tensor:
-    """The elements in another dtype; tensors do not change in place by ops, so none is copied without need."""
+    """The elements in another dtype.
+
+    Args:
+        x: The tensor.
+        dtype: The element type.
+        copy: Whether the result has memory of its own also where it has the dtype of `x`.
+        device: The device; that of `x` if None.
+    """
     result = x if x.dtype == dtype else x.cast(dtype)
-    return result if device is None else result.to(device)
+    if device is not None and device != x.device:
+        result = result.to(device)
+    return duplicate(x) if copy and result is x else result

@@ -20,6 +20,7 @@ __all__ = [
     "atanh",
     "ceil",
     "clip",
+    "conj",
     "cos",
     "cosh",
     "divide",
@@ -29,6 +30,7 @@ __all__ = [
     "floor_divide",
     "greater",
     "greater_equal",
+    "imag",
     "isfinite",
     "isinf",
     "isnan",
@@ -50,6 +52,7 @@ __all__ = [
     "not_equal",
     "positive",
     "pow",
+    "real",
     "reciprocal",
     "remainder",
     "round",
@@ -131,6 +134,27 @@ def positive(x: Tensor, /) -> Tensor:
     return +x
 
 
+def conj(x: Tensor, /) -> Tensor:
+    """The complex conjugates, which of real numbers are the numbers."""
+    return _numeric("conj", x)
+
+
+def real(x: Tensor, /) -> Tensor:
+    """The real parts, which of real numbers are the numbers."""
+    return _numeric("real", x)
+
+
+def imag(x: Tensor, /) -> Tensor:
+    """The imaginary parts, which of real numbers are 0."""
+    return zeros_like(_numeric("imag", x))
+
+
+def _numeric(name: str, x: Tensor) -> Tensor:
+    if x.dtype is DType.bool:
+        raise TypeError(f"{name}: the operand is bool, expected numbers")
+    return x
+
+
 def square(x: Tensor, /) -> Tensor:
     """``x * x``."""
     return x * x
@@ -159,7 +183,7 @@ def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
     dtype = x.dtype
     x = x if min is None else F.max(x, min)
     x = x if max is None else F.min(x, max)
-    return astype(x, dtype)
+    return astype(x, dtype, copy=False)
 
 
 def isnan(x: Tensor, /) -> Tensor:

@@ -24,12 +24,16 @@ _NAMES = (
 )
 
 
+_MOST = 64
+"""The axes that an array of NumPy can have, in which elements come and go."""
+
+
 class NamespaceInfo:
     """Capabilities, devices and dtypes, as the inspection functions of the standard give them."""
 
-    def capabilities(self) -> dict[str, bool | int | None]:
+    def capabilities(self) -> dict[str, bool | int]:
         """Which optional parts of the standard are there."""
-        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": _MOST}
 
     def default_device(self) -> Device:
         """The device of new tensors."""

@@ -285,7 +285,7 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
         ValueError: The sizes do not fit; or a matrix is singular, when it is computed.
     """
     dtype = result_type(x1, x2)
-    x1, right = astype(x1, dtype), astype(x2, dtype)
+    x1, right = astype(x1, dtype, copy=False), astype(x2, dtype, copy=False)
     right = right.unsqueeze(-1) if x2.rank == 1 else right
     _matrices("solve", x1, square=True)
     stack = _matrices("solve", right)

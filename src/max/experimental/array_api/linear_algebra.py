@@ -27,7 +27,21 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """The sums of products along an axis, in the dtype of the products; the other axes broadcast."""
+    """The sums of products along an axis, in the dtype of the products; the other axes broadcast.
+
+    Args:
+        x1: The first operand.
+        x2: The second operand.
+        axis: The axis, counted from the last, or from the first if both have one rank.
+
+    Raises:
+        ValueError: The sizes of the axis differ, or an operand has no such axis.
+    """
+    sizes = [shape_of(x)[axis] if -x.rank <= axis < x.rank else None for x in (x1, x2)]
+    if sizes[0] is None or sizes[0] != sizes[1] or (axis >= 0 and x1.rank != x2.rank):
+        raise ValueError(
+            f"vecdot: axis {axis} of shapes {shape_of(x1)} and {shape_of(x2)}; expected an axis of both, of one size"
+        )
     products = x1 * x2
     return sum(products, axis=axis, dtype=products.dtype)
 

@@ -20,5 +20,5 @@ def pair_of(name: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
         x if isinstance(x, Tensor) else Tensor.constant(x, dtype=tensor.dtype) for x in (x1, x2)
     )
     dtype = result_type(x1, x2)
-    first, second = broadcast_arrays(astype(x1, dtype), astype(x2, dtype))
+    first, second = broadcast_arrays(*(astype(x, dtype, copy=False) for x in (x1, x2)))
     return first, second

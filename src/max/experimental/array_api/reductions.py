@@ -49,7 +49,7 @@ def _widened(x: Tensor, dtype: DType | None) -> Tensor:
     if dtype is None:
         wide = DType.uint64 if x.dtype in UNSIGNED else DType.int64
         dtype = x.dtype if x.dtype.is_float() else wide
-    return astype(x, dtype)
+    return astype(x, dtype, copy=False)
 
 
 def sum(

@@ -77,6 +77,8 @@ def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Ar
         array = np.asarray(cast("Sequence[Any]", value))
         if dtype is None and array.dtype == np.float64 and not _has_arrays(value):
             dtype = DType.float32
+        elif dtype is not None and dtype.is_integral() and array.dtype == np.float64:
+            array = _exact(op, cast("Sequence[Any]", value), array, dtype)
     elif isinstance(value, DLPackArray):
         array = Tensor.from_dlpack(value).to_numpy()
     else:
@@ -86,6 +88,24 @@ def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Ar
     if array.dtype == object or array.dtype.kind in "USOMmc":
         raise TypeError(f"{op}: an array of {array.dtype} is not numeric")
     return _convert(op, array, DType.from_numpy(array.dtype) if dtype is None else dtype)
+
+
+def _exact(op: str, value: Sequence[Any], array: Array, dtype: DType) -> Array:
+    """The integers of lists that NumPy reads as float64, as it does where no one integer type holds all of them."""
+    # a comparison with NaN is false
+    if not (np.abs(array) >= 2.0**53).any():
+        return array
+    numbers = np.asarray(value, dtype=object)
+    if any(isinstance(n, float) and not n.is_integer() for n in numbers.flat):
+        return array
+    whole = [int(n) for n in numbers.flat]
+    limits = np.iinfo(dtype.to_numpy())
+    for extreme in (min(whole), max(whole)):
+        if not limits.min <= extreme <= limits.max:
+            raise ValueError(
+                f"{op}: {extreme} is out of range for {dtype.name} ({limits.min} to {limits.max})"
+            )
+    return np.array(whole, dtype.to_numpy()).reshape(numbers.shape)
 
 
 def _has_arrays(value: Any) -> bool:
