@@ -482,7 +482,9 @@ def two_types(rng: Rng) -> Call:
 
 
 DRAWS: dict[str, Callable[[Rng], Call]] = {
-    **dict.fromkeys("abs ceil floor round sign square trunc positive isfinite isinf isnan".split(), unary(NUMBERS)),
+    **dict.fromkeys(
+        "abs ceil conj floor imag real round sign square trunc positive isfinite isinf isnan".split(), unary(NUMBERS)
+    ),
     **dict.fromkeys(
         "acos acosh asin asinh atan atanh cos cosh exp expm1 log log1p log2 log10 reciprocal signbit sin sinh sqrt "
         "tan tanh".split(),
@@ -584,7 +586,7 @@ tensordot: axes
 """
 """The parameters that functions of the standard (2024.12) take by name."""
 
-_DEFAULT_FLOAT = ("zeros", "ones", "full", "eye", "arange", "linspace")
+_DEFAULT_FLOAT = ("zeros", "ones", "empty", "full", "eye", "arange", "linspace")
 _REFUSED = (ValueError, TypeError, IndexError, OverflowError)
 
 
@@ -617,6 +619,8 @@ def theirs(name: str, call: Call, library: Any) -> Any:
     """The result with arrays of another library."""
     args, kwargs = call
     if library is np:
+        if _is_of_numpy_alone(name, args):
+            raise TypeError("the standard leaves this to libraries")
         descending = kwargs.get("descending", False)
         kwargs = {k: v for k, v in kwargs.items() if k != "descending"}
         if descending:
@@ -629,6 +633,14 @@ def theirs(name: str, call: Call, library: Any) -> Any:
         return converted_to(value, library.asarray, lambda dtype: getattr(library, dtype.name))
 
     return getattr(library, name)(*map(convert, args), **{k: convert(v) for k, v in kwargs.items()})
+
+
+def _is_of_numpy_alone(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether dtypes meet that the standard does not promote, and that NumPy joins in its own way."""
+    if name == "can_cast":
+        return len({dtype == bool for dtype in args}) == 2
+    names = {array.dtype.name for array in args[0]} if name in ("concat", "stack") else set()
+    return "uint64" in names and not names.isdisjoint(SIGNED)
 
 
 def _descending(name: str, x: Array, axis: int) -> Array:

@@ -176,7 +176,9 @@ def arange(
         raise ValueError("arange: the step is 0")
     if integers:
         return Tensor.constant(_integers(range(start, stop, step), dtype), device=device)  # type: ignore[arg-type]
-    return Tensor.constant(np.arange(start, stop, step, np.float64), dtype=dtype, device=device)
+    return Tensor.constant(
+        np.arange(start, stop, step, dtype=np.float64), dtype=dtype, device=device
+    )
 
 
 def _integers(values: range, dtype: DType) -> np.ndarray[Any, Any]:
