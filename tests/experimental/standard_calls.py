@@ -638,7 +638,7 @@ def theirs(name: str, call: Call, library: Any) -> Any:
 def _is_of_numpy_alone(name: str, args: tuple[Any, ...]) -> bool:
     """Whether dtypes meet that the standard does not promote, and that NumPy joins in its own way."""
     if name == "can_cast":
-        return len({dtype == bool for dtype in args}) == 2
+        return len({dtype.kind == "b" for dtype in args}) == 2
     names = {array.dtype.name for array in args[0]} if name in ("concat", "stack") else set()
     return "uint64" in names and not names.isdisjoint(SIGNED)
 

@@ -231,3 +231,11 @@ def test_the_number_of_axes_that_the_namespace_names() -> None:
     assert (Tensor.zeros((1,) * most) + 1).to_numpy().ndim == most
     with pytest.raises(ValueError, match="dimension"):
         Tensor.zeros((1,) * (most + 1))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_places_of_nans(side: str) -> None:
+    wanted = np.array([np.nan, 0, 9, -np.inf, np.inf, 1.5], np.float64)
+    for x in (np.array([-np.inf, 0, 1.5, np.nan, np.nan]), np.array([1.0, 2.0]), np.array([1, 5])):
+        got = xp.searchsorted(Tensor(x), Tensor(wanted), side=side)
+        np.testing.assert_array_equal(got.to_numpy(), np.searchsorted(x, wanted, side=side))

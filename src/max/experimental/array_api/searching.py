@@ -8,6 +8,7 @@ from typing import Any
 
 from max.dtype import DType
 from max.experimental import functional as F
+from max.experimental.array_api.elementwise import isnan
 from max.experimental.array_api.manipulation import moveaxis
 from max.experimental.tensor import Tensor
 
@@ -100,4 +101,9 @@ def searchsorted(
     x2 = x2 if isinstance(x2, Tensor) else Tensor.constant(x2, dtype=x1.dtype)
     places = x2.unsqueeze(-1)
     before = F.greater(places, values) if side == "left" else F.greater_equal(places, values)
+    if x2.dtype.is_float():
+        # NaNs are the greatest, as `sort` has them
+        after = isnan(places)
+        after = F.logical_and(after, F.logical_not(isnan(values))) if side == "left" else after
+        before = F.logical_or(before, after)
     return F.sum(before.cast(DType.int64), -1).squeeze(-1)
