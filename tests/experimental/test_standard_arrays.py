@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -191,15 +192,16 @@ def test_copies_of_arrays_of_other_libraries() -> None:
     assert same[1].item() == 8
     kept = xp.asarray(shared, copy=False)
     assert kept is shared and xp.astype(shared, xp.float32, copy=False) is shared
-    for obj, arguments in (
-        (array, {"dtype": xp.float64}),
-        (array[::2], {}),
-        (shared, {"dtype": xp.int32}),
-        ([1, 2], {}),
-        (3, {}),
-    ):
+    refused: list[tuple[Any, Any]] = [
+        (array, xp.float64),
+        (array[::2], None),
+        (shared, xp.int32),
+        ([1, 2], None),
+        (3, None),
+    ]
+    for obj, dtype in refused:
         with pytest.raises(ValueError, match="copy is False"):
-            xp.asarray(obj, copy=False, **arguments)
+            xp.asarray(obj, dtype=dtype, copy=False)
 
 
 def test_a_shape_of_a_tensor_is_a_shape() -> None:
@@ -234,8 +236,17 @@ def test_the_number_of_axes_that_the_namespace_names() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_places_of_nans(side: str) -> None:
+def test_places_of_nans(side: Literal["left", "right"]) -> None:
     wanted = np.array([np.nan, 0, 9, -np.inf, np.inf, 1.5], np.float64)
     for x in (np.array([-np.inf, 0, 1.5, np.nan, np.nan]), np.array([1.0, 2.0]), np.array([1, 5])):
         got = xp.searchsorted(Tensor(x), Tensor(wanted), side=side)
         np.testing.assert_array_equal(got.to_numpy(), np.searchsorted(x, wanted, side=side))
+
+
+@pytest.mark.parametrize("mask", [(0, 4), (3, 0), (0, 0), (0,)])
+def test_masks_without_elements(mask: tuple[int, ...]) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    index = np.zeros(mask, bool)
+    assert Tensor(x)[Tensor(index)].shape == x[index].shape
+    with pytest.raises(IndexError, match="the mask has size 2 at axis 0, expected 3"):
+        Tensor(x)[Tensor(np.zeros((2,), bool))]

@@ -176,7 +176,8 @@ def _block(index: Any, x: Any, at: int) -> tuple[Any, int]:
     for axis, (size, expected) in enumerate(
         zip(tensor.shape, list(x.shape)[at : at + tensor.rank], strict=True), at
     ):
-        if size != expected:
+        # a mask without elements selects none
+        if size not in (expected, 0):
             raise AxisError(f"index: the mask has size {size} at axis {axis}, expected {expected}")
     if in_graph():
         raise TypeError(
