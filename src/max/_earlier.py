@@ -36,7 +36,7 @@ _ENUMS = (CONFIG + "enums", _ENCODINGS, "max.pipelines.checkpoints.hub")
 
 MODULES: dict[str, tuple[str, ...]] = {
     "max.driver.buffer": ("max.driver", "max.driver._copies"),
-    "max.driver.driver": ("max.driver", "max.driver._device"),
+    "max.driver.driver": ("max.driver", "max.driver._device", "max.driver._device_spec"),
     "max.driver.tensor": ("max.driver",),
     "max.engine.api": ("max.engine",),
     "max.experimental.nn": ("max.nn.module_v3",),
