@@ -181,22 +181,6 @@ def sums_of_halves(out: k.Output, x: k.Input):
     add_runs(out[half:], x[half:], k.i64(0), x.shape[0] - half, 8)
 
 
-@pytest.fixture
-def bodies(monkeypatch: pytest.MonkeyPatch):
-    """The names of the outlined functions whose bodies the frontend compiles; functions of this file count as fixed."""
-    names: list[str] = []
-    compile_body = outlining._compiled
-
-    def counted(fe, function, *rest):
-        names.append(function.name)
-        return compile_body(fe, function, *rest)
-
-    monkeypatch.setattr(outlining, "_compiled", counted)
-    monkeypatch.setattr(outlining, "_is_fixed", lambda function: True)
-    monkeypatch.setattr(outlining, "_bodies", type(outlining._bodies)())
-    return names
-
-
 X = np.zeros((2, 3), np.float32)
 NUMBERS = np.arange(-6, 6)
 CALLS = {

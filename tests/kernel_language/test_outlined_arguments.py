@@ -142,22 +142,6 @@ KERNELS: dict[k.Kernel, np.ndarray] = {
 """The kernels and their results."""
 
 
-@pytest.fixture
-def bodies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the outlined functions whose bodies are compiled; functions of this file count as fixed."""
-    names: list[str] = []
-    compile_body = outlining._compiled
-
-    def counted(fe, function, *rest):
-        names.append(function.name)
-        return compile_body(fe, function, *rest)
-
-    monkeypatch.setattr(outlining, "_compiled", counted)
-    monkeypatch.setattr(outlining, "_is_fixed", lambda function: True)
-    monkeypatch.setattr(outlining, "_bodies", type(outlining._bodies)())
-    return names
-
-
 def arguments() -> list[Any]:
     return [np.zeros_like(X), X, np.int64(N), np.int64(M)]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, cast
 
 from max.kernel.frontend.division import interval, is_nonzero
-from max.kernel.frontend.state import Frame, Frontend
+from max.kernel.frontend.state import Frame, Frontend, NeverReturns
 from max.kernel.frontend.values import (
     Closure,
     ContextValue,
@@ -64,6 +64,8 @@ class _Body(NamedTuple):
     """The level of its outermost values."""
     leaves: bool
     """Whether it has a return at run time."""
+    ends: bool
+    """Whether it may come to its end: else it raises on every path."""
     writable: tuple[bool, ...]
     """For each view among the arguments, whether the body needs it to be writable."""
 
@@ -83,6 +85,9 @@ def outlined_body(
         function: The function.
         frame: The frame of the call, with its arguments.
         compile_body: Compiles the function in that frame, and returns its result.
+
+    Raises:
+        NeverReturns: The body raises on every path.
     """
     arguments = _Arguments(fe)
     try:
@@ -93,6 +98,8 @@ def outlined_body(
         body, _ = _compiled(fe, function, compile_body, _Arguments(fe))
         shift = fe.b.outlined_shift(function.name, body.first)
         fe.b.emit(Block(fe.b.label(), body.statements, True, shift))
+        if not body.ends:
+            raise NeverReturns from None
         return
     key = (function, fe.target, fe.is_conditional, frame.in_branch,
        fe.parallel_depth > 0, fe.loop_depth > 0, *arguments.key)  # fmt: skip
@@ -114,6 +121,8 @@ def outlined_body(
     statements = copy.statements(body.statements)
     shift = fe.b.outlined_shift(function.name, first)
     fe.b.emit(Block(fe.b.label(), statements, True, shift))
+    if not body.ends:
+        raise NeverReturns
     if reusable and not copy.uses_others:
         with _lock:
             _bodies[key] = body
@@ -128,11 +137,17 @@ def _compiled(
     b = fe.b
     before = len(fe.messages), fe.phases, fe.scratch_bytes
     left, fe.may_have_left = fe.may_have_left, False
+    # what follows a jump may be skipped, so that a `raise` in the body is none at compile time
+    fe.frame.in_branch |= left
     try:
         with b.outlined(function.name) as scope:
             first, level = b.next_id, len(b.scopes) - 1
             scope.nonzero.update(f.id for f in arguments.formals if f.id in b.nonzero_formals)
-            result = compile_body()
+            result, ends = None, True
+            try:
+                result = compile_body()
+            except NeverReturns:
+                ends = False
             last = max(b.next_id, b.next_slot, b.next_label)
     finally:
         leaves, fe.may_have_left = fe.may_have_left, fe.may_have_left or left
@@ -141,7 +156,7 @@ def _compiled(
             f"{function.name} is outlined and returns {describe(result)}; it can only write memory"
         )
     body = _Body(
-        tuple(scope.body), tuple(arguments.formals), first, last, level, leaves,
+        tuple(scope.body), tuple(arguments.formals), first, last, level, leaves, ends,
         tuple([view.asked for view in arguments.views]),
     )  # fmt: skip
     return body, before == (len(fe.messages), fe.phases, fe.scratch_bytes)
