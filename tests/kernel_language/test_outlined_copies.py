@@ -161,6 +161,13 @@ def waits(out: k.Output, x: k.Input, ctx: k.Context):
 
 
 @k.kernel
+def waits_in_a_loop(out: k.Output, x: k.Input, ctx: k.Context):
+    for _ in range(x.shape[0]):
+        wait(ctx)
+    out[0] = x[0]
+
+
+@k.kernel
 def waits_in_parallel(out: k.Output, x: k.Input, ctx: k.Context):
     for i in ctx.parallel(out.shape[0]):
         wait(ctx)
@@ -192,6 +199,7 @@ def number_and_context(out: k.Output, x: k.Input, ctx: k.Context):
     ("fits", "does_not"),
     [
         (waits, waits_in_parallel),
+        (waits_in_a_loop, waits_in_parallel),
         (ends_soon_in_a_loop, ends_soon),
         (context_and_number, number_and_context),
     ],
@@ -284,6 +292,29 @@ def raises_in_a_nested_call(out, n) -> None:
 
 
 @k.outlined
+def never(memory) -> None:
+    memory[0] = 1.0
+    raise ValueError("never")
+
+
+@k.inline
+def three_or_never(x, memory):
+    if x[0] > 0.0:
+        return k.f32(3.0)
+    never(memory)
+
+
+@k.kernel
+def raises_on_all_paths(out: k.Output, x: k.Input):
+    out[0] = three_or_never(x, out)
+
+
+@k.kernel
+def raises_on_all_paths_with_a_tile(out: k.Output, x: k.Input):
+    out[0] = three_or_never(x, k.tile(k.f32, 2, fill=0.0))
+
+
+@k.outlined
 def store_five(out, x) -> None:
     out[0] = 5.0
 
@@ -321,13 +352,15 @@ def raises_always(out: k.Output, x: k.Input):
         raises_unless_positive,
         raises_deeper_unless_positive,
         raises_after_a_body_unless_positive,
+        raises_on_all_paths,
+        raises_on_all_paths_with_a_tile,
     ],
 )
 def test_a_raise_that_a_return_skips_is_one_of_the_run(kernel: k.Kernel, bodies: list[str]) -> None:
     out = np.zeros(1, np.float32)
     for _ in range(2):
         compiled(kernel, [out, np.ones(1, np.float32)])
-        with pytest.raises(ValueError, match=r"^\w+: above 4"):
+        with pytest.raises(ValueError, match=r"^\w+: (above 4|never)"):
             compiled(kernel, [out, -np.ones(1, np.float32)])
     with pytest.raises(k.KernelError, match="above 4"):
         k.specialize(raises_always, [spec_of(out), spec_of(X)], None, k.host_target())
