@@ -6,7 +6,7 @@ from types import FunctionType
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from max import kernel as k
@@ -276,6 +276,28 @@ def test_an_argument_given_twice_is_one(bodies: list[str]) -> None:
     assert bodies == ["first_of"], "wherever the numbers of formals begin"
 
 
+FACTORS = {"two": 2.0, "three": 3.0}
+
+
+@k.outlined
+def by_table(out, x, factors) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * factors["two"] * factors["three"]
+
+
+@k.kernel
+def six_times(out: k.Output, x: k.Input):
+    by_table(out, x, FACTORS)
+
+
+def test_a_body_with_a_value_that_may_change_is_not_kept(bodies: list[str]) -> None:
+    for _ in range(2):
+        out = np.zeros_like(X)
+        compiled(six_times, [out, X])
+        assert out.tolist() == (X * 6).tolist()
+    assert not outlining._bodies
+
+
 # ***** a raise after a jump *****
 
 
@@ -399,6 +421,10 @@ def test_functions_of_the_package_are_fixed(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(counts) == expected_count, name
 
 
+@example((1 << 40) + 1)
+@example((1 << 39) + 1)
+@example((1 << 63) - 1)
+@example(-(1 << 63))
 @given(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-(1 << 42), 1 << 42))
 def test_bounds_of_intervals_are_rounded_outwards(bound: int) -> None:
     rounded = _rounded(bound)
