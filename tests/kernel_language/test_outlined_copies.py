@@ -298,6 +298,60 @@ def test_a_body_with_a_value_that_may_change_is_not_kept(bodies: list[str]) -> N
     assert not outlining._bodies
 
 
+@k.outlined
+def add_to(out, x, product) -> None:
+    out[0] = x[0] + product
+
+
+@k.kernel
+def products_of_the_caller(out: k.Output, x: k.Input, n: k.i64):  # pyright: ignore
+    early, late, last = x[0] * x[1], x[0] * x[2], x[1] * x[2]
+    for i in range(n):
+        add_to(k.run_time(out[i:]), k.run_time(x), x[i] * x[1])
+        add_to(k.run_time(out[i + n * 3 :]), k.run_time(x[i:]), early)
+        for j in range(1, 2):
+            add_to(k.run_time(out[i + n * j :]), k.run_time(x[i:]), x[i] * x[j])
+            add_to(k.run_time(out[i + n * 4 :]), k.run_time(x[i:]), late)
+            for m in range(2, 3):
+                add_to(k.run_time(out[i + n * m :]), k.run_time(x[j:]), x[i] * x[m])
+                add_to(k.run_time(out[i + n * 5 :]), k.run_time(x[i:]), last)
+
+
+@k.kernel
+def products_of_the_caller_deep_first(out: k.Output, x: k.Input, n: k.i64):  # pyright: ignore
+    early, late, last = x[0] * x[1], x[0] * x[2], x[1] * x[2]
+    for i in range(n):
+        for j in range(1, 2):
+            for m in range(2, 3):
+                add_to(k.run_time(out[i + n * m :]), k.run_time(x[j:]), x[i] * x[m])
+                add_to(k.run_time(out[i + n * 5 :]), k.run_time(x[i:]), last)
+            add_to(k.run_time(out[i + n * j :]), k.run_time(x[i:]), x[i] * x[j])
+            add_to(k.run_time(out[i + n * 4 :]), k.run_time(x[i:]), late)
+        add_to(k.run_time(out[i:]), k.run_time(x), x[i] * x[1])
+        add_to(k.run_time(out[i + n * 3 :]), k.run_time(x[i:]), early)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_product_of_the_caller_is_not_fused_with_a_sum_of_a_body(
+    first: int, bodies: list[str]
+) -> None:
+    """The body is a function of its own, which gets the product as an argument."""
+    x = np.random.default_rng(2).uniform(-2, 2, 33).astype(np.float32)
+    rows = [x[0] + x * x[1], x + x * x[1], x[1] + x * x[2]]
+    want = np.stack([*rows, x + x[0] * x[1], x + x[0] * x[2], x + x[1] * x[2]])
+    kernels = (products_of_the_caller, products_of_the_caller_deep_first)
+    for kernel in (kernels[first], *kernels):
+        out = np.zeros_like(want)
+        compiled(kernel, [out.reshape(-1), x, np.int64(len(x))])
+        assert out.tolist() == want.tolist()
+    assert bodies == ["add_to"]
+    # one function for all calls
+    target, specs = k.host_target(), [spec_of(x), spec_of(x), k.i64]
+    irs = [k.specialize(kernel, specs, None, target) for kernel in kernels]
+    names = [set(k.emit_modules(ir, target).functions) for ir in irs]
+    assert names[0] == names[1] and len(names[0]) == 1
+
+
 # ***** a raise after a jump *****
 
 

@@ -352,10 +352,9 @@ class _Copy:
         return If(self._atom(s.cond), then, orelse, self._line)
 
     def block_(self, s: Block) -> Block:
-        # a nested outlined body has its own numbers
+        # a nested outlined body has its own numbers: it is copied only to the place where it was compiled
         self.uses_others |= s.outlined
-        shift = s.shift + self._shift if s.outlined else 0
-        return Block(s.label + self._shift, self.statements(s.body), s.outlined, shift)
+        return Block(s.label + self._shift, self.statements(s.body), s.outlined, s.shift)
 
     def leave_(self, s: Leave) -> Leave:
         return Leave(s.label + self._shift)
