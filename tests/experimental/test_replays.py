@@ -35,26 +35,26 @@ def test_another_op_on_the_same_operands(position: int) -> None:
         same(x, want)
 
 
-@pytest.mark.parametrize("usual", ["one", "both", "first", "second"])
-def test_a_write_asks_for_all_that_reads_the_tensor(usual: str) -> None:
-    """A write computes the values that read the tensor, and only those: others than the trace ends with."""
-    for turn in range(24):
-        a, b = array(4), array(4)
-        x, y = Tensor.constant(a).realize, Tensor.constant(b).realize
-        both = x + y
-        left = x * 2
-        right = y * 3
-        ends = usual if turn % 6 < 4 else ("one", "both", "first", "second")[turn // 6]
-        if ends == "one":
-            _ = left.realize
-        if ends in ("first", "both"):
-            x[...] = 7.0
-        if ends in ("second", "both"):
-            y[...] = 5.0
-        same(both, a + b)
-        same(left, a * 2)
-        same(right, b * 3)
-    del both, left, right
+SOURCES = ("number", "real", "z", "w", "none")
+
+
+@pytest.mark.parametrize(("usual", "other"), [(u, o) for u in SOURCES for o in SOURCES if u != o])
+def test_a_write_asks_for_its_target_and_its_source(usual: str, other: str) -> None:
+    """At one point of a program that has computed nothing yet: those two, one of them, or another value."""
+    real = Tensor.constant(np.float32([7, 8, 9, 6])).realize
+    for turn in range(9):
+        a = array(4)
+        x = Tensor.constant(a)
+        y, z, w = x + 1, x * 2, x - 3
+        want = {"y": a + 1, "z": a * 2, "w": a - 3, "real": real.to_numpy(), "number": 4.0}
+        source = other if turn in (5, 6) else usual
+        if source != "none":
+            y[...] = {"number": 4.0, "real": real, "z": z, "w": w}[source]
+            want["y"] = np.broadcast_to(want[source], 4)
+        same(w, want["w"])
+        same(z, want["z"])
+        same(y, want["y"])
+        del y, z, w
     assert not _replays._replays
 
 
