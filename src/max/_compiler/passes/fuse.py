@@ -128,6 +128,8 @@ class Fuser:
         """The groups that are epilogues of one op with several results: one launch waits for the operands of all."""
         self.owners: dict[Group, MoOp] = {}
         """The op whose epilogue a group is."""
+        self.spans: list[tuple[int, int]] = []
+        """The positions of an op with epilogues of its own and of the last op of each of them."""
 
     def find(self, op: object) -> Group | None:
         """The group that an op belongs to, after merges."""
@@ -259,6 +261,7 @@ class Fuser:
     def reaches(self, starts: list[MoOp], targets: Set[object], lowest: int) -> bool:
         """Whether any of the ops is in, or depends on, one of the targets: groups, or ops with several epilogues."""
         todo, visited = list(starts), set[object]()
+        lowest = self.first_reaching(lowest)
         while todo:
             op = todo.pop()
             unit = self.find(op)
@@ -275,7 +278,7 @@ class Fuser:
                 members = [main, *[member for group in grouped for member in group.ops]]
             else:
                 members = unit.ops if unit is not None else [op]
-            # nothing before a group's first op can depend on it
+            # nothing that comes earlier can depend on the targets
             if max(self.position[m] for m in members) < lowest:
                 continue
             todo.extend(
@@ -285,6 +288,16 @@ class Fuser:
                 if isinstance(o := v.owner, MoOp) and o in self.position
             )
         return False
+
+    def first_reaching(self, position: int) -> int:
+        """The first position whose op may depend on an op at `position`: its own, or that of an op whose launch waits
+        for later ops, as its epilogues read them.
+        """
+        while True:
+            earlier = min((begin for begin, end in self.spans if end > position), default=position)
+            if earlier >= position:
+                return position
+            position = earlier
 
     def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
         """The producers of operands from outside the groups."""
@@ -365,6 +378,8 @@ class Fuser:
                     if isinstance(matmul, PackedProductsOp):
                         self.epilogues.setdefault(matmul, []).append(group)
                         self.owners[group] = matmul
+                        last = max(self.position[op] for op in group.ops)
+                        self.spans.append((self.position[matmul], last))
                     break
         return matmul_of
 
