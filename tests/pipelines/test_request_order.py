@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from max.interfaces import RequestID
+from max.pipelines.core import TextContext
 from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.scheduler.order import RequestOrder
 from tests.pipelines.test_scheduler import LIMITS, REQUEST, Engine, generate
 
 ONE = SchedulerLimits(max_batch_size=1)
@@ -135,3 +142,64 @@ def test_a_priority_is_before_a_share() -> None:
         one.put(f"b{number}", 0, "b")
     one.run()
     assert [name[0] for name in one.order] == ["b"] * 5 + ["a"] * 5
+
+
+class Shares:
+    """The order as its documentation states it: each client's requests, one after the other, in equal shares."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.ends: dict[str, int] = {}
+        self.requests: list[tuple[int, int, int, TextContext, str]] = []
+        self.arrived = 0
+
+    def add(self, context: TextContext, priority: int, client: str) -> None:
+        new = 1 if context.max_length is None else context.max_length - context.current_length
+        # those of a client follow each other, unless it was away
+        is_here = any(owner == client for *_, owner in self.requests)
+        begin = max(self.now, self.ends[client]) if is_here else self.now
+        self.ends[client] = begin + context.current_length + min(max(new, 1), 512)
+        self.requests.append((priority, begin, self.arrived, context, client))
+        self.arrived += 1
+
+    def order(self) -> list[RequestID]:
+        return [r[3].request_id for r in sorted(self.requests, key=lambda r: r[:3])]
+
+    def start(self, key: RequestID) -> None:
+        self.now = max(self.now, *(r[1] for r in self.requests if r[3].request_id == key))
+
+    def remove(self, key: RequestID) -> None:
+        self.requests = [r for r in self.requests if r[3].request_id != key]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_clients_share_by_the_tokens_of_their_requests(seed: int) -> None:
+    rng = random.Random(seed)
+    order, shares = RequestOrder(), Shares()
+    contexts: dict[RequestID, TextContext] = {}
+    for number in range(40):
+        if contexts and rng.random() < 0.5:
+            key = rng.choice(list(contexts))
+            if rng.random() < 0.4:
+                order.start(contexts[key])
+                shares.start(key)
+            else:
+                del contexts[key]
+                shares.remove(key)
+                assert order.remove(key)
+            assert not order.remove(RequestID("unknown"))
+        else:
+            length = rng.choice((1, 2, 30, 500))
+            context = TextContext(
+                request_id=RequestID(str(number)),
+                tokens=np.arange(length),
+                max_length=length + rng.choice((1, 2, 40, 510, 511, 512, 513, 514, 9999)),
+            )
+            if rng.random() < 0.3:
+                context.max_length = None
+            priority, client = rng.choice((0, 0, 0, 1)), rng.choice("abc")
+            order.add(context, priority, client)
+            shares.add(context, priority, client)
+            contexts[context.request_id] = context
+        assert list(order.sorted(contexts)) == shares.order()
+        assert len(order) == len(contexts) and all(key in order for key in contexts)

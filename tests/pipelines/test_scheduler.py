@@ -124,6 +124,7 @@ class Engine:
                 break
         assert len(self.scheduler) == 0, "a request did not end"
         assert self.cache.pages.used_pages == 0, "a page is lost"
+        assert not self.scheduler._tables._opened, "an ended request is remembered"
 
 
 LIMITS = st.builds(
