@@ -195,6 +195,21 @@ def test_siblings_of_which_one_waits_for_the_other_through_an_epilogue(products:
     check(f"builtin.module {{ mo.graph @g({inputs}) -> ({types}) {{ {body} }} }}")
 
 
+def test_a_view_of_a_group_that_waits_for_a_later_one() -> None:
+    """`f` joins the group of `a`, and waits for `c`: `g`, which reads a view of `a`, cannot join the group of `c`."""
+    lines = [
+        f"%a = mo.add(%y, %x) : ({X}, {X}) -> {X}",
+        f"%b = mo.slice(%a) {BOUNDS} : ({X}) -> {X}",
+        f"%c = mo.tanh(%y) : ({X}) -> {X}",
+        f"%d = mo.slice(%c) {BOUNDS} : ({X}) -> {X}",
+        f"%f = mo.add(%d, %a) : ({X}, {X}) -> {X}",
+        f"%g = mo.mul(%b, %c) : ({X}, {X}) -> {X}",
+        f"mo.output(%f, %g) : ({X}, {X}) -> ()",
+    ]
+    body = "\n".join(lines)
+    check(f"builtin.module {{ mo.graph @g(%x: {X}, %y: {X}) -> ({X}, {X}) {{ {body} }} }}")
+
+
 def test_a_program_of_two_products_one_of_which_waits_for_halves_of_an_input() -> None:
     rng = np.random.default_rng(5)
     left, right = rng.standard_normal((2, 64, 64)).astype(np.float32)
@@ -211,3 +226,17 @@ def test_a_program_of_two_products_one_of_which_waits_for_halves_of_an_input() -
     first, second = (out.to_numpy() for out in model.execute(a, b))
     assert_close(first, (a @ right) * np.roll(np.exp(b), 32, 1), scale=4)
     assert_close(second, np.tanh(a @ left)[:, ::-1] + b, scale=4)
+
+
+def test_a_program_whose_sums_and_products_wait_for_each_other() -> None:
+    rng = np.random.default_rng(6)
+    type_ = TensorType(DType.float32, ("n", 64), DeviceRef.CPU())
+    with Graph("waiting", input_types=[type_, type_]) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        a, c = x + y, ops.tanh(y)
+        graph.output(c[:, ::-1] + a, a[::-1] * c)
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    first, second = rng.standard_normal((2, 5, 64)).astype(np.float32)
+    outputs = [out.to_numpy() for out in model.execute(first, second)]
+    assert_close(outputs[0], np.tanh(second)[:, ::-1] + first + second, scale=4)
+    assert_close(outputs[1], (first + second)[::-1] * np.tanh(second), scale=4)

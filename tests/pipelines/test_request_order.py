@@ -203,3 +203,4 @@ def test_clients_share_by_the_tokens_of_their_requests(seed: int) -> None:
             contexts[context.request_id] = context
         assert list(order.sorted(contexts)) == shares.order()
         assert len(order) == len(contexts) and all(key in order for key in contexts)
+        assert len({order.rank(context) for context in contexts.values()}) == len(contexts)

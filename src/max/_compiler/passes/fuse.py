@@ -10,7 +10,7 @@ norm that only a product by packed weights uses is computed in the product's ker
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import field
 
 from xdsl.ir import Block, SSAValue
@@ -128,8 +128,8 @@ class Fuser:
         """The groups that are epilogues of one op with several results: one launch waits for the operands of all."""
         self.owners: dict[Group, MoOp] = {}
         """The op whose epilogue a group is."""
-        self.spans: list[tuple[int, int]] = []
-        """The positions of an op with epilogues of its own and of the last op of each of them."""
+        self.begins = list(range(len(self.ops)))
+        """For each position the first one of all launches that go on beyond it."""
 
     def find(self, op: object) -> Group | None:
         """The group that an op belongs to, after merges."""
@@ -200,6 +200,7 @@ class Fuser:
                 # an element-wise group leaves out an axis of size 1
                 chosen.space = space
             chosen.ops.append(op)
+            self.launched_together(chosen.ops)
             self.group_of[op] = chosen
             if op.name in REDUCES or (
                 chosen.axis >= 0 and op.name not in ROWWISE and self.is_row(op, chosen)
@@ -253,6 +254,7 @@ class Fuser:
         a.ops.extend(b.ops)
         a.first = min(a.first, b.first)
         a.rows |= b.rows
+        self.launched_together(a.ops)
         b.merged = a
         return a
 
@@ -290,14 +292,18 @@ class Fuser:
         return False
 
     def first_reaching(self, position: int) -> int:
-        """The first position whose op may depend on an op at `position`: its own, or that of an op whose launch waits
-        for later ops, as its epilogues read them.
+        """The first position whose op may depend on an op at `position`: a launch waits for the operands of all its
+        ops, so values of an earlier one may depend on what comes later.
         """
-        while True:
-            earlier = min((begin for begin, end in self.spans if end > position), default=position)
-            if earlier >= position:
-                return position
-            position = earlier
+        while self.begins[position] < position:
+            position = self.begins[position]
+        return position
+
+    def launched_together(self, ops: Iterable[MoOp]) -> None:
+        """Notes that ops become one launch."""
+        positions = [self.position[op] for op in ops]
+        first, last = min(positions), max(positions)
+        self.begins[first:last] = [min(begin, first) for begin in self.begins[first:last]]
 
     def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
         """The producers of operands from outside the groups."""
@@ -378,8 +384,7 @@ class Fuser:
                     if isinstance(matmul, PackedProductsOp):
                         self.epilogues.setdefault(matmul, []).append(group)
                         self.owners[group] = matmul
-                        last = max(self.position[op] for op in group.ops)
-                        self.spans.append((self.position[matmul], last))
+                        self.launched_together([matmul, *group.ops])
                     break
         return matmul_of
 
