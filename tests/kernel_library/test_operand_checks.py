@@ -101,7 +101,7 @@ def test_the_offset_that_falls_is_named(count: int, width: int) -> None:
     for at in range(count + 1):
         memory = np.zeros(count + 9, np.uint32)
         offsets = memory[: count + 1]
-        offsets[:] = np.arange(1, count + 2)
+        offsets[:] = np.arange(2, count + 3) // 2  # two by two equal
         if at:
             offsets[at] = offsets[at - 1] - 1
         run(checked_rising, offsets, 0, fall(offsets), width=width)
