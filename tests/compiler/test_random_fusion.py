@@ -210,6 +210,21 @@ def test_a_view_of_a_group_that_waits_for_a_later_one() -> None:
     check(f"builtin.module {{ mo.graph @g(%x: {X}, %y: {X}) -> ({X}, {X}) {{ {body} }} }}")
 
 
+def test_two_pairs_of_siblings_of_which_one_is_merged() -> None:
+    """`a` and `b` read `x`, `c` and `d` read `y`; `b` waits for `c`, and `d` for `a`."""
+    lines = [
+        f"%a = mo.neg(%x) : ({X}) -> {X}",
+        f"%va = mo.slice(%a) {BOUNDS} : ({X}) -> {X}",
+        f"%c = mo.neg(%y) : ({X}) -> {X}",
+        f"%vc = mo.slice(%c) {BOUNDS} : ({X}) -> {X}",
+        f"%b = mo.add(%vc, %x) : ({X}, {X}) -> {X}",
+        f"%d = mo.add(%va, %y) : ({X}, {X}) -> {X}",
+        f"mo.output(%b, %d) : ({X}, {X}) -> ()",
+    ]
+    body = "\n".join(lines)
+    check(f"builtin.module {{ mo.graph @g(%x: {X}, %y: {X}) -> ({X}, {X}) {{ {body} }} }}")
+
+
 def test_a_program_of_two_products_one_of_which_waits_for_halves_of_an_input() -> None:
     rng = np.random.default_rng(5)
     left, right = rng.standard_normal((2, 64, 64)).astype(np.float32)
