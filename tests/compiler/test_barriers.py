@@ -415,6 +415,33 @@ CASES: dict[Callable[[Graph], None], tuple[TensorType | BufferType, ...]] = {
 }
 
 
+BARRIERS: dict[Callable[[Graph], None], tuple[str, str]] = {
+    read_after_write: (".|.||||.|", "0:2 2:3 1:4 3:5 345:678 6:9 9:A 8:B B:C"),
+    # the store waits for the product; that waits for nobody
+    write_after_read: (".|.|.|", "0:2 2:3 1:4 4:0 1:5 5:6"),
+    write_after_write: (".||.|", "1:23 2:0 3:0 1:4 4:5"),
+    reads_through_views: (".|.||.|", "0:2 2:3 0:4 4:5 5:6 1:7 7:0"),
+    # the parts of the buffer overlap
+    writes_through_views: ("...|||.|", "1:2 1:3 1:4 2:0 3:0 4:0 1:5 5:6"),
+    # the third launch overwrites what the second one reads
+    in_place: (".||||", "0:2 2:3 12:4 4:5 5:6"),
+}
+"""The barriers of programs, and what each launch reads and writes."""
+
+
+@pytest.mark.parametrize("case", BARRIERS, ids=lambda case: case.__name__)
+def test_the_barriers_of_programs(case: Callable[[Graph], None]) -> None:
+    with Graph(case.__name__, input_types=CASES[case]) as graph:
+        case(graph)
+    launches = explain_graph(graph)["launches"]
+    marks = "".join(".|"[item["barrier"]] for item in launches)
+    buffers = [
+        ":".join("".join(f"{b:X}" for b in item[kind]) for kind in ("reads", "writes"))
+        for item in launches
+    ]
+    assert (marks, " ".join(buffers)) == BARRIERS[case]
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_programs_out_of_order(case: Callable[[Graph], None], order: str) -> None:
