@@ -95,7 +95,9 @@ class Expressions:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def outputs(self, graph: GraphOp) -> list[int]:
-        known = {arg: self._number(("argument", i)) for i, arg in enumerate(graph.args)}
+        known: dict[SSAValue, int] = {
+            arg: self._number(("argument", i)) for i, arg in enumerate(graph.args)
+        }
         for op in graph.block.ops:
             assert isinstance(op, MoOp)
             if op.name == "mo.output":
@@ -110,7 +112,7 @@ class Expressions:
             for index, result in enumerate(op.results):
                 known[result] = self._number((op.name, str(attributes), tuple(operands), index))
             return
-        inside = dict(zip(op.block.args, operands, strict=True))
+        inside: dict[SSAValue, int] = {**dict(zip(op.block.args, operands, strict=True))}
         for member in op.block.ops:
             assert isinstance(member, MoOp)
             if member.name == "mok.yield":

@@ -41,7 +41,7 @@ SOURCES = ("number", "real", "z", "w", "none")
 @pytest.mark.parametrize(("usual", "other"), [(u, o) for u in SOURCES for o in SOURCES if u != o])
 def test_a_write_asks_for_its_target_and_its_source(usual: str, other: str) -> None:
     """At one point of a program that has computed nothing yet: those two, one of them, or another value."""
-    real = Tensor.constant(np.float32([7, 8, 9, 6])).realize
+    real = Tensor.constant(np.array([7, 8, 9, 6], np.float32)).realize
     for turn in range(9):
         a = array(4)
         x = Tensor.constant(a)
@@ -69,7 +69,7 @@ def test_a_call_that_was_made_elsewhere_first_is_recorded_at_its_own_line() -> N
 
     lines: set[str] = set()
     for turn in range(12):
-        z = picked(Tensor.from_dlpack(np.int64([1 if turn < 8 else 9])), turn)
+        z = picked(Tensor.from_dlpack(np.array([1 if turn < 8 else 9])), turn)
         if turn < 8:
             same(z, table.to_numpy()[1:2] + 1)
             continue

@@ -97,6 +97,8 @@ def test_dim_copies_and_converts(dim: Dim) -> None:
     ):
         assert again == dim and type(again) is type(dim)
     assert type(dim).from_mlir(dim.to_mlir()) == dim
+    converted = AlgebraicDim(dim.to_mlir())
+    assert converted == dim and type(converted) is type(dim)
 
 
 def test_shape_is_a_list() -> None:
