@@ -244,3 +244,23 @@ def test_what_does_not_fit(
     x = Tensor.constant(np.eye(3))
     with pytest.raises(error, match=message):
         call(x)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["svd", "svdvals", "eigh", "eigvalsh", "pinv", "matrix_rank"])
+def test_matrices_that_are_not_finite(name: str, bad: float, rng: np.random.Generator) -> None:
+    """No rotation is found for a NaN: the result would look like one."""
+    stack = rng.standard_normal((3, 4, 4))
+    stack[1, 2, 1] = bad
+    with pytest.raises(ValueError, match="matrix 1 of the stack has elements that are not finite"):
+        result = getattr(xp.linalg, name)(Tensor(stack))
+        np.asarray(result[0] if isinstance(result, tuple) else result)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_upper_triangles_are_not_read(bad: float, rng: np.random.Generator) -> None:
+    stack = rng.standard_normal((2, 5, 5))
+    expected = np.linalg.eigvalsh(stack)
+    stack[:, 1, 3] = bad
+    got = np.asarray(xp.linalg.eigvalsh(Tensor(stack)))
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)

@@ -20,6 +20,10 @@ _PREFIX = "max.array_api."
 _W = 8
 _SWEEPS = 60
 """Sweeps of rotations, at most; ten are many."""
+_EPSILON = 2.220446049250313e-16
+"""The distance from 1 to the next float64."""
+_MAX_FLOAT = 1.7976931348623157e308
+"""The greatest finite float64."""
 
 
 @k.inline
@@ -187,16 +191,27 @@ def _orthogonal_rows(w: k.Output, v: k.Output, a: k.Input, ctx: k.Context) -> No
         rows, turns = w[b], v[b]
         for i in range(n):
             copy_row(rows, i, a[b], i)
+            if dot(rows, i, rows, i, 0, size) <= _MAX_FLOAT:
+                pass
+            else:  # of NaNs no comparison holds: no row would be rotated
+                raise ValueError("matrix {} of the stack has elements that are not finite", b)
         set_identity(turns)
         turned = 1
+        # rounding errors of a product of rows, and of a row: below them rotations would go on without end
+        tolerance = _EPSILON * (4.0 + k.sqrt(k.f64(size)))
         for _ in range(_SWEEPS):
             if turned != 0:
                 turned = 0
+                top = k.f64(0)
+                for i in range(n):
+                    top = k.max(top, dot(rows, i, rows, i, 0, size))
+                least = top * (size * _EPSILON) * (size * _EPSILON)
                 for p in range(n - 1):
                     for q in range(p + 1, n):
                         one, two = dot(rows, p, rows, p, 0, size), dot(rows, q, rows, q, 0, size)
                         element = dot(rows, p, rows, q, 0, size)
-                        if k.abs(element) > 1e-15 * k.sqrt(one) * k.sqrt(two):
+                        bound = tolerance * k.sqrt(one) * k.sqrt(two)
+                        if k.min(one, two) > least and k.abs(element) > bound:
                             turned = 1
                             tangent = tangent_of((two - one) / (2.0 * element))
                             cosine = 1.0 / k.sqrt(tangent * tangent + 1.0)
@@ -271,7 +286,8 @@ def orthogonal_rows(a: TensorValue) -> list[TensorValue]:
     """Orthogonal rows ``w`` and rotations ``v`` with ``w = v a``: one-sided rotations of Jacobi.
 
     Args:
-        a: float64 ``[batch, n, m]``.
+        a: float64 ``[batch, n, m]``, of magnitudes whose squares are finite. An element that is not finite is a
+            ValueError of the run.
 
     Returns:
         w ``[batch, n, m]`` and v ``[batch, n, n]``.

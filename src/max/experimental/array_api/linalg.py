@@ -136,10 +136,14 @@ def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
 
 
 def eigh(x: Tensor, /) -> EighResult:
-    """Eigenvalues and eigenvectors of symmetric matrices, whose lower triangles are read."""
-    stack, top = _scaled(_matrices("eigh", x, square=True))
-    symmetric = tril(stack) + tril(stack, k=-1).mT
-    n = shape_of(stack)[-1]
+    """Eigenvalues and eigenvectors of symmetric matrices, whose lower triangles are read.
+
+    Raises:
+        ValueError: At the run: a lower triangle has elements that are not finite.
+    """
+    lower, top = _scaled(tril(_matrices("eigh", x, square=True)))
+    symmetric = lower + tril(lower, k=-1).mT
+    n = shape_of(lower)[-1]
     # shifted by a bound of the eigenvalues it is positive, and its singular vectors are the eigenvectors
     bound = max(sum(F.abs(symmetric), axis=-1), axis=-1).reshape((-1, 1, 1)) if n else top
     _, vectors = factorisations.orthogonal_rows(symmetric + bound * eye(n, dtype=DType.float64))
@@ -309,6 +313,9 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVDResult:
         x: Floats ``[..., rows, columns]``.
         full_matrices: Whether there are as many left vectors as rows, and as many right ones as columns; else
             ``min(rows, columns)`` of each.
+
+    Raises:
+        ValueError: At the run: a matrix has elements that are not finite.
     """
     rows, columns = shape_of(x)[-2:] if x.rank > 1 else (0, 0)
     if rows < columns:
