@@ -205,7 +205,7 @@ def _orthogonal_rows(w: k.Output, v: k.Output, a: k.Input, ctx: k.Context) -> No
                 top = k.f64(0)
                 for i in range(n):
                     top = k.max(top, dot(rows, i, rows, i, 0, size))
-                least = top * (size * _EPSILON) * (size * _EPSILON)
+                least = top * (k.f64(size) * _EPSILON) * (k.f64(size) * _EPSILON)
                 for p in range(n - 1):
                     for q in range(p + 1, n):
                         one, two = dot(rows, p, rows, p, 0, size), dot(rows, q, rows, q, 0, size)
