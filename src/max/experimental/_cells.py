@@ -148,15 +148,19 @@ class Call:
         signature: The op, its arguments and types; see `Signature`.
         inputs: The tensors that it reads.
         place: The file and line of the user's program that made the call.
+
+    Attributes:
+        error: What its run raised when no value of it was needed; each use of a result raises it.
     """
 
-    __slots__ = ("inputs", "place", "results", "signature")
+    __slots__ = ("error", "inputs", "place", "results", "signature")
 
     def __init__(
         self, signature: Signature, inputs: Sequence[Cell], place: tuple[str, int]
     ) -> None:
         self.signature, self.inputs, self.place = signature, inputs, place
         self.results: tuple[weakref.ref[Cell], ...] = ()
+        self.error: Exception | None = None
 
 
 class Unsettled:

@@ -267,9 +267,21 @@ def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
 
 
 def materialize_all() -> None:
-    """Computes all tensors that the program holds."""
+    """Computes all tensors that the program holds.
+
+    Nothing is raised, as the program needs none of the values here: a tensor that cannot be computed keeps its error,
+    which each use of it raises.
+    """
     with LOCK:
-        materialize([tensor._cell for tensor in pending()])
+        cells = [tensor._cell for tensor in pending()]
+        try:
+            materialize(cells)
+        except Exception:
+            for cell in cells:
+                try:
+                    materialize([cell])
+                except Exception as error:
+                    _call_of(cell).error = error
 
 
 def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
@@ -286,6 +298,8 @@ def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
         if call in numbers:
             stack.pop()
             continue
+        if call.error is not None:
+            raise call.error.with_traceback(None)
         sources: list[tuple[int, int]] = []
         first: list[Call] = []
         for cell in call.inputs:
