@@ -164,6 +164,12 @@ class MoOp(Operation):
                 spec.check(operand_types, result_types, attrs)
         except (ValueError, TypeError) as error:
             raise VerifyException(str(error)) from error
+        except (AttributeError, LookupError) as error:
+            # elements of a list attribute of another kind, which only a text can have
+            shown = ", ".join(f"{name} = {attr}" for name, attr in self.attributes.items())
+            raise VerifyException(
+                f"{spec.mnemonic}: the attributes {{{shown}}} are not of the form that the op has: {error}"
+            ) from error
 
     def _verified_attributes(self) -> dict[str, Any]:
         spec = self.spec

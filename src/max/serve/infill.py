@@ -73,7 +73,7 @@ class Infill:
         encode: Callable[[str, bool], list[int]],
         named: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._encode, self._marks = encode, marks
+        self._encode = encode
         self._prefix, self._suffix = tokens[marks.prefix], tokens[marks.suffix]
         self._middle = tokens[marks.middle] if marks.middle else None
         self._files = next(

@@ -81,3 +81,9 @@ mo.graph @g(%0: !mo.tensor<[1], f32, cpu:0>) {
   %1 = mo.range(%0, %0, %0) : (!mo.tensor<[1], f32, cpu:0>, !mo.tensor<[1], f32, cpu:0>, !mo.tensor<[1], f32, cpu:0>) -> !mo.tensor<[n], f32, cpu:0>
   mo.output() : () -> ()
 }
+// -----
+// expected: slice: the attributes {start = array<i64: 0>, stop = array<i64: 4>, step = array<i64: 1>} are not of the form that the op has: 'int' object has no attribute 'is_static'
+mo.graph @g(%0: !mo.tensor<[4], f32, cpu:0>) {
+  %1 = mo.slice(%0) {start = array<i64: 0>, stop = array<i64: 4>, step = array<i64: 1>} : (!mo.tensor<[4], f32, cpu:0>) -> !mo.tensor<[4], f32, cpu:0>
+  mo.output() : () -> ()
+}

@@ -91,9 +91,6 @@ def const_text(c: Const) -> str:
     return f"splat ({element} {number_text(c.value, dtype)})"
 
 
-atom_text = const_text
-
-
 def constants(width: int) -> Callable[[str, Any], str]:
     """A function that formats literals, broadcast to all lanes of vectors."""
 

@@ -82,7 +82,7 @@ class TextGenerationPipeline(
     Args:
         pipeline_config: The configuration, resolved.
         pipeline_model: The model's class.
-        eos_token_id: Ends a sequence, besides the tokens that the model's configs name.
+        eos_token_id: The tokenizer's end token; not read, as each context names the tokens that end it.
         weight_adapters: For each format the function that renames a checkpoint's weights.
         tokenizer: Makes the contexts of requests.
 
@@ -113,7 +113,6 @@ class TextGenerationPipeline(
             devices=self._devices, batch_invariant=pipeline_config.batch_invariant
         )
         pipeline_config.configure_session(self._session)
-        self._eos_token_id = {eos_token_id}
         self._last_step: LastStep | None = None
         # free memory minus the size of the weights: they must not be loaded yet
         available = pipeline_config.available_cache_memory()
