@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from max._compiler.specialisations import specialisations
 from max._compiler.template import BufferBound, LimitSlot, Number, Pointer, Slot
 from max._dataclass import dataclass
 from max._kernel_library.tiles.transpose import transpose
+from max.kernel.frontend.specialize import argument_roles
 
 __all__ = ["Argument", "KernelTable", "KernelTables"]
 
@@ -194,18 +194,12 @@ class KernelTable:
         return tuple(slots)
 
     def writes(self, kernel: k.Kernel) -> frozenset[int]:
-        """The positions of the tensor parameters that a kernel may write."""
+        """The positions of the arguments that a kernel may write."""
         if kernel not in self._written:
-            parameters = [
-                p
-                for p in inspect.signature(kernel, follow_wrapped=True).parameters.values()
-                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ]
-            # annotations are strings in files with postponed evaluation
             self._written[kernel] = frozenset(
                 i
-                for i, p in enumerate(parameters)
-                if not (p.annotation is k.Input or _is_input(p.annotation))
+                for i, role in enumerate(argument_roles(kernel))
+                if role is not None and role != "input"
             )
         return self._written[kernel]
 
@@ -232,10 +226,3 @@ class KernelTables:
 def _is_fixed(kernel: k.Kernel) -> bool:
     """Whether the globals of a kernel are constant: true for the kernel library, unknown for a user's kernel."""
     return kernel.source.globals.get("__name__", "").startswith("max._kernel_library")
-
-
-def _is_input(annotation: object) -> bool:
-    """Whether the annotation is that of a read-only tensor."""
-    if isinstance(annotation, str):
-        return annotation.startswith(("k.Input", "Input"))
-    return getattr(annotation, "kind", None) == "input"

@@ -150,8 +150,10 @@ def check_call(
         raise failure.kind([failure.diagnostic]) from None
 
 
-def tensor_roles(fn: Kernel) -> list[str]:
-    """The access of each tensor parameter, in order: ``input``, ``output`` or ``inout``.
+def argument_roles(fn: Kernel) -> list[str | None]:
+    """The access of each argument, in order: ``input``, ``output`` or ``inout`` for a tensor, None for a scalar.
+
+    A record of operands has one for each field; the context takes no argument.
 
     Args:
         fn: The kernel.
@@ -165,7 +167,12 @@ def tensor_roles(fn: Kernel) -> list[str]:
         annotations = [a for p in _positional(fn) for a in _leaves(bound.annotation(p))]
     except Failure as failure:
         raise failure.kind([failure.diagnostic]) from None
-    return [annotation.kind for annotation in annotations if isinstance(annotation, Access)]
+    return [a.kind if isinstance(a, Access) else None for a in annotations if a is not Context]
+
+
+def tensor_roles(fn: Kernel) -> list[str]:
+    """The access of each tensor argument, in order; see `argument_roles`."""
+    return [role for role in argument_roles(fn) if role is not None]
 
 
 def _positional(fn: Kernel) -> list[ast.arg]:
