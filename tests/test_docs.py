@@ -235,7 +235,7 @@ def test_the_reference_reads_the_text_of_fields(monkeypatch: pytest.MonkeyPatch)
         )
         return reference.render(module).partition(f"{{ #{anchor} }}")[2].partition("\n#")[0]
 
-    assert "What is not allocated." in text("max.diagnostics.gpu.MemoryStats.free_bytes")
+    assert "The free memory." in text("max.diagnostics.gpu.MemoryStats.free_bytes")
     assert "Texts that end the generation." in text("max.interfaces.SamplingParams.stop")
     assert "Texts that end the generation." in text("max.interfaces.SamplingParamsInput.stop")
     assert "Tokens per page" in text("max.pipelines.lib.config.KVCacheConfig.kv_cache_page_size")

@@ -57,7 +57,7 @@ def test_a_result_much_larger_than_its_weights_is_computed_at_each_run(
     always: int | None, rows: int, at_load: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if always is not None:
-        monkeypatch.setattr(once, "ALWAYS", always)
+        monkeypatch.setattr(once, "SMALL_BYTES", always)
     t = f"!mo.tensor<[{rows}, 8], {F}>"
     body = (
         weight("w") + spread("w", rows) + f"%y = mo.tanh(%ws) : ({t}) -> {t}\n"
@@ -73,7 +73,7 @@ def test_each_weight_of_a_result_counts_once(
     parts: str, at_load: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part has four times the bytes of its weight, as the result may have."""
-    monkeypatch.setattr(once, "ALWAYS", 0)
+    monkeypatch.setattr(once, "SMALL_BYTES", 0)
     t, whole = f"!mo.tensor<[4, 8], {F}>", f"!mo.tensor<[{4 * len(parts)}, 8], {F}>"
     body = "".join(weight(name) + spread(name, 4) for name in sorted({*parts}))
     operands, types = ", ".join(f"%{name}s" for name in parts), ", ".join([t] * len(parts))

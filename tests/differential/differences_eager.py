@@ -40,6 +40,14 @@ EAGER: tuple[Difference, ...] = (
         here="^tensor",
     ),
     Difference(
+        "`&`, `|`, `^`, `~`, `<<` and `>>` take eager tensors of integers",
+        "an extension: bools only in MAX; the array API standard has them",
+        _FAMILY,
+        program=r"^(~[iu]|[ib] (&|\||\^|<<|>>) [ib1])$",
+        there=_ERROR,
+        here="^tensor",
+    ),
+    Difference(
         "eager tensors have sizes, not names of dims",
         "a guard: nothing gives a name its value outside of a graph",
         _FAMILY,

@@ -42,6 +42,8 @@ ELSEWHERE = {
     "resize": "tests/ops/spatial.py", "resize_bicubic": "tests/graph/test_detection.py",
     "resize_linear": "tests/ops/detection.py", "resize_nearest": "tests/ops/detection.py",
     "roi_align": "tests/ops/detection.py", "non_maximum_suppression": "tests/ops/detection.py",
+    "parallel": "tests/graph/test_launches.py", "shard_and_stack": "tests/graph/test_launches.py",
+    "side_stream": "tests/graph/test_launches.py",
     "dequantize": "tests/ops", "qmatmul": "tests/ops", "quantize": "tests/ops",
 }  # fmt: skip
 """Ops whose properties are tested elsewhere, and where."""

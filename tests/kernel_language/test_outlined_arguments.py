@@ -187,7 +187,7 @@ def test_a_function_that_may_change_is_no_part_of_a_body(
 def test_the_least_recently_used_body_is_dropped(
     bodies: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlining, "_MOST_BODIES", 2)
+    monkeypatch.setattr(outlining, "_MAX_BODIES", 2)
     for kernel in (one_factor, another_factor, one_factor, another_function):
         printed(kernel)
     assert len(bodies) == 3 and len(outlining._bodies) == 2

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_batch, layer_of, page_of, sequence_of
+from max._kernel_library.attention.paged_cache import (
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+    sequence_of,
+)
 from tests.kernel_language.harness import compiled
 
 
@@ -20,7 +26,9 @@ def look_up(
 ) -> None:  # fmt: skip
     """Writes sequence, page and layer of each row."""
     layer = layer_of(blocks, layer_index)
-    check_batch(offsets, out.shape[0], blocks, cache_lengths, lookup_table, width, kinds)
+    check_batch(
+        offsets, out.shape[0], PagedCache(blocks, cache_lengths, lookup_table), width, kinds
+    )
     for token in range(out.shape[0]):
         sequence = sequence_of(offsets, cache_lengths.shape[0], token)
         position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
@@ -34,7 +42,7 @@ def look_up_two_kinds(
     out: k.Output, offsets: k.Input, blocks: k.Input, cache_lengths: k.Input, lookup_table: k.Input,
     layer_index: k.Input, *, width: int,
 ) -> None:  # fmt: skip
-    check_batch(offsets, out.shape[0], blocks, cache_lengths, lookup_table, width)
+    check_batch(offsets, out.shape[0], PagedCache(blocks, cache_lengths, lookup_table), width)
     out[0, 0] = 1
 
 

@@ -136,6 +136,8 @@ def test_a_signal_that_stops_a_server_is_named(
     start_server: Callable[..., RunningServer], tmp_path: Path
 ) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue  # as under nohup, where the server goes on, too
         server = start_server("--models-dir", str(tmp_path)).wait_ready()
         server.process.send_signal(number)
         assert server.process.wait(300) == 0

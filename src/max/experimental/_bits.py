@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from max import kernel as k
+from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph import TensorType, TensorValue, TensorValueLike, ops
 from max.graph.ops._broadcasting import broadcast_all
@@ -60,7 +61,7 @@ def _stage(kind: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> 
         return _OF_BOOLS[kind](x, y)
     if not dtype.is_integral():
         wanted = "bool or an integer type" if kind in _OF_BOOLS else "an integer type"
-        raise TypeError(f"{name}: the operands are {dtype.name}, expected {wanted}")
+        raise ArgumentError(f"{name}: the operands are {dtype.name}, expected {wanted}")
     flat, other = ops.reshape(x, (-1,)), ops.reshape(y, (-1,))
     result = TensorType(dtype, flat.shape, x.device)
     how = {"kind": kind, "size": dtype.size_in_bits, "signed": dtype.is_signed_integral()}
@@ -89,7 +90,7 @@ def bitwise_invert(x: TensorValueLike) -> TensorValue:
     if x.dtype is DType.bool:
         return ops.logical_not(x)
     if not x.dtype.is_integral():
-        raise TypeError(
+        raise ArgumentError(
             f"bitwise_invert: the operand is {x.dtype.name}, expected bool or an integer type"
         )
     ones = -1 if x.dtype.is_signed_integral() else (1 << x.dtype.size_in_bits) - 1
