@@ -1,4 +1,4 @@
-"""Products with LoRA adapters: each group of rows by the matrix of its adapter (SGMV)."""
+"""Matrix products with LoRA adapters (SGMV): each group of rows is multiplied by the matrix of its adapter."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["sgmv_kernel", "sgmv_lora_kernel", "sgmv_qkv_lora_kernel"]
 
 
 def group_of_rows(rows: Dim, offsets: TensorValue) -> TensorValue:
-    """The group of each row, int64 ``[rows]``; rows past the last offset have the number of groups.
+    """The index of the group of each row, int64 ``[rows]``; for rows past the last offset, the number of groups.
 
     Args:
         rows: The number of rows.
-        offsets: The first row of each group, and the row after the last one.
+        offsets: The first row of each group, then the end of the last group.
     """
     numbers = ops.range(
         0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device
@@ -40,21 +40,21 @@ def sgmv_kernel(
 
     Args:
         input: ``[rows, in_dim]``.
-        lora: ``[adapters, out_dim, in_dim]``; adapters of lower rank are filled up with zeros.
+        lora: ``[adapters, out_dim, in_dim]``; adapters of lower rank are padded with zeros.
         lora_ids: The adapter of each group, ``[groups]``; -1: the group's results are 0. Elements past the last group
             are not read.
-        lora_ranks: The rank of each group's adapter; unused, as the rest of a matrix is 0.
-        input_row_offsets: The first row of each group, and the row after the last one, ``[groups + 1]``. Results of
-            rows past it are 0.
-        max_lora_seq_len: Most rows of a group; unused, the kernel reads the offsets.
+        lora_ranks: The rank of each group's adapter; unused, because matrices are padded with zeros.
+        input_row_offsets: The first row of each group, then the end of the last group, ``[groups + 1]``. Rows past that
+            end get the result 0.
+        max_lora_seq_len: The maximum number of rows in a group; unused, the kernel reads the offsets.
         bias: ``[adapters, out_dim]``.
 
     Returns:
         ``[rows, out_dim]``.
 
     Raises:
-        ValueError: A shape does not fit. Offsets and adapters that do not fit are an error when the graph runs.
-        TypeError: The adapters, ranks or offsets are no integers.
+        ValueError: A shape does not fit. Invalid offsets and adapter ids raise when the graph runs.
+        TypeError: The adapters, ranks or offsets are not integers.
     """
     op = "sgmv_kernel"
     for name, value in (
@@ -84,7 +84,7 @@ def sgmv_kernel(
         return y
     if bias.rank != 2 or bias.shape[0] != lora.shape[0] or bias.shape[1] != lora.shape[1]:
         raise ValueError(f"{op}: the bias is {bias!r}, expected [{lora.shape[0]}, {lora.shape[1]}]")
-    # rows of no adapter take the row of zeros after the last bias
+    # rows without an adapter read the row of zeros appended to the biases
     zeros = ops.broadcast_to(ops.constant(0, bias.dtype, bias.device), [1, bias.shape[1]])
     table = ops.concat([bias, zeros])
     none = ops.constant([int(lora.shape[0])], DType.int64, ids.device)
@@ -112,8 +112,8 @@ def sgmv_lora_kernel(
         lora_b: ``[adapters, out_dim, rank]``.
         lora_ids: The adapter of each group, ``[groups]``; -1: none.
         lora_ranks: The rank of each group's adapter.
-        grouped_row_offsets: The first row of each group, and the row after the last one.
-        max_lora_seq_len: Most rows of a group.
+        grouped_row_offsets: The first row of each group, then the end of the last group.
+        max_lora_seq_len: The maximum number of rows in a group.
         bias: ``[adapters, out_dim]``.
 
     Returns:
@@ -143,27 +143,27 @@ def sgmv_qkv_lora_kernel(
     kv_dim: int,
     bias: TensorValue | None = None,
 ) -> TensorValue:
-    """Applies the adapters of queries, keys and values; the terms of keys and values are added in the cache.
+    """Applies the adapters of queries, keys and values; the terms of keys and values are added to the cache in place.
 
     Args:
         input: ``[total_seq_len, in_dim]``.
-        lora_a: ``[adapters, 3 * max_rank, in_dim]``: the rows of queries, keys, values.
+        lora_a: ``[adapters, 3 * max_rank, in_dim]``: the rows for queries, then keys, then values.
         lora_b: ``[adapters, q_dim + 2 * kv_dim, max_rank]``.
         lora_ids: The adapter of each group, ``[groups]``; -1: none.
         lora_ranks: The rank of each group's adapter.
         input_row_offsets: The first row of each sequence.
-        lora_grouped_offsets: The first row of each group, and the row after the last one.
+        lora_grouped_offsets: The first row of each group, then the end of the last group.
         kv_collection: The cache, with the new keys and values stored.
         kv_params: The parameters of the cache.
-        layer_idx: The layer.
-        max_lora_seq_len: Most rows of a group.
+        layer_idx: The index of the layer in the cache.
+        max_lora_seq_len: The maximum number of rows in a group.
         max_rank: The rank of the matrices.
         q_dim: The size of the queries.
         kv_dim: The size of the keys.
         bias: ``[adapters, q_dim + 2 * kv_dim]``.
 
     Returns:
-        What is to be added to the queries, ``[total_seq_len, q_dim]``.
+        The terms to add to the queries, ``[total_seq_len, q_dim]``.
 
     Raises:
         ValueError: A shape does not fit.

@@ -27,7 +27,7 @@ def _row_size(params: KVCacheParams) -> int:
 
 
 def for_cache(kv_params: KVCacheParams, rows: TensorValue) -> TensorValue:
-    """Keys or values in the dtype that the kernels store from: the cache's, or float32 where they round to 8 bits."""
+    """Casts keys or values to the dtype that the store kernels read: the cache's, or float32 for an 8-bit cache."""
     return ops.cast(rows, kv_params.dtype if kv_params.rotates_stored_keys else DType.float32)
 
 
@@ -42,19 +42,19 @@ def load_rows(
     *,
     count: TensorValue | None = None,
 ) -> TensorValue:
-    """Keys or values of some tokens, ``[rows, kv_heads * head_dim]``; rows past the last offset are 0.
+    """Loads the keys or values of a token range, ``[rows, kv_heads * head_dim]``; rows past the last offset are 0.
 
-    They have the cache's dtype, float32 for a cache of 8 bits.
+    The result has the cache's dtype, or float32 for an 8-bit cache.
 
     Args:
         kv_params: The parameters of the cache.
         offsets: The first row of each sequence, uint32 ``[batch + 1]``.
-        starts: The first token of each sequence, uint32 ``[batch]``.
+        starts: The first token to load of each sequence, uint32 ``[batch]``.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         rows: The number of rows.
         side: Keys or values.
-        count: The value of `rows` where the graph computes it, an integer of one element.
+        count: The value of `rows` if the graph computes it: an integer tensor of one element.
     """
     kv = kv_collection
     number = TensorValue(rows) if count is None else ops.reshape(count, []).to(DeviceRef.CPU())
@@ -80,19 +80,18 @@ def store_rows(
     layer_idx: TensorValue,
     side: int = KEYS,
 ) -> None:
-    """Writes keys or values ``[total_seq_len, kv_heads * head_dim]`` of new tokens; they are rounded to the cache's
-    dtype.
+    """Writes keys or values of new tokens to the cache, rounded to its dtype.
 
     Args:
         kv_params: The parameters of the cache.
-        rows: The rows.
+        rows: ``[total_seq_len, kv_heads * head_dim]``.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         side: Keys or values.
 
     Raises:
-        ValueError: The rows have another size.
+        ValueError: The rows have a size other than ``kv_heads * head_dim``.
     """
     kv, size = kv_collection, _row_size(kv_params)
     if rows.rank != 2 or rows.shape[1] != size:
@@ -128,7 +127,7 @@ def matmul_k_cache_ragged(
         input_row_offsets: The first row of each sequence.
         weight: ``[kv_heads * head_dim, hidden_size]``.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
 
     Raises:
         ValueError: A shape does not fit.
@@ -159,15 +158,15 @@ def rms_norm_key_cache(
     Args:
         kv_params: The parameters of the cache.
         kv_collection: The cache, with the new keys stored.
-        gamma: The weight: ``[head_dim]``, or without `per_head_norm` ``[kv_heads * head_dim]``; or fewer, with
-            `rms_norm_cols`: only the first elements are normalised.
-        epsilon: Is added to the mean of squares.
-        layer_idx: The layer.
+        gamma: The weight: ``[head_dim]``, or ``[kv_heads * head_dim]`` without `per_head_norm`. With `rms_norm_cols` it
+            is ``[rms_norm_cols]``, and only the leading elements are normalised.
+        epsilon: Added to the mean of squares.
+        layer_idx: The index of the layer in the cache.
         total_seq_len: The number of new tokens.
         input_row_offsets: The first row of each sequence.
-        weight_offset: Is added to the weight.
-        rms_norm_cols: The number of normalised elements, where it is less than the size.
-        multiply_before_cast: Whether the weight is multiplied in float32.
+        weight_offset: Added to the weight.
+        rms_norm_cols: The number of leading elements to normalise; by default all of them.
+        multiply_before_cast: Whether the product with the weight is computed in float32, before it is rounded.
         per_head_norm: Whether each head is normalised separately.
 
     Raises:
@@ -198,14 +197,14 @@ def rms_norm_value_cache(
         kv_params: The parameters of the cache.
         kv_collection: The cache, with the new values stored.
         gamma: The weight.
-        epsilon: Is added to the mean of squares.
-        layer_idx: The layer.
+        epsilon: Added to the mean of squares.
+        layer_idx: The index of the layer in the cache.
         total_seq_len: The number of new tokens.
         input_row_offsets: The first row of each sequence.
-        weight_offset: Is added to the weight.
-        rms_norm_cols: The number of normalised elements, where it is less than the size.
-        multiply_before_cast: Whether the weight is multiplied in float32.
-        per_head_norm: Whether each head is normalised by itself.
+        weight_offset: Added to the weight.
+        rms_norm_cols: The number of leading elements to normalise; by default all of them.
+        multiply_before_cast: Whether the product with the weight is computed in float32, before it is rounded.
+        per_head_norm: Whether each head is normalised separately.
 
     Raises:
         ValueError: The weight's size does not fit, or the cache has no values.
@@ -267,16 +266,16 @@ def kv_cache_ragged_radd(
     batch_offset: TensorValue,
     layer_idx: int | TensorValue,
 ) -> None:
-    """Adds to the new keys and values of the last sequences of a batch.
+    """Adds a tensor to the new keys and values of the last sequences of a batch, in place.
 
     Args:
         kv_params: The parameters of the cache.
-        a: ``[rows, 2 * kv_heads * head_dim]``: what is added to keys, then to values, for the tokens of these
+        a: ``[rows, 2 * kv_heads * head_dim]``: the terms for the keys, then for the values, of the tokens of these
             sequences.
         kv_collection: The cache, with the new keys and values stored.
         input_row_offsets: The first row of each sequence of the batch.
-        batch_offset: The first of these sequences, an integer scalar.
-        layer_idx: The layer.
+        batch_offset: The index of the first of these sequences, an integer scalar.
+        layer_idx: The index of the layer in the cache.
 
     Raises:
         ValueError: A shape does not fit.
@@ -308,7 +307,7 @@ def kv_cache_ragged_radd(
 def kv_cache_get_max_seq_len(
     kv_params: KVCacheParams, kv_collection: PagedCacheValues
 ) -> TensorValue:
-    """The most new tokens of a sequence, uint32, rank 0.
+    """The maximum number of new tokens in a sequence, uint32, rank 0.
 
     Args:
         kv_params: The parameters of the cache.
@@ -327,17 +326,17 @@ def k_cache_to_buffer(
     buffer_size: int,
     weight_dim: int,
 ) -> TensorValue:
-    """Keys of some tokens of each sequence, one after the other.
+    """Copies the keys of a token range of each sequence into one buffer, concatenated.
 
     Args:
         kv_params: The parameters of the cache.
         buffer_row_offsets_1d: The first row of each sequence in the buffer, uint32 ``[batch + 1]``.
-        cache_offsets_1d: The first token of each sequence, uint32 ``[batch]``.
+        cache_offsets_1d: The first token to load of each sequence, uint32 ``[batch]``.
         kv_collection: The cache.
-        layer_idx: The layer.
-        buffer_length: The number of keys; that of the last offset.
-        buffer_size: The rows of the buffer.
-        weight_dim: The first elements of each key that are copied.
+        layer_idx: The index of the layer in the cache.
+        buffer_length: The number of keys, equal to the last offset.
+        buffer_size: The number of rows of the buffer.
+        weight_dim: The number of leading elements of each key to copy.
 
     Returns:
         ``[buffer_size, weight_dim]``; rows past `buffer_length` are 0.

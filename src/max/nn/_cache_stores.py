@@ -1,4 +1,4 @@
-"""The library ops that later versions write keys and values with: to either side of a cache, ragged or padded."""
+"""The library ops of later versions that write keys or values of a ragged or padded batch to the cache."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def kv_cache_store_paged_ragged(
         kv_collection: The cache.
         x_cache: ``[total_seq_len, kv_heads, head_dim]``.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
-        layer_idx: The layer, uint32.
-        key_or_value: 0: keys, 1: values.
+        layer_idx: The index of the layer in the cache, uint32.
+        key_or_value: 0 writes keys, 1 writes values.
 
     Raises:
-        ValueError: A shape does not fit, or `key_or_value` is another number.
+        ValueError: A shape does not fit, or `key_or_value` is not 0 or 1.
         TypeError: A dtype does not fit.
     """
     op, blocks = "kv_cache_store_paged_ragged", kv_collection.kv_blocks
@@ -57,7 +57,7 @@ def kv_cache_store_paged_ragged(
             f"{op}: the rows are {x_cache!r}, expected [total_seq_len, {blocks.shape[4]}, head_dim]"
         )
     size = int(x_cache.shape[2])
-    # a head of int8 codes has a float32 scale before it
+    # the int8 codes of a head follow its float32 scale
     stored = 4 + -(-size // 4) * 4 if blocks.dtype is DType.int8 else size
     if blocks.shape[5] != stored:
         raise ValueError(f"{op}: heads of {size} elements, and the cache is {blocks!r}")
@@ -90,7 +90,7 @@ def store_k_cache_ragged(
         kv_collection: The cache.
         x_k: ``[total_seq_len, kv_heads, head_dim]``.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
-        layer_idx: The layer, uint32.
+        layer_idx: The index of the layer in the cache, uint32.
 
     Raises:
         ValueError: A shape does not fit.
@@ -111,7 +111,7 @@ def store_v_cache_ragged(
         kv_collection: The cache.
         x_v: ``[total_seq_len, kv_heads, head_dim]``.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
-        layer_idx: The layer, uint32.
+        layer_idx: The index of the layer in the cache, uint32.
 
     Raises:
         ValueError: A shape does not fit.
@@ -123,7 +123,7 @@ def store_v_cache_ragged(
 
 
 def _offsets(op: str, x: TensorValue, valid_lengths: TensorValue) -> TensorValue:
-    """The first row of each sequence, int64 ``[batch + 1]``; a length is at most that of the padded batch."""
+    """The first row of each sequence, int64 ``[batch + 1]``; lengths are clamped to that of the padded batch."""
     check_operand(op, "valid_lengths", valid_lengths, DType.uint32, 1)
     if x.rank < 2 or valid_lengths.shape[0] != x.shape[0]:
         raise ValueError(
@@ -138,15 +138,15 @@ def _offsets(op: str, x: TensorValue, valid_lengths: TensorValue) -> TensorValue
 def ragged_rows(
     op: str, x: TensorValue, valid_lengths: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
-    """A padded batch ``[batch, seq_len, …]`` as the rows of a ragged one, and where each sequence begins.
+    """Converts a padded batch ``[batch, seq_len, …]`` to a ragged one; returns its rows and row offsets.
 
     Args:
-        op: For errors.
+        op: The name of the op, for error messages.
         x: The padded batch.
         valid_lengths: The length of each sequence, uint32 ``[batch]``.
 
     Returns:
-        ``[rows, …]``, where a symbol stands for the number of rows, and uint32 ``[batch + 1]``.
+        The rows ``[rows, …]``, whose number is a new symbol, and the row offsets, uint32 ``[batch + 1]``.
 
     Raises:
         ValueError: A shape does not fit.
@@ -160,7 +160,7 @@ def ragged_rows(
     inside = inside - ops.gather(offsets, sequence, axis=0)
     size = ops.cast(TensorValue(length), DType.int64).to(x.device)
     source = sequence * size + inside
-    # rows past the last sequence are cut off; they are those of the first one
+    # rows past the last sequence read row 0 and are cut off
     last = ops.cast(TensorValue(batch), DType.int64).to(x.device)
     source = ops.where(ops.equal(sequence, last), inside * 0, source)
     count = offsets[-1].to(DeviceRef.CPU())
@@ -172,12 +172,12 @@ def ragged_rows(
 def padded_rows(
     op: str, rows: TensorValue, like: TensorValue, valid_lengths: TensorValue
 ) -> TensorValue:
-    """The rows of a ragged batch as a padded one; padding is 0. The reverse of `ragged_rows`.
+    """Converts the rows of a ragged batch to a padded one, with zeros as padding; the inverse of `ragged_rows`.
 
     Args:
-        op: For errors.
+        op: The name of the op, for error messages.
         rows: ``[rows, …]``.
-        like: The padded batch that the rows come from, ``[batch, seq_len, …]``.
+        like: The original padded batch, ``[batch, seq_len, …]``.
         valid_lengths: The length of each sequence, uint32 ``[batch]``.
     """
     batch, length = like.shape[:2]
@@ -188,7 +188,7 @@ def padded_rows(
     )
     seen = ops.greater(ops.unsqueeze(ops.cast(valid_lengths, DType.int64), 1), place)
     seen = ops.rebind(seen, [batch, length])
-    # padding is the row of zeros behind the last one
+    # padding reads the row of zeros appended to the rows
     source = ops.reshape(ops.where(seen, begins + place, offsets[-1]), [batch * length])
     zeros = ops.broadcast_to(ops.constant(0, rows.dtype, rows.device), [1, *rows.shape[1:]])
     chosen = ops.gather(ops.concat([rows, zeros]), source, axis=0)
@@ -208,12 +208,13 @@ def kv_cache_store_paged_padded(
     Args:
         kv_collection: The cache.
         x_cache: ``[batch, seq_len, kv_heads, head_dim]``.
-        valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``; further ones are not stored.
-        layer_idx: The layer, uint32.
-        key_or_value: 0: keys, 1: values.
+        valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``; tokens past this length are not
+            stored.
+        layer_idx: The index of the layer in the cache, uint32.
+        key_or_value: 0 writes keys, 1 writes values.
 
     Raises:
-        ValueError: A shape does not fit, or `key_or_value` is another number.
+        ValueError: A shape does not fit, or `key_or_value` is not 0 or 1.
         TypeError: A dtype does not fit.
     """
     op = "kv_cache_store_paged_padded"
@@ -237,7 +238,7 @@ def store_k_cache_padded(
         kv_collection: The cache.
         x_k: ``[batch, seq_len, kv_heads, head_dim]``.
         valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``.
-        layer_idx: The layer, uint32.
+        layer_idx: The index of the layer in the cache, uint32.
 
     Raises:
         ValueError: A shape does not fit.
@@ -250,8 +251,8 @@ def inplace_memcpy(dst: BufferValue, src: TensorValue) -> None:
     """Copies a tensor to a buffer.
 
     Args:
-        dst: The buffer.
-        src: A tensor of its shape and dtype.
+        dst: The destination buffer.
+        src: A tensor of the buffer's shape and dtype.
 
     Raises:
         ValueError: The shape or the dtype differs.
@@ -264,19 +265,19 @@ def inplace_memcpy(dst: BufferValue, src: TensorValue) -> None:
 
 
 def sliced_add(x: TensorValue, y: TensorValue, lora_end_idx: TensorValue) -> TensorValue:
-    """``x + y`` in the first rows, `x` in the others.
+    """``x + y`` in the first `lora_end_idx` rows, `x` in the others.
 
     Args:
         x: ``[rows, …]``.
-        y: The same.
-        lora_end_idx: The number of rows to add in, an integer of one element.
+        y: A tensor of the shape and dtype of `x`.
+        lora_end_idx: The number of rows that `y` is added to, an integer tensor of one element.
 
     Returns:
         A tensor of the type of `x`.
 
     Raises:
         ValueError: The shapes or dtypes of `x` and `y` differ, or `lora_end_idx` has more elements.
-        TypeError: `lora_end_idx` is no integer.
+        TypeError: `lora_end_idx` is not an integer.
     """
     op = "sliced_add"
     if not x.rank or x.dtype is not y.dtype or x.shape != y.shape:
@@ -293,7 +294,7 @@ def sliced_add(x: TensorValue, y: TensorValue, lora_end_idx: TensorValue) -> Ten
 def scatter_nd_skip_oob_indices(
     input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
 ) -> TensorValue:
-    """`max.graph.ops.scatter_nd` that leaves out updates whose indices are out of range.
+    """`max.graph.ops.scatter_nd` that skips updates whose indices are out of range.
 
     Args:
         input: The tensor, of rank 1 or more.
@@ -305,7 +306,7 @@ def scatter_nd_skip_oob_indices(
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: The indices are no integers.
+        TypeError: The indices are not integers.
     """
     op = "scatter_nd_skip_oob_indices"
     x, values, places = TensorValue(input), TensorValue(updates), TensorValue(indices)
@@ -319,7 +320,7 @@ def scatter_nd_skip_oob_indices(
     wide = ops.where(wide < 0, wide + sizes, wide)
     fits = ops.logical_and(ops.greater_equal(wide, 0), ops.greater(sizes, wide))
     inside = ops.greater(ops.min(ops.cast(fits, DType.int32), axis=-1), 0)
-    # what does not fit is written to a row behind the last one, which is cut off
+    # updates out of range write to an extra last row, which is cut off
     behind = ops.concat([sizes[:1], sizes[1:] * 0]) if depth > 1 else sizes
     wide = ops.where(inside, wide, behind)
     row = ops.broadcast_to(ops.constant(0, x.dtype, x.device), [1, *x.shape[1:]])

@@ -1,4 +1,4 @@
-"""The experts that a gate chose: grouped products of the rows of each expert, and the weighted sum of the results."""
+"""Runs the experts that a gate chose: grouped products per expert, and the weighted sum of their outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from max.nn.layer import Layer
 __all__ = ["Activation", "ExpertProduct", "run_experts", "swiglu"]
 
 Activation = Callable[..., TensorValue]
-"""From the results of gate and up projection, or of the latter alone, to the input of the down projection."""
+"""Maps the outputs of the gate and up projections, or of up only, to the input of the down projection."""
 
 
 def swiglu(gate: TensorValue, up: TensorValue) -> TensorValue:
@@ -22,7 +22,7 @@ def swiglu(gate: TensorValue, up: TensorValue) -> TensorValue:
 
 
 class ExpertProduct(Layer):
-    """Rows times the weights of their experts; a layer, so that hooks observe its rows.
+    """Multiplies rows by the weights of their experts. It is a layer, so that hooks observe its input and output.
 
     Args:
         weight: ``[experts, out_dim, in_dim]``, or encoded rows.
@@ -48,9 +48,9 @@ class ExpertProduct(Layer):
         Args:
             rows: ``[rows, in_dim]``, sorted by expert.
             experts: The expert of each row, integers ``[rows]``.
-            starts: As `moe_create_indices` gives them, as are the next two.
-            ids: The expert of each group.
-            stats: The most rows of a group, and the number of groups.
+            starts: The first row of each group, as `moe_create_indices` returns it.
+            ids: The expert of each group, as `moe_create_indices` returns it.
+            stats: The maximum number of rows in a group, and the number of groups.
         """
         return grouped_matmul_ragged(
             rows, self.weight, starts, ids, stats, quantization_encoding=self._encoding
@@ -71,22 +71,22 @@ def run_experts(
     gate_up_encoding: QuantizationEncoding | tuple[QuantizationEncoding | None, ...] | None = None,
     down_encoding: QuantizationEncoding | None = None,
 ) -> TensorValue:
-    """The weighted sum of the MLPs that were chosen for each token.
+    """The weighted sum of the outputs of the experts chosen for each token.
 
     Args:
         x: ``[tokens, hidden_dim]``.
         experts: The experts of each token, integers ``[tokens, k]``.
-        weights: Their weights, ``[tokens, k]``.
-        gate_up: The weights of gate and up projections, ``[num_experts, 2 * moe_dim, hidden_dim]`` (gate first), or a
-            pair of ``[num_experts, moe_dim, hidden_dim]``, or the up projection alone, in a tuple; encoded ones have
-            bytes in their last dimension.
+        weights: The router weights of these experts, ``[tokens, k]``.
+        gate_up: The weights of the gate and up projections: ``[num_experts, 2 * moe_dim, hidden_dim]`` (gate first), a
+            pair of ``[num_experts, moe_dim, hidden_dim]``, or a tuple with the up projection only. The last dimension
+            of encoded weights is in bytes.
         down: ``[num_experts, hidden_dim, moe_dim]``.
-        activation: From the results of gate and up projection to the input of the down projection.
-        gate_up_bias: ``[num_experts, 2 * moe_dim]``; for a tuple of weights also a tuple of ``[num_experts, moe_dim]``.
+        activation: Maps the outputs of the gate and up projections to the input of the down projection.
+        gate_up_bias: ``[num_experts, 2 * moe_dim]``; for a tuple of weights, a tuple of ``[num_experts, moe_dim]``.
         down_bias: ``[num_experts, hidden_dim]``.
-        weights_first: Whether tokens are multiplied by their weights, and not results.
-        gate_up_encoding: The encoding of the gate and up projections, or for a tuple of weights those of each; None:
-            not encoded.
+        weights_first: Whether a router weight multiplies the expert's input instead of its output.
+        gate_up_encoding: The encoding of the gate and up projections, or one encoding per weight of a tuple; None: not
+            encoded.
         down_encoding: The encoding of the down projection.
 
     Returns:

@@ -25,12 +25,12 @@ class _ConvV1(Layer):
         filter: The filter.
         bias: The bias, or None.
         stride: The step between windows: one number, or one for each axis.
-        padding: Zeros around: one number, one for each axis, or two for each axis.
+        padding: Zero padding: one number, one for each axis, or two for each axis.
         dilation: The step between the taps of a window, as `stride`.
         groups: The number of channel groups.
 
     Raises:
-        ValueError: An argument has a wrong number of numbers.
+        ValueError: An argument has the wrong number of values.
     """
 
     filter: TensorValueLike
@@ -43,7 +43,7 @@ class _ConvV1(Layer):
     """The step between windows."""
 
     padding: int | tuple[int, ...] = 0
-    """Zeros before and after each axis."""
+    """The zero padding before and after each axis."""
 
     dilation: int | tuple[int, ...] = 1
     """The step between the taps of a window."""
@@ -93,7 +93,7 @@ class Conv1DV1(_ConvV1):
         filter: ``[taps, in_channels / groups, out_channels]``.
         bias: ``[out_channels]``.
         stride: The step between windows.
-        padding: Zeros before and after.
+        padding: Zero padding before and after.
         dilation: The step between the taps of a window.
         groups: The number of channel groups.
     """
@@ -110,7 +110,7 @@ class Conv1DV1(_ConvV1):
         groups: int = 1,
     ) -> None:
         super().__init__(1, filter, bias, stride, padding, dilation, groups)
-        # as given, not one number for each axis
+        # kept as given, not expanded to one number per axis
         self.stride, self.padding, self.dilation = stride, padding, dilation
 
 
@@ -121,12 +121,12 @@ class Conv2dV1(_ConvV1):
         filter: ``[R, S, in_channels / groups, out_channels]``.
         bias: ``[out_channels]``.
         stride: The step between windows along height and width, or one number for both.
-        padding: Zeros around: one number, (height, width), or (top, bottom, left, right).
+        padding: Zero padding: one number, (height, width), or (top, bottom, left, right).
         dilation: The step between the taps of a window, as `stride`.
         groups: The number of channel groups.
 
     Raises:
-        ValueError: An argument has a wrong number of numbers.
+        ValueError: An argument has the wrong number of values.
     """
 
     __module__ = "max.nn.conv"
@@ -150,12 +150,12 @@ class Conv3DV1(_ConvV1):
         filter: ``[Q, R, S, in_channels / groups, out_channels]``.
         bias: ``[out_channels]``.
         stride: The step between windows along D, H and W, or one number for all.
-        padding: Zeros around: one number, one for each of D, H and W, or two for each.
+        padding: Zero padding: one number, one for each of D, H and W, or two for each.
         dilation: The step between the taps of a window, as `stride`.
         groups: The number of channel groups.
 
     Raises:
-        ValueError: An argument has a wrong number of numbers.
+        ValueError: An argument has the wrong number of values.
     """
 
     __module__ = "max.nn.conv"

@@ -1,4 +1,4 @@
-"""What convolution layers share: their arguments, and the op over one, two or three axes."""
+"""Helpers shared by convolution layers: argument checks, and the op over one, two or three axes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["check_groups", "convolve", "numbers", "paddings"]
 
 
 def numbers(layer: str, what: str, value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """One number for each spatial axis.
+    """Expands an argument to one number per spatial axis.
 
     Args:
-        layer: The layer, for the message.
-        what: The argument.
+        layer: The name of the layer, for error messages.
+        what: The name of the argument.
         value: A number for all axes, or one for each.
         count: The number of axes.
 
@@ -36,10 +36,10 @@ def numbers(layer: str, what: str, value: int | Sequence[int], count: int) -> tu
 
 
 def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """The padding before and after each spatial axis.
+    """Expands the padding to the numbers before and after each spatial axis.
 
     Args:
-        layer: The layer, for the message.
+        layer: The name of the layer, for error messages.
         value: A number for all sides, one for each axis, or two for each axis.
         count: The number of axes.
 
@@ -57,16 +57,16 @@ def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, .
 
 
 def check_groups(layer: str, num_groups: int, in_channels: int, out_channels: int) -> None:
-    """Checks that groups divide the channels.
+    """Checks that the number of groups divides the numbers of channels.
 
     Args:
-        layer: The layer, for the message.
+        layer: The name of the layer, for error messages.
         num_groups: The number of groups.
         in_channels: The channels of the input.
         out_channels: The channels of the result.
 
     Raises:
-        ValueError: They do not.
+        ValueError: It does not.
     """
     if num_groups < 1 or in_channels % num_groups or out_channels % num_groups:
         raise ValueError(
@@ -85,17 +85,17 @@ def convolve(
     groups: int,
     permute: bool = False,
 ) -> TensorValue:
-    """A convolution over as many spatial axes as `stride` has numbers: one, two or three.
+    """A convolution over one, two or three spatial axes, one per number in `stride`.
 
     Args:
         x: The input.
         filter: The filter.
         bias: The bias, or None.
         stride: The step between windows along each axis.
-        padding: Zeros before and after each axis.
+        padding: The zero padding before and after each axis.
         dilation: The step between the taps of a window along each axis.
         groups: The number of channel groups.
-        permute: Whether channels come second, and the filter is laid out as PyTorch has it.
+        permute: Whether channels come second and the filter has PyTorch's layout.
     """
     axes = len(stride)
     if axes == 1:

@@ -17,7 +17,7 @@ __all__ = ["grouped_dynamic_scaled_fp8_matmul", "grouped_matmul_ragged", "moe_cr
 def moe_create_indices(
     topk_ids: TensorValue, num_local_experts: int
 ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue, TensorValue]:
-    """Sorts rows by expert; rows of one expert keep their order.
+    """Sorts rows by expert; the sort is stable.
 
     Args:
         topk_ids: The expert of each row, integers ``[rows]``.
@@ -26,16 +26,16 @@ def moe_create_indices(
     Returns:
         ``(token_expert_order, expert_start_indices, restore_token_order, expert_ids, expert_usage_stats)``:
 
-        - uint32 ``[rows]``: the rows, group by group;
-        - uint32 ``[num_local_experts + 1]``: where each group begins; the elements past the last group are `rows`;
-        - uint32 ``[rows]``: the place of each row in that order;
-        - int32 ``[num_local_experts]``: the expert of each group, then -1; experts without rows have no group;
-        - uint32 ``[2]``, on the CPU: the most rows of a group, and the number of groups.
+        - uint32 ``[rows]``: the row indices sorted by expert, one group per expert;
+        - uint32 ``[num_local_experts + 1]``: the first sorted row of each group; the elements past the last group are
+          `rows`;
+        - uint32 ``[rows]``: the position of each row in the sorted order;
+        - int32 ``[num_local_experts]``: the expert of each group, padded with -1; experts without rows have no group;
+        - uint32 ``[2]``, on the CPU: the maximum number of rows in a group, and the number of groups.
 
     Raises:
-        ValueError: The ids have another rank, or there is no expert. An id that is no expert is an error when the
-            graph runs.
-        TypeError: The ids are no integers.
+        ValueError: The ids have another rank, or there is no expert. An id out of range raises when the graph runs.
+        TypeError: The ids are not integers.
     """
     op = "moe_create_indices"
     if topk_ids.rank != 1:
@@ -73,22 +73,23 @@ def grouped_matmul_ragged(
 ) -> TensorValue:
     """Multiplies each group of rows by the weight of its expert: ``x @ weight[expert].T``.
 
-    Weights of experts without rows are not read. Sums are accumulated in float32; float32 rows that meet 16-bit weights
-    are rounded to their dtype.
+    Weights of experts without rows are not read. Sums are accumulated in float32. If the weights have 16 bits, float32
+    rows are rounded to the dtype of the weights.
 
     Args:
-        hidden_states: ``[rows, in_dim]``, group by group.
-        weight: ``[experts, out_dim, in_dim]``, or with an encoding the rows of blocks ``[experts, out_dim, bytes]``.
-        expert_start_indices: The first row of each group, and the row after the last group.
+        hidden_states: ``[rows, in_dim]``, sorted by group.
+        weight: ``[experts, out_dim, in_dim]``, or rows of encoded blocks ``[experts, out_dim, bytes]``.
+        expert_start_indices: The first row of each group, then the end of the last group.
         expert_ids: The expert of each group; -1: the group's results are 0.
-        expert_usage_stats_host: uint32 ``[2]``, on the CPU: the most rows of a group, and the number of groups.
+        expert_usage_stats_host: uint32 ``[2]``, on the CPU: the maximum number of rows in a group, and the number of
+            groups.
         quantization_encoding: The encoding of the weight; None: not encoded.
 
     Returns:
         ``[rows, out_dim]``, of the rows' dtype. Rows past the last group are 0.
 
     Raises:
-        ValueError: A shape does not fit. Groups and experts that do not fit are an error when the graph runs.
+        ValueError: A shape does not fit. Invalid groups and experts raise when the graph runs.
     """
     op = "grouped_matmul_ragged"
     if hidden_states.rank != 2:
@@ -138,16 +139,17 @@ def grouped_dynamic_scaled_fp8_matmul(
     weight_scale_spec: Float8WeightScaleSpec,
     out_type: DType = DType.bfloat16,
 ) -> TensorValue:
-    """`grouped_matmul_ragged` of scaled float8 elements, which are scaled in float32 and then multiplied.
+    """`grouped_matmul_ragged` of scaled float8 operands, which are scaled in float32 before they are multiplied.
 
     Args:
-        hidden_states: float8 ``[rows, in_dim]``, group by group.
+        hidden_states: float8 ``[rows, in_dim]``, sorted by group.
         weight: float8 ``[experts, out_dim, in_dim]``.
-        a_scales: ``[groups, rows]``: equal numbers of neighbours of a row share a scale.
+        a_scales: ``[groups, rows]``: each row is divided into `groups` equal runs of columns, which share a scale.
         b_scales: ``[experts, row blocks, column blocks]``.
-        expert_start_indices: The first row of each group, and the row after the last group.
+        expert_start_indices: The first row of each group, then the end of the last group.
         expert_ids: The expert of each group; -1: the group's results are 0.
-        expert_usage_stats_host: uint32 ``[2]``, on the CPU: the most rows of a group, and the number of groups.
+        expert_usage_stats_host: uint32 ``[2]``, on the CPU: the maximum number of rows in a group, and the number of
+            groups.
         input_scale_spec: How the rows are scaled.
         weight_scale_spec: How the weight is scaled.
         out_type: The dtype of the result.
@@ -157,7 +159,7 @@ def grouped_dynamic_scaled_fp8_matmul(
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: An operand is no float8 tensor.
+        TypeError: An operand is not a float8 tensor.
     """
     op = "grouped_dynamic_scaled_fp8_matmul"
     if hidden_states.rank != 2 or weight.rank != 3:

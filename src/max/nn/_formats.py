@@ -68,12 +68,12 @@ def fused_qkv_ragged_matmul_quantized(
         kv_params: The parameters of the cache.
         input: ``[total_seq_len, hidden_size]``.
         input_row_offsets: The first row of each sequence.
-        wqkv: uint8 rows of integers and scales, see `gptq_rows`.
+        wqkv: uint8 rows of packed integers and scales; see `gptq_rows`.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         n_heads: The number of query heads.
         quantization_config: How the weight was quantised.
-        perm_idx: The input that each column of the weight belongs to, integers ``[hidden_size]``.
+        perm_idx: The index of the input that each column of the weight multiplies, integers ``[hidden_size]``.
         bias: ``[(n_heads + 2 * kv_heads) * head_dim]``.
 
     Returns:
@@ -111,12 +111,12 @@ def unfused_qkv_ragged_matmul_gguf_quantized(
         n_heads: The number of query heads.
         q_weight: Rows of blocks ``[n_heads * head_dim, bytes]``.
         k_weight: Rows of blocks ``[kv_heads * head_dim, bytes]``.
-        v_weight: The same for the values.
+        v_weight: Rows of blocks ``[kv_heads * head_dim, bytes]`` for the values.
         quantization_encoding_q: The encoding of `q_weight`.
         quantization_encoding_k: The encoding of `k_weight`.
         quantization_encoding_v: The encoding of `v_weight`.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
 
     Returns:
         The queries ``[total_seq_len, n_heads * head_dim]``.
@@ -151,7 +151,7 @@ def fused_qkv_ragged_matmul_scaled_float8(
         input_row_offsets: The first row of each sequence.
         wqkv: float8 ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         n_heads: The number of query heads.
         input_scale: The input's scale, of one element, or ``[groups, total_seq_len]``.
         weight_scale: The weight's scales.
@@ -162,7 +162,7 @@ def fused_qkv_ragged_matmul_scaled_float8(
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: An operand is no float8 tensor.
+        TypeError: An operand is not a float8 tensor.
     """
     if all(dim == 1 for dim in input_scale.shape):
         qkv = matmul_static_scaled_float8(input, wqkv, input_scale, weight_scale)
@@ -175,7 +175,7 @@ def fused_qkv_ragged_matmul_scaled_float8(
 def _specs(
     blocks: tuple[int, int] | None,
 ) -> tuple[Float8InputScaleSpec, Float8WeightScaleSpec]:
-    """Specs of scales that say what their shapes do not: the size of blocks."""
+    """Scale specs with the block size, which the shapes of the scales do not determine."""
     kind = Float8ScaleGranularity.TENSOR if blocks is None else Float8ScaleGranularity.BLOCK
     rows = Float8InputScaleSpec(
         Float8ScaleGranularity.COLWISE, Float8ScaleOrigin.DYNAMIC, DType.float32
@@ -204,12 +204,12 @@ def matmul_k_cache_ragged_scaled_float8(
         input_scale: ``[hidden_size / block, total_seq_len]``.
         weight_scale: ``[row blocks, column blocks]``.
         kv_collection: The cache.
-        scales_granularity_mnk: Rows of the input, rows and columns of the weight that share a scale; the first is 1.
-        layer_idx: The layer.
+        scales_granularity_mnk: The numbers of input rows, weight rows and columns that share a scale; the first is 1.
+        layer_idx: The index of the layer in the cache.
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: An operand is no float8 tensor.
+        TypeError: An operand is not a float8 tensor.
     """
     rows, *blocks = scales_granularity_mnk
     if rows != 1:
@@ -231,7 +231,7 @@ def needs_fp8_fnuz_conversion() -> bool:
 def normalize_e4m3fn_to_e4m3fnuz(
     weight: TensorValue, weight_scale: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
-    """The bits of float8_e4m3fn elements as float8_e4m3fnuz, which has half their values, and scales that are doubled.
+    """Reinterprets float8_e4m3fn elements as float8_e4m3fnuz, which halves their values, and doubles the scales.
 
     Args:
         weight: float8_e4m3fn elements; -0 becomes 0.

@@ -1,4 +1,4 @@
-"""The library ops of attention that later versions fuse: norms with rotation and stores, and padded batches."""
+"""The fused attention ops of later versions: norms with rotation and stores, and attention over padded batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def ceildiv(n: DimLike, d: DimLike) -> Dim:
-    """``n / d`` of sizes, rounded up.
+    """``n / d``, rounded up.
 
     Args:
         n: The dividend.
@@ -62,7 +62,7 @@ def fused_qk_ragged_rms_norm(
     weight_offset: float | np.floating,
     multiply_before_cast: bool = True,
 ) -> TensorValue:
-    """Normalises the heads of queries, and in the cache the heads of the new keys.
+    """Applies RMS norm to each head of the queries, and in place to each head of the new keys in the cache.
 
     Args:
         kv_params: The parameters of the cache.
@@ -71,10 +71,10 @@ def fused_qk_ragged_rms_norm(
         kv_collection: The cache, with the new keys stored.
         q_gamma: The weight of queries, ``[head_dim]``.
         k_gamma: The weight of keys, ``[head_dim]``.
-        epsilon: Is added to the mean of squares.
-        layer_idx: The layer, uint32.
-        weight_offset: Is added to the weights.
-        multiply_before_cast: Whether the weight is multiplied in float32.
+        epsilon: Added to the mean of squares.
+        layer_idx: The index of the layer in the cache, uint32.
+        weight_offset: Added to the weights.
+        multiply_before_cast: Whether the product with the weight is computed in float32, before it is rounded.
 
     Returns:
         The normalised queries, of the shape and dtype of the input.
@@ -129,13 +129,14 @@ def fused_qk_rms_norm_rope_ragged(
         kv_collection: The cache, with the new keys stored.
         q_gamma: The weight of queries, ``[head_dim]``.
         k_gamma: The weight of keys, ``[head_dim]``.
-        freqs_cis: Cosines and sines in turn, a row for each position.
-        epsilon: Is added to the mean of squares.
-        layer_idx: The layer, uint32.
-        weight_offset: Is added to the weights.
-        interleaved: Whether the elements of a pair are adjacent.
-        multiply_before_cast: Whether the weight is multiplied in float32.
-        q_out_dtype: The dtype of the result instead of that of the input, to which it is rounded before.
+        freqs_cis: Interleaved cosines and sines, one row per position.
+        epsilon: Added to the mean of squares.
+        layer_idx: The index of the layer in the cache, uint32.
+        weight_offset: Added to the weights.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        multiply_before_cast: Whether the product with the weight is computed in float32, before it is rounded.
+        q_out_dtype: The dtype of the result; by default that of the input. The result is rounded to the dtype of the
+            input before the cast.
 
     Returns:
         The normalised and rotated queries, of the shape of the input.
@@ -176,27 +177,30 @@ def rope_split_store_ragged(
 
     Args:
         kv_params: The parameters of the cache.
-        qkv: ``[total_seq_len, (n_heads + 2 * kv_heads) * head_dim]``: queries, keys, values.
+        qkv: ``[total_seq_len, (n_heads + 2 * kv_heads) * head_dim]``: queries, then keys, then values.
         input_row_offsets: The first row of each sequence, uint32.
-        freqs_cis: Cosines and sines in turn, a row for each position.
+        freqs_cis: Interleaved cosines and sines, one row per position.
         kv_collection: The cache.
-        layer_idx: The layer, uint32.
+        layer_idx: The index of the layer in the cache, uint32.
         n_heads: The number of query heads.
-        interleaved: Whether the elements of a pair are adjacent.
-        position_ids: The positions, uint32 ``[1, total_seq_len]``; those behind the cached tokens by default.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        position_ids: The positions, uint32 ``[1, total_seq_len]``; by default the positions after the cached tokens.
         mrope_section: Sections of positions; not supported yet.
-        fuse: For the compiler of MAX; not used.
-        q_out_dtype: The dtype of the result instead of that of `qkv`, to which it is rounded before.
-        q_norm_weight: ``[head_dim]``: heads are normalised first, those of values without a weight.
-        k_norm_weight: The same for keys.
-        rms_norm_eps: Is added to the mean of squares; needed with the weights.
-        k_eq_v: Whether the values are the keys before rotation: `qkv` has queries and keys only. Needs the weights.
+        fuse: A hint to the compiler of MAX; not used.
+        q_out_dtype: The dtype of the result; by default that of `qkv`. The result is rounded to the dtype of `qkv`
+            before the cast.
+        q_norm_weight: The weight of the norm of queries, ``[head_dim]``. If given, all heads are normalised before the
+            rotation; those of values are normalised without a weight.
+        k_norm_weight: The weight of the norm of keys, ``[head_dim]``.
+        rms_norm_eps: Added to the mean of squares; required if the norm weights are given.
+        k_eq_v: Whether the values are the keys before rotation; `qkv` then holds queries and keys only. Requires the
+            norm weights.
 
     Returns:
         The rotated queries, ``[total_seq_len, n_heads * head_dim]``.
 
     Raises:
-        ValueError: A shape does not fit, or an argument that goes with another one is missing.
+        ValueError: A shape does not fit, or an argument that another one requires is missing.
         TypeError: A dtype does not fit.
         NotImplementedError: `mrope_section` is given.
     """
@@ -264,11 +268,11 @@ def fused_qkv_padded_matmul(
     Args:
         kv_params: The parameters of the cache.
         input: ``[batch, seq_len, hidden_size]``.
-        wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, keys, values.
+        wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, then keys, then values.
         kv_collection: The cache.
-        layer_idx: The layer, uint32.
-        valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``; keys and values of further ones
-            are not stored, and their queries are 0.
+        layer_idx: The index of the layer in the cache, uint32.
+        valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``; keys and values of tokens past
+            this length are not stored, and their queries are 0.
         n_heads: The number of query heads.
 
     Returns:
@@ -304,11 +308,12 @@ def flash_attention_padded_kv_cache(
         kv_params: The parameters of the cache.
         q: The queries ``[batch, seq_len, n_heads, head_dim]``.
         kv_collection: The cache, with the new keys and values stored.
-        layer_idx: The layer, uint32.
-        valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``; the results of further ones are 0.
-        mask_variant: The mask: which keys a query attends to.
-        scale: The factor of the scores.
-        local_window_size: The window of the sliding mask, the chunk of the chunked one.
+        layer_idx: The index of the layer in the cache, uint32.
+        valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``; the results of tokens past this
+            length are 0.
+        mask_variant: The mask, which selects the keys that a query attends to.
+        scale: The scale of the attention scores.
+        local_window_size: The window of the sliding-window mask, or the chunk size of the chunked mask.
 
     Returns:
         The attention output, of the shape and dtype of `q`.

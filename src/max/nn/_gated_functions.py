@@ -1,4 +1,4 @@
-"""Functions that gate: how the results of two projections lie in one tensor, and an activation of the first."""
+"""Gated activations of the two projections of a gated MLP, by the layout of their outputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _checked(op: str, both: TensorValue, size: int) -> None:
 def make_concatenated_gated_activation_fn(
     activation_fn: _Activation, limit: float | None = None
 ) -> Callable[[TensorValue, int], TensorValue]:
-    """A function of ``[…, 2 * size]`` and the size: the gate's results come first, then those of the up projection.
+    """Makes a function of ``[…, 2 * size]`` and the size: the gate's outputs, then those of the up projection.
 
     Args:
-        activation_fn: The activation of the gate's results.
-        limit: The greatest value of the activation, and the greatest size of what it multiplies.
+        activation_fn: The activation applied to the gate's outputs.
+        limit: The upper bound of the activation and the bound of the magnitude of the factor that it multiplies.
 
     Raises:
         ValueError: The limit is negative.
@@ -45,10 +45,10 @@ def make_concatenated_gated_activation_fn(
 def make_interleaved_gated_activation_fn(
     activation_fn: _Activation,
 ) -> Callable[[TensorValue, int], TensorValue]:
-    """A function of ``[…, 2 * size]`` and the size: results of gate and up projection alternate.
+    """Makes a function of ``[…, 2 * size]`` and the size: outputs of the gate and up projections alternate.
 
     Args:
-        activation_fn: The activation of the gate's results.
+        activation_fn: The activation applied to the gate's outputs.
     """
 
     def interleaved(both: TensorValue, size: int) -> TensorValue:
@@ -61,9 +61,9 @@ def make_interleaved_gated_activation_fn(
 def make_stacked_gated_activation_fn(
     activation_fn: _Activation,
 ) -> Callable[[TensorValue, TensorValue], TensorValue]:
-    """A function of the results of the gate, and of the up projection.
+    """Makes a function of two tensors: the outputs of the gate and those of the up projection.
 
     Args:
-        activation_fn: The activation of the gate's results.
+        activation_fn: The activation applied to the gate's outputs.
     """
     return lambda gate, up: activation_fn(gate) * up

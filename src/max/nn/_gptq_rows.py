@@ -1,4 +1,4 @@
-"""GPTQ weights in one tensor: integers and scales of each row."""
+"""GPTQ weights in one tensor: the packed integers and the scales of each row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["gptq_rows"]
 
 
 def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> TensorValue:
-    """The weight ``[out_dim, inputs]``, float32, of a GPTQ weight in one tensor.
+    """Decodes a GPTQ weight in one tensor to float32 ``[out_dim, inputs]``.
 
     Args:
-        weight: uint8 ``[out_dim, inputs * bits / 8 + 2 * groups]``: the integers of a row, the lowest bits first, then
-            its float16 scales, one for each group of inputs. The zero point is ``2 ** (bits - 1)``.
+        weight: uint8 ``[out_dim, inputs * bits / 8 + 2 * groups]``: the packed integers of a row, lowest bits first,
+            then its float16 scales, one per group of inputs. The zero point is ``2 ** (bits - 1)``.
         inputs: The number of inputs.
-        config: The number of bits, and the size of a group.
+        config: The number of bits of an integer, and the size of a group.
 
     Raises:
         ValueError: The sizes do not fit, or the number of bits is not 2, 4 or 8.
@@ -48,13 +48,13 @@ def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> T
 
 
 def _float16(bits: TensorValue) -> TensorValue:
-    """The float16 numbers, as float32, of their bits in integers."""
+    """Decodes float16 bit patterns, given as integers, to float32."""
     exponent = bits // 1024 % 32
     fraction = ops.cast(bits % 1024, DType.float32) / 1024.0
     normal = ops.greater(exponent, 0)
     power = ops.cast(ops.max(exponent, 1) - 15, DType.float32)
     magnitude = ops.exp(power * 0.6931471805599453)
-    # powers of 2 are exact after a rounding to float16's exponents
+    # exp() is inexact: rounding to float16 restores the exact power of 2
     magnitude = ops.cast(ops.cast(magnitude, DType.float16), DType.float32)
     whole = ops.cast(normal, DType.float32)
     sign = 1.0 - 2.0 * ops.cast(bits // 32768, DType.float32)

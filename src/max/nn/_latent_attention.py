@@ -30,20 +30,20 @@ def flare_mla_decompress_k_cache(
     layer_idx: TensorValue,
     buffer_size: int,
 ) -> TensorValue:
-    """Expands latent keys: ``latent @ weight.T`` of `k_cache_to_buffer`.
+    """Expands latents to keys: ``latent @ weight.T``, with the latents of `k_cache_to_buffer`.
 
     Args:
         kv_params: The parameters of the cache.
         buffer_row_offsets_1d: The first row of each sequence in the buffer.
-        cache_offsets_1d: The first token of each sequence.
+        cache_offsets_1d: The first token of each sequence to expand.
         buffer_length: The number of keys.
         weight: ``[out_dim, latent size]``.
         kv_collection: The cache.
-        layer_idx: The layer.
-        buffer_size: The rows of the buffer.
+        layer_idx: The index of the layer in the cache.
+        buffer_size: The number of rows of the buffer.
 
     Returns:
-        ``[buffer_size, out_dim]``; rows past `buffer_length` have no meaning.
+        ``[buffer_size, out_dim]``; rows past `buffer_length` are undefined.
     """
     latent = k_cache_to_buffer(
         kv_params, buffer_row_offsets_1d, cache_offsets_1d, kv_collection, layer_idx, buffer_length,
@@ -60,19 +60,20 @@ def flare_mla_prefill_plan(
     buffer_size: int,
     max_chunks: int = 16,
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
-    """Cuts the tokens of all sequences, cached and new, one after the other, into chunks that fill a buffer.
+    """Divides the concatenated tokens of all sequences, cached and new, into chunks of the size of a buffer.
 
     Args:
         kv_params: The parameters of the cache.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache.
-        layer_idx: The layer.
-        buffer_size: The rows of the buffer.
-        max_chunks: The number of chunks that are planned; those past the last token are empty.
+        layer_idx: The index of the layer in the cache.
+        buffer_size: The number of rows of the buffer.
+        max_chunks: The number of chunks to plan; chunks past the last token are empty.
 
     Returns:
-        For each chunk the first row of each sequence in the buffer, uint32 ``[max_chunks, batch + 1]``; the first token
-        of each sequence in the chunk, uint32 ``[max_chunks, batch]``; and the number of tokens, int32 ``[max_chunks]``.
+        For each chunk: the first row of each sequence in the buffer, uint32 ``[max_chunks, batch + 1]``; the first
+        token of each sequence in the chunk, uint32 ``[max_chunks, batch]``; and the number of tokens, int32
+        ``[max_chunks]``.
     """
     device = input_row_offsets.device
     bounds = ops.cast(input_row_offsets, DType.int64)
@@ -120,10 +121,10 @@ def flare_mla_prefill_ragged(
     prev_output: TensorValue | None = None,
     prev_softmax_info: TensorValue | None = None,
 ) -> tuple[TensorValue, TensorValue]:
-    """Latent attention over a chunk of expanded keys and values, and over the chunks before it.
+    """Latent attention over a chunk of expanded keys and values, combined with the results of the previous chunks.
 
-    A key has the elements of `k`, which its head expanded, then the last `qk_rope_dim` elements of the cached latent,
-    which all heads share.
+    A key of a head consists of its row of `k`, followed by the last `qk_rope_dim` elements of the cached latent, which
+    all heads share.
 
     Args:
         kv_params: The parameters of the cache.
@@ -134,16 +135,16 @@ def flare_mla_prefill_ragged(
         buffer_row_offsets: The first row of each sequence in the buffer, uint32 ``[batch + 1]``.
         cache_offsets: The first token of each sequence in the buffer, uint32 ``[batch]``.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         mask_variant: ``CAUSAL_MASK`` or ``NULL_MASK``.
-        scale: The factor of the scores.
+        scale: The scale of the attention scores.
         qk_rope_dim: The size of the rotated part of a key.
-        prev_output: The output of the chunks before.
-        prev_softmax_info: Their maxima and totals.
+        prev_output: The output of the previous chunks; None for the first chunk.
+        prev_softmax_info: The maxima and totals of their softmax.
 
     Returns:
-        The output ``[total_seq_len, n_heads, value_size]``, of the queries' dtype, and maximum and total of each row's
-        softmax, float32 ``[total_seq_len, n_heads, 2]``.
+        The output ``[total_seq_len, n_heads, value_size]``, of the queries' dtype, and the maximum and total of each
+        row's softmax, float32 ``[total_seq_len, n_heads, 2]``.
 
     Raises:
         ValueError: A shape does not fit, or one of the previous results is missing.
@@ -201,16 +202,16 @@ def flare_mla_decode_ragged(
     scale: float,
     qk_rope_dim: int = 64,
 ) -> TensorValue:
-    """Attention over cached latents: each is a key, and without its rotated part a value, of all heads.
+    """Attention over cached latents. All heads share them: a latent is a key and, without its rotated part, a value.
 
     Args:
-        kv_params: The parameters of the cache: one head of the latent's size plus `qk_rope_dim`.
+        kv_params: The parameters of the cache: one head, of the latent's size plus `qk_rope_dim`.
         input: The queries ``[total_seq_len, n_heads, head_dim]``, in the space of the latents.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache, with the new latents stored.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         mask_variant: ``CAUSAL_MASK`` or ``NULL_MASK``.
-        scale: The factor of the scores.
+        scale: The scale of the attention scores.
         qk_rope_dim: The size of the rotated part of a latent.
 
     Returns:

@@ -1,4 +1,4 @@
-"""When attention over cached latents expands keys and values, and when it selects tokens."""
+"""Decides whether attention over cached latents expands keys and values, and whether it selects tokens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Expansion", "plan_latents"]
 LEAST_ROWS = 64
 """The fewest new tokens of a batch for which keys and values are expanded (docs/log/2026-11-23-latents.md)."""
 MOST_CACHED = 3
-"""The most cached tokens for each new one; it bounds the memory of expanded keys."""
+"""The maximum number of cached tokens per new token; bounds the memory of expanded keys."""
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """What the expansion of latents to keys and values saves and costs, in products of elements for each head.
+    """The savings and the cost of expanding latents to keys and values, in multiplications per head.
 
     Args:
         rank: The size of a latent.
@@ -32,12 +32,12 @@ class Expansion:
 
     @property
     def saved(self) -> int:
-        """For a pair of a query and a token."""
+        """The multiplications saved per pair of a query and a token."""
         return 2 * self.rank - self.plain - self.value
 
     @property
     def spent(self) -> int:
-        """For a token; new tokens cost as much where queries are brought into the space of latents instead."""
+        """The multiplications per expanded token; a query projected into the latent space costs the same."""
         return self.rank * (self.plain + self.value)
 
 
@@ -55,8 +55,8 @@ def plan_latents(
     Args:
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache.
-        expansion: What expanded keys and values save; None: they are not expanded.
-        count: The most tokens that a token sees; 0: all.
+        expansion: The savings and the cost of expansion; None: keys and values are never expanded.
+        count: The maximum number of tokens that a token attends to; 0: all.
 
     Returns:
         Whether keys and values are expanded, and whether tokens are selected: bool, rank 0.

@@ -12,17 +12,17 @@ _HOOKS: list[Hook] = []
 
 
 def add_layer_hook(fn: Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]) -> None:
-    """Calls a function after each layer's ``__call__``, while graphs are built.
+    """Registers a function to call after each layer's ``__call__``, while graphs are built.
 
     Args:
         fn: Called with the layer, its arguments, its keyword arguments, and its outputs (values of a
-            graph). What it returns replaces the outputs, unless it is None.
+            graph). Its return value, unless None, replaces the outputs.
     """
     _HOOKS.append(fn)
 
 
 def remove_layer_hook(fn: Hook) -> None:
-    """Removes one hook; does nothing where it is none.
+    """Removes a hook; does nothing if it is not registered.
 
     Args:
         fn: The hook.
@@ -51,7 +51,7 @@ def _with_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Layer:
-    """Base of callables that stage ops into a graph; hooks observe the calls. Use `Module` instead."""
+    """Base of callables that stage ops into a graph; hooks observe the calls. Use `Module` for weights."""
 
     __module__ = "max.nn.layer"
 

@@ -11,7 +11,7 @@ from max.nn._module import Module
 
 
 class LayerList(Module):
-    """A list of modules, whose parts are named by their index.
+    """A list of modules, named by their indices.
 
     Args:
         layers: The modules.

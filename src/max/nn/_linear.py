@@ -38,12 +38,14 @@ class Linear(Module):
     """``y = x Wᵀ + b``.
 
     Shapes: ``x`` is ``[…, in_dim]``, ``y`` is ``[…, out_dim]``, of x's dtype. Sums are accumulated in
-    float32. A float32 ``x`` is rounded to the dtype of bfloat16 or float16 weights; its products are not.
+    float32. If the weights are bfloat16 or float16, a float32 ``x`` is rounded to their dtype; the result stays
+    float32.
 
     Args:
         in_dim: The size of the input's last dimension.
         out_dim: The size of the output's last dimension.
-        dtype: The dtype of weight and bias; for an encoded weight that of the bias, with float32 for uint8.
+        dtype: The dtype of weight and bias. If the weight is encoded, the dtype of the bias; uint8 then stands for
+            float32.
         device: The device of the product.
         has_bias: Whether there is a bias.
         quantization_encoding: The block encoding of the weight; see `max.graph.ops.qmatmul`.
@@ -129,8 +131,8 @@ class Linear(Module):
     def sharding_strategy(self) -> ShardingStrategy | None:
         """How `shard` splits the weight; None: not split.
 
-        A row-wise split computes parts of the outputs. A column-wise split takes parts of the inputs, and the results
-        must be summed; the first shard adds the bias.
+        With a row-wise split each shard computes a part of the outputs. With a column-wise split each shard takes a
+        part of the inputs, and the results must be summed; the first shard adds the bias.
         """
         return self.weight.sharding_strategy
 
@@ -145,7 +147,7 @@ class Linear(Module):
             devices: The devices of the shards.
 
         Raises:
-            ValueError: There is no sharding strategy, it is for another number of devices, or the
+            ValueError: There is no sharding strategy, its number of devices differs, or the
                 weight cannot be split as the strategy requires.
         """
         strategy = self.sharding_strategy
@@ -169,7 +171,7 @@ class Linear(Module):
         return parts
 
     def _scale_strategy(self, strategy: ShardingStrategy) -> ShardingStrategy:
-        """The strategy that splits the scales with the weight.
+        """The strategy that splits the scales like the weight.
 
         Raises:
             ValueError: A shard of the weight would not begin at a block of the scales.
@@ -204,12 +206,12 @@ class Linear(Module):
         return project(x, self.effective_weight(), self.bias, self.weight.quantization_encoding)
 
     def float8_product(self, x: TensorValue, config: Float8Config) -> TensorValue:
-        """``x Wᵀ`` in bfloat16, with the input rounded to scaled float8.
+        """``x Wᵀ`` as bfloat16, with the input rounded to scaled float8.
 
         Args:
             x: ``[…, in_dim]``.
-            config: The scales of `x`: the checkpoint's static scale, one per row, or one per group of elements of a
-                row.
+            config: The scales of `x`: the checkpoint's static scale, one scale per row, or one per group of elements of
+                a row.
 
         Raises:
             ValueError: The last dimension is not in_dim.
@@ -278,7 +280,7 @@ class ColumnParallelLinear(Linear):
         out_dim: The size of the outputs' last dimension.
         dtype: The dtype of weight and bias.
         devices: The devices of the parts.
-        tied_weight: Another layer's weight to use, ``[out_dim, in_dim]``.
+        tied_weight: A weight of another layer that this layer shares, ``[out_dim, in_dim]``.
         kwargs: Further arguments of `Linear`.
 
     Raises:
@@ -327,7 +329,7 @@ class ColumnParallelLinear(Linear):
 
 @dataclass
 class DistributedGemmConfig:
-    """The computation of products over several devices.
+    """Options of matrix products over several devices.
 
     Args:
         enable_matmul_allreduce: Whether a product and the sum of its parts are fused. On CPU devices the compiler

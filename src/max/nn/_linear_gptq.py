@@ -22,7 +22,7 @@ __all__ = ["GPTQLinear"]
 class GPTQLinear(Linear):
     """``y = x Wᵀ + b`` with a GPTQ weight, in the layout of its checkpoints.
 
-    Weights: ``qweight``, ``qzeros``, ``scales``, with `desc_act` ``g_idx``, and ``bias``; see `max.graph.ops.qmatmul`.
+    Weights: ``qweight``, ``qzeros``, ``scales``, ``g_idx`` (with `desc_act`) and ``bias``; see `max.graph.ops.qmatmul`.
 
     Args:
         in_dim: The size of the input's last dimension.

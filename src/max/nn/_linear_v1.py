@@ -51,16 +51,16 @@ class LinearV1(Layer):
         bias: Weights | Weight | None = None,
         quantization_config: QuantizationConfig | None = None,
     ) -> LinearV1:
-        """A layer with weights of a checkpoint.
+        """Creates a layer with weights of a checkpoint.
 
         Args:
             dtype: The dtype of the weights.
             quantization_encoding: The encoding of the weight; None: not encoded.
             in_features: The size of the input's last dimension.
             out_features: The size of the output's last dimension.
-            weights: The weight, or where it is in a checkpoint.
-            bias: The bias, or where it is in a checkpoint.
-            quantization_config: More on GPTQ, which has several weights: use `GPTQLinear`.
+            weights: The weight, or its entry in a checkpoint.
+            bias: The bias, or its entry in a checkpoint.
+            quantization_config: The GPTQ parameters; not supported here, use `GPTQLinear`.
 
         Raises:
             ValueError: The checkpoint's weight has another dtype, shape or encoding, or the encoding is GPTQ.
@@ -123,14 +123,14 @@ class GPTQLinearV1(QLinearV1):
     """``y = x Wᵀ + b`` with a GPTQ weight in one value of the graph. Deprecated: use `GPTQLinear`.
 
     Args:
-        weight: uint8 rows of integers and scales; see `max.nn._gptq_rows.gptq_rows`.
+        weight: uint8 rows of packed integers and scales; see `max.nn._gptq_rows.gptq_rows`.
         bias: ``[out_dim]``.
         quantization_encoding: GPTQ.
         quantization_config: How the weight was quantised.
-        perm_idx: The input that each column of the weight belongs to, integers ``[in_dim]``.
+        perm_idx: The index of the input that each column of the weight multiplies, integers ``[in_dim]``.
 
     Raises:
-        ValueError: There is no config, or the encoding is another.
+        ValueError: There is no config, or the encoding is not GPTQ.
     """
 
     __module__ = "max.nn.linear"
@@ -139,7 +139,7 @@ class GPTQLinearV1(QLinearV1):
     """How the weight was quantised."""
 
     perm_idx: TensorValueLike | None = None
-    """The input that each column of the weight belongs to."""
+    """The index of the input that each column of the weight multiplies."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The library ops on logits that later versions have: masks of bits, counts for each row, filtered distributions."""
+"""The ops on logits of later versions: packed bit masks, top-k with a count per row, filtered distributions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BITS = 32
 
 
 def _allowed(op: str, logits: TensorValue, packed: TensorValue) -> TensorValue:
-    """Which tokens a mask of bits keeps: bools of the shape of the logits."""
+    """Unpacks a bit mask of allowed tokens to bools of the shape of the logits."""
     if packed.dtype is not DType.int32:
         raise ValueError(f"{op}: packed is {packed!r}, expected int32")
     if logits.rank not in (2, 3) or not logits.dtype.is_float():
@@ -35,7 +35,7 @@ def _allowed(op: str, logits: TensorValue, packed: TensorValue) -> TensorValue:
         )
     if packed.shape[-1] != words:
         packed = packed[..., (slice(0, words), words)]
-    # the bits of a word, as a number that is not negative
+    # the word as an unsigned number
     wide = ops.cast(packed, DType.int64)
     wide = ops.where(wide < 0, wide + 2**_BITS, wide)
     powers = ops.constant(2 ** np.arange(_BITS, dtype=np.int64), DType.int64, packed.device)
@@ -53,9 +53,9 @@ def apply_packed_bitmask(
 
     Args:
         logits: ``[batch, vocab]`` or ``[batch, positions, vocab]``, floats.
-        packed: int32 ``[…, ceil(vocab / 32)]``: bit ``i % 32`` of word ``i // 32`` is 1 where token i is allowed; the
-            lowest bit comes first. Further words and bits are not read.
-        fill_val: The logit of the others.
+        packed: int32 ``[…, ceil(vocab / 32)]``: bit ``i % 32`` (from the lowest) of word ``i // 32`` is 1 if token i is
+            allowed. Words and bits past the vocabulary are ignored.
+        fill_val: The logit of forbidden tokens.
 
     Returns:
         Logits of the same shape and dtype.
@@ -77,17 +77,17 @@ def apply_packed_bitmask_with_penalties(
     frequency_penalty: TensorValueLike,
     presence_penalty: TensorValueLike,
 ) -> TensorValue:
-    """`apply_packed_bitmask`, with penalties of the tokens that are kept.
+    """`apply_packed_bitmask`, and penalties on the tokens that stay allowed.
 
     Args:
         logits: ``[batch, vocab]`` or ``[batch, positions, vocab]``, floats.
-        packed: The allowed tokens.
-        fill_val: The logit of the others, which penalties do not change.
+        packed: The allowed tokens; see `apply_packed_bitmask`.
+        fill_val: The logit of forbidden tokens, which penalties do not change.
         frequency_data: int32 ``[n, 2]``: token and count; a negative token is skipped.
-        frequency_offsets: uint32 ``[rows + 1]``: where the data of each row of logits begins; leading axes of the
-            logits are flattened.
-        frequency_penalty: float32 ``[rows]``: is multiplied by the count.
-        presence_penalty: float32 ``[rows]``: is subtracted once.
+        frequency_offsets: uint32 ``[rows + 1]``: the first entry of `frequency_data` of each row of logits, whose
+            leading axes are flattened.
+        frequency_penalty: float32 ``[rows]``: subtracted once per occurrence.
+        presence_penalty: float32 ``[rows]``: subtracted once from each token that occurred.
 
     Returns:
         Logits of the same shape and dtype.
@@ -127,15 +127,15 @@ def apply_packed_bitmask_with_penalties(
 
 
 def argmax_with_bias(logits: TensorValue, bias: TensorValue, *, position: int) -> TensorValue:
-    """The index of the greatest sum of logits at a position and of a bias, in float32.
+    """The argmax of ``logits[:, position] + bias``, computed in float32.
 
     Args:
         logits: ``[rows, positions, vocab_size]``.
         bias: ``[rows, vocab_size]``.
-        position: The position, from 0.
+        position: The position, counted from 0.
 
     Returns:
-        int64 ``[rows]``: of equal sums the first.
+        int64 ``[rows]``; the first index of equal sums.
 
     Raises:
         ValueError: A shape does not fit, or the position is out of range.
@@ -160,19 +160,19 @@ def _numbers(count: int, device: DeviceRef) -> TensorValue:
 def top_k_per_row(
     input: TensorValue, k: TensorValue, max_k: int
 ) -> tuple[TensorValue, TensorValue]:
-    """The greatest elements of each row, a number for each row.
+    """The k greatest elements of each row, with k given per row.
 
     Args:
         input: ``[rows, n]``, without NaN.
-        k: int64 ``[rows]``: how many, each from 0 to `max_k`; a greater number counts as `max_k`.
+        k: int64 ``[rows]``: the number of elements of each row, 0 or more; clamped to `max_k`.
         max_k: The width of the results, up to n.
 
     Returns:
-        ``[rows, max_k]`` elements, the greatest first, and their columns, int64; behind the first k the lowest value of
-        the dtype and -1.
+        ``[rows, max_k]`` elements, the greatest first, and their column indices, int64. Positions past the k of a row
+        hold the lowest value of the dtype and the index -1.
 
     Raises:
-        ValueError: A shape or dtype does not fit, or `max_k` is no number from 0 to n.
+        ValueError: A shape or dtype does not fit, or `max_k` is not a number from 0 to n.
     """
     op = "top_k_per_row"
     if input.rank != 2 or not isinstance(input.shape[1], StaticDim):
@@ -199,20 +199,20 @@ def top_k_per_row(
 def topk_topp_masked_probs(
     logits: TensorValue, *, top_k: TensorValue, temperature: TensorValue, top_p: TensorValue
 ) -> TensorValue:
-    """The distribution that a token is drawn from: softmax of each row, then top-k, then top-p.
+    """The probabilities from which a token is sampled: softmax of each row, then top-k, then top-p.
 
-    A token is kept where its probability is at least that of the last token that both keep: of equal probabilities all
-    are kept.
+    A token is kept if its probability is at least that of the last token within both limits, so ties are all kept.
 
     Args:
-        logits: ``[rows, vocab_size]``, where the size is a number; is cast to float32.
+        logits: ``[rows, vocab_size]`` with a static `vocab_size`; cast to float32.
         top_k: int64 ``[rows]``: the number of tokens to keep; -1: all.
-        temperature: float32 ``[rows]``: the divisor of the logits; 0: the tokens of the greatest logit share the row.
-        top_p: float32 ``[rows]``: the tokens of the greatest probabilities are kept until these add up to it; at least
-            one.
+        temperature: float32 ``[rows]``: the divisor of the logits; 0: the tokens with the greatest logit share the
+            probability equally.
+        top_p: float32 ``[rows]``: the most probable tokens are kept until their probabilities sum to this value; at
+            least one is kept.
 
     Returns:
-        float32 ``[rows, vocab_size]``: the probabilities of the kept tokens, which add up to 1, and 0.
+        float32 ``[rows, vocab_size]``: the probabilities of the kept tokens, which sum to 1, and 0 for the others.
 
     Raises:
         ValueError: A shape does not fit.
@@ -239,7 +239,7 @@ def topk_topp_masked_probs(
     ranked, _ = ops.top_k(probabilities, size)
     number = _numbers(size, logits.device)
     count = ops.where(k < 0, ops.constant(size, DType.int64, logits.device), k)
-    # top-p is of the distribution that top-k leaves
+    # top-p applies to the distribution renormalised after top-k
     left = ops.where(
         ops.greater(count, number), ranked, ops.constant(0.0, DType.float32, logits.device)
     )

@@ -38,8 +38,9 @@ class MLP(Module):
         has_bias: Whether the projections have biases.
         activation_function: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
         float8_config: The scales of float8 weights and inputs.
-        dist_gemm_config: The computation of products over several devices.
-        swiglu_limit: The greatest value of the activation, and the greatest size of what it multiplies; 0 for none.
+        dist_gemm_config: Options of matrix products over several devices.
+        swiglu_limit: The upper bound of the activation and the bound of the magnitude of the factor that it multiplies;
+            0: no bounds.
 
     Raises:
         ValueError: There is no device, the activation is unknown, or the limit is negative.
@@ -116,7 +117,7 @@ class MLP(Module):
             devices: The devices of the shards.
 
         Raises:
-            ValueError: There is no sharding strategy, it is for another number of devices, or the
+            ValueError: There is no sharding strategy, its number of devices differs, or the
                 weights cannot be split as the strategy requires.
         """
         where = shard_devices("MLP", self.sharding_strategy, devices)
@@ -139,7 +140,7 @@ class MLP(Module):
         activation = ACTIVATIONS[self.activation_function]
         gate_proj, up_proj = self.gate_proj, self.up_proj
         if type(gate_proj) is Linear and type(up_proj) is Linear:
-            # x is rounded once for both products; their outputs stay in the weights' dtype
+            # x is rounded once for both products; their outputs keep the dtype of the weights
             x_in = matmul_input(x, gate_proj.weight)
         else:
             x_in = x

@@ -38,8 +38,8 @@ from max.nn._weight_values import (
 class Module(Layer, ABC):
     """Base of layers with weights, and of models.
 
-    An attribute of type `max.graph.Weight` is a weight of the module, one of type `Module` a part of it. A weight's
-    full name is its path: attributes joined by dots, and its own name::
+    An attribute of type `max.graph.Weight` is a weight of the module; an attribute of type `Module` is a part of it.
+    The full name of a weight is the path of attributes to it, joined by dots, then its own name::
 
         class MLP(nn.Module):
             def __init__(self):
@@ -101,11 +101,11 @@ class Module(Layer, ABC):
         return dict(vars(self).get("_sublayers", {}))
 
     def set_shared_weight(self, name: str, weight: Weight) -> None:
-        """Uses another module's weight.
+        """Shares a weight of another module.
 
         Args:
             name: The attribute.
-            weight: The weight; state dicts have it under its owner's name only.
+            weight: The weight; state dicts list it under the name of its owner only.
         """
         if not isinstance(weight, Weight):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"set_shared_weight: {name!r} is {weight!r}, expected a Weight")
@@ -113,14 +113,14 @@ class Module(Layer, ABC):
         vars(self).setdefault("_shared_weights", set()).add(vars(self)["_weight_keys"][name])
 
     def to(self, *devices: DeviceRef, sharding_strategy: ShardingStrategy | None = None) -> None:
-        """Moves the module's own weights before a graph is built; layers take their devices as arguments since.
+        """Moves the module's own weights, before a graph is built. Layers otherwise take devices as arguments.
 
         Args:
-            devices: The device of the weights; several where the weights are to be split.
-            sharding_strategy: How weights are split over the devices; their parts are made by ``Weight.shard``.
+            devices: The device of the weights, or several devices to split them over.
+            sharding_strategy: How weights are split over the devices; ``Weight.shard`` creates the parts.
 
         Raises:
-            TypeError: An argument is no `DeviceRef`.
+            TypeError: An argument is not a `DeviceRef`.
             ValueError: There is no device, or there are several without a strategy.
         """
         for device in devices:
@@ -133,7 +133,7 @@ class Module(Layer, ABC):
             )
         for weight in self.layer_weights.values():
             if weight.shard_idx is not None:
-                # a shard stands where its weight's `shard` put it
+                # `Weight.shard` has set the device of a shard
                 continue
             weight.device = first
             if sharding_strategy is not None:
@@ -143,8 +143,8 @@ class Module(Layer, ABC):
         """The module and all its parts, breadth first, each once.
 
         Yields:
-            What comes before the names of a module's weights in state dicts, such as ``layers.3.mlp.``, empty for this
-            module, and the module.
+            The prefix of the names of a module's weights in state dicts, such as ``layers.3.mlp.`` (empty for this
+            module), and the module.
         """
         seen: set[int] = set()
         for name, module in recursive_named_layers(self):
@@ -153,7 +153,7 @@ class Module(Layer, ABC):
                 yield (f"{name}." if name else ""), module
 
     def replace_module(self, name: str, module: Module) -> None:
-        """Puts another module in the place of a part.
+        """Replaces a part by another module.
 
         Args:
             name: The attribute that holds the part.
@@ -161,7 +161,7 @@ class Module(Layer, ABC):
 
         Raises:
             KeyError: No part has the name.
-            TypeError: `module` is no `Module`.
+            TypeError: `module` is not a `Module`.
         """
         if name not in vars(self).get("_sublayers", {}):
             parts = ", ".join(self.sublayers) or "none"
@@ -173,12 +173,12 @@ class Module(Layer, ABC):
         setattr(self, name, module)
 
     def _owned(self) -> Iterator[tuple[str, Module, str, Weight]]:
-        """Full name, owner, the owner's name, and weight; each weight once."""
+        """Yields full name, owner, name within the owner, and weight; each weight once."""
         seen: set[int] = set()
         for path, layer in recursive_named_layers(self):
             shared = vars(layer).get("_shared_weights", ())
             for key, weight in layer.layer_weights.items():
-                # a shard is a view of a weight that is listed itself
+                # a shard is a view of a weight, which is listed
                 if key in shared or id(weight) in seen or weight.shard_idx is not None:
                     continue
                 seen.add(id(weight))
@@ -201,10 +201,10 @@ class Module(Layer, ABC):
         """The values of all weights by full name, as set by `load_state_dict`.
 
         Args:
-            auto_initialize: Whether weights without a value get zeros.
+            auto_initialize: Whether weights without a value are set to zeros.
 
         Raises:
-            ValueError: A weight has no value, and none is to be made.
+            ValueError: A weight has no value, and `auto_initialize` is false.
         """
         values: dict[str, DLPackArray] = {}
         for name, layer, key, weight in self._owned():
@@ -236,13 +236,13 @@ class Module(Layer, ABC):
             state_dict: A value for each weight, by full name.
             override_quantization_encoding: Whether a weight takes on the encoding (with dtype and
                 shape) of a `WeightData`, or its lack of one.
-            weight_alignment: The alignment of the values in bytes that kernels may count on; by
-                default, and for 0, that of their dtype, which is then checked.
+            weight_alignment: The alignment of the values in bytes that kernels may assume; by default, and for 0, that
+                of the dtype. It is checked.
             strict: Whether a missing or an unused value is an error.
 
         Raises:
             ValueError: A value is missing or not used (and `strict`), has another dtype, shape or
-                encoding, is not aligned, or is no array.
+                encoding, is not aligned, or is not an array.
         """
         if not isinstance(state_dict, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -286,7 +286,7 @@ class Module(Layer, ABC):
         input_types: Sequence[Type[Any] | Value[Any] | list[Type[Any] | Value[Any]]],
         weight_prefix: str = "",
     ) -> Graph:
-        """A subgraph of the graph that is being built, with the module's computation.
+        """Adds a subgraph with the module's computation to the graph that is being built.
 
         Call it with ``ops.call(subgraph, *inputs, prefix=…)`` once for each module of the same
         form, with the prefix of that module's weights::
@@ -329,9 +329,9 @@ class Module(Layer, ABC):
         name: str | None = None,
         custom_extensions: Iterable[Path] = (),
     ) -> Graph:
-        """A graph of `__call__` with one input for each of its positional arguments.
+        """Builds a graph of `__call__` with one input per positional argument.
 
-        The weights keep the names that they have; `state_dict` and `load_state_dict` give them their full names.
+        Weights keep their current names; call `state_dict` or `load_state_dict` before to set their full names.
 
         Args:
             input_types: The types of the inputs.
@@ -339,7 +339,7 @@ class Module(Layer, ABC):
             custom_extensions: Files or folders with custom ops.
 
         Raises:
-            TypeError: The module returns something else than values of the graph, or lists of them.
+            TypeError: The module returns anything other than graph values or lists of them.
         """
         graph = Graph(
             name or type(self).__name__,
@@ -369,7 +369,7 @@ class Module(Layer, ABC):
 
         Raises:
             TypeError: As for `trace`.
-            ValueError: A weight has no value in `weights`, or one that does not fit.
+            ValueError: A weight has no value in `weights`, or the value does not fit.
         """
         if weights is None:
             weights = self.state_dict()
@@ -380,11 +380,11 @@ class Module(Layer, ABC):
 
     @contextmanager
     def _relative_names(self, prefix: str) -> Iterator[set[int]]:
-        """Gives the weights their names relative to this module, for a while."""
+        """Sets the names of the weights relative to this module, within a ``with`` block."""
         owned = [(path, weight) for path, _, _, weight in self._owned()]
         before = [weight.name for _, weight in owned]
         for path, weight in owned:
-            # a weight that no state dict has named yet is called as in its own layer
+            # a weight that no state dict has named yet keeps the name within its layer
             if weight.name != prefix + path and not path.endswith(weight.name):
                 raise ValueError(
                     f"build_subgraph: the weight {weight.name!r} is not {prefix + path!r}; the "
@@ -407,7 +407,7 @@ def recursive_named_layers(parent: Module, prefix: str = "") -> Iterable[tuple[s
 
     Args:
         parent: The module.
-        prefix: Its name, which comes before those of its parts.
+        prefix: Its name, which prefixes the names of its parts.
     """
     queue: deque[tuple[str, Module]] = deque([(prefix, parent)])
     while queue:
@@ -419,7 +419,7 @@ def recursive_named_layers(parent: Module, prefix: str = "") -> Iterable[tuple[s
 
 
 def _take_encoding(weight: Weight, value: Any) -> None:
-    """Gives a weight the encoding, dtype and shape of its value."""
+    """Sets the encoding, dtype and shape of a weight to those of its value."""
     if isinstance(value, WeightData) and value.quantization_encoding is not (
         weight.quantization_encoding
     ):

@@ -1,4 +1,4 @@
-"""The gates of mixtures of experts, which choose the experts of each token and their weights."""
+"""Gates of mixtures of experts: they choose the experts of each token and the router weights."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["ExpertRouting", "MoEGate", "RoutedMoEGate", "SigmoidTopKRouter"]
 
 
 class MoEGate(Module):
-    """Chooses experts by a linear layer: those of the greatest scores, which are their weights.
+    """Chooses the experts with the greatest scores of a linear layer; the scores are the router weights.
 
     Args:
         devices: The devices; the gate runs on the first one.
         hidden_dim: The size of the input's last dimension.
         num_experts: The number of experts.
-        num_experts_per_token: The number of experts of a token.
+        num_experts_per_token: The number of experts chosen for each token.
         dtype: The dtype of the weight.
 
     Raises:
-        ValueError: No device, or the numbers do not fit.
+        ValueError: There is no device, or the numbers do not fit.
     """
 
     __module__ = "max.nn.moe"
@@ -77,7 +77,7 @@ class MoEGate(Module):
             devices: The devices.
 
         Raises:
-            ValueError: There is no sharding strategy, or it is for another number of devices.
+            ValueError: There is no sharding strategy, or its number of devices differs.
         """
         where = shard_devices("MoEGate", self.sharding_strategy, devices)
         return [
@@ -86,13 +86,14 @@ class MoEGate(Module):
         ]
 
     def __call__(self, hidden_state: TensorValue) -> tuple[TensorValue, TensorValue]:
-        """The experts of each token, and their weights.
+        """Chooses the experts of each token.
 
         Args:
             hidden_state: ``[tokens, hidden_dim]``.
 
         Returns:
-            int64 ``[tokens, num_experts_per_token]``, and of that shape the scores, the greatest first.
+            The experts, int64 ``[tokens, num_experts_per_token]``, and their scores of the same shape, the greatest
+            first.
         """
         scores = self.gate_score(hidden_state)
         weights, experts = ops.top_k(scores, self.num_experts_per_token)
@@ -101,24 +102,24 @@ class MoEGate(Module):
 
 @dataclass(frozen=True)
 class ExpertRouting:
-    """How scores become choices and weights.
+    """How a gate computes scores, chooses experts and computes their weights.
 
     Args:
         scoring: The function of a token's logits: softmax over all experts, softmax over the chosen ones, sigmoid, or
-            sparsemixer (https://arxiv.org/abs/2409.12136): each of two experts has the softmax over the logits near its
-            own, of experts not chosen before it.
+            sparsemixer (https://arxiv.org/abs/2409.12136), which chooses two experts; the weight of each is its softmax
+            over the logits near its own, without the expert chosen before it.
         normalised: Whether the weights of a token are divided by their sum.
-        scale: What weights are multiplied by in the end.
-        groups: The number of groups of neighbouring experts; experts of the best groups can be chosen.
+        scale: The factor by which the final weights are multiplied.
+        groups: The number of groups of consecutive experts; only experts of the best groups can be chosen.
         chosen_groups: The number of these best groups.
-        group_score: A group's score: its greatest, or the sum of the two greatest.
-        has_correction: Whether a number is added to each expert's score for the choice only:
-            ``e_score_correction_bias``.
-        in_float32: Whether a 16-bit gate multiplies in float32, and its products are not rounded.
-        least_sum: The least divisor of normalised weights.
+        group_score: A group's score: the greatest score in it, or the sum of the two greatest.
+        has_correction: Whether the weight ``e_score_correction_bias`` is added to the scores for the choice only, not
+            for the weights.
+        in_float32: Whether a gate with 16-bit weights computes its logits in float32, without rounding them to 16 bits.
+        least_sum: The lower bound of the divisor of normalised weights.
         sum_offset: Added to the divisor of normalised weights.
-        jitter: Of sparsemixer: logits that are farther from the chosen one, relative to their size, than twice this do
-            not count.
+        jitter: For sparsemixer: logits whose distance from the chosen one, relative to their magnitude, exceeds twice
+            this value are masked.
     """
 
     scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
@@ -137,13 +138,13 @@ class ExpertRouting:
 def of_best_groups(
     choice: TensorValue, groups: int, chosen: int, score: Literal["greatest", "two_greatest"]
 ) -> TensorValue:
-    """The scores of experts, -inf for those of groups that are not among the best.
+    """Masks the scores of experts outside the best groups with -inf.
 
     Args:
         choice: The scores, ``[tokens, experts]``.
-        groups: The number of groups of neighbouring experts; divides that of the experts.
-        chosen: The number of the best groups.
-        score: A group's score: its greatest, or the sum of the two greatest.
+        groups: The number of groups of consecutive experts, a divisor of the number of experts.
+        chosen: The number of best groups to keep.
+        score: A group's score: the greatest score in it, or the sum of the two greatest.
     """
     tokens, in_group = choice.shape[0], int(choice.shape[1]) // groups
     grouped = ops.reshape(choice, [tokens, groups, in_group])
@@ -162,27 +163,27 @@ def of_best_groups(
 
 
 class RoutedMoEGate(MoEGate):
-    """A gate with the routing of a family of models: of Mixtral, OLMoE, Qwen, GPT-OSS, DeepSeek and others.
+    """A gate with configurable routing, as in Mixtral, OLMoE, Qwen, GPT-OSS, DeepSeek and others.
 
-    Scores are computed in float32. For the `gate_cls` of `MoE`: ``functools.partial(RoutedMoEGate, routing=…)``.
+    Scores are computed in float32. Pass ``functools.partial(RoutedMoEGate, routing=…)`` as `gate_cls` of `MoE`.
 
     Args:
         devices: The devices; the gate runs on the first one.
         hidden_dim: The size of the input's last dimension.
         num_experts: The number of experts.
-        num_experts_per_token: The number of experts of a token.
+        num_experts_per_token: The number of experts chosen for each token.
         dtype: The dtype of the weight.
-        routing: How scores become choices and weights.
+        routing: How a gate computes scores, chooses experts and computes their weights.
         has_bias: Whether the linear layer has a bias.
 
     Raises:
-        ValueError: The groups do not divide the experts, or have too few of them.
+        ValueError: The groups do not divide the experts, or the chosen groups have too few experts.
     """
 
     __module__ = "max.nn.moe"
 
     e_score_correction_bias: Weight | None
-    """float32 ``[num_experts]``: what is added to scores for the choice."""
+    """float32 ``[num_experts]``, added to the scores for the choice."""
 
     def __init__(
         self,
@@ -220,13 +221,13 @@ class RoutedMoEGate(MoEGate):
         )
 
     def __call__(self, hidden_state: TensorValue) -> tuple[TensorValue, TensorValue]:
-        """The experts of each token, and their weights.
+        """Chooses the experts of each token.
 
         Args:
             hidden_state: ``[tokens, hidden_dim]``.
 
         Returns:
-            int64 ``[tokens, num_experts_per_token]``, and of that shape the weights, float32.
+            The experts, int64 ``[tokens, num_experts_per_token]``, and their weights, float32 of the same shape.
         """
         routing = self.routing
         if routing.in_float32:
@@ -256,13 +257,13 @@ class RoutedMoEGate(MoEGate):
             total = ops.sum(weights, axis=-1)
             if routing.least_sum:
                 total = ops.max(total, routing.least_sum)
-            # sigmoids may all be 0
+            # all sigmoids may be 0: avoid a division by 0
             offset = routing.sum_offset or (1e-20 if routing.scoring == "sigmoid" else 0.0)
             weights = weights / (total + offset if offset else total)
         return experts, weights if routing.scale == 1.0 else weights * routing.scale
 
     def _sparsemixer(self, logits: TensorValue) -> tuple[TensorValue, TensorValue]:
-        """The two experts of the greatest logits, and the weights of sparsemixer."""
+        """The two experts with the greatest logits, and their weights by sparsemixer."""
         best, experts = ops.top_k(logits, 2)
         zero = ops.constant(0.0, DType.float32, logits.device)
         numbers = ops.range(
@@ -277,7 +278,7 @@ class RoutedMoEGate(MoEGate):
         weights: list[TensorValue] = []
         for place in range(2):
             chosen = best[:, place : place + 1]
-            # the factor of a logit below the chosen one is its size, at least the chosen one
+            # as in the paper: the distance is relative to max(|logit|, chosen logit)
             distance = (chosen - logits) / ops.max(ops.abs(logits), chosen)
             far = ops.greater(distance, 2 * self.routing.jitter)
             shares = ops.where(far, zero, ops.exp(ops.min(logits - chosen, zero)))
@@ -289,22 +290,22 @@ class RoutedMoEGate(MoEGate):
 
 
 class SigmoidTopKRouter(RoutedMoEGate):
-    """A gate of sigmoids: a bias is added to scores for the choice, as in DeepSeek-V3 with one group.
+    """A gate with sigmoid scores and a bias for the choice, as in DeepSeek-V3 with one group.
 
     Args:
         devices: The devices; the gate runs on the first one.
         hidden_dim: The size of the input's last dimension.
         num_experts: The number of experts.
-        num_experts_per_token: The number of experts of a token.
+        num_experts_per_token: The number of experts chosen for each token.
         dtype: The dtype of the weight.
         norm_topk_prob: Whether the weights of a token are divided by their sum.
-        gate_dtype: The dtype of the weight instead of `dtype`.
-        correction_bias_dtype: The dtype of the bias: float32.
-        routed_scaling_factor: What weights are multiplied by in the end.
+        gate_dtype: The dtype of the weight; by default `dtype`.
+        correction_bias_dtype: The dtype of the bias, which must be float32.
+        routed_scaling_factor: The factor by which the final weights are multiplied.
 
     Raises:
-        ValueError: No device, or the numbers do not fit.
-        TypeError: The bias is of another dtype.
+        ValueError: There is no device, or the numbers do not fit.
+        TypeError: `correction_bias_dtype` is not float32.
     """
 
     __module__ = "max.nn.moe"
@@ -333,13 +334,13 @@ class SigmoidTopKRouter(RoutedMoEGate):
         )  # fmt: skip
 
     def __call__(self, hidden_state: TensorValue) -> tuple[TensorValue, TensorValue]:
-        """The experts of each token, and their weights.
+        """Chooses the experts of each token.
 
         Args:
             hidden_state: ``[tokens, hidden_dim]``.
 
         Returns:
-            int32 ``[tokens, num_experts_per_token]``, and of that shape the weights, float32.
+            The experts, int32 ``[tokens, num_experts_per_token]``, and their weights, float32 of the same shape.
         """
         experts, weights = super().__call__(hidden_state)
         return ops.cast(experts, DType.int32), weights

@@ -10,7 +10,7 @@ from max.nn.attention.mask_config import MHAMaskVariant
 
 
 def check_operand(op: str, what: str, value: TensorValue, dtype: DType, rank: int) -> None:
-    """Raises TypeError for another dtype, ValueError for another rank."""
+    """Checks an operand; raises TypeError if its dtype differs, ValueError if its rank differs."""
     if value.dtype is not dtype:
         raise TypeError(f"{op}: {what} is {value!r}, expected {dtype.name}")
     if value.rank != rank:
@@ -18,7 +18,7 @@ def check_operand(op: str, what: str, value: TensorValue, dtype: DType, rank: in
 
 
 def check_mask(op: str, mask: MHAMaskVariant, window: int) -> None:
-    """Raises ValueError for a mask with a window and a window without a token."""
+    """Raises ValueError if a mask requires a window and the window is less than 1."""
     windowed = (MHAMaskVariant.CHUNKED_CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK)
     if mask in windowed and window < 1:
         raise ValueError(

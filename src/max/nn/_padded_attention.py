@@ -32,13 +32,14 @@ def flash_attention_gpu(
 
     Args:
         q: The queries ``[batch, seq_len, n_heads, head_dim]``.
-        k: The keys ``[batch, seq_len, kv_heads, head_dim]``; without a mask their number is their own.
+        k: The keys ``[batch, seq_len, kv_heads, head_dim]``; without a mask, their length may differ from that of the
+            queries.
         v: The values, of the shape of the keys.
-        mask_variant: The mask: which keys a query attends to.
-        scale: The factor of the scores.
-        local_window_size: The window of the sliding mask, the chunk of the chunked one.
-        valid_length: The length of each sequence, uint32 ``[batch]``: keys past it are masked, and rows past it
-            have no meaning.
+        mask_variant: The mask, which selects the keys that a query attends to.
+        scale: The scale of the attention scores.
+        local_window_size: The window of the sliding-window mask, or the chunk size of the chunked mask.
+        valid_length: The length of each sequence, uint32 ``[batch]``: keys past it are masked, and result rows past it
+            are undefined.
 
     Returns:
         The attention output, of the queries' shape and dtype.
@@ -113,10 +114,10 @@ def flash_attention_ragged_gpu(
         k: The keys ``[total_seq_len, kv_heads, head_dim]``.
         v: The values, of the shape of the keys.
         input_row_offsets: The first row of each sequence, and the number of rows, uint32 ``[batch + 1]``.
-        max_seq_len: The rows of the longest sequence, uint32; unused, the kernel reads the offsets.
-        mask_variant: The mask: which keys a query attends to.
-        scale: The factor of the scores.
-        local_window_size: The window of the sliding mask, the chunk of the chunked one.
+        max_seq_len: The length of the longest sequence, uint32; unused, the kernel reads the offsets.
+        mask_variant: The mask, which selects the keys that a query attends to.
+        scale: The scale of the attention scores.
+        local_window_size: The window of the sliding-window mask, or the chunk size of the chunked mask.
 
     Returns:
         The attention output, of the queries' shape and dtype.
@@ -144,7 +145,7 @@ def _positions(length: Dim, device: DeviceRef) -> TensorValue:
 def _seen(
     length: Dim, keys: Dim, mask: MHAMaskVariant, window: int, device: DeviceRef
 ) -> TensorValue | None:
-    """The mask of each query and key, ``[queries, keys]``; None for all."""
+    """Whether each query attends to each key, ``[queries, keys]``; None: to all keys."""
     if mask is MHAMaskVariant.NULL_MASK:
         return None
     row = ops.unsqueeze(_positions(length, device), 1)

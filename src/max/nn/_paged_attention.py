@@ -1,4 +1,4 @@
-"""The library ops of attention over a paged KV cache: projections, rotation, stores and attention of ragged batches."""
+"""The ops of attention over a paged KV cache: projections, rotation, stores and attention of ragged batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MASKS: dict[MHAMaskVariant, str] = {
     MHAMaskVariant.CHUNKED_CAUSAL_MASK: "chunked_causal",
     MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK: "sliding_window",
 }
-"""The masks of the attention kernel, by their names in the kernel."""
+"""The name in the attention kernel of each mask."""
 
 
 def _check_ragged(op: str, input_row_offsets: TensorValue, layer_idx: TensorValue) -> None:
@@ -68,11 +68,11 @@ def store_kv_cache_ragged(
 
     Args:
         kv_params: The parameters of the cache.
-        k: ``[total_seq_len, kv_heads * head_dim]``; is rounded to the cache's dtype.
-        v: The same for the values.
+        k: ``[total_seq_len, kv_heads * head_dim]``; rounded to the cache's dtype.
+        v: The values, of the shape of the keys.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
 
     Raises:
         ValueError: A shape does not fit.
@@ -114,9 +114,9 @@ def fused_qkv_ragged_matmul(
         kv_params: The parameters of the cache.
         input: ``[total_seq_len, hidden_size]``.
         input_row_offsets: The first row of each sequence.
-        wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, keys, values.
+        wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, then keys, then values.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         n_heads: The number of query heads.
         bias: ``[(n_heads + 2 * kv_heads) * head_dim]``.
 
@@ -160,7 +160,7 @@ def matmul_kv_cache_ragged(
         input_row_offsets: The first row of each sequence.
         weight: ``[2 * kv_heads * head_dim, hidden_size]``: the rows for keys, then for values.
         kv_collection: The cache.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
 
     Raises:
         ValueError: A shape does not fit.
@@ -187,20 +187,20 @@ def fused_qk_ragged_rope(
     position_ids: TensorValue | None = None,
     mrope_section: list[int] | None = None,
 ) -> TensorValue:
-    """Rotates queries, and in the cache the keys of the new tokens.
+    """Applies RoPE to queries, and in place to the keys of the new tokens in the cache.
 
-    A token's position is the number of its sequence's tokens before it. Keys of 8 bits are rounded a second time; where
-    that matters rotate them with `rotate_ragged` and store them then.
+    The position of a token is the number of tokens before it in its sequence. Keys in an 8-bit cache are rounded a
+    second time; to avoid it, rotate them with `rotate_ragged` before they are stored.
 
     Args:
         kv_params: The parameters of the cache.
         input: The queries ``[total_seq_len, n_heads, head_dim]``.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache, with the new keys stored.
-        freqs_cis: Interleaved cosines and sines, one row per position; is cast to float32.
-        layer_idx: The layer.
-        interleaved: Whether the elements of a pair are adjacent.
-        position_ids: Other positions; not supported yet.
+        freqs_cis: Interleaved cosines and sines, one row per position; cast to float32.
+        layer_idx: The index of the layer in the cache.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        position_ids: Explicit positions; not supported yet.
         mrope_section: Sections of positions; not supported yet.
 
     Returns:
@@ -230,16 +230,16 @@ def rotate_ragged(
     layer_idx: TensorValue,
     interleaved: bool = True,
 ) -> TensorValue:
-    """Rotates queries, or keys that are not stored yet; the cache stays as it is.
+    """Applies RoPE to queries, or to keys that are not stored yet. The cache is not changed.
 
     Args:
         kv_params: The parameters of the cache.
         input: ``[total_seq_len, heads, head_dim]``.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache.
-        freqs_cis: Interleaved cosines and sines, one row per position; is cast to float32.
-        layer_idx: The layer.
-        interleaved: Whether the elements of a pair are adjacent.
+        freqs_cis: Interleaved cosines and sines, one row per position; cast to float32.
+        layer_idx: The index of the layer in the cache.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
 
     Returns:
         The rotated heads, of the input's shape and dtype.
@@ -303,21 +303,21 @@ def flash_attention_ragged(
     Sums and softmax are computed in float32. Query head ``i`` reads KV head
     ``i // (n_heads // kv_heads)``.
 
-    A soft cap replaces scores by ``softcap * tanh(scale * q kᵀ / softcap)``, before the mask. A sink is a key without
-    value: the softmax of head ``h`` runs over its scores and ``sink_weights[h]``, and the sink's share is dropped. The
-    mask ``CAUSAL_ALIBI_MASK`` adds ``alibi_slopes[h] * (key - position)`` to the scores.
+    A soft cap replaces scores by ``softcap * tanh(scale * q kᵀ / softcap)``, before the mask. A sink is an extra logit
+    without a value: the softmax denominator of head ``h`` includes ``exp(sink_weights[h])``. The mask
+    ``CAUSAL_ALIBI_MASK`` adds ``alibi_slopes[h] * (key position - query position)`` to the scores.
 
     Args:
         kv_params: The parameters of the cache.
         input: The queries ``[total_seq_len, n_heads, head_dim]``.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache, with the new keys and values stored.
-        layer_idx: The layer.
-        mask_variant: The mask: which keys a query attends to.
-        scale: The factor of the scores.
-        local_window_size: The window of the sliding mask, the chunk of the chunked one.
-        sink_weights: The logit of each head's sink, ``[n_heads]``; is cast to float32.
-        softcap: The bound of soft-capped scores; None or 0 for none.
+        layer_idx: The index of the layer in the cache.
+        mask_variant: The mask, which selects the keys that a query attends to.
+        scale: The scale of the attention scores.
+        local_window_size: The window of the sliding-window mask, or the chunk size of the chunked mask.
+        sink_weights: The logit of the sink of each head, ``[n_heads]``; cast to float32.
+        softcap: The bound of soft-capped scores; None or 0: no soft cap.
         alibi_slopes: The slope of each head, ``[n_heads]``, for ``CAUSAL_ALIBI_MASK``; by default those of
             `default_alibi_slopes`.
         out_dtype: The dtype of the result; that of the queries by default.
@@ -326,8 +326,8 @@ def flash_attention_ragged(
         The attention output, of the queries' shape.
 
     Raises:
-        ValueError: A shape does not fit, the window is missing, the soft cap is negative or not finite, or there are
-            slopes without their mask.
+        ValueError: A shape does not fit, the window is missing, the soft cap is negative or not finite, or
+            `alibi_slopes` is given without ``CAUSAL_ALIBI_MASK``.
         TypeError: A dtype does not fit.
     """
     op = "flash_attention_ragged"
@@ -389,25 +389,25 @@ def cross_attention_ragged(
     scale: float,
     local_window_size: int = -1,
 ) -> TensorValue:
-    """``softmax(scale * q kᵀ + mask) v`` of rows over the keys of another ragged batch, which are in the cache.
+    """``softmax(scale * q kᵀ + mask) v`` of queries over the keys of another ragged batch, which the cache holds.
 
-    The keys of sequence ``b`` are those that are counted in ``cache_lengths[b]``, and the
-    ``kv_input_row_offsets[b + 1] - kv_input_row_offsets[b]`` after them.
+    Sequence ``b`` has ``cache_lengths[b] + kv_input_row_offsets[b + 1] - kv_input_row_offsets[b]`` keys: the cached
+    ones, then the new ones.
 
     Args:
         kv_params: The parameters of the cache.
         input: The queries ``[total_q_len, n_heads, head_dim]``.
         input_row_offsets: The first query of each sequence, uint32 ``[batch + 1]``.
         kv_collection: The cache, with all keys and values stored.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
         mask_variant: The mask; query ``i`` of a sequence has the position ``cache_lengths[b] + i``.
         kv_input_row_offsets: The first new key of each sequence, uint32 ``[batch + 1]``.
-        q_max_seq_len: The queries of the longest sequence; unused, the kernel reads the offsets.
-        scale: The factor of the scores.
-        local_window_size: The window of the sliding mask, the chunk of the chunked one.
+        q_max_seq_len: The number of queries of the longest sequence; unused, the kernel reads the offsets.
+        scale: The scale of the attention scores.
+        local_window_size: The window of the sliding-window mask, or the chunk size of the chunked mask.
 
     Returns:
-        The attention output, of the queries' shape and dtype; 0 for rows that see no key.
+        The attention output, of the queries' shape and dtype; 0 for rows that attend to no key.
 
     Raises:
         ValueError: A shape does not fit, or the window is missing.
@@ -448,9 +448,9 @@ def cross_attention_ragged(
 
 
 def default_alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
-    """The slopes of ALiBi: ``2 ** (-8 (h + 1) / heads)`` where `heads` is a power of 2.
+    """The slopes of ALiBi (https://arxiv.org/abs/2108.12409): ``2 ** (-8 (h + 1) / heads)`` for powers of 2.
 
-    Other numbers take those of the power of 2 below, and every second slope of the one above.
+    Any other number of heads takes the slopes of the next lower power of 2, then every second slope of the next higher.
 
     Args:
         heads: The number of query heads.
@@ -462,7 +462,7 @@ def default_alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
 
 
 def _per_head(op: str, what: str, value: TensorValueLike, queries: TensorValue) -> TensorValue:
-    """A number for each query head, float32 ``[n_heads]``."""
+    """Checks one number per query head and casts them to float32 ``[n_heads]``."""
     numbers = TensorValue(value)
     if numbers.rank != 1 or numbers.shape[0] != queries.shape[1]:
         raise ValueError(f"{op}: {what} is {numbers!r}, expected [{queries.shape[1]}]")

@@ -1,4 +1,4 @@
-"""Products with weights of one row per output: ``x @ weight.T + bias``."""
+"""Products with weights that have one row per output: ``x @ weight.T + bias``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HALF = (DType.bfloat16, DType.float16)
 def matmul_input(x: TensorValue, weight: TensorValue) -> TensorValue:
     """Casts `x` for a product with a weight: float32 is rounded to the dtype of a 16-bit weight.
 
-    Widening the weight instead would read twice the bytes and gain no precision of the weight.
+    Widening the weight instead would double the bytes read, without more precision in the weight.
     """
     if weight.dtype in HALF and x.dtype is DType.float32:
         return ops.cast(x, weight.dtype)
@@ -27,8 +27,8 @@ def project(
 ) -> TensorValue:
     """``x @ weight.T + bias``.
 
-    Sums are accumulated in float32. The result of a float32 `x` is float32, also when the weight is
-    bfloat16 or float16 (the factors are then rounded to it).
+    Sums are accumulated in float32. A float32 `x` gives a float32 result; if the weight is bfloat16 or float16, `x` is
+    rounded to that dtype first.
 
     Args:
         x: ``[…, in_dim]``.
@@ -59,7 +59,7 @@ def with_bias(y: TensorValue, bias: TensorValueLike | None) -> TensorValue:
 
 
 def plain_dtype(dtype: DType, encoding: QuantizationEncoding | None) -> DType:
-    """The dtype of the parts that are not encoded; callers pass uint8 for encoded weights: then float32."""
+    """The dtype of parameters that are not encoded: float32 if the caller passes uint8 for an encoded weight."""
     return DType.float32 if encoding is not None and not dtype.is_float() else dtype
 
 

@@ -1,4 +1,4 @@
-"""Rotation of the heads of a ragged batch by positions that are given, without a cache."""
+"""RoPE on ragged batches without a cache, by explicit positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _rotated(
     interleaved: bool,
     rope_first: bool,
 ) -> TensorValue:
-    """The heads ``[rows, heads, head_dim]``, rotated by the rows of a table at int64 positions ``[rows]``."""
+    """Rotates heads ``[rows, heads, head_dim]`` by the table rows at int64 positions ``[rows]``."""
     if input.rank != 3 or not isinstance(input.shape[2], StaticDim):
         raise ValueError(
             f"{op}: the input is {input!r}, expected [total_seq_len, n_heads, a number]"
@@ -62,30 +62,32 @@ def rope_ragged(
     rope_first: bool = False,
     output_dtype: DType | None = None,
 ) -> TensorValue:
-    """Rotates the heads of each token by its position, computed in float32.
+    """Rotates the heads of each token by its position in its sequence; computed in float32.
 
     Args:
         input: ``[total_seq_len, n_heads, head_dim]``.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         start_pos: The position of each sequence's first row, uint32 ``[batch]``.
-        freqs_cis: Cosines and sines in turn, a row for each position; with fewer columns than `head_dim` as many
-            elements of a head are rotated.
-        interleaved: Whether the elements of a pair are adjacent; else element i goes with element ``i + columns / 2``.
-        rope_first: Whether the first elements are rotated instead of the last ones, where they are fewer.
-        output_dtype: The dtype of the result instead of that of the input, to which it is rounded before.
+        freqs_cis: Interleaved cosines and sines, one row per position; if it has fewer columns than `head_dim`, that
+            number of elements of a head is rotated.
+        interleaved: Whether the two elements of a rotated pair are adjacent; otherwise element i is paired with element
+            ``i + columns / 2``.
+        rope_first: If only a part of a head is rotated: whether it is the first elements instead of the last ones.
+        output_dtype: The dtype of the result; by default that of the input. The result is rounded to the dtype of the
+            input before the cast.
 
     Returns:
-        The rotated heads, of the shape of the input. Rows past the last offset have no meaning.
+        The rotated heads, of the shape of the input. Rows past the last offset are undefined.
 
     Raises:
-        ValueError: A shape does not fit. A position without a row in the table is an error when the graph runs.
+        ValueError: A shape does not fit. A position past the table raises when the graph runs.
         TypeError: A dtype does not fit.
     """
     op = "rope_ragged"
     check_operand(op, "input_row_offsets", input_row_offsets, DType.uint32, 1)
     check_operand(op, "start_pos", start_pos, DType.uint32, 1)
     rows = input.shape[0]
-    # a row past the last offset is at the position that it would have in a sequence that begins there
+    # rows past the last offset get positions as if a sequence began there
     starts = ops.cast(start_pos, DType.int64)
     nothing = ops.constant([0], DType.int64, starts.device)
     begins = ops.cast(input_row_offsets, DType.int64)
@@ -107,22 +109,23 @@ def rope_ragged_with_position_ids(
     mrope_section: list[int] | None = None,
     interleaved: bool = True,
 ) -> TensorValue:
-    """Rotates the heads of each token by a position that is given, computed in float32.
+    """Rotates the heads of each token by an explicit position; computed in float32.
 
     Args:
         input: ``[total_seq_len, n_heads, head_dim]``.
-        freqs_cis: Cosines and sines in turn, a row of `head_dim` numbers for each position.
+        freqs_cis: Interleaved cosines and sines, one row of `head_dim` numbers per position.
         position_ids: uint32 ``[total_seq_len]`` or ``[1, total_seq_len]``.
         mrope_section: Sections of positions; not supported yet.
-        interleaved: Whether the elements of a pair are adjacent; else element i goes with element ``i + columns / 2``.
+        interleaved: Whether the two elements of a rotated pair are adjacent; otherwise element i is paired with element
+            ``i + columns / 2``.
 
     Returns:
         The rotated heads, of the shape and dtype of the input.
 
     Raises:
-        ValueError: A shape does not fit. A position without a row in the table is an error when the graph runs.
+        ValueError: A shape does not fit. A position past the table raises when the graph runs.
         TypeError: The positions are not uint32.
-        NotImplementedError: `mrope_section` is given, or positions of several sections.
+        NotImplementedError: `mrope_section` or positions of several sections are given.
     """
     op = "rope_ragged_with_position_ids"
     sections = position_ids.rank == 2 and position_ids.shape[0] != 1

@@ -1,4 +1,4 @@
-"""Rows of ragged batches: two batches merged, and rows set to a constant."""
+"""Ops on rows of ragged batches: merging two batches, and setting elements to a constant."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from max.graph import (
 def merge_ragged_tensors(
     a: TensorValue, a_row_offsets: TensorValue, b: TensorValue, b_row_offsets: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
-    """Joins two ragged batches sequence by sequence: the rows of `a` first, then those of `b`.
+    """Concatenates two ragged batches sequence by sequence: the rows of `a`, then those of `b`.
 
     Args:
         a: ``[a_rows, …]``.
         a_row_offsets: The first row of each sequence in `a`, ``[batch + 1]``.
-        b: ``[b_rows, …]``, of the other sizes and the dtype of `a`.
+        b: ``[b_rows, …]``, with the dtype and the other dimensions of `a`.
         b_row_offsets: The first row of each sequence in `b`, ``[batch + 1]``.
 
     Returns:
-        The rows ``[a_rows + b_rows, …]``, and where each sequence begins in them.
+        The rows ``[a_rows + b_rows, …]``, and the first row of each sequence in them, ``[batch + 1]``.
 
     Raises:
-        ValueError: A shape does not fit. Offsets that do not begin at 0, rise, and end at the number of rows are
-            an error when the graph runs.
+        ValueError: A shape does not fit. Offsets must begin at 0, be non-decreasing and end at the number of rows;
+            others raise when the graph runs.
         TypeError: The dtypes differ.
     """
     op = "merge_ragged_tensors"
@@ -52,7 +52,7 @@ def merge_ragged_tensors(
     places = ops.concat([a_places, b_places])
     total = a.shape[0] + b.shape[0]
     rows = ops.concat([a, b])
-    # the target row of each source row, inverted to the source row of each target row
+    # invert the permutation: from the target of each source row to the source of each target row
     order = ops.scatter_nd(
         ops.broadcast_to(ops.constant(0, DType.int64, a.device), [total]),
         ops.range(0, TensorValue(total), 1, out_dim=total, dtype=DType.int64, device=a.device),
@@ -62,7 +62,7 @@ def merge_ragged_tensors(
 
 
 def _checked_offsets(what: str, offsets: TensorValue, rows: TensorValue) -> TensorValue:
-    """The first row of each sequence, checked when the graph runs."""
+    """Adds a run-time check to row offsets."""
     return ops.custom(
         "mo.check.offsets",
         device=offsets.device,
@@ -75,7 +75,7 @@ def _checked_offsets(what: str, offsets: TensorValue, rows: TensorValue) -> Tens
 def _shifted_rows(
     count: Dim, bounds: TensorValue, shifts: TensorValue, device: DeviceRef
 ) -> TensorValue:
-    """The index of each row plus the shift of its sequence."""
+    """Adds the shift of its sequence to the index of each row."""
     rows = ops.range(0, TensorValue(count), 1, out_dim=count, dtype=DType.int64, device=device)
     ends = ops.reshape(bounds[1:], [1, bounds.shape[0] - 1])
     passed = ops.cast(ops.reshape(rows, [count, 1]) >= ends, DType.int64)

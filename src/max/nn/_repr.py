@@ -1,4 +1,4 @@
-"""Prints modules as trees."""
+"""Formats modules as trees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tree(Protocol):
 
 
 def module_tree(module: Tree) -> str:
-    """The tree of a module: classes, weights with dtype and shape; adjacent equal parts are printed once."""
+    """The tree of a module: classes, and weights with dtype and shape. Adjacent equal parts are shown once."""
     return "\n".join(_lines(module))
 
 
@@ -30,7 +30,7 @@ def _lines(module: Tree) -> list[str]:
     groups: list[tuple[list[str], list[str]]] = []
     for name, part in module.sublayers.items():
         lines = _lines(part)
-        # only numbered parts are repetitions
+        # only numbered parts count as repetitions
         if name.isdigit() and groups and groups[-1][0][-1].isdigit() and groups[-1][1] == lines:
             groups[-1][0].append(name)
         else:

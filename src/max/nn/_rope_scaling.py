@@ -1,4 +1,4 @@
-"""The numbers that scale the frequencies of rotary embeddings for long contexts."""
+"""Parameters that scale the frequencies of rotary embeddings for long contexts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class LinearScalingParams:
-    """Positions are divided by a factor.
+    """Linear scaling: positions are divided by a factor.
 
     Args:
         factor: The factor.
@@ -18,13 +18,13 @@ class LinearScalingParams:
 
 @dataclass
 class Llama3RopeScalingParams:
-    """Divides low frequencies by a factor, keeps high ones, and blends the frequencies in between.
+    """Llama 3.1: divides low frequencies by a factor, keeps high ones, and interpolates in between.
 
     Args:
         factor: The divisor of low frequencies.
-        low_freq_factor: Frequencies with fewer rotations over the original length are low.
-        high_freq_factor: Frequencies with more rotations are high.
-        orig_max_position: The length that the model was first trained with.
+        low_freq_factor: Frequencies with fewer rotations than this over the original length are low.
+        high_freq_factor: Frequencies with more rotations than this are high.
+        orig_max_position: The context length of the original training.
     """
 
     factor: float
@@ -39,10 +39,10 @@ class YarnScalingParams:
 
     Args:
         factor: The divisor of low frequencies.
-        beta_fast: Frequencies with more rotations over the original length are kept.
-        beta_slow: Frequencies with fewer rotations are divided.
-        original_max_position_embeddings: The length that the model was first trained with.
-        truncate: Whether the bounds between are rounded to whole dimensions.
+        beta_fast: Frequencies with more rotations than this over the original length are kept.
+        beta_slow: Frequencies with fewer rotations than this are divided.
+        original_max_position_embeddings: The context length of the original training.
+        truncate: Whether the bounds of the interpolated range are rounded to whole dimensions.
     """
 
     factor: float
@@ -58,11 +58,11 @@ class DeepseekYarnRopeScalingParams:
 
     Args:
         scaling_factor: The divisor of low frequencies.
-        original_max_position_embeddings: The length that the model was first trained with.
-        beta_fast: Frequencies with more rotations over the original length are kept.
-        beta_slow: Frequencies with fewer rotations are divided.
-        mscale: The weight of the correction of cosines and sines.
-        mscale_all_dim: The weight of the correction of scores.
+        original_max_position_embeddings: The context length of the original training.
+        beta_fast: Frequencies with more rotations than this over the original length are kept.
+        beta_slow: Frequencies with fewer rotations than this are divided.
+        mscale: The weight of the correction that scales cosines and sines.
+        mscale_all_dim: The weight of the correction that scales attention scores.
     """
 
     scaling_factor: float
@@ -79,9 +79,9 @@ class LongRoPEScalingParams:
 
     Args:
         short_factor: The factors for sequences up to the original length.
-        long_factor: The factors for longer ones.
-        original_max_position: The length that the model was first trained with.
-        max_position_embeddings: The length that it was extended to.
+        long_factor: The factors for longer sequences.
+        original_max_position: The context length of the original training.
+        max_position_embeddings: The extended context length.
     """
 
     short_factor: list[float]

@@ -1,9 +1,9 @@
 """Rotary position embedding (https://arxiv.org/abs/2104.09864).
 
 A head's elements are taken in pairs; pair i of the token at position p is rotated by the angle
-``p * inv_freq[i]``. The pairs are neighbours (``interleaved``), or element i and element
-``i + head_dim / 2``, as Hugging Face checkpoints have it. Tables of cosines and sines are computed here, in
-float32 as the models were trained, and are constants of the graph.
+``p * inv_freq[i]``. A pair is two adjacent elements (``interleaved``), or elements i and ``i + head_dim / 2`` as in
+Hugging Face checkpoints. Tables of cosines and sines are computed here in float32, as in training, and are constants of
+the graph.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class RotaryEmbedding(Module):
         dim: The model's hidden size.
         n_heads: The number of query heads.
         theta: The base of the frequencies.
-        max_seq_len: The longest sequence; the table has twice as many rows.
+        max_seq_len: The longest sequence; the table has ``2 * max_seq_len`` rows.
         head_dim: The size of a head; ``dim // n_heads`` by default.
-        _freqs_cis: The table, if it is computed already.
-        interleaved: Whether the elements of a pair are adjacent.
+        _freqs_cis: A precomputed table.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
 
     Raises:
         ValueError: The head's size is odd.
@@ -57,7 +57,7 @@ class RotaryEmbedding(Module):
     """The size of a head."""
 
     interleaved: bool = True
-    """Whether the elements of a pair are adjacent."""
+    """Whether the two elements of a rotated pair are adjacent."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RotaryEmbedding(Module):
         return 2 * self.max_seq_len
 
     def _inv_freqs(self) -> Floats:
-        """The angle of each pair for one position."""
+        """The frequency of each pair: its angle at position 1."""
         exponents = np.arange(0, self._rotated, 2, dtype=np.float32) / np.float32(self._rotated)
         return (np.float32(1.0) / np.float32(self.theta) ** exponents).astype(np.float32)
 
@@ -101,7 +101,7 @@ class RotaryEmbedding(Module):
         return positions[:, None] * self._inv_freqs()[None, :]
 
     def _magnitude(self) -> float:
-        """The factor of cosines and sines."""
+        """The factor that multiplies cosines and sines."""
         return 1.0
 
     def table(self) -> Floats:
@@ -125,17 +125,17 @@ class RotaryEmbedding(Module):
 
     @property
     def freqs_cis(self) -> TensorValue:
-        """`freqs_cis_base` as the attention kernels take it: ``[max_seq_len * 2, head_dim]``."""
+        """`freqs_cis_base` in the layout of the attention kernels: ``[max_seq_len * 2, head_dim]``."""
         base = self.freqs_cis_base()
         if base.rank == 2:
             return base
         return ops.reshape(base, [base.shape[0], base.shape[1] * base.shape[2]])
 
     def compute_scale(self, user_scale: float | None = None) -> float:
-        """The factor of the attention scores.
+        """The scale of the attention scores.
 
         Args:
-            user_scale: The scale where it is given; ``1 / sqrt(head_dim)`` by default.
+            user_scale: The scale; ``1 / sqrt(head_dim)`` by default.
         """
         return user_scale if user_scale is not None else math.sqrt(1.0 / self.head_dim)
 
@@ -145,7 +145,7 @@ class RotaryEmbedding(Module):
         start_pos: TensorValue | None = None,
         seq_len: DimLike | None = None,
     ) -> TensorValue:
-        """The heads, rotated; computed in float32.
+        """Rotates the heads; computed in float32.
 
         Args:
             x: ``[batch, seq_len, heads, head_dim]``.
@@ -180,8 +180,8 @@ def rotate_positions(
         x: ``[batch, seq_len, heads, head_dim]``.
         base: The cosine and the sine of each position and pair: ``[positions, head_dim / 2, 2]``, on the device of `x`.
         start: The position of the first token, an integer scalar.
-        length: The number of tokens; that of `x` where it is None.
-        interleaved: Whether a pair are neighbouring elements; otherwise they are half a head apart.
+        length: The number of tokens; by default that of `x`.
+        interleaved: Whether the two elements of a rotated pair are adjacent; otherwise they are half a head apart.
     """
     x, base = TensorValue(x), TensorValue(base)
     length = x.shape[1] if length is None else length

@@ -36,18 +36,18 @@ class _ScaledRotaryEmbedding(RotaryEmbedding, Generic[ScalingParams]):
     """Rotary embedding with parameters that scale its frequencies.
 
     Args:
-        dim: As of `RotaryEmbedding`, and so are the next six.
+        dim: The model's hidden size.
         n_heads: The number of query heads.
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, if it is computed already.
-        interleaved: Whether the elements of a pair are adjacent.
-        scaling_params: How frequencies are scaled; None: not at all.
+        _freqs_cis: A precomputed table.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        scaling_params: The scaling of the frequencies; None: no scaling.
     """
 
     scaling_params: ScalingParams | None = None
-    """How frequencies are scaled."""
+    """The scaling of the frequencies."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class _ScaledRotaryEmbedding(RotaryEmbedding, Generic[ScalingParams]):
 
 
 class Llama3RotaryEmbedding(_ScaledRotaryEmbedding[Llama3RopeScalingParams]):
-    """Rotary embedding with the frequencies of Llama 3.1.
+    """Rotary embedding with the frequency scaling of Llama 3.1.
 
     Args:
         dim: The model's hidden size.
@@ -73,9 +73,9 @@ class Llama3RotaryEmbedding(_ScaledRotaryEmbedding[Llama3RopeScalingParams]):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, if it is computed already.
-        interleaved: Whether the elements of a pair are adjacent.
-        scaling_params: How frequencies are scaled; not at all by default.
+        _freqs_cis: A precomputed table.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        scaling_params: The scaling of the frequencies; no scaling by default.
     """
 
     __module__ = "max.nn.rotary_embedding"
@@ -100,7 +100,7 @@ class Llama3RotaryEmbedding(_ScaledRotaryEmbedding[Llama3RopeScalingParams]):
 
 
 class LinearRotaryEmbedding(_ScaledRotaryEmbedding[LinearScalingParams]):
-    """Rotary embedding with positions divided by a factor.
+    """Rotary embedding with linear scaling: positions are divided by a factor.
 
     Args:
         dim: The model's hidden size.
@@ -108,9 +108,9 @@ class LinearRotaryEmbedding(_ScaledRotaryEmbedding[LinearScalingParams]):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, if it is computed already.
-        interleaved: Whether the elements of a pair are adjacent.
-        scaling_params: The factor; not scaled by default.
+        _freqs_cis: A precomputed table.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        scaling_params: The factor; no scaling by default.
     """
 
     __module__ = "max.nn.rotary_embedding"
@@ -129,7 +129,7 @@ def _yarn_inv_freqs(
     original: int,
     truncate: bool,
 ) -> Floats:
-    """Frequencies blended by their number of rotations over the original length; `bounds` is fast, slow."""
+    """Interpolates frequencies by their number of rotations over the original length; `bounds` is (fast, slow)."""
     size = 2 * len(inv_freqs)
 
     def dimension(turns: float) -> float:
@@ -140,7 +140,7 @@ def _yarn_inv_freqs(
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
-    # no division by 0
+    # avoid a division by 0
     high = high + 0.001 if low == high else high
     ramp = (np.arange(size // 2, dtype=np.float32) - low) / (high - low)
     kept = 1 - np.clip(ramp, 0, 1)
@@ -161,9 +161,9 @@ class YarnRotaryEmbedding(_ScaledRotaryEmbedding[YarnScalingParams]):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, if it is computed already.
-        interleaved: Whether the elements of a pair are adjacent.
-        scaling_params: How frequencies are scaled.
+        _freqs_cis: A precomputed table.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        scaling_params: The scaling of the frequencies.
     """
 
     __module__ = "max.nn.rotary_embedding"
@@ -185,7 +185,7 @@ class YarnRotaryEmbedding(_ScaledRotaryEmbedding[YarnScalingParams]):
 class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScalingParams]):
     """Rotary embedding with YaRN scaling in DeepSeek's variant.
 
-    The table has `max_seq_len` rows, and is for the rotated part of heads.
+    The table has `max_seq_len` rows and covers the rotated part of a head only.
 
     Args:
         dim: The number of rotated elements of a head.
@@ -193,9 +193,9 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head, for the scale of the scores; `dim` by default.
-        _freqs_cis: The table, if it is computed already.
-        interleaved: Whether the elements of a pair are adjacent.
-        scaling_params: How frequencies are scaled; not at all by default.
+        _freqs_cis: A precomputed table.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
+        scaling_params: The scaling of the frequencies; no scaling by default.
     """
 
     __module__ = "max.nn.rotary_embedding"
@@ -242,7 +242,7 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
         return own / all_dim
 
     def compute_scale(self, user_scale: float | None = None) -> float:
-        """The factor of the attention scores: with the correction for the extended length.
+        """The scale of the attention scores, corrected for the extended context length.
 
         Args:
             user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.
@@ -255,19 +255,19 @@ class DeepseekYarnRotaryEmbedding(_ScaledRotaryEmbedding[DeepseekYarnRopeScaling
 
 
 class DynamicRotaryEmbedding(RotaryEmbedding):
-    """Rotary embedding whose base grows with the sequence, once it is longer than `max_seq_len` (dynamic NTK scaling).
+    """Rotary embedding with dynamic NTK scaling: the base grows with sequences longer than `max_seq_len`.
 
-    `maybe_update_freqs` stages the frequencies of a call: those of `theta` while all positions are less than
-    `max_seq_len`, else those of ``theta * (length / max_seq_len) ** (head_dim / (head_dim - 2))``.
+    `maybe_update_freqs` stages the frequencies of a call: those of `theta` if all positions are less than
+    `max_seq_len`, otherwise those of ``theta * (length / max_seq_len) ** (head_dim / (head_dim - 2))``.
 
     Args:
         dim: The model's hidden size.
         n_heads: The number of query heads.
         theta: The base of the frequencies.
-        max_seq_len: The longest sequence with the original frequencies; the table has twice as many rows.
+        max_seq_len: The longest sequence with the original frequencies; the table has ``2 * max_seq_len`` rows.
         head_dim: The size of a head; ``dim // n_heads`` by default.
-        _freqs_cis: Not used: the table is computed.
-        interleaved: Whether the elements of a pair are adjacent.
+        _freqs_cis: Not used; the table is always computed.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
 
     Raises:
         ValueError: The head's size is odd, or less than 4.
@@ -276,7 +276,7 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
     __module__ = "max.nn.rotary_embedding"
 
     inv_freq: TensorValue | None
-    """The angle of each pair for one position, float32 ``[head_dim / 2]``; None before `maybe_update_freqs`."""
+    """The frequency of each pair, float32 ``[head_dim / 2]``; None before `maybe_update_freqs`."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
         self.inv_freq = None
 
     def maybe_update_freqs(self, position_ids: TensorValueLike) -> None:
-        """Stages the frequencies for some positions: original ones, or scaled ones where a position is beyond them.
+        """Stages the frequencies for positions: the original ones, or scaled ones past `max_seq_len`.
 
         Args:
             position_ids: The positions of all tokens, integers of any rank.
@@ -313,7 +313,7 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
         self.inv_freq = ops.where(ops.greater(length, longest), scaled, original)
 
     def freqs_cis_base(self) -> TensorValue:
-        """Cosines and sines by the current frequencies, float32 ``[max_seq_len * 2, head_dim / 2, 2]``."""
+        """Cosines and sines of the current frequencies, float32 ``[max_seq_len * 2, head_dim / 2, 2]``."""
         if self.inv_freq is None:
             return super().freqs_cis_base()
         positions = ops.range(
@@ -326,9 +326,9 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
 
 
 class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
-    """Rotary embedding with LongRoPE scaling, as Phi-3.5 has it.
+    """Rotary embedding with LongRoPE scaling, as in Phi-3.5.
 
-    The table has the short factors up to the original length, the long factors from there on.
+    The table uses the short factors up to the original length, and the long factors past it.
 
     Args:
         dim: The model's hidden size.
@@ -336,8 +336,8 @@ class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, if it is computed already.
-        interleaved: Whether the elements of a pair are adjacent.
+        _freqs_cis: A precomputed table.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
         scaling_params: The factors.
 
     Raises:
@@ -386,7 +386,7 @@ class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
         return 1.0 if p is None else p.max_position_embeddings / p.original_max_position
 
     def compute_scale(self, user_scale: float | None = None) -> float:
-        """The factor of the attention scores: with the correction for the extended length.
+        """The scale of the attention scores, corrected for the extended context length.
 
         Args:
             user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.
@@ -395,5 +395,5 @@ class LongRoPERotaryEmbedding(_ScaledRotaryEmbedding[LongRoPEScalingParams]):
         p = self.scaling_params
         if p is None or self._stretch() <= 1:
             return scale
-        # the correction is for queries and for keys
+        # squared: the correction applies to both queries and keys
         return scale * (1 + math.log(self._stretch()) / math.log(p.original_max_position))

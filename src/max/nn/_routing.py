@@ -1,4 +1,4 @@
-"""The library ops on the experts of tokens that later versions have: their choice, and the sum of their results."""
+"""The ops of later versions for expert routing: the choice of experts, and the sum of their outputs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def moe_finalize(
     router_weight: TensorValue,
     out_type: DType,
 ) -> TensorValue:
-    """The weighted sum of the results of each token's experts, computed in float32.
+    """The weighted sum of the outputs of each token's experts; computed in float32.
 
     Args:
-        down_projs: The results, group by group: ``[tokens * experts_per_token, hidden]``.
-        restore_token_order: The row of each token's expert, uint32 ``[tokens * experts_per_token]``; see
-            `moe_create_indices`.
+        down_projs: The outputs, sorted by expert: ``[tokens * experts_per_token, hidden]``.
+        restore_token_order: The row of each token's experts in `down_projs`, uint32 ``[tokens * experts_per_token]``;
+            see `moe_create_indices`.
         router_weight: ``[tokens, experts_per_token]``.
         out_type: The dtype of the result.
 
@@ -28,7 +28,7 @@ def moe_finalize(
         ``[tokens, hidden]``.
 
     Raises:
-        ValueError: A shape does not fit. A row that does not exist is an error when the graph runs.
+        ValueError: A shape does not fit. A row index out of range raises when the graph runs.
         TypeError: `restore_token_order` is not uint32.
     """
     op = "moe_finalize"
@@ -59,26 +59,26 @@ def moe_router_group_limited(
     norm_weights: bool,
     routed_scaling_factor: float,
 ) -> tuple[TensorValue, TensorValue]:
-    """The experts of each token, out of the best groups (https://arxiv.org/abs/2412.19437).
+    """Chooses the experts of each token among the best groups (DeepSeek-V3, https://arxiv.org/abs/2412.19437).
 
-    A group's score is the sum of the two greatest sums of score and bias in it. The experts of the greatest such sums
-    in the best groups are chosen; the weights are their scores, without the bias.
+    Experts are ranked by ``score + bias``. The score of a group is the sum of the two greatest such values in it. The
+    best experts of the best groups are chosen; their weights are their scores without the bias.
 
     Args:
         expert_scores: ``[tokens, n_routed_experts]``, floats.
-        expert_bias: ``[n_routed_experts]``: is added for the choice only.
+        expert_bias: ``[n_routed_experts]``, added for the choice only.
         n_routed_experts: The number of experts.
-        n_experts_per_tok: The number of experts of a token.
-        n_groups: The number of groups of neighbouring experts.
-        topk_group: The number of groups to choose from; of one group unused.
-        norm_weights: Whether weights are divided by their sum; with one group they always are.
-        routed_scaling_factor: What weights are multiplied by in the end.
+        n_experts_per_tok: The number of experts chosen for each token.
+        n_groups: The number of groups of consecutive experts.
+        topk_group: The number of groups to choose from; unused if there is one group.
+        norm_weights: Whether weights are divided by their sum; always so if there is one group.
+        routed_scaling_factor: The factor by which the final weights are multiplied.
 
     Returns:
         The experts, the best first, int32 ``[tokens, n_experts_per_tok]``, and their weights, of the scores' dtype.
 
     Raises:
-        ValueError: A shape does not fit, or the numbers do not.
+        ValueError: A shape does not fit, or the numbers are inconsistent.
     """
     op = "moe_router_group_limited"
     expected = [n_routed_experts]
@@ -104,7 +104,7 @@ def moe_router_group_limited(
     _, experts = ops.top_k(choice, n_experts_per_tok)
     weights = ops.gather_nd(scores, ops.unsqueeze(experts, -1), batch_dims=1)
     if norm_weights or n_groups == 1:
-        # scores of sigmoids may all be 0
+        # all sigmoid scores may be 0: avoid a division by 0
         weights = weights / (ops.sum(weights, axis=-1) + 1e-20)
     weights = weights * routed_scaling_factor
     return ops.cast(experts, DType.int32), ops.cast(weights, expert_scores.dtype)

@@ -1,4 +1,4 @@
-"""The library ops on means of squares: norms whose statistics are exchanged between devices before they are applied."""
+"""Ops on means of squares, for RMS norms whose statistics devices exchange before the norm is applied."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def row_mean_of_squares(x: TensorValue) -> TensorValue:
         float32, of the shape of `x` with a last axis of 1.
 
     Raises:
-        ValueError: Another dtype, or rank 0.
+        ValueError: The dtype is not supported, or the rank is 0.
     """
     _check_floats("row_mean_of_squares", "x", x)
     if not x.rank:
@@ -54,7 +54,7 @@ def row_mean_of_squares_qk(q: TensorValue, k: TensorValue) -> TensorValue:
         k: ``[rows, k_dim]`` of the same dtype.
 
     Returns:
-        float32 ``[rows, 2]``: of queries, then of keys.
+        float32 ``[rows, 2]``: the means of queries, then of keys.
 
     Raises:
         ValueError: The shapes or dtypes do not fit.
@@ -79,10 +79,10 @@ def apply_qk_rms_norm(
         qk_var: The means of squares, float32 ``[rows, 2]``, as `row_mean_of_squares_qk` returns them.
         gamma_q: float32 ``[q_dim]``.
         gamma_k: float32 ``[k_dim]``.
-        epsilon: Is added to the means.
+        epsilon: Added to the means.
 
     Returns:
-        The normalised queries and keys, of the shapes and dtype of the given ones.
+        The normalised queries and keys, of the shapes and dtype of the inputs.
 
     Raises:
         ValueError: The shapes or dtypes do not fit.
@@ -117,23 +117,23 @@ def mtp_eh_norm(
     epsilon: float,
     block_threads: int = 256,
 ) -> TensorValue:
-    """Two RMS norms side by side: of embeddings and of hidden states, as a layer that predicts a further token has it.
+    """RMS norms of embeddings and of hidden states, concatenated: the input of a multi-token prediction (MTP) layer.
 
     Args:
         embed: ``[tokens, hidden_size]``, of a float dtype.
-        prev_hidden: The same.
+        prev_hidden: The hidden states, of the shape and dtype of `embed`.
         enorm_weight: ``[hidden_size]``, for `embed`.
         hnorm_weight: ``[hidden_size]``, for `prev_hidden`.
-        epsilon: Is added to the means of squares.
-        block_threads: Threads of a GPU; only checked here.
+        epsilon: Added to the means of squares.
+        block_threads: The number of threads per block of GPU kernels; only validated here.
 
     Returns:
-        ``[tokens, 2 * hidden_size]``: the normalised embeddings, then the hidden states; multiplied by the weight after
-        they are rounded to the dtype.
+        ``[tokens, 2 * hidden_size]``: the normalised embeddings, then the hidden states. Both are rounded to the dtype
+        before the product with the weight.
 
     Raises:
-        ValueError: The shapes, dtypes or devices do not fit, the hidden size is no number, or `block_threads` is no
-            multiple of 32 up to 1024.
+        ValueError: The shapes, dtypes or devices do not fit, the hidden size is not static, or `block_threads` is not
+            a multiple of 32 up to 1024.
     """
     op = "mtp_eh_norm"
     if embed.rank != 2 or not isinstance(embed.shape[1], StaticDim):

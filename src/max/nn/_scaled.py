@@ -1,11 +1,13 @@
 """Products of scaled 8-bit floats.
 
-A tensor is given as float8 elements and scales: its value is the element times the scale. Weights are ``[out_dim,
-in_dim]`` and their scales are rank 0 (a tensor), ``[out_dim, 1]`` (rows), ``[1, in_dim]`` (columns) or ``[row blocks,
-column blocks]``. Scales of inputs that are computed while the graph runs are ``[groups, rows]``.
+A tensor is given as float8 elements and scales: its values are the elements times their scales. Weights are
+``[out_dim, in_dim]``; their scales are a tensor of rank 0 (one scale), ``[out_dim, 1]`` (one per row),
+``[1, in_dim]`` (one per column) or ``[row blocks, column blocks]``. Scales of inputs that are computed while the graph
+runs are ``[groups, rows]``.
 
-Factors that one scale a row covers are multiplied as bfloat16, which holds every float8, and accumulated in float32,
-before the scales are applied. Where a scale changes along the summed axis the factors are scaled first, in float32.
+If each row has one scale, the elements are multiplied as bfloat16, which represents every float8 value, and accumulated
+in float32; the scales are applied to the sums. If scales vary along the summed axis, the elements are scaled first, in
+float32.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ __all__ = [
 
 F32 = DType.float32
 _LEAST = 1e-12
-"""The least magnitude that a scale is computed from, so that rows of zeros have a scale."""
+"""The lower bound of the magnitude from which a scale is computed, so that the scale of a row of zeros is not 0."""
 
 
 def quantize_static_scaled_float8(
@@ -40,16 +42,16 @@ def quantize_static_scaled_float8(
     scale_is_inverted: bool = True,
     out_type: DType = DType.float8_e4m3fn,
 ) -> TensorValue:
-    """float8 elements whose product with `scale` is about `x`; larger magnitudes saturate.
+    """Quantises to float8 with a given scale; magnitudes out of range saturate.
 
     Args:
         x: A float tensor.
         scale: The scale, of one element.
-        scale_is_inverted: Whether `x` is divided by `scale`; else it is multiplied by it.
+        scale_is_inverted: Whether `x` is divided by `scale`; otherwise it is multiplied by `scale`.
         out_type: The float8 type.
 
     Raises:
-        ValueError: `scale` has more than one element, or `out_type` is no float8 type.
+        ValueError: `scale` has more than one element, or `out_type` is not a float8 type.
     """
     scale = _one("quantize_static_scaled_float8: the scale", scale)
     wide = ops.cast(x, F32)
@@ -65,13 +67,13 @@ def quantize_dynamic_scaled_float8(
     out_type: DType = DType.float8_e4m3fn,
     scales_type: DType = DType.bfloat16,
 ) -> tuple[TensorValue, TensorValue]:
-    """float8 elements, and the scales that make their greatest magnitudes the type's greatest number.
+    """Quantises to float8 with computed scales, which map the greatest magnitude of each group to the type's maximum.
 
     Args:
         input: ``[rows, columns]``.
         input_scale_spec: How the input is scaled.
-        weight_scale_spec: How the weight is scaled that the input is to be multiplied by.
-        scale_ub: An upper bound of the magnitude that a scale is computed from.
+        weight_scale_spec: How the weight that multiplies the input is scaled.
+        scale_ub: An upper bound of the magnitude from which a scale is computed.
         group_size_or_per_token: The number of columns that share a scale; -1: all.
         out_type: The float8 type.
         scales_type: The dtype of the scales.
@@ -80,7 +82,7 @@ def quantize_dynamic_scaled_float8(
         The elements, ``[rows, columns]``, and the scales, ``[groups, rows]``.
 
     Raises:
-        ValueError: The input is no matrix, or its columns are no multiple of the group.
+        ValueError: The input is not a matrix, or its number of columns is not a multiple of the group size.
     """
     _matrices("quantize_dynamic_scaled_float8", input)
     rows, columns = input.shape
@@ -96,7 +98,7 @@ def quantize_dynamic_scaled_float8(
     if input_scale_spec.is_tensor:
         magnitude = ops.broadcast_to(ops.max(ops.max(magnitude, axis=0), axis=1), magnitude.shape)
     bounded = ops.max(ops.min(magnitude, scale_ub), _LEAST)
-    # with a narrower scale dtype, quantise with the rounded scale that the product applies
+    # the product applies the scale rounded to `scales_type`: quantise with the same rounded scale
     scales = ops.cast(bounded / _greatest(out_type), scales_type)
     quantised = _rounded(wide / ops.cast(scales, F32), out_type)
     table = ops.transpose(ops.reshape(scales, (rows, size // group)), 0, 1)
@@ -171,10 +173,10 @@ def batched_quantize_dynamic_scaled_float8(
     """`quantize_dynamic_scaled_float8` of each matrix of a batch.
 
     Args:
-        input: ``[batch, rows, columns]``; the batch is a number.
+        input: ``[batch, rows, columns]`` with a static batch size.
         input_scale_spec: How the input is scaled.
         weight_scale_spec: How the weight is scaled.
-        scale_ub: An upper bound of the magnitude that a scale is computed from.
+        scale_ub: An upper bound of the magnitude from which a scale is computed.
         group_size_or_per_token: The number of columns that share a scale; -1: all.
         out_type: The float8 type.
         scales_type: The dtype of the scales.
@@ -206,7 +208,7 @@ def batched_dynamic_scaled_fp8_matmul(
     """`dynamic_scaled_matmul` of each pair of matrices of two batches.
 
     Args:
-        a: float8 ``[batch, rows, in_dim]``; the batch is a number.
+        a: float8 ``[batch, rows, in_dim]`` with a static batch size.
         b: float8 ``[batch, out_dim, in_dim]``.
         a_scales: ``[batch, groups, rows]``.
         b_scales: The weights' scales, ``[batch, …]``.
@@ -249,8 +251,8 @@ def scale_shape(spec: Float8WeightScaleSpec, rows: int, columns: int) -> tuple[i
 
     Args:
         spec: How the weight is scaled.
-        rows: The weight's rows: the outputs.
-        columns: Its columns: the inputs.
+        rows: The number of rows of the weight: its outputs.
+        columns: The number of columns of the weight: its inputs.
     """
     if spec.is_rowwise:
         return rows, 1
@@ -262,16 +264,16 @@ def scale_shape(spec: Float8WeightScaleSpec, rows: int, columns: int) -> tuple[i
 
 
 def scaled_rows(op: str, x: TensorValue, scales: TensorValue) -> TensorValue:
-    """Rows of float8 elements times their scales, float32.
+    """Applies the scales of float8 rows; the result is float32.
 
     Args:
-        op: For errors.
+        op: The name of the op, for error messages.
         x: float8 ``[rows, columns]``.
-        scales: ``[groups, rows]``: equal numbers of neighbours of a row share a scale.
+        scales: ``[groups, rows]``: each row is divided into `groups` equal runs of columns, which share a scale.
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: `x` is no float8 tensor.
+        TypeError: `x` is not a float8 tensor.
     """
     _factors(op, x, x)
     if scales.rank != 2 or scales.shape[1] != x.shape[0]:
@@ -283,17 +285,17 @@ def scaled_rows(op: str, x: TensorValue, scales: TensorValue) -> TensorValue:
 def scaled_weights(
     op: str, weights: TensorValue, scales: TensorValue, blocks: tuple[int, int] | None = None
 ) -> TensorValue:
-    """Float8 weights times their scales, float32; of weights of a checkpoint once, when it is loaded.
+    """Applies the scales of float8 weights; the result is float32. Constant weights are scaled once, at load time.
 
     Args:
-        op: For errors.
+        op: The name of the op, for error messages.
         weights: float8 ``[n, rows, columns]``.
-        scales: ``[n, row blocks, column blocks]``, or a number for each weight, ``[n]``.
-        blocks: Rows and columns of a block; None: equal numbers share a scale.
+        scales: ``[n, row blocks, column blocks]``, or one scale per weight, ``[n]``.
+        blocks: Rows and columns of a block; None: the rows and columns are divided evenly.
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: The weights are no float8 tensor.
+        TypeError: The weights are not a float8 tensor.
     """
     if not weights.dtype.is_float8():
         raise TypeError(f"{op}: {weights!r} is no float8 tensor")
@@ -342,7 +344,7 @@ def _factors(op: str, a: TensorValue, b: TensorValue) -> None:
 
 
 def _one(what: str, scale: TensorValue) -> TensorValue:
-    """A scale of one element, as float32 of rank 0."""
+    """Converts a scale of one element to float32 of rank 0."""
     if any(dim != 1 for dim in scale.shape):
         raise ValueError(f"{what} is {scale!r}, expected one element")
     return ops.cast(ops.reshape(scale, ()), F32)
@@ -358,7 +360,7 @@ def _batch(op: str, value: TensorValue) -> list[TensorValue]:
 
 
 def _greatest(dtype: DType) -> float:
-    """The greatest number of a float8 type."""
+    """The greatest finite number of a float8 type."""
     if not dtype.is_float8():
         raise ValueError(f"{dtype.name} is no float8 type")
     return float(ml_dtypes.finfo(dtype.to_numpy()).max)
@@ -377,15 +379,15 @@ def _product(
     b_scales: TensorValue,
     blocks: tuple[int, int] | None = None,
 ) -> TensorValue:
-    """float32 ``[rows, out_dim]``.
+    """The product of scaled operands, float32 ``[rows, out_dim]``.
 
     Args:
-        op: For errors.
+        op: The name of the op, for error messages.
         a: float8 ``[rows, in_dim]``.
         b: float8 ``[out_dim, in_dim]``.
         a_scales: ``[groups, rows]``; None: the input is not scaled.
         b_scales: The weight's scales.
-        blocks: Rows and columns of the weight that share a scale, where blocks do.
+        blocks: Rows and columns of a block of the weight; None if scales are not per block.
     """
     rows, columns = (_static(f"{op}: the sizes of the weight", dim) for dim in b.shape)
     scales = ops.cast(b_scales, F32)
@@ -418,11 +420,12 @@ def _spread(
     """Broadcasts scales to one per element along an axis, or to one for all.
 
     Args:
-        op: For errors.
+        op: The name of the op, for error messages.
         scales: A matrix of scales.
         axis: The axis.
         size: The number of elements.
-        block: The number of elements that share a scale (the last scale may have fewer); None: equal numbers.
+        block: The number of elements that share a scale (the last scale may have fewer); None: the elements are divided
+            evenly.
 
     Raises:
         ValueError: The number of scales does not fit.

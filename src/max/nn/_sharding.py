@@ -55,7 +55,7 @@ def part_of(module: Module, cls: type[M], **changed: object) -> M:
 
     Args:
         module: The module.
-        cls: The class of the new one: that of `module`, a base of it, or one with the same attributes.
+        cls: The class of the copy: that of `module`, a base of it, or one with the same attributes.
         changed: The attributes that differ.
     """
     shard = object.__new__(cls)
@@ -64,7 +64,7 @@ def part_of(module: Module, cls: type[M], **changed: object) -> M:
         if name in _REGISTRIES:
             continue
         if isinstance(value, Module) and name not in owned:
-            vars(shard)[name] = value  # borrowed by the module, so by this one
+            vars(shard)[name] = value  # shared by the module, so also by the copy
         else:
             setattr(shard, name, value)
     for name, value in changed.items():
@@ -73,10 +73,10 @@ def part_of(module: Module, cls: type[M], **changed: object) -> M:
 
 
 def check_per_device(name: str, count: int, **arguments: Sequence[object]) -> None:
-    """Checks that arguments of a layer over several devices have a value for each device.
+    """Checks that each argument of a layer over several devices has one value per device.
 
     Args:
-        name: The layer, for the message.
+        name: The name of the layer, for error messages.
         count: The number of devices.
         arguments: The values of each argument.
 
@@ -99,10 +99,10 @@ def call_parts(
     """Calls each device's part of a layer with its values; returns the outputs in the order of the devices.
 
     Args:
-        name: The layer, for the message.
+        name: The name of the layer, for error messages.
         parts: The part of each device.
-        layer_idx: The layer's index in the cache, the first argument of each part.
-        arguments: The further arguments in the order of the parts, with a value for each device.
+        layer_idx: The index of the layer in the cache, passed as the first argument of each part.
+        arguments: The further arguments in the order of the parameters, with one value per device.
 
     Raises:
         ValueError: An argument has more or fewer values.
@@ -116,10 +116,10 @@ def call_parts(
 def shard_devices(
     name: str, strategy: ShardingStrategy | None, devices: Iterable[DeviceRef]
 ) -> list[DeviceRef]:
-    """The devices of a layer's shards, checked.
+    """Checks the devices of the shards of a layer and returns them as a list.
 
     Raises:
-        ValueError: There is no strategy, or it is for another number of devices.
+        ValueError: There is no strategy, or its number of devices differs.
     """
     if strategy is None:
         raise ValueError(f"{name}: there is no sharding strategy; set sharding_strategy first")
@@ -152,7 +152,7 @@ def check_strategy(name: str, strategy: ShardingStrategy | None, *kinds: str) ->
 def parts_of_weight(
     weight: Weight | None, strategy: ShardingStrategy, devices: list[DeviceRef]
 ) -> list[Weight | None]:
-    """Sets the strategy of a weight and returns its shards; Nones if there is no weight."""
+    """Sets the strategy of a weight and returns its shards; a list of None if there is no weight."""
     if weight is None:
         return [None] * len(devices)
     weight.sharding_strategy = strategy

@@ -1,4 +1,4 @@
-"""The library ops of sampling: the choice of tokens by logits, and penalties."""
+"""The ops of sampling: the choice of tokens by logits, and penalties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from max.nn._operand_checks import check_operand
 
 
 def _per_row(op: str, what: str, value: Any, dtype: DType, like: TensorValue) -> TensorValue:
-    """A parameter per row of `like`, from a scalar or a vector."""
+    """Converts a scalar or a vector to one parameter per row of `like`."""
     batch = like.shape[0]
     if not isinstance(value, Value):
         value = ops.constant(np.asarray(value), dtype, like.device)
@@ -45,13 +45,13 @@ def topk_fused_sampling(
     """Samples a token per row: temperature, then top-k, then top-p.
 
     Args:
-        logits: ``[batch, vocab_size]``; is cast to float32.
-        top_k: The number of tokens to sample from, per row or for all rows; 1 is greedy, -1 takes all.
+        logits: ``[batch, vocab_size]``; cast to float32.
+        top_k: The number of tokens to sample from, per row or for all rows; 1: greedy, -1: all.
         temperature: The divisor of the logits; 0 is greedy.
-        max_k: The greatest `top_k`: for kernels with a fixed buffer; only checked here.
-        min_top_p: The least `top_p`; only checked here.
+        max_k: The greatest `top_k`, for kernels with a fixed buffer; only validated here.
+        min_top_p: The least `top_p`; only validated here.
         top_p: The total probability of the tokens to sample from.
-        seed: The seed, per row or for all rows. Rows with one seed draw different numbers.
+        seed: The seed, per row or for all rows. Rows with equal seeds draw different numbers.
 
     Returns:
         int64 ``[batch, 1]``.
@@ -83,16 +83,16 @@ def sample_rows(
     min_p: TensorValueLike = 0.0,
     seed: TensorValueLike = 0,
 ) -> TensorValue:
-    """A token for each row of logits, int64 ``[batch, 1]``; see `topk_fused_sampling`.
+    """Samples one token per row of logits, int64 ``[batch, 1]``; see `topk_fused_sampling`.
 
     Args:
-        op: For errors.
-        logits: ``[batch, vocab_size]``; is cast to float32.
+        op: The name of the op, for error messages.
+        logits: ``[batch, vocab_size]``; cast to float32.
         temperature: The divisor of the logits; 0 is greedy.
         top_k: The number of tokens to sample from; -1: all.
         top_p: The total probability of the tokens to sample from.
-        min_p: The least part of the greatest probability.
-        seed: The seed, per row or for all rows. Rows with one seed draw different numbers.
+        min_p: Tokens with less than this fraction of the greatest probability are dropped.
+        seed: The seed, per row or for all rows. Rows with equal seeds draw different numbers.
 
     Raises:
         ValueError: A shape does not fit.
@@ -128,15 +128,15 @@ def apply_penalties_to_logits(
     presence_penalty: TensorValueLike = 0.0,
     repetition_penalty: TensorValueLike = 1.0,
 ) -> None:
-    """Penalises the logits of tokens that occurred before.
+    """Penalises the logits of tokens that have occurred.
 
     A positive logit is divided by the repetition penalty, any other is multiplied by it;
     then the frequency penalty times the count, and the presence penalty, are subtracted.
 
     Args:
         logits_buffer: ``[batch, vocab_size]``, changed in place.
-        frequency_data: int32 ``[n, 2]``: token and count. A count of 0 has no effect.
-        frequency_offsets: uint32 ``[batch + 1]``: where each row's data begins.
+        frequency_data: int32 ``[n, 2]``: pairs of token and count. A count of 0 has no effect.
+        frequency_offsets: uint32 ``[batch + 1]``: the first pair of each row, then the end of the last row.
         frequency_penalty: Per row or for all rows.
         presence_penalty: Per row or for all rows.
         repetition_penalty: Per row or for all rows.
@@ -174,17 +174,17 @@ def apply_penalties_to_logits(
 def update_frequency_data(
     frequency_data: BufferValue, frequency_offsets: TensorValue, tokens: TensorValue
 ) -> None:
-    """Counts a token of each sequence, for `apply_penalties_to_logits`.
+    """Increments the count of one token per sequence, for `apply_penalties_to_logits`.
 
-    A token without a pair takes the first whose token is negative or whose count is 0.
+    A token without a pair takes the first free pair: one with a negative token or a count of 0.
 
     Args:
-        frequency_data: int32 ``[n, 2]``: token and count, changed in place.
-        frequency_offsets: uint32 ``[batch + 1]``: where each sequence's pairs begin.
+        frequency_data: int32 ``[n, 2]``: pairs of token and count, changed in place.
+        frequency_offsets: uint32 ``[batch + 1]``: the first pair of each sequence, then the end of the last sequence.
         tokens: Integers ``[batch]``.
 
     Raises:
-        ValueError: A shape does not fit. A sequence without a free pair is an error when the graph runs.
+        ValueError: A shape does not fit. A sequence without a free pair raises when the graph runs.
     """
     op = "update_frequency_data"
     if frequency_data.rank != 2 or frequency_data.shape[1] != 2 or tokens.rank != 1:

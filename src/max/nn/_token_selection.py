@@ -1,4 +1,4 @@
-"""Attention over selected tokens of a cache of latents: the selection for each new token, and the attention."""
+"""Sparse attention over cached latents: selection of tokens for each new token, and attention over them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def select_tokens(
     kv_collection: PagedCacheValues,
     layer_idx: TensorValue,
 ) -> TensorValue:
-    """The cached tokens that each new token attends to: those with the greatest scores, then the earliest.
+    """Selects the cached tokens that each new token attends to: those with the greatest scores; ties keep the earliest.
 
-    The score of a token is the sum over heads of ``weight * max(query · key, 0)``; a new token sees itself and those
-    before.
+    The score of a token is the sum over heads of ``weight * max(query · key, 0)``; candidates are the new token itself
+    and all tokens before it.
 
     Args:
         kv_params: The parameters of the cache of index keys: one head, with `is_mla`.
         queries: ``[total_seq_len, heads, head_dim]``.
         weights: The weight of each head, ``[total_seq_len, heads]``.
-        count: The most tokens that are selected.
+        count: The maximum number of tokens to select.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache, with the keys of the new tokens stored.
-        layer_idx: The layer.
+        layer_idx: The index of the layer in the cache.
 
     Returns:
-        int32 ``[total_seq_len, count]``: positions in the sequence in rising order, then -1.
+        int32 ``[total_seq_len, count]``: positions in the sequence in ascending order, padded with -1.
 
     Raises:
         ValueError: A shape does not fit.
@@ -84,7 +84,7 @@ def attend_selected(
     layer_idx: TensorValue,
     scale: float,
 ) -> TensorValue:
-    """Attention over selected latents: each is a key, and its first `value_size` elements a value, of all heads.
+    """Attention over selected latents, shared by all heads: a latent is a key, its first `value_size` elements a value.
 
     Args:
         kv_params: The parameters of the cache of latents.
@@ -93,8 +93,8 @@ def attend_selected(
         value_size: The size of a value.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache, with the latents of the new tokens stored.
-        layer_idx: The layer.
-        scale: The factor of the scores.
+        layer_idx: The index of the layer in the cache.
+        scale: The scale of the attention scores.
 
     Returns:
         ``[total_seq_len, n_heads, value_size]``, of the queries' dtype.

@@ -1,4 +1,4 @@
-"""Checks of the values that weights get."""
+"""Checks of the values that are assigned to weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def zeros(name: str, weight: Weight) -> Tensor:
 
 
 def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | None:
-    """The error of a value; None if it is valid."""
+    """The error message for a value; None if it is valid."""
     encoding = getattr(value, "quantization_encoding", None)
     if encoding is not weight.quantization_encoding:
         if override and isinstance(value, WeightData):
@@ -85,7 +85,7 @@ def _fits(dims: Sequence[Dim], sizes: Sequence[int]) -> bool:
 
 
 def _override_error(name: str, weight: Weight, value: WeightData) -> str | None:
-    """The error of a value whose encoding the weight takes on; None if it is valid."""
+    """The error message for a value whose encoding the weight takes on; None if it is valid."""
     own = WeightData(
         value.data, name, weight.dtype, weight.shape, weight.quantization_encoding
     ).element_shape
@@ -101,11 +101,11 @@ def _encoding(encoding: Any) -> str:
 
 
 def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
-    """Whether a value's address lacks the alignment that kernels assume."""
+    """The error message if the address of a value lacks the alignment that kernels assume; None if it is aligned."""
     data = value_of(value)
     if isinstance(data, LaterCast):
-        return None  # it gets memory of its own
-    # not through a tensor, which copies unaligned data
+        return None  # the cast allocates aligned memory
+    # read the address of the array itself: a tensor would copy unaligned data
     array = data if isinstance(data, np.ndarray) else as_tensor(data).to_numpy()
     if array.ctypes.data % (alignment or array.dtype.itemsize):
         return (
@@ -124,7 +124,7 @@ def _listed(names: Sequence[str]) -> str:
 def state_dict_error(
     module: str, missing: Sequence[str], unused: Sequence[str], wrong: Sequence[str]
 ) -> ValueError:
-    """The error that lists all invalid values."""
+    """The error message that lists all invalid values."""
     parts: list[str] = []
     if wrong:
         shown = "; ".join(wrong[:MOST_LISTED])

@@ -30,11 +30,11 @@ ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
 
 
 def activation_named(name: str, user: str) -> Callable[[TensorValue], TensorValue]:
-    """The activation of a name.
+    """Looks up an activation by name.
 
     Args:
         name: A key of `ACTIVATIONS`.
-        user: What needs it, for the error.
+        user: The name of the caller, for error messages.
 
     Raises:
         ValueError: There is no activation of this name.
@@ -48,7 +48,7 @@ def activation_named(name: str, user: str) -> Callable[[TensorValue], TensorValu
 
 
 def activation_function_from_name(name: str) -> Callable[[TensorValue], TensorValue]:
-    """The activation of a name.
+    """Looks up an activation by name.
 
     Args:
         name: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
@@ -60,11 +60,11 @@ def activation_function_from_name(name: str) -> Callable[[TensorValue], TensorVa
 
 
 def check_limit(op: str, limit: float) -> None:
-    """Checks the greatest size of the factors of a gated activation.
+    """Checks the bound of the factors of a gated activation.
 
     Args:
         op: The layer, for error messages.
-        limit: The limit; 0 for none.
+        limit: The bound; 0: none.
 
     Raises:
         ValueError: It is negative or NaN.
@@ -77,9 +77,9 @@ def limited_product(factor: TensorValue, up: TensorValue, limit: float | None) -
     """``factor * up``.
 
     Args:
-        factor: The activation of the gate projection's results.
-        up: The results of the up projection.
-        limit: The greatest value of the first factor, and the greatest size of the second; 0 or None for none.
+        factor: The activation of the gate projection's outputs.
+        up: The outputs of the up projection.
+        limit: The upper bound of `factor` and the bound of the magnitude of `up`; 0 or None: no bounds.
     """
     if limit:
         factor, up = ops.min(factor, limit), ops.min(ops.max(up, -limit), limit)
@@ -91,19 +91,19 @@ _FUSED = ("silu", "swigluoai", "gelu_tanh")
 
 @dataclass(frozen=True)
 class GatedActivation:
-    """From the results of gate and up projection to the input of the down projection; for ``MoE(activation=)``.
+    """Maps the outputs of the gate and up projections to the input of the down projection; for ``MoE(activation=)``.
 
     Args:
-        fused_activation: ``silu`` or ``gelu_tanh``, times the results of the up projection; or ``swigluoai``, that of
-            GPT-OSS: ``g * sigmoid(alpha * g) * (u + 1)`` of limited ``g`` and ``u``.
-        alpha: Of ``swigluoai``, which needs it and the limit.
-        limit: Of ``silu`` the greatest value of the activation, and the greatest size of what it multiplies; of
-            ``swigluoai`` the greatest ``g`` and the greatest size of ``u``. 0 for none.
-        gated_activation_fn: A function instead: called with the results of the gate and of the up projection, one
-            after the other in the last dimension, and the size of each.
+        fused_activation: ``silu`` or ``gelu_tanh`` of the gate, times the up projection; or ``swigluoai``, the
+            activation of GPT-OSS: ``g * sigmoid(alpha * g) * (u + 1)``, with ``g`` and ``u`` clamped by `limit`.
+        alpha: The ``alpha`` of ``swigluoai``, which requires `alpha` and `limit`.
+        limit: For ``silu``, the upper bound of the activation and the bound of the magnitude of the up projection. For
+            ``swigluoai``, the upper bound of ``g`` and the bound of the magnitude of ``u``. 0: no bounds.
+        gated_activation_fn: A function to use instead. Its arguments are the outputs of the gate and up projections,
+            concatenated along the last dimension, and the size of each.
 
     Raises:
-        ValueError: The activation is unknown, or the numbers do not fit it.
+        ValueError: The activation is unknown, or `alpha` or `limit` does not fit it.
     """
 
     fused_activation: str = "silu"
@@ -125,10 +125,10 @@ class GatedActivation:
             raise ValueError("GatedActivation: gelu_tanh takes no limit")
 
     def kernel_parameters(self) -> dict[str, float | str]:
-        """The name and the numbers, as kernels take them.
+        """The name and the parameters of the activation, as kernels take them.
 
         Raises:
-            ValueError: It is a function.
+            ValueError: The activation is a function.
         """
         if self.gated_activation_fn is not None:
             raise ValueError("GatedActivation: a gated_activation_fn has no parameters of kernels")
@@ -139,11 +139,11 @@ class GatedActivation:
         }
 
     def __call__(self, gate: TensorValue, up: TensorValue) -> TensorValue:
-        """The input of the down projection.
+        """Computes the input of the down projection.
 
         Args:
-            gate: The results of the gate projection.
-            up: Those of the up projection.
+            gate: The outputs of the gate projection.
+            up: The outputs of the up projection.
         """
         if self.gated_activation_fn is not None:
             return self.gated_activation_fn(ops.concat([gate, up], axis=-1), int(gate.shape[-1]))

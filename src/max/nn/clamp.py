@@ -1,4 +1,4 @@
-"""Clamping."""
+"""`clamp`, which bounds the elements of a tensor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def clamp(x: TensorValue, min: float | None = None, max: float | None = None) ->
 
     Args:
         x: The tensor.
-        min: The least value; None for no bound.
-        max: The greatest value; None for no bound.
+        min: The lower bound; None: no bound.
+        max: The upper bound; None: no bound.
 
     Raises:
         ValueError: `min` is greater than `max`.

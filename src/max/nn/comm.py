@@ -17,8 +17,8 @@ class Allreduce(Module):
     """Adds the tensors of several devices, and gives each device the sum.
 
     Args:
-        num_accelerators: The number of devices that take part. Where the machine has fewer
-            accelerators, virtual CPU devices stand for them.
+        num_accelerators: The number of devices that take part. If the machine has fewer accelerators, virtual CPU
+            devices are used instead.
 
     Raises:
         ValueError: `num_accelerators` is less than 1.
@@ -47,7 +47,7 @@ class Allreduce(Module):
             signal_buffers: One signal buffer per device, in the same order; see `Signals`.
 
         Raises:
-            ValueError: The number of inputs differs from the number of devices, or they do not fit.
+            ValueError: The number of inputs differs from the number of devices, or their shapes or dtypes differ.
         """
         tensors = list(inputs)
         if len(tensors) != len(self.devices):
@@ -56,15 +56,15 @@ class Allreduce(Module):
 
 
 class Signals:
-    """The buffers with which devices synchronise in collectives.
+    """The buffers that devices use to synchronise collectives.
 
-    CPU devices share their memory and never access the buffers, which so reserve addresses but no memory.
+    CPU devices share memory and never access the buffers, so the buffers reserve address space but occupy no memory.
 
     Args:
         devices: The devices that take part.
 
     Raises:
-        ValueError: There is no device, or one twice.
+        ValueError: There is no device, or a device is repeated.
     """
 
     NUM_BYTES = 537919488
@@ -89,7 +89,7 @@ class Signals:
         ]
 
     def input_types(self) -> list[BufferType]:
-        """The types of a graph's inputs for these buffers."""
+        """The types of the graph inputs for these buffers."""
         return [BufferType(DType.uint8, [self.NUM_BYTES], device) for device in self.devices]
 
 

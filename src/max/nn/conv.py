@@ -1,7 +1,7 @@
 """Convolutions over sequences, images and volumes.
 
-Channels come last: ``[N, L, C]``, ``[N, H, W, C]``, ``[N, D, H, W, C]``. With `permute` they come second, in inputs
-and results, and filters are laid out as PyTorch has them.
+Channels come last: ``[N, L, C]``, ``[N, H, W, C]``, ``[N, D, H, W, C]``. With `permute` they come second in inputs and
+results, and filters have PyTorch's layout.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class _Conv(Module):
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
         stride: The step between windows: one number, or one for each axis.
-        padding: Zeros around: one number, one for each axis, or two for each axis.
+        padding: Zero padding: one number, one for each axis, or two for each axis.
         dilation: The step between the taps of a window, as `stride`.
         num_groups: The number of channel groups.
         device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
-        permute: Whether channels come second, and the filter is laid out as PyTorch has it.
+        permute: Whether channels come second and the filter has PyTorch's layout.
         name: The prefix of the weights' names.
 
     Raises:
-        ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
+        ValueError: The groups do not divide the channels, or an argument has the wrong number of values.
     """
 
     filter: Weight
@@ -58,13 +58,13 @@ class _Conv(Module):
     """The number of channel groups."""
 
     permute: bool
-    """Whether channels come second, and the filter is laid out as PyTorch has it."""
+    """Whether channels come second and the filter has PyTorch's layout."""
 
     stride: int | tuple[int, ...]
     """The step between windows along each axis."""
 
     padding: int | tuple[int, ...]
-    """Zeros before and after each axis."""
+    """The zero padding before and after each axis."""
 
     dilation: int | tuple[int, ...]
     """The step between the taps of a window along each axis."""
@@ -103,7 +103,7 @@ class _Conv(Module):
         """Checks an input's rank and channels.
 
         Raises:
-            ValueError: They are others.
+            ValueError: The rank or the number of channels differs.
         """
         axis = 1 if self.permute else -1
         filter = self.filter.shape[1 if self.permute else -2]
@@ -149,7 +149,7 @@ class Conv1D(_Conv):
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
         stride: The step between windows.
-        padding: Zeros before and after: one number, or two.
+        padding: Zero padding before and after: one number, or two.
         dilation: The step between the taps of a window.
         num_groups: The number of channel groups; each is a separate convolution.
         device: The device of the computation; the CPU by default.
@@ -180,7 +180,7 @@ class Conv1D(_Conv):
             (kernel_size,), in_channels, out_channels, dtype, stride, padding, dilation, num_groups,
             device, has_bias, permute, name,
         )  # fmt: skip
-        # as given, not one number for each axis
+        # kept as given, not expanded to one number per axis
         self.stride, self.padding, self.dilation = stride, padding, dilation
 
 
@@ -195,7 +195,7 @@ class Conv2d(_Conv):
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
         stride: The step between windows along height and width, or one number for both.
-        padding: Zeros around: one number, (height, width), or (top, bottom, left, right).
+        padding: Zero padding: one number, (height, width), or (top, bottom, left, right).
         dilation: The step between the taps of a window, as `stride`.
         num_groups: The number of channel groups; each is a separate convolution.
         device: The device of the computation; the CPU by default.
@@ -204,7 +204,7 @@ class Conv2d(_Conv):
         name: The prefix of the weights' names.
 
     Raises:
-        ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
+        ValueError: The groups do not divide the channels, or an argument has the wrong number of values.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Conv2d(_Conv):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: replicate; None: not split.
+        """How `shard` splits the layer; only ``replicate`` is supported. None: not split.
 
         Raises:
             ValueError: It is set to another strategy.
@@ -243,13 +243,13 @@ class Conv2d(_Conv):
         self.filter.sharding_strategy = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[Conv2d]:
-        """The layer on each device; the weights are those of this one.
+        """The layer on each device; all share the weights of this layer.
 
         Args:
             devices: The devices.
 
         Raises:
-            ValueError: There is no sharding strategy, or it is for another number of devices.
+            ValueError: There is no sharding strategy, or its number of devices differs.
         """
         strategy = self.sharding_strategy
         where = shard_devices("Conv2d", strategy, devices)
@@ -274,7 +274,7 @@ class Conv3D(_Conv):
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
         stride: The step between windows along D, H and W, or one number for all.
-        padding: Zeros around: one number, one for each of D, H and W, or two for each.
+        padding: Zero padding: one number, one for each of D, H and W, or two for each.
         dilation: The step between the taps of a window, as `stride`.
         num_groups: The number of channel groups; each is a separate convolution.
         device: The device of the computation; the CPU by default.
@@ -283,7 +283,7 @@ class Conv3D(_Conv):
         name: The prefix of the weights' names.
 
     Raises:
-        ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
+        ValueError: The groups do not divide the channels, or an argument has the wrong number of values.
     """
 
     def __init__(

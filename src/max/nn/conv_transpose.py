@@ -18,10 +18,10 @@ __all__ = ["ConvTranspose1d", "WeightNormConvTranspose1d"]
 
 
 def _of_length(layer: str, what: str, value: int | tuple[int, ...], height: int) -> tuple[int, int]:
-    """Numbers for height and width of a sequence that is an image of height 1.
+    """Expands a number for a sequence to height and width: a sequence is an image of height 1.
 
     Raises:
-        ValueError: There are not two.
+        ValueError: A tuple does not have two numbers.
     """
     pair = (height, value) if isinstance(value, int) else tuple(value)
     if len(pair) != 2:
@@ -33,7 +33,7 @@ def _of_length(layer: str, what: str, value: int | tuple[int, ...], height: int)
 
 
 class _ConvTranspose(Module):
-    """Base of the transposed convolutions over sequences, whose subclasses have a filter in different forms."""
+    """Base of the transposed convolutions over sequences; subclasses define the parametrisation of the filter."""
 
     bias: Weight | None
     """``[out_channels]``."""
@@ -42,19 +42,19 @@ class _ConvTranspose(Module):
     """The device of the computation."""
 
     permute: bool
-    """Whether channels come second, and the filter is laid out as PyTorch has it."""
+    """Whether channels come second and the filter has PyTorch's layout."""
 
     stride: tuple[int, int]
-    """The step in the result between two elements of the input, of height and length."""
+    """The step in the result between two elements of the input, for height and length."""
 
     padding: tuple[int, int, int, int]
     """The number of elements cut from the result: above, below, before and after."""
 
     dilation: tuple[int, int]
-    """The step between the taps of a window, of height and length."""
+    """The step between the taps of a window, for height and length."""
 
     output_padding: tuple[int, int]
-    """The number of elements added at the end of the result, of height and length."""
+    """The number of elements added at the end of the result, for height and length."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class ConvTranspose1d(_ConvTranspose):
         name: The prefix of the weights' names.
 
     Raises:
-        ValueError: An argument has a wrong number of numbers.
+        ValueError: An argument has the wrong number of values.
     """
 
     weight: Weight
@@ -169,9 +169,9 @@ class ConvTranspose1d(_ConvTranspose):
 
 
 class WeightNormConvTranspose1d(_ConvTranspose):
-    """A `ConvTranspose1d` whose filter is ``g v / |v|`` (https://arxiv.org/abs/1602.07868).
+    """A `ConvTranspose1d` with weight normalisation: the filter is ``g v / |v|`` (https://arxiv.org/abs/1602.07868).
 
-    The norm is over all axes but that of the input's channels.
+    The norm ``|v|`` is over all axes except that of the input channels.
 
     Args:
         length: The filter's length.
@@ -188,14 +188,14 @@ class WeightNormConvTranspose1d(_ConvTranspose):
         name: The prefix of the weights' names.
 
     Raises:
-        ValueError: An argument has a wrong number of numbers.
+        ValueError: An argument has the wrong number of values.
     """
 
     weight_g: Weight
-    """The lengths: ``[in_channels, 1, 1]``."""
+    """The norms ``g``: ``[in_channels, 1, 1]``."""
 
     weight_v: Weight
-    """The directions, of the shape of a `ConvTranspose1d`'s filter."""
+    """The directions ``v``, of the shape of a `ConvTranspose1d`'s filter."""
 
     def _add_filter(
         self, prefix: str, dtype: DType, shape: tuple[int, int, int], in_channels: int

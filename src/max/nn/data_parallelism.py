@@ -1,4 +1,4 @@
-"""Parts of a ragged batch for devices that each compute some of its sequences."""
+"""Splits a ragged batch over devices, each of which computes some of its sequences."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ def split_batch(
     input_row_offsets: TensorValue,
     data_parallel_splits: TensorValue,
 ) -> tuple[list[TensorValue], list[TensorValue]]:
-    """The rows of each device's sequences, and where they begin.
+    """Splits the rows and the row offsets of a batch by device.
 
     Device ``i`` has the sequences from ``data_parallel_splits[i]`` up to ``data_parallel_splits[i + 1]``.
 
     Args:
         devices: The devices.
         input: ``[rows, …]``, the rows of all sequences.
-        input_row_offsets: The first row of each sequence, and the row after the last one, ``[batch + 1]``.
-        data_parallel_splits: Integers ``[devices + 1]``, from 0 up to the number of sequences. Of one device it is not
-            read.
+        input_row_offsets: The first row of each sequence, then the end of the last sequence, ``[batch + 1]``.
+        data_parallel_splits: Integers ``[devices + 1]``, from 0 up to the number of sequences. Not read if there is one
+            device.
 
     Returns:
-        For each device ``[rows of the device, …]``, and offsets that begin at 0, ``[sequences of the device + 1]``.
-        Their first dimensions are symbols, ``input_split_i`` and ``offset_split_i``; of one device those of the batch.
+        For each device, the rows ``[rows of the device, …]`` and the offsets, which begin at 0,
+        ``[sequences of the device + 1]``. Their first dimensions are the symbols ``input_split_i`` and
+        ``offset_split_i``; with one device, those of the batch.
 
     Raises:
-        ValueError: A shape does not fit. Splits that do not divide the batch are an error when the graph runs.
-        TypeError: Offsets or splits are no integers.
+        ValueError: A shape does not fit. Splits that do not partition the batch raise when the graph runs.
+        TypeError: Offsets or splits are not integers.
     """
     count = len(devices)
     inputs, offsets = [input] * count, [input_row_offsets] * count
@@ -51,7 +52,7 @@ def split_batch_replicated(
     prefix: str = "",
     group_size: int = 1,
 ) -> tuple[list[TensorValue], list[TensorValue]]:
-    """`split_batch` of a batch that each device has.
+    """`split_batch` for a batch that is replicated on each device.
 
     Args:
         devices: The devices.
@@ -59,15 +60,15 @@ def split_batch_replicated(
         input_row_offsets: The same offsets on each device.
         input_row_offsets_int64: The offsets, on the CPU.
         data_parallel_splits: Integers ``[devices / group_size + 1]``.
-        prefix: What comes before the names of the dimensions, with ``_`` between.
-        group_size: How many neighbouring devices have the same sequences; a divisor of the number of devices.
+        prefix: The prefix of the names of the dimensions, separated by ``_``.
+        group_size: The number of consecutive devices that get the same sequences; a divisor of the number of devices.
 
     Returns:
         See `split_batch`.
 
     Raises:
-        ValueError: A shape or count does not fit. Splits that do not divide the batch are an error when the graph runs.
-        TypeError: Offsets or splits are no integers.
+        ValueError: A shape or count does not fit. Splits that do not partition the batch raise when the graph runs.
+        TypeError: Offsets or splits are not integers.
     """
     return _split(
         "split_batch_replicated", devices, input, input_row_offsets, input_row_offsets_int64, data_parallel_splits,
@@ -85,7 +86,7 @@ def _split(
     prefix: str,
     group_size: int,
 ) -> tuple[list[TensorValue], list[TensorValue]]:
-    """See `split_batch_replicated`; `bounds` are the offsets that are read to find a device's rows."""
+    """See `split_batch_replicated`; `bounds` are the offsets from which the rows of a device are computed."""
     count = len(devices)
     _check(op, count, inputs, [*offsets, bounds], splits, group_size)
     groups = count // group_size
@@ -107,7 +108,7 @@ def _split(
         start_names = [Dim(f"{prefix}offset_split_{other}") for other in range(group + 1)]
         count_rows, count_starts = row_names[-1], start_names[-1]
         if group == groups - 1:
-            # with the parts before it is the whole batch
+            # the sizes of all parts add up to the batch
             count_rows = rows.shape[0] - sum(row_names[:-1], Dim(0))
             count_starts = starts.shape[0] - sum(start_names[:-1], Dim(0)) + group
         part = ops.rebind(rows[(span, count_rows), ...], [row_names[-1], *rows.shape[1:]])

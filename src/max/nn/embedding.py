@@ -1,4 +1,4 @@
-"""Embeddings: rows of a table by index."""
+"""Embeddings: lookup of table rows by index."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["Embedding", "EmbeddingV1", "VocabParallelEmbedding"]
 
 
 def check_encoding(what: str, dtype: DType, encoding: QuantizationEncoding | None) -> DType:
-    """The dtype of a table's rows.
+    """The dtype of the rows of a table; checks the encoding.
 
     Args:
-        what: The layer.
+        what: The name of the layer, for error messages.
         dtype: The requested dtype.
         encoding: The requested encoding.
 
     Raises:
-        ValueError: The encoding is not of blocks.
+        ValueError: The encoding is not a block encoding.
     """
     if encoding is not None and not encoding.is_gguf:
         raise ValueError(f"{what}: a table cannot be encoded as {encoding.value}; leave it plain")
@@ -38,11 +38,11 @@ def check_encoding(what: str, dtype: DType, encoding: QuantizationEncoding | Non
 
 
 def rows_of(weight: Weight, indices: TensorValue, dtype: DType) -> TensorValue:
-    """The rows of a table, decoded if they are encoded.
+    """Looks up rows of a table, and decodes them if they are encoded.
 
     Args:
         weight: The table.
-        indices: Which rows.
+        indices: The indices of the rows.
         dtype: The dtype of decoded rows.
     """
     rows = ops.gather(weight, indices, axis=0)
@@ -53,7 +53,7 @@ def rows_of(weight: Weight, indices: TensorValue, dtype: DType) -> TensorValue:
 class Embedding(Module):
     """A table with a row for each index.
 
-    Shapes: indices ``[…]`` of integers give ``[…, hidden_dim]``. An index out of range raises when
+    Shapes: indices ``[…]`` of integers map to ``[…, hidden_dim]``. An index out of range raises when
     the graph runs.
 
     Args:
@@ -61,12 +61,12 @@ class Embedding(Module):
         hidden_dim: The size of a row.
         dtype: The dtype of the table.
         device: The device of the lookup.
-        quantization_encoding: How the table is encoded; its rows are decoded as they are looked up,
-            to `dtype`, or to float32 where that is uint8.
+        quantization_encoding: The encoding of the table. Its rows are decoded at lookup, to `dtype`, or to float32 if
+            that is uint8.
         name: The name of the weight; ``weight`` by default.
 
     Raises:
-        ValueError: The encoding is not of blocks, or hidden_dim is not a multiple of its block.
+        ValueError: The encoding is not a block encoding, or hidden_dim is not a multiple of its block.
     """
 
     weight: Weight
@@ -117,7 +117,7 @@ class VocabParallelEmbedding(Module):
         name: The name of the weight; ``weight`` by default.
 
     Raises:
-        ValueError: No device, or fewer rows than devices; or the encoding does not fit.
+        ValueError: There is no device, there are fewer rows than devices, or the encoding does not fit.
     """
 
     weight: Weight
@@ -175,7 +175,7 @@ class VocabParallelEmbedding(Module):
 
 
 class EmbeddingV1(Layer):
-    """A table that is a value of the graph. Deprecated: use `Embedding`.
+    """An embedding whose table is a graph value. Deprecated: use `Embedding`.
 
     Args:
         weights: ``[vocab_size, hidden_dim]``.

@@ -60,10 +60,11 @@ def _check_block(what: str, granularity: Float8ScaleGranularity, size: object) -
 
 
 class _Granular:
-    """Which elements share a scale."""
+    """Base of scale specs: the elements that share a scale."""
 
     granularity: Float8ScaleGranularity
-    """The elements that share a scale."""
+    """The elements that share a scale.
+"""
 
     @property
     def is_tensor(self) -> bool:
@@ -92,6 +93,7 @@ class Float8WeightScaleSpec(_Granular):
 
     Args:
         granularity: The elements that share a scale.
+
         dtype: The dtype of the scales.
         block_size: Rows and columns of a block.
 
@@ -113,6 +115,7 @@ class Float8InputScaleSpec(_Granular):
 
     Args:
         granularity: The elements that share a scale.
+
         origin: The origin of the scales.
         dtype: The dtype of the scales.
         activation_scale_ub: An upper bound of dynamic scales.
@@ -142,8 +145,8 @@ class Float8Config:
         mlp_in_float8: The layers whose MLP is in float8.
         attn_qkv_in_float8: The layers whose attention projections are in float8.
         embedding_output_dtype: The dtype of the embedding's output.
-        bias_dtype: The dtype of biases, the layer's if not given.
-        quant_method: The method that made the checkpoint, such as ``fbgemm_fp8``.
+        bias_dtype: The dtype of biases; by default that of the layer.
+        quant_method: The quantisation method of the checkpoint, such as ``fbgemm_fp8``.
     """
 
     input_scale: Float8InputScaleSpec
@@ -166,7 +169,7 @@ class Float8Config:
 
 
 _METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
-"""The methods of float8 checkpoints."""
+"""The quantisation methods of float8 checkpoints."""
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -178,17 +181,17 @@ def parse_float8_config(
     state_dict_name_prefix: str = "",
     ignored_modules_prefix: str = "model.",
 ) -> Float8Config | None:
-    """The float8 config of a checkpoint by its config.json, of the methods compressed-tensors, fbgemm_fp8 and fp8.
+    """Parses the float8 config of a checkpoint. Supports the methods compressed-tensors, fbgemm_fp8 and fp8.
 
     Args:
-        huggingface_config: The config, with ``quantization_config``.
-        state_dict: The weights: dtypes of scales, biases and embedding are theirs.
-        dtype: The dtype of the weights; None is returned where it is no float8 type.
-        state_dict_name_prefix: What comes before the weights' names in `state_dict`.
-        ignored_modules_prefix: What comes before ``layers.0`` in the names of modules that are not in float8.
+        huggingface_config: The content of config.json, with ``quantization_config``.
+        state_dict: The weights, which determine the dtypes of scales, biases and embedding.
+        dtype: The dtype of the weights. If it is not a float8 type, the function returns None.
+        state_dict_name_prefix: The prefix of the names in `state_dict`.
+        ignored_modules_prefix: The prefix before ``layers.0`` in the names of modules that are not in float8.
 
     Raises:
-        ValueError: There is no quantization_config, its method is unknown, or it scales as no kernel does.
+        ValueError: There is no quantization_config, its method is unknown, or no kernel supports its scales.
     """
     if not dtype.is_float8():
         return None
@@ -244,10 +247,10 @@ def parse_float8_config(
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """A quantization_config as a dictionary.
+    """Converts a quantization_config to a dictionary.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a dictionary.
     """
     value = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(value, dict):
@@ -258,12 +261,12 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _dtype_of(weights: Mapping[str, WeightData], ends: tuple[str, ...], default: Any) -> Any:
-    """The dtype of the first weight whose name ends so."""
+    """The dtype of the first weight whose name has one of the suffixes `ends`; `default` if there is none."""
     return next((w.dtype for name, w in weights.items() if name.endswith(ends)), default)
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Matches the modules that an entry of the ignored list names: a module and its parts, or with ``re:`` a regex."""
+    """Compiles an entry of the ignored list: the name of a module, which includes its parts, or ``re:`` and a regex."""
     if name.startswith("re:"):
         return re.compile(name.removeprefix("re:"))
     return re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")

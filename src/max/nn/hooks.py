@@ -13,31 +13,31 @@ __all__ = ["PrintHook"]
 class PrintHook:
     """Prints the inputs and outputs of layers each time the graph runs.
 
-    It is made before the graph is staged. Labels are ``name.input_0``, ``name.keyword`` and ``name.output_0``, where
-    the name is that of `name_layers`, else the class and a number.
+    Create it before the graph is staged. Labels are ``name.input_0``, ``name.keyword`` and ``name.output_0``; the name
+    is set by `name_layers`, and is otherwise the class and a number.
 
     Args:
-        export_path: The folder of the values as files; needs
+        export_path: The folder to which values are written as files; requires
             ``session.set_debug_print_options("BINARY", output_directory=hook.export_path)``.
     """
 
     def __init__(self, export_path: str | None = None) -> None:
         self._export_path = export_path
         self._names: dict[int, str] = {}
-        # keeps the layers alive, whose ids are the keys
+        # keeps the layers alive, so that their ids stay unique keys
         self._layers: list[Layer] = []
         add_layer_hook(self._observe)
 
     @property
     def export_path(self) -> str | None:
-        """The folder that values are written to as files; None prints them."""
+        """The folder that values are written to as files; None: values are printed."""
         return self._export_path
 
     def name_layers(self, model: Layer) -> None:
-        """Names the layers of a model by the attributes that lead to them.
+        """Names the layers of a model by their attribute paths.
 
         Args:
-            model: The model, whose own name is ``model``.
+            model: The model, which gets the name ``model``.
         """
         self._name(model, "model")
         if isinstance(model, Module):
@@ -59,14 +59,14 @@ class PrintHook:
                         pending.append((path, part))
 
     def print_value(self, name: str, value: Any) -> bool:
-        """Stages the printing of a value.
+        """Stages an op that prints a value.
 
         Args:
             name: The label.
             value: A tensor or a buffer; lists and tuples are printed element by element.
 
         Returns:
-            Whether there was something to print.
+            Whether the value could be printed.
         """
         if isinstance(value, TensorValue | BufferValue):
             value.print(name)
@@ -76,7 +76,7 @@ class PrintHook:
         return False
 
     def remove(self) -> None:
-        """Ends the observation; graphs that are staged already go on printing."""
+        """Removes the hook; graphs that are already staged keep printing."""
         remove_layer_hook(self._observe)
 
     def _name(self, layer: Layer, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Hyper-connections: residual streams that are mixed by weights which depend on them, as in DeepSeek-V4."""
+"""Hyper-connections: residual streams, mixed by weights that are computed from them, as in DeepSeek-V4."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _gates(
                 total += mix[i, j]
             for j in k.static_range(mult):
                 mix[i, j] = mix[i, j] / total + k.f32(eps)
-        # Sinkhorn and Knopp: normalise columns and rows of a positive matrix alternately, columns first and last
+        # Sinkhorn-Knopp: alternately normalise columns and rows of a positive matrix, columns first and last
         for step in range(2 * steps - 1):
             for i in k.static_range(mult):
                 total = k.f32(eps)
@@ -75,7 +75,7 @@ def hyper_connection_gates(
     hc_eps: float,
     hc_sinkhorn_iters: int,
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
-    """The weights that mix residual streams, from a projection of the streams.
+    """Computes the weights that mix residual streams from a projection of the streams.
 
     Args:
         hc_proj: ``[tokens, (2 + hc_mult) * hc_mult]``, float32.
@@ -83,15 +83,16 @@ def hyper_connection_gates(
         pre_post_comb_scale: The factors of the three parts, float32 ``[3]``.
         hc_mult: The number of streams.
         hc_eps: Added to weights and to the sums that divide them.
-        hc_sinkhorn_iters: How often columns are normalised; rows are normalised in between.
+        hc_sinkhorn_iters: The number of times that columns are normalised; rows are normalised in between.
 
     Returns:
-        ``[tokens, hc_mult]``, by which the streams are added to the input of a layer; ``[tokens, hc_mult]``, by which
-        its output is added to each stream; ``[tokens, hc_mult * hc_mult]``, by which the streams are mixed.
+        Three tensors: the weight of each stream in the input of a layer, ``[tokens, hc_mult]``; the weight of its
+        output in each stream, ``[tokens, hc_mult]``; and the mixing matrix of the streams,
+        ``[tokens, hc_mult * hc_mult]``.
 
     Raises:
-        ValueError: A shape does not fit, or a number is less than 1.
-        TypeError: An operand is not of float32.
+        ValueError: A shape does not fit, or `hc_mult` or `hc_sinkhorn_iters` is less than 1.
+        TypeError: An operand is not float32.
     """
     op = "hyper_connection_gates"
     for name, value in (("hc_mult", hc_mult), ("hc_sinkhorn_iters", hc_sinkhorn_iters)):
@@ -129,21 +130,21 @@ def mix_streams(
     eps: float,
     norm_eps: float,
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
-    """`HyperConnection` as a function of its weights.
+    """`HyperConnection` as a function of explicit weights.
 
     Args:
         hidden_streams: ``[tokens, hc_mult, hidden_size]``.
         fn: The projection, ``[(2 + hc_mult) * hc_mult, hc_mult * hidden_size]``.
-        base: As for `hyper_connection_gates`.
-        scale: As for `hyper_connection_gates`.
-        iterations: As for `hyper_connection_gates`.
-        eps: As for `hyper_connection_gates`.
+        base: As `pre_post_comb_b` of `hyper_connection_gates`.
+        scale: As `pre_post_comb_scale` of `hyper_connection_gates`.
+        iterations: As `hc_sinkhorn_iters` of `hyper_connection_gates`.
+        eps: As `hc_eps` of `hyper_connection_gates`.
         norm_eps: Added to the mean square of a token's streams.
 
     Raises:
-        ValueError: The streams are not of rank 3, or not as many and as wide as the projection expects.
+        ValueError: The rank of the streams is not 3, or their number or width differs from that of the projection.
     """
-    # in a graph eager tensors stand for its values
+    # eager tensors that stand for graph values are accepted too
     hidden_streams, fn = TensorValue(hidden_streams), TensorValue(fn)
     base, scale = TensorValue(base), TensorValue(scale)
     if hidden_streams.rank != 3:
@@ -171,15 +172,15 @@ def mix_streams(
 class HyperConnection(Module):
     """The weights of several residual streams around a layer, computed from the streams.
 
-    ``post, comb, x = connection(streams)`` gives the layer's input ``x``. With the layer's output ``y`` the streams
-    become ``ops.matmul(comb.transpose(1, 2), streams) + post[:, :, None] * y[:, None, :]``.
+    ``post, comb, x = connection(streams)`` computes the layer's input ``x``. Given the layer's output ``y``, the new
+    streams are ``ops.matmul(comb.transpose(1, 2), streams) + post[:, :, None] * y[:, None, :]``.
 
     Args:
         hidden_size: The width of a stream.
         hc_mult: The number of streams.
         device: The device of the weights.
-        dtype: The dtype of the weights: float32.
-        hc_sinkhorn_iters: How often the columns of the mixing matrix are normalised.
+        dtype: The dtype of the weights; must be float32.
+        hc_sinkhorn_iters: The number of times that the columns of the mixing matrix are normalised.
         hc_eps: Added to weights and to the sums that divide them.
         rms_norm_eps: Added to the mean square of a token's streams.
     """
@@ -189,7 +190,7 @@ class HyperConnection(Module):
     hc_base: Weight
     """Added to the projection's results."""
     hc_scale: Weight
-    """The factors of the weights before and behind the layer, and of the mixing matrix."""
+    """The factors of the weights before the layer, of those after it, and of the mixing matrix."""
 
     def __init__(
         self,

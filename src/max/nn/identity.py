@@ -1,4 +1,4 @@
-"""Modules without weights that stand in the place of another."""
+"""Placeholder modules without weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Identity", "MissingLayer"]
 
 
 class Identity(Module):
-    """Returns its input, where a model without a norm or another part has none."""
+    """Returns its input; replaces a norm or another part that a model does not have."""
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """The input.
@@ -33,7 +33,7 @@ class MissingLayer(Module):
         self.layer_id = layer_id
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """The layer is not there.
+        """Raises: the layer runs in another process.
 
         Raises:
             RuntimeError: Always.

@@ -1,9 +1,8 @@
-"""The library ops of attention over a paged KV cache, of quantised products, of experts and of sampling.
+"""The ops of attention over a paged KV cache, of quantised products, of experts and of sampling.
 
-A ragged batch has the tokens of all sequences concatenated; ``input_row_offsets`` (uint32
-``[batch + 1]``) has the first row of each. `PagedCacheValues` is the cache, ``layer_idx`` (uint32,
-rank 0) the index of a layer in it. New keys and values are written after the cached ones; the number of cached tokens
-changes between executions only.
+A ragged batch holds the tokens of all sequences, concatenated; ``input_row_offsets`` (uint32 ``[batch + 1]``) holds the
+first row of each sequence. The cache is a `PagedCacheValues`; ``layer_idx`` (uint32, rank 0) is the index of a layer in
+it. New keys and values are written after the cached ones; the number of cached tokens changes only between executions.
 """
 
 from __future__ import annotations

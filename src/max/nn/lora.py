@@ -1,4 +1,4 @@
-"""Layers with LoRA adapters (https://arxiv.org/abs/2106.09685): each sequence of a batch has its own, or none."""
+"""Layers with LoRA adapters (https://arxiv.org/abs/2106.09685): each sequence has an adapter or none."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class SupportsLoRA(Protocol):
 
         Args:
             lora_ids: The adapter of each group, ``[groups]`` or longer; -1: none.
-            lora_ranks: Its rank.
-            lora_grouped_offsets: The first row of each group, and the row after the last one.
+            lora_ranks: The rank of the adapter of each group.
+            lora_grouped_offsets: The first row of each group, then the end of the last group.
         """
         ...
 
     def apply_lora(self, x: TensorValue) -> TensorValue:
-        """What the adapters add to the layer's result.
+        """The terms that the adapters add to the layer's result.
 
         Args:
             x: The layer's input.
@@ -50,9 +50,10 @@ class SupportsLoRA(Protocol):
 class LinearLoRA(Linear):
     """``y = x Wᵀ + b + (x Aᵀ) Bᵀ``, with the matrices A and B of the adapter of each group of rows.
 
-    Weights: those of `Linear`, and ``lora_A.weight`` ``[max_num_loras, max_lora_rank, in_dim]``, ``lora_B.weight``
-    ``[max_num_loras, out_dim, max_lora_rank]`` and ``lora.bias`` ``[max_num_loras, out_dim]``, after `name`. Adapters
-    of lower rank are filled up with zeros.
+    Weights: those of `Linear`, and, prefixed by `name`, ``lora_A.weight`` ``[max_num_loras, max_lora_rank, in_dim]``,
+        ``lora_B.weight`` ``[max_num_loras, out_dim, max_lora_rank]`` and ``lora.bias`` ``[max_num_loras, out_dim]``.
+        Adapters
+    of lower rank are padded with zeros.
 
     Args:
         in_dim: The size of the input's last dimension.
@@ -63,20 +64,20 @@ class LinearLoRA(Linear):
         device: The device of the product.
         has_bias: Whether there is a bias.
         has_lora_bias: Whether adapters have biases.
-        name: The prefix of the adapters' names.
-        quantization_encoding: How the weight is encoded in blocks.
-        float8_config: How a float8 weight is scaled.
+        name: The prefix of the names of the adapters' weights.
+        quantization_encoding: The block encoding of the weight.
+        float8_config: The scales of a float8 weight.
         clip_weight: The weight is clamped to ``[-clip_weight, clip_weight]``.
 
     Raises:
-        ValueError: No adapter, or a rank of 0; or as for `Linear`.
+        ValueError: `max_num_loras` or `max_lora_rank` is less than 1; or as for `Linear`.
     """
 
     lora_A: Weight
-    """The first matrices."""
+    """The matrices A of all adapters."""
 
     lora_B: Weight
-    """The second matrices."""
+    """The matrices B of all adapters."""
 
     lora_bias: Weight | None
     """The adapters' biases."""
@@ -131,7 +132,7 @@ class LinearLoRA(Linear):
         return self._groups
 
     def apply_lora(self, x: TensorValue) -> TensorValue:
-        """What the adapters add: ``(x Aᵀ) Bᵀ``, 0 for rows without an adapter.
+        """The terms that the adapters add: ``(x Aᵀ) Bᵀ``, 0 for rows without an adapter.
 
         Args:
             x: ``[rows, in_dim]``.
@@ -146,14 +147,14 @@ class LinearLoRA(Linear):
     def shard(self, devices: Iterable[DeviceRef]) -> list[Linear]:
         """The shards of the layer, one per device, each a `LinearLoRA`; see `Linear.shard`.
 
-        A split of the outputs divides the rows of B, one of the inputs the columns of A.
+        A split of the outputs divides the rows of B; a split of the inputs divides the columns of A.
         `set_lora_batch_info` is called on each shard.
 
         Args:
             devices: The devices of the shards.
 
         Raises:
-            ValueError: There is no sharding strategy, it is for another number of devices, or the weight cannot be
+            ValueError: There is no sharding strategy, its number of devices differs, or the weight cannot be
                 split as the strategy requires.
         """
         parts = super().shard(devices)
@@ -183,7 +184,7 @@ class LinearLoRA(Linear):
         ]  # fmt: skip
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The product, with what the adapters add.
+        """The product plus the terms of the adapters.
 
         Args:
             x: ``[rows, in_dim]``.
@@ -198,11 +199,11 @@ class LinearLoRA(Linear):
 class AttentionWithRopeAndLoRA(AttentionWithRope):
     """`AttentionWithRope` whose projections have adapters.
 
-    The arguments are those of `AttentionWithRope`; `linear_cls` makes `LinearLoRA` layers, such as
+    The arguments are those of `AttentionWithRope`; `linear_cls` must create `LinearLoRA` layers, for example
     ``functools.partial(LinearLoRA, max_num_loras=8, max_lora_rank=16)``.
 
     Raises:
-        ValueError: `linear_cls` makes other layers, or weights are stacked.
+        ValueError: `linear_cls` creates other layers, or weights are stacked.
     """
 
     @later_keywords(quant_config="float8_config")
@@ -286,13 +287,13 @@ class AttentionWithRopeAndLoRA(AttentionWithRope):
     ) -> TensorValue:
         """The terms that the adapters add to the queries; those of keys and values are added in the cache.
 
-        For queries, keys and values without adapters; calling the layer adds all of it already.
+        Use it with queries, keys and values computed without adapters; calling the layer already adds these terms.
 
         Args:
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache, with keys and values of the new tokens stored.
             input_row_offsets: The first row of each sequence.
-            layer_idx: The layer.
+            layer_idx: The index of the layer in the cache.
 
         Returns:
             ``[total_seq_len, n_heads * head_dim]``.

@@ -1,7 +1,7 @@
-"""Mixtures of experts: a gate chooses some MLPs for each token, whose weighted results are added.
+"""Mixtures of experts: a gate chooses some MLPs for each token, and their weighted outputs are added.
 
-Rows are sorted by expert, so that each expert that was chosen multiplies its rows at once; the weights of others are
-not read.
+Rows are sorted by expert, so that each chosen expert multiplies its rows in one product. The weights of experts that
+were not chosen are not read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class MoE(Module):
-    """A mixture of gated MLPs (https://arxiv.org/abs/1701.06538), with experts that all tokens share where wanted.
+    """A mixture of gated MLPs (https://arxiv.org/abs/1701.06538), optionally with a shared expert for all tokens.
 
     Shapes: the input and the result are ``[tokens, hidden_dim]``.
 
@@ -49,26 +49,27 @@ class MoE(Module):
         devices: The devices; the layer runs on the first one.
         hidden_dim: The size of the input's last dimension.
         num_experts: The number of experts.
-        num_experts_per_token: The number of experts of a token.
-        moe_dim: The size between the projections of an expert.
-        gate_cls: The gate: called with devices, hidden_dim, num_experts, num_experts_per_token and dtype as keywords.
-        has_shared_experts: Whether all tokens share an expert besides.
-        shared_experts_dim: The size between its projections.
-        ep_size: 1: experts are not spread over machines.
+        num_experts_per_token: The number of experts chosen for each token.
+        moe_dim: The inner size of an expert, between its projections.
+        gate_cls: Creates the gate; called with the keywords devices, hidden_dim, num_experts, num_experts_per_token and
+            dtype.
+        has_shared_experts: Whether there is also an expert that all tokens share.
+        shared_experts_dim: The inner size of the shared expert.
+        ep_size: Must be 1: expert parallelism over machines is not supported.
         dtype: The dtype of the weights; uint8 for encoded ones.
-        apply_router_weight_first: Whether tokens are multiplied by their weights, and not results.
-        ep_batch_manager: None.
-        float8_config: How float8 weights are scaled; see `MoEFp8`.
-        quantization_encoding: How the experts' weights are encoded in blocks.
-        activation: From the results of gate and up projection to the input of the down projection, such as a
+        apply_router_weight_first: Whether a router weight multiplies the expert's input instead of its output.
+        ep_batch_manager: Must be None.
+        float8_config: The scales of float8 weights; see `MoEFp8`.
+        quantization_encoding: The block encoding of the experts' weights.
+        activation: Maps the outputs of the gate and up projections to the input of the down projection, such as a
             `GatedActivation`; by default ``silu(gate) * up``.
         has_bias: Whether the experts' projections have biases.
-        gate_dtype: The dtype of the gate's weight; by default `dtype`, or bfloat16 where that is no float of 16 bits or
-            more.
+        gate_dtype: The dtype of the gate's weight; by default `dtype`, or bfloat16 if that is not a float type of 16
+            bits or more.
 
     Raises:
-        ValueError: No device, or the sizes do not fit.
-        NotImplementedError: Experts are to be spread over machines.
+        ValueError: There is no device, or the sizes do not fit.
+        NotImplementedError: `ep_size` is not 1, or `ep_batch_manager` is given.
     """
 
     @later_keywords(quant_config="float8_config")
@@ -139,15 +140,15 @@ class MoE(Module):
 
     @property
     def ep_batch_manager(self) -> Any:
-        """The manager of experts that are spread over machines.
+        """The manager of expert parallelism over machines.
 
         Raises:
-            ValueError: There is none.
+            ValueError: Always; there is no manager.
         """
         raise ValueError(f"{type(self).__name__}: experts are not spread over machines")
 
     def _stacked(self, *names: str, part: str = "weight") -> TensorValue:
-        """A part of all experts' projections, one after the other: ``[num_experts, …]``."""
+        """A parameter of all experts' projections, stacked: ``[num_experts, …]``."""
         values: list[Weight] = [
             getattr(getattr(expert, name), part) for expert in self.experts for name in names
         ]
@@ -169,8 +170,10 @@ class MoE(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: ``tensor_parallel`` splits the inner features of each expert, whose results
-        must be summed; ``replicate`` gives each device the whole layer.
+        """How `shard` splits the layer; None: not split.
+
+        ``tensor_parallel`` splits the inner features of each expert; the results must be summed. ``replicate`` gives
+        each device the whole layer.
 
         Raises:
             ValueError: It is set to another strategy.
@@ -193,8 +196,8 @@ class MoE(Module):
             devices: The devices of the shards.
 
         Raises:
-            ValueError: There is no sharding strategy, it is for another number of devices, or the weights cannot be
-                split so.
+            ValueError: There is no sharding strategy, its number of devices differs, or the weights cannot be split in
+                this way.
         """
         where = shard_devices(type(self).__name__, self.sharding_strategy, devices)
         gates = self.gate.shard(where)
@@ -213,13 +216,13 @@ class MoE(Module):
         return parts
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The weighted sum of the chosen experts' results, and those of the shared experts.
+        """The weighted sum of the outputs of the chosen experts, plus the output of the shared expert.
 
         Args:
             x: ``[tokens, hidden_dim]``.
 
         Raises:
-            ValueError: The input has other sizes.
+            ValueError: The shape of the input does not match.
         """
         experts, weights = self.gate(x)
         y = self._run_experts(x, experts, weights)
@@ -230,7 +233,7 @@ class MoE(Module):
     ) -> TensorValue:
         gate_up, down = self._weights()
         biased = self.has_bias
-        # the bias of a split layer is added by its first shard
+        # only the first shard of a split layer adds the bias
         has_down_bias = biased and self.experts[0].down_proj.bias is not None
         return run_experts(
             x,
@@ -252,7 +255,7 @@ class MoE(Module):
 
 
 class MoEFp8(MoE):
-    """`MoE` with float8 weights, which are scaled when the model is loaded; inputs are not rounded to float8.
+    """`MoE` with float8 weights. Scales are applied once, at load time; inputs are not rounded to float8.
 
     Args: those of `MoE`; `float8_config` is needed, and `dtype` is the float8 type of the weights.
 
@@ -286,7 +289,7 @@ class MoEFp8(MoE):
             what: str, weight: TensorValue, scales: TensorValue, matrices: int
         ) -> TensorValue:
             count, rows, columns = weight.shape
-            # each matrix has blocks of its own
+            # the blocks of each matrix start at its first row
             apart = ops.reshape(weight, [count * matrices, int(rows) // matrices, columns])
             of_each = (
                 ops.reshape(scales, [count * matrices])

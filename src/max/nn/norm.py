@@ -25,19 +25,19 @@ __all__ = [
 
 
 def _scale(value: TensorValueLike, x: TensorValue) -> TensorValue:
-    """A parameter as a normalisation of `x` takes it."""
+    """Converts a parameter to the dtype and device for a normalisation of `x`."""
     return ops.cast(TensorValue(value), x.dtype).to(x.device)
 
 
 class _ReplicatedNorm(Module):
-    """A norm of rows with a weight, which is on each device of a sharded model."""
+    """Base of norms over rows, whose weight is replicated on each device of a sharded model."""
 
     weight: Weight
     """``[size of a row]``."""
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: replicate; None: not split.
+        """How `shard` splits the layer; only ``replicate`` is supported. None: not split.
 
         Raises:
             ValueError: It is set to another strategy: a row cannot be normalised in parts.
@@ -53,15 +53,15 @@ class _ReplicatedNorm(Module):
 class RMSNorm(_ReplicatedNorm):
     """``x / sqrt(mean(x²) + eps) * (weight + weight_offset)`` over the last dimension.
 
-    Computed in float32, rounded to x's dtype (https://arxiv.org/abs/1910.07467).
+    RMS norm (https://arxiv.org/abs/1910.07467). Computed in float32 and rounded to the dtype of x.
 
     Args:
         dim: The size of the last dimension.
         dtype: The dtype of the weight.
         eps: Added to the mean square.
         weight_offset: Added to the weight; 1 for Gemma.
-        multiply_before_cast: Whether the product with the weight is rounded once, as Gemma does, or
-            the normalised value is rounded before the product, as Llama does.
+        multiply_before_cast: If true, the normalised value is multiplied by the weight in float32 and rounded once
+            (Gemma); if false, it is rounded to the dtype of x before the product (Llama).
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class RMSNorm(_ReplicatedNorm):
         self.multiply_before_cast = multiply_before_cast
 
     def shard(self, devices: Iterable[DeviceRef]) -> Sequence[RMSNorm]:
-        """The layer on each device; the weights are those of this one.
+        """The layer on each device; all share the weights of this layer.
 
         Args:
             devices: The devices.
 
         Raises:
-            ValueError: There is no sharding strategy, or it is for another number of devices.
+            ValueError: There is no sharding strategy, or its number of devices differs.
         """
         strategy = self.sharding_strategy
         where = shard_devices("RMSNorm", strategy, devices)
@@ -112,7 +112,7 @@ class RMSNormV1(Layer):
         weight: ``[dim]``.
         eps: Added to the mean square.
         weight_offset: Added to the weight.
-        multiply_before_cast: When the result is rounded; see `RMSNorm`.
+        multiply_before_cast: See `RMSNorm`.
     """
 
     weight: TensorValueLike
@@ -125,7 +125,7 @@ class RMSNormV1(Layer):
     """The number added to the weight."""
 
     multiply_before_cast: bool = True
-    """When the result is rounded."""
+    """Whether the product with the weight is computed before rounding; see `RMSNorm`."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class RMSNormV1(Layer):
 class LayerNorm(_ReplicatedNorm):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension.
 
-    Computed in float32, rounded to x's dtype (https://arxiv.org/abs/1607.06450).
+    Layer norm (https://arxiv.org/abs/1607.06450). Computed in float32 and rounded to the dtype of x.
 
     Args:
         dims: The size of the last dimension.
@@ -161,7 +161,7 @@ class LayerNorm(_ReplicatedNorm):
         use_bias: Whether there is a bias.
 
     Raises:
-        ValueError: No device.
+        ValueError: There is no device.
     """
 
     def __init__(
@@ -181,13 +181,13 @@ class LayerNorm(_ReplicatedNorm):
         self.bias = Weight("bias", dtype, [dims], devices[0]) if use_bias else None
 
     def shard(self, devices: Iterable[DeviceRef]) -> Sequence[LayerNorm]:
-        """The layer on each device; the weights are those of this one.
+        """The layer on each device; all share the weights of this layer.
 
         Args:
             devices: The devices.
 
         Raises:
-            ValueError: There is no sharding strategy, or it is for another number of devices.
+            ValueError: There is no sharding strategy, or its number of devices differs.
         """
         strategy = self.sharding_strategy
         where = shard_devices("LayerNorm", strategy, devices)
@@ -296,14 +296,14 @@ class ConstantLayerNorm(Module):
 
 
 class GroupNorm(Module):
-    """Normalises groups of channels: mean and variance over a group and all positions.
+    """Group norm: normalises each group of channels, with mean and variance over the group and all positions.
 
     Shapes: ``[batch, channels, …]`` with a static number of channels
     (https://arxiv.org/abs/1803.08494).
 
     Args:
         num_groups: The number of groups.
-        num_channels: The number of channels, a multiple of it.
+        num_channels: The number of channels, a multiple of `num_groups`.
         eps: Added to the variance.
         affine: Whether channels are scaled and offset by weights.
         device: The device of the computation.

@@ -1,4 +1,4 @@
-"""`QuantConfig`: how scaled weights and inputs are quantised, by the name and fields of version 26."""
+"""`QuantConfig`: the quantisation of weights and inputs, with the names and fields of version 26."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QuantFormat(Enum):
     """The format of a checkpoint's quantised weights."""
 
     COMPRESSED_TENSORS_FP8 = "compressed-tensors-fp8"
-    """8-bit floats by compressed-tensors."""
+    """8-bit floats in the format of compressed-tensors."""
 
     FBGEMM_FP8 = "fbgemm-fp8"
     """8-bit floats with a scale for each row."""
@@ -33,19 +33,19 @@ class QuantFormat(Enum):
     """8-bit floats with a scale for each block of rows and columns."""
 
     MXFP8 = "mxfp8"
-    """8-bit floats in blocks of 32 whose scales are powers of 2. No layer runs it."""
+    """8-bit floats in blocks of 32 whose scales are powers of 2. No layer supports it."""
 
     NVFP4 = "nvfp4"
-    """4-bit floats in blocks of 16. No layer runs it."""
+    """4-bit floats in blocks of 16. No layer supports it."""
 
     MXFP4 = "mxfp4"
-    """4-bit floats in blocks of 32. No layer with a config runs it; checkpoints of this format load."""
+    """4-bit floats in blocks of 32. No layer with a config supports it; checkpoints of this format can be loaded."""
 
     MXFP6 = "mxfp6"
-    """6-bit floats in blocks of 32. No layer runs it."""
+    """6-bit floats in blocks of 32. No layer supports it."""
 
     INT8_W8A8 = "int8-w8a8"
-    """Integers of 8 bits as weights and inputs. No layer runs it."""
+    """8-bit integers as weights and inputs. No layer supports it."""
 
 
 _METHODS = {
@@ -53,27 +53,27 @@ _METHODS = {
     QuantFormat.FBGEMM_FP8: "fbgemm_fp8",
     QuantFormat.BLOCKSCALED_FP8: "fp8",
 }
-"""The formats that layers run, and their `Float8Config.quant_method`."""
+"""The formats that layers support, with their `Float8Config.quant_method`."""
 
 
 @dataclass(init=False)
 class QuantConfig(Float8Config):
-    """The quantised parts of a model and their scales: a `Float8Config` as version 26 writes it.
+    """The quantised parts of a model and their scales: a `Float8Config` with the fields of version 26.
 
-    Layers take it as ``quant_config=`` or ``float8_config=``.
+    Layers accept it as ``quant_config=`` or ``float8_config=``.
 
     Args:
         input_scale: How inputs are scaled.
         weight_scale: How weights are scaled.
         mlp_quantized_layers: The layers whose MLP is quantised.
         attn_quantized_layers: The layers whose attention projections are quantised.
-        format: The format: one of 8-bit floats.
+        format: The format; must be one of 8-bit floats.
         embedding_output_dtype: The dtype of the embedding's output.
-        shared_experts_weight_dtype: The dtype of the weights of shared experts; None for that of the others.
-        bias_dtype: The dtype of biases, the layer's if not given.
+        shared_experts_weight_dtype: The dtype of the weights of shared experts; None: that of the other experts.
+        bias_dtype: The dtype of biases; by default that of the layer.
 
     Raises:
-        NotImplementedError: No layer runs the format.
+        NotImplementedError: No layer supports the format.
     """
 
     format: QuantFormat = QuantFormat.BLOCKSCALED_FP8
@@ -118,12 +118,12 @@ class QuantConfig(Float8Config):
         embedding_output_dtype: DType | None = None,
         bias_dtype: DType | None = None,
     ) -> QuantConfig:
-        """8-bit floats with a scale for each block of a weight, and dynamic scales for blocks of each row of the input.
+        """Creates a config of 8-bit floats with a scale per weight block and dynamic scales per input row and block.
 
         Args:
             mlp_quantized_layers: The layers whose MLP is quantised.
             attn_quantized_layers: The layers whose attention projections are quantised.
-            block_size: Rows and columns of a weight's block, and the width of an input's.
+            block_size: Rows and columns of a block of a weight; the columns are also the width of a block of the input.
             scale_dtype: The dtype of the scales.
             embedding_output_dtype: The dtype of the embedding's output.
             bias_dtype: The dtype of biases.
@@ -153,7 +153,7 @@ class QuantConfig(Float8Config):
 
     @property
     def scales_granularity_mnk(self) -> tuple[int, int, int]:
-        """How many rows of the input, rows of the weight and columns share a scale; -1 for all of them."""
+        """The numbers of input rows, weight rows and columns that share a scale; -1: all."""
         rows = -1 if self.input_scale.is_tensor else 1
         if self.weight_scale.block_size is not None:
             return rows, *self.weight_scale.block_size
@@ -168,7 +168,7 @@ class QuantConfig(Float8Config):
         return self.shared_experts_weight_dtype or routed_weight_dtype
 
     def shared_experts_use_quant(self, routed_weight_dtype: DType) -> bool:
-        """Whether the weights of shared experts are quantised as the others are.
+        """Whether the weights of shared experts are quantised like those of the other experts.
 
         Args:
             routed_weight_dtype: The dtype of the weights of the other experts.
@@ -176,17 +176,17 @@ class QuantConfig(Float8Config):
         return self.shared_experts_dtype(routed_weight_dtype) is routed_weight_dtype
 
     def quantized_scales_type(self, quantized_shape: Shape, device_ref: DeviceRef) -> TensorType:
-        """The type of the scales of an input that was quantised by blocks.
+        """The type of the scales of an input that is quantised in blocks.
 
         Args:
             quantized_shape: Rows and columns of the input.
             device_ref: The device of the scales.
 
         Returns:
-            A scale for each block of columns and each row: ``[blocks, rows]``.
+            One scale per block of columns and row: ``[blocks, rows]``.
 
         Raises:
-            ValueError: Inputs are not scaled by blocks.
+            ValueError: Inputs are not scaled in blocks.
         """
         if self.input_scale.block_size is None:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Convolutions and scans over ragged sequences, whose states are slots of buffers that they update.
+"""Causal convolutions and scans over ragged sequences. Their states are slots of buffers, updated in place.
 
-A state buffer is ``[slots, layers, …]``; `slots` has the slot of each sequence. The state of a sequence whose
-`cache_lengths` is 0 is zero, whatever its slot holds. See `max.nn.kv_cache.RecurrentState`.
+A state buffer is ``[slots, layers, …]``; `slots` has the slot of each sequence. A sequence with `cache_lengths` 0
+starts from a zero state, regardless of the content of its slot. See `max.nn.kv_cache.RecurrentState`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ def causal_conv_ragged(
         weight: ``[taps, channels]``, of 2 taps or more.
         bias: ``[channels]``.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
-        cache_lengths: The tokens of each sequence before these, uint32 ``[batch]``.
-        slots: The slot of each sequence, uint32 ``[batch]``, all different.
-        state: ``[slots, layers, taps - 1, channels]``: the last inputs of a sequence; updated.
-        layer_idx: Which layer of the state, uint32, rank 0.
-        activation: ``"silu"``; None: none.
+        cache_lengths: The number of preceding tokens of each sequence, uint32 ``[batch]``.
+        slots: The slot of each sequence, uint32 ``[batch]``, without duplicates.
+        state: ``[slots, layers, taps - 1, channels]``: the last inputs of each sequence; updated in place.
+        layer_idx: The index of the layer in the state buffer, uint32, rank 0.
+        activation: ``"silu"``, or None for no activation.
 
     Returns:
         ``[total, channels]``, of x's dtype.
 
     Raises:
         ValueError: A shape or the activation does not fit.
-        TypeError: The dtype of the state does not fit, or the sequences are not described by uint32.
+        TypeError: The dtype of the state does not fit, or `input_row_offsets`, `cache_lengths` or `slots` is not
+            uint32.
     """
     op = "causal_conv_ragged"
     if x.rank != 2 or weight.rank != 2 or list(weight.shape[1:]) != list(x.shape[1:]):
@@ -79,31 +80,32 @@ def ssd_ragged(
     layer_idx: TensorValue,
     limits: tuple[float, float] = (0.0, float("inf")),
 ) -> TensorValue:
-    """The scan of Mamba 2 (https://arxiv.org/abs/2405.21060), for each head.
+    """The scan of Mamba 2 (https://arxiv.org/abs/2405.21060), over each head.
 
     ``step = clamp(softplus(dt + dt_bias))``, ``h = exp(step * a) * h + step * b ⊗ x``, ``out = c · h + d * x``.
 
     Args:
         x: ``[total, heads, size]``, any float dtype.
         dt: ``[total, heads]``.
-        a: The rates of decay, negative, ``[heads]``.
-        b: ``[total, groups, states]``; a group serves ``heads / groups`` neighbouring heads.
-        c: The same.
+        a: The decay rates, negative, ``[heads]``.
+        b: ``[total, groups, states]``; ``heads / groups`` consecutive heads share a group.
+        c: The output projection of the state, of the shape of `b`.
         d: ``[heads]``.
         dt_bias: ``[heads]``.
-        input_row_offsets: As in `causal_conv_ragged`, as are the next two.
-        cache_lengths: The tokens of each sequence before these.
-        slots: The slot of each sequence.
-        state: ``[slots, layers, heads, states, size]``; updated.
-        layer_idx: Which layer of the state, uint32, rank 0.
-        limits: The least and the greatest step.
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        cache_lengths: The number of preceding tokens of each sequence, uint32 ``[batch]``.
+        slots: The slot of each sequence, uint32 ``[batch]``, without duplicates.
+        state: ``[slots, layers, heads, states, size]``; updated in place.
+        layer_idx: The index of the layer in the state buffer, uint32, rank 0.
+        limits: The bounds (least, greatest) to which the step is clamped.
 
     Returns:
         ``[total, heads, size]``, of x's dtype.
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: The dtype of the state does not fit, or the sequences are not described by uint32.
+        TypeError: The dtype of the state does not fit, or `input_row_offsets`, `cache_lengths` or `slots` is not
+            uint32.
     """
     op = "ssd_ragged"
     if x.rank != 3 or b.rank != 3 or b.shape != c.shape:
@@ -132,31 +134,32 @@ def selective_scan_ragged(
     layer_idx: TensorValue,
     limits: tuple[float, float] = (0.0, float("inf")),
 ) -> TensorValue:
-    """The scan of Mamba (https://arxiv.org/abs/2312.00752), for each channel.
+    """The selective scan of Mamba (https://arxiv.org/abs/2312.00752), over each channel.
 
     ``step = clamp(softplus(dt + dt_bias))``, ``h = exp(step * a) * h + step * x * b``, ``out = c · h + d * x``.
 
     Args:
         x: ``[total, channels]``, any float dtype.
-        dt: The same shape.
-        a: The rates of decay, negative, ``[states, channels]``.
+        dt: The step sizes before softplus, of the shape of `x`.
+        a: The decay rates, negative, ``[states, channels]``.
         b: ``[total, states]``.
-        c: The same.
+        c: The output projection of the state, of the shape of `b`.
         d: ``[channels]``.
         dt_bias: ``[channels]``.
-        input_row_offsets: As in `causal_conv_ragged`, as are the next two.
-        cache_lengths: The tokens of each sequence before these.
-        slots: The slot of each sequence.
-        state: ``[slots, layers, states, channels]``; updated.
-        layer_idx: Which layer of the state, uint32, rank 0.
-        limits: The least and the greatest step.
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        cache_lengths: The number of preceding tokens of each sequence, uint32 ``[batch]``.
+        slots: The slot of each sequence, uint32 ``[batch]``, without duplicates.
+        state: ``[slots, layers, states, channels]``; updated in place.
+        layer_idx: The index of the layer in the state buffer, uint32, rank 0.
+        limits: The bounds (least, greatest) to which the step is clamped.
 
     Returns:
         ``[total, channels]``, of x's dtype.
 
     Raises:
         ValueError: A shape does not fit.
-        TypeError: The dtype of the state does not fit, or the sequences are not described by uint32.
+        TypeError: The dtype of the state does not fit, or `input_row_offsets`, `cache_lengths` or `slots` is not
+            uint32.
     """
     op = "selective_scan_ragged"
     if x.rank != 2 or x.shape != dt.shape or b.rank != 2 or b.shape != c.shape:
@@ -192,24 +195,24 @@ def gated_delta_rule(
 
     Args:
         q: Queries ``[total, key_heads, key_dim]``.
-        keys: Keys of the same shape. A key head serves ``heads / key_heads`` neighbouring heads of values.
+        keys: Keys of the same shape. ``heads / key_heads`` consecutive value heads share a key head.
         values: Values ``[total, heads, value_dim]``.
-        decays: The logarithms of the state's decays ``[total, heads]``.
-        rates: How much of the stored value is replaced, ``[total, heads]``.
-        input_row_offsets: As in `causal_conv_ragged`, as are the next two.
-        cache_lengths: The tokens of each sequence before these.
-        slots: The slot of each sequence.
-        states: float32 ``[slots, layers, heads, key_dim, value_dim]``; updated.
-        layer_idx: Which layer of the states, uint32, rank 0.
-        scale: The factor of queries; by default ``1 / sqrt(key_dim)``.
-        normalised: Whether queries and keys are divided by their lengths.
+        decays: The logarithms of the decay factors of the state, ``[total, heads]``.
+        rates: The write strength: the fraction of the stored value that is replaced, ``[total, heads]``.
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        cache_lengths: The number of preceding tokens of each sequence, uint32 ``[batch]``.
+        slots: The slot of each sequence, uint32 ``[batch]``, without duplicates.
+        states: float32 ``[slots, layers, heads, key_dim, value_dim]``; updated in place.
+        layer_idx: The index of the layer in the state buffer, uint32, rank 0.
+        scale: The factor that multiplies the queries; by default ``1 / sqrt(key_dim)``.
+        normalised: Whether queries and keys are divided by their L2 norms.
 
     Returns:
         ``[total, heads, value_dim]``, of the dtype of values.
 
     Raises:
         ValueError: Shapes do not fit.
-        TypeError: The states are not float32, or the sequences not described by uint32.
+        TypeError: The states are not float32, or `input_row_offsets`, `cache_lengths` or `slots` is not uint32.
     """
     op = "gated_delta_rule"
     if q.rank != 3 or values.rank != 3 or q.shape != keys.shape:
@@ -251,7 +254,7 @@ def _scan(symbol: str, values: list[Any], limits: tuple[float, float]) -> Tensor
 
 
 _MOST = 3.0e38
-"""Stands for no limit: parameters of ops are finite."""
+"""Represents no limit, because parameters of ops must be finite."""
 
 
 _STATE_DTYPES = (DType.float32, DType.bfloat16, DType.float16)
@@ -263,8 +266,8 @@ def _check_state(
     """Checks the shape of one sequence's state in one layer, and its dtype.
 
     Raises:
-        ValueError: The shape is another.
-        TypeError: The dtype is another.
+        ValueError: The shape differs.
+        TypeError: The dtype differs.
     """
     if state.rank != 2 + len(shape) or list(state.shape[2:]) != list(shape):
         raise ValueError(f"{op}: state is {state!r}, expected [slots, layers, *{shape}]")
@@ -279,8 +282,8 @@ def _check_sequences(
     """Checks the vectors that describe a batch of sequences.
 
     Raises:
-        ValueError: One is not of rank 1.
-        TypeError: One is not uint32.
+        ValueError: The rank of a vector is not 1.
+        TypeError: The dtype of a vector is not uint32.
     """
     for name, vector in (
         ("input_row_offsets", input_row_offsets),

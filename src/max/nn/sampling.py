@@ -1,4 +1,4 @@
-"""Layers that pick tokens: by a least probability, and those of a draft model by rejection."""
+"""Sampling layers: min-p sampling, and rejection sampling of the tokens of a draft model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["MinPSampler", "RejectionSampler", "RejectionSamplerWithResiduals"]
 
 
 class MinPSampler(Module):
-    """Samples among the tokens whose probability is at least a part of the greatest one.
+    """Min-p sampling: samples among tokens with at least the fraction `min_p` of the greatest probability.
 
     Args:
         dtype: The dtype of the result, such as int64.
@@ -41,7 +41,7 @@ class MinPSampler(Module):
     """The shape of the result."""
 
     min_p: float
-    """The least part of the greatest probability, of the last call; 0 before."""
+    """The `min_p` of the last call; 0 before the first."""
 
     temperature: float
     """The divisor of the logits."""
@@ -53,18 +53,18 @@ class MinPSampler(Module):
             raise ValueError(f"MinPSampler: the temperature is {temperature}, expected 0 or more")
 
     def __call__(self, input: TensorValue, min_p: TensorValueLike = 0.0) -> TensorValue:
-        """A token for each row.
+        """Samples one token per row.
 
         Args:
             input: The logits ``[batch, vocab_size]``.
-            min_p: The least part of the greatest probability, for all rows or ``[batch]``.
+            min_p: The least fraction of the greatest probability, for all rows or ``[batch]``.
 
         Returns:
             The tokens, of the dtype and shape of the layer.
 
         Raises:
-            ValueError: The logits have another rank, the shape does not hold a token a row, or `min_p` is a number that
-                is not between 0 and 1.
+            ValueError: The rank of the logits is not 2, the shape does not hold one token per row, or `min_p` is a
+                number outside [0, 1].
         """
         if input.rank != 2:
             raise ValueError(f"MinPSampler: the logits are {input!r}, expected [batch, vocab_size]")
@@ -77,19 +77,19 @@ class MinPSampler(Module):
 
 
 def _uniform(shape: ShapeLike, device: DeviceRef, seed: int) -> TensorValue:
-    """Numbers in [0, 1), of a stream of the graph's random numbers."""
+    """Random numbers in [0, 1) from one stream of the graph."""
     ops.random.set_seed(seed)
     return ops.random.uniform(TensorType(DType.float32, shape, device))
 
 
 def _first_rejected(accepted: TensorValue) -> TensorValue:
-    """The number of tokens before the first that is rejected, int64 ``[batch, 1]``, of bools ``[batch, steps]``."""
+    """The number of tokens before the first rejected one, int64 ``[batch, 1]``, from bools ``[batch, steps]``."""
     rejected = ops.cumsum(ops.cast(ops.logical_not(accepted), DType.int64), axis=1)
     return ops.sum(ops.cast(ops.equal(rejected, 0), DType.int64), axis=1)
 
 
 def _rows_of_steps(offsets: TensorValue, batch: Dim, steps: Dim) -> TensorValue:
-    """The row of the target's logits of each draft token, int64 ``[batch, steps]``."""
+    """The row in the target's logits of each draft token, int64 ``[batch, steps]``."""
     first = ops.reshape(ops.rebind(ops.cast(offsets[:-1], DType.int64), [batch]), [batch, 1])
     numbers = ops.range(
         0, TensorValue(steps), 1, out_dim=steps, dtype=DType.int64, device=offsets.device
@@ -106,17 +106,17 @@ def _check(name: str, tokens: TensorValue, of_tokens: TensorValue, logits: Tenso
 
 
 class RejectionSampler(Module):
-    """Keeps the draft tokens up to the first that is rejected, and takes a token of the target model in its place.
+    """Keeps the draft tokens before the first rejected one, and replaces that one by a token of the target model.
 
     A draft token is kept with the probability ``target logit / (draft logit + eps)``.
 
     Args:
         device: The device.
-        top_k: The number of the target's tokens to sample from.
-        top_p: The total probability of these.
+        top_k: The number of most probable target tokens to sample from.
+        top_p: The total probability of the target tokens to sample from.
         temperature: The divisor of the target's logits.
         seed: The seed.
-        eps: Is added to the draft's logits.
+        eps: Added to the draft logits, which are divisors.
     """
 
     def __init__(
@@ -138,16 +138,17 @@ class RejectionSampler(Module):
         target_logits: TensorValue,
         target_logit_offsets: TensorValue,
     ) -> tuple[TensorValue, TensorValue]:
-        """The number of kept tokens, and the token after them.
+        """Accepts or rejects draft tokens.
 
         Args:
             draft_tokens: Integers ``[batch, steps]``.
             draft_logits_for_sampled_tokens: The draft's logits of these tokens, ``[batch, steps]``.
-            target_logits: ``[rows, vocab_size]``: of each sequence ``steps + 1`` rows.
+            target_logits: ``[rows, vocab_size]``, with ``steps + 1`` rows per sequence.
             target_logit_offsets: The first row of each sequence, and the number of rows, ``[batch + 1]``.
 
         Returns:
-            The number of kept tokens, int64 ``[batch, 1]``, and the target's token after them, int64 ``[batch, 1]``.
+            The number of kept tokens, int64 ``[batch, 1]``, and the target's token that follows them, int64
+            ``[batch, 1]``.
 
         Raises:
             ValueError: A shape does not fit.
@@ -171,18 +172,19 @@ class RejectionSampler(Module):
 
 
 class RejectionSamplerWithResiduals(Module):
-    """Speculative sampling (https://arxiv.org/abs/2211.17192): the tokens are distributed as the target's.
+    """Speculative sampling (https://arxiv.org/abs/2211.17192): the tokens follow the distribution of the target model.
 
-    A draft token is kept with the probability ``p / q`` of target and draft. In place of the first that is rejected
-    comes one of the residual distribution ``max(p - q, 0)``, after the last one a token of the target.
+    A draft token with the probability ``p`` in the target and ``q`` in the draft is kept with the probability
+    ``min(p / q, 1)``. The first rejected token is replaced by a sample of the residual distribution ``max(p - q, 0)``;
+    if none is rejected, a sample of the target follows the last token.
 
     Args:
         device: The device.
-        top_k: 1: rejected tokens are replaced by the most probable ones; otherwise by drawn ones.
+        top_k: 1: rejected tokens are replaced by the most probable token; otherwise by a sampled one.
         temperature: The divisor of both models' logits.
-        eps: The least probability of a draft token, which is a divisor.
+        eps: The lower bound of the probability of a draft token, which is a divisor.
         seed: The seed.
-        debug: Takes the random numbers of a call from its arguments.
+        debug: Whether calls take random numbers as arguments.
     """
 
     def __init__(
@@ -211,25 +213,25 @@ class RejectionSamplerWithResiduals(Module):
         rejection_rand: TensorValue | None = None,
         residual_rand: TensorValue | None = None,
     ) -> tuple[TensorValue, TensorValue, TensorValue]:
-        """The number of kept tokens, the tokens in place of rejected ones, and the token after all.
+        """Accepts or rejects draft tokens; returns replacements for rejected ones.
 
         Args:
             draft_tokens: Integers ``[batch, steps]``.
-            draft_logits_for_sampled_tokens: The draft's logits of these tokens, ``[batch, steps]``; unused, all logits
-                are given.
-            target_logits: ``[rows, vocab_size]``: of each sequence ``steps + 1`` rows.
+            draft_logits_for_sampled_tokens: The draft's logits of these tokens, ``[batch, steps]``; unused, because
+                `all_draft_logits` includes them.
+            target_logits: ``[rows, vocab_size]``, with ``steps + 1`` rows per sequence.
             target_logit_offsets: The first row of each sequence, and the number of rows, ``[batch + 1]``.
             all_draft_logits: ``[steps, batch, vocab_size]``.
-            rejection_rand: Numbers in [0, 1) that decide whether tokens are kept, ``[batch, steps]``; with `debug`.
+            rejection_rand: Numbers in [0, 1) that decide whether tokens are kept, ``[batch, steps]``. Requires `debug`.
             residual_rand: Numbers in (0, 1) for the residual distributions, ``[batch, steps, vocab_size]``: the token
-                with the least ``-log(number) / probability`` is taken; with `debug`.
+                with the least ``-log(number) / probability`` is taken. Requires `debug`.
 
         Returns:
-            The number of kept tokens, int64 ``[batch]``; the token in place of each, int64 ``[batch, steps]``; and the
-            token after all, int64 ``[batch, 1]``.
+            The number of kept tokens, int64 ``[batch]``; the replacement of each draft token if it is rejected, int64
+            ``[batch, steps]``; and the token that follows if all are kept, int64 ``[batch, 1]``.
 
         Raises:
-            ValueError: A shape does not fit, or random numbers come without `debug`.
+            ValueError: A shape does not fit, or random numbers are given without `debug`.
         """
         name = "RejectionSamplerWithResiduals"
         _check(name, draft_tokens, draft_logits_for_sampled_tokens, target_logits)
@@ -253,7 +255,7 @@ class RejectionSamplerWithResiduals(Module):
             rejection_rand = _uniform([batch, steps], self.device, self.seed)
         accepted = ops.greater(p_token / ops.max(q_token, self.eps), rejection_rand)
         residual = ops.max(p - q, 0.0)
-        # where both distributions are equal no token is rejected: any distribution does
+        # if both distributions are equal, no token is rejected, so any distribution is valid
         empty = ops.equal(ops.sum(residual, axis=2), 0.0)
         residual = ops.where(empty, p, residual)
         recovered = self._choose(residual, residual_rand, self.seed + 1, [batch, steps, vocab])
@@ -268,12 +270,12 @@ class RejectionSamplerWithResiduals(Module):
     def _choose(
         self, weights: TensorValue, chance: TensorValue | None, seed: int, shape: ShapeLike
     ) -> TensorValue:
-        """The greatest of the last axis, or with `top_k` other than 1 one drawn by its weight."""
+        """The argmax of the last axis, or with `top_k` other than 1 an index sampled by weight."""
         if self.top_k != 1 or chance is not None:
             if chance is None:
                 chance = _uniform(shape, self.device, seed)
             least = ops.max(chance, float(np.finfo(np.float32).tiny))
-            # the first of exponential arrivals whose rates are the weights
+            # the argmin of exponential variables with these rates is distributed by weight
             weights = weights / ops.max(-ops.log(least), 1e-20)
         chosen = ops.argmax(weights, axis=-1)
         return ops.reshape(chosen, list(chosen.shape)[:-1])

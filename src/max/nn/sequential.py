@@ -11,7 +11,7 @@ __all__ = ["Sequential"]
 
 
 class Sequential(LayerList):
-    """A list of layers; each takes the output of the one before.
+    """A list of layers; each takes the output of the previous one.
 
     Args:
         layers: The layers.
@@ -21,7 +21,7 @@ class Sequential(LayerList):
         super().__init__(layers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The last layer's output.
+        """Applies the layers in order; returns the output of the last one.
 
         Args:
             args: The arguments of the first layer.

@@ -1,4 +1,4 @@
-"""Projections of one input whose weights a checkpoint stores apart or stacked."""
+"""Projections of one input, whose weights a checkpoint stores separately or stacked."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["FusedMLP", "StackedLinear"]
 class StackedLinear(Module):
     """Several projections of the same input: ``concat([x Wᵢᵀ + bᵢ])`` along the last axis.
 
-    With ``stacked=False`` each projection is a `Linear` of its own, named by `names`. The names of its weights leave
-    out the attribute of this module: ``self.qkv_proj = StackedLinear(…, names=["q_proj", …])`` has ``q_proj.weight``.
-    With ``stacked=True`` there is one ``weight`` (and ``bias``) of all rows, as in ``qkv_proj.weight``.
+    With ``stacked=False`` each projection is a separate `Linear`, named by `names`. The names of its weights omit the
+    attribute of this module: ``self.qkv_proj = StackedLinear(…, names=["q_proj", …])`` has ``q_proj.weight``. With
+    ``stacked=True`` one ``weight`` (and ``bias``) holds the rows of all projections, as in ``qkv_proj.weight``.
 
     Shapes: ``x`` is ``[…, in_dim]``, the result ``[…, sum(out_dims)]``.
 
@@ -32,12 +32,12 @@ class StackedLinear(Module):
         device: The device of the weights.
         stacked: Whether one weight holds the rows of all projections.
         has_bias: Whether the projections have biases.
-        linear_cls: The class of the projections that are apart.
-        quant_config: The scales of float8 weights and inputs; for projections that are apart.
+        linear_cls: The class of separate projections.
+        quant_config: The scales of float8 weights and inputs; for separate projections only.
         clip_weight: Clamps the weights to ``[-clip_weight, clip_weight]``.
 
     Raises:
-        ValueError: There is no projection, the names are not one for each size, two are the same or one is an
+        ValueError: There is no projection, `names` and `out_dims` differ in length, a name is repeated or is an
             attribute, or `quant_config` is given for a stacked weight.
     """
 
@@ -104,7 +104,7 @@ class StackedLinear(Module):
         return ops.concat([linear.bias for linear in self._linears if linear.bias is not None])
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The projections, side by side.
+        """The projections, concatenated along the last axis.
 
         Args:
             x: ``[…, in_dim]``.
@@ -132,7 +132,8 @@ class FusedMLP(Module):
         feed_forward_length: The size between the projections.
         devices: The devices; the layer runs on the first one.
         activation_function: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
-        swiglu_limit: The greatest value of the activation, and the greatest size of what it multiplies; 0 for none.
+        swiglu_limit: The upper bound of the activation and the bound of the magnitude of the factor that it multiplies;
+            0: no bounds.
 
     Raises:
         ValueError: There is no device, the activation is unknown, or the limit is negative.

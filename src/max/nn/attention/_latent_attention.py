@@ -1,6 +1,4 @@
-"""Multi-head latent attention (https://arxiv.org/abs/2405.04434): the cache has one latent a token, which all heads
-share.
-"""
+"""Multi-head latent attention (https://arxiv.org/abs/2405.04434): all heads share one cached latent per token."""
 
 from __future__ import annotations
 
@@ -44,12 +42,12 @@ GRAPH_MODES = (None, "prefill", "decode", "auto")
 
 
 def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> TensorValue:
-    """Heads rotated by the angles of their rows; computed in float32.
+    """Rotates heads by the angles of their rows; computed in float32.
 
     Args:
         x: ``[rows, heads, size]``.
         angles: Cosines and sines, interleaved, ``[rows, size]``.
-        interleaved: Whether the elements of a pair are adjacent.
+        interleaved: Whether the two elements of a rotated pair are adjacent.
     """
     rows, heads, size = x.shape[0], x.shape[1], int(x.shape[2])
     pairs = ops.reshape(ops.cast(angles, DType.float32), [rows, 1, size // 2, 2])
@@ -70,14 +68,14 @@ def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> Tenso
 
 @dataclass(frozen=True)
 class LatentInputs:
-    """What attention over cached latents takes.
+    """The inputs of attention over cached latents.
 
     Args:
-        layer_idx: Which layer of the cache, uint32, rank 0.
+        layer_idx: The index of the layer in the cache, uint32, rank 0.
         x: The hidden states ``[total_seq_len, hidden_size]``.
-        query_latents: The latents of queries ``[total_seq_len, q_lora_rank]``; `x` where queries are projected at once.
-        plain: The part of each head's query without positions, ``[total_seq_len, n_heads, qk_nope_head_dim]``.
-        rotated: Its rotated part, ``[total_seq_len, n_heads, qk_rope_head_dim]``.
+        query_latents: The latents of queries ``[total_seq_len, q_lora_rank]``; `x` if queries are projected directly.
+        plain: The part of each head's query that is not rotated, ``[total_seq_len, n_heads, qk_nope_head_dim]``.
+        rotated: The rotated part of each head's query, ``[total_seq_len, n_heads, qk_rope_head_dim]``.
         angles: Cosines and sines of the tokens' positions, ``[total_seq_len, qk_rope_head_dim]``.
         kv_collection: The cache, with the latents of the new tokens.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
@@ -96,10 +94,10 @@ class LatentInputs:
 class LatentAttentionWithRope(Module):
     """Causal self-attention of a ragged batch over cached latents.
 
-    A token's latent has `kv_lora_rank` normalised elements, from which heads expand keys and values, and a rotated part
-    that all heads share. To decode, queries are brought into the space of the latents (absorbed): the cache is read
-    once for all heads. For prompts, keys and values of all tokens are expanded instead, where that takes fewer products
-    (`max.nn._latent_plan`).
+    A token's latent has `kv_lora_rank` normalised elements, from which each head expands its key and value, and a
+    rotated part that all heads share. For decoding, queries are projected into the latent space (weight absorption), so
+    that the cache is read once for all heads. For prompts, keys and values of all tokens are expanded instead if that
+    takes fewer multiplications (`max.nn._latent_plan`).
 
     Weights: ``q_proj`` (or ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj``), ``kv_a_proj_with_mqa``, ``kv_a_layernorm``,
     ``kv_b_proj`` and ``o_proj``, each with ``.weight``.
@@ -113,17 +111,17 @@ class LatentAttentionWithRope(Module):
         dtype: The dtype of the weights.
         devices: The devices; the layer runs on the first one. The CPU by default.
         linear_cls: The class of the projections.
-        scale: The factor of the scores; by default that of a head of ``qk_nope_head_dim + qk_rope_head_dim``, with the
-            correction of `rope`.
-        q_lora_rank: The size of the latent of queries; None: queries are projected at once.
+        scale: The scale of the attention scores; by default that of a head of ``qk_nope_head_dim + qk_rope_head_dim``,
+            with the correction of `rope`.
+        q_lora_rank: The size of the latent of queries; None: queries are projected directly.
         kv_lora_rank: The size of the latent.
-        qk_nope_head_dim: The size of a head's part without positions.
-        qk_rope_head_dim: The size of its rotated part.
+        qk_nope_head_dim: The size of the part of a head that is not rotated.
+        qk_rope_head_dim: The size of the rotated part of a head.
         v_head_dim: The size of a value.
-        buffer_size: For kernels that expand keys; not used.
-        graph_mode: Whether keys and values are expanded: always (prefill), never (decode), or as it pays (auto, None).
-            One graph serves prompts and decoding in each mode.
-        rms_norm_eps: For the norms.
+        buffer_size: The buffer size of kernels that expand keys; not used.
+        graph_mode: Whether keys and values are expanded: always (prefill), never (decode), or if it is cheaper (auto,
+            None). In each mode one graph serves both prompts and decoding.
+        rms_norm_eps: The epsilon of the norms.
 
     Raises:
         ValueError: The sizes do not fit the cache or the rotation, or the mode is unknown.
@@ -172,7 +170,7 @@ class LatentAttentionWithRope(Module):
             raise ValueError(
                 f"{name}: the rotation is of {rope.head_dim} elements, expected {qk_rope_head_dim}"
             )
-        # a reference: the table belongs to the model, not to each layer
+        # not registered as a part: the table belongs to the model, not to each layer
         vars(self)["rope"] = rope
         self.n_heads, self.hidden_size, self.kv_params = num_attention_heads, hidden_size, kv_params
         self.devices = list(devices) if devices else [DeviceRef.CPU()]
@@ -202,8 +200,9 @@ class LatentAttentionWithRope(Module):
 
     @property
     def w_uk_uv(self) -> list[TensorValue]:
-        """What expands latents to keys ``[n_heads, qk_nope_head_dim, kv_lora_rank]``, and to values ``[n_heads,
-        v_head_dim, kv_lora_rank]``.
+        """The weights that expand latents to keys and to values.
+
+        Their shapes are ``[n_heads, qk_nope_head_dim, kv_lora_rank]`` and ``[n_heads, v_head_dim, kv_lora_rank]``.
         """
         both = ops.reshape(
             TensorValue(self.kv_b_proj.weight),
@@ -213,8 +212,10 @@ class LatentAttentionWithRope(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: ``tensor_parallel`` gives each device a part of the heads, whose results must
-        be summed, and the whole cache; ``replicate`` the whole layer.
+        """How `shard` splits the layer; None: not split.
+
+        ``tensor_parallel`` gives each device a part of the heads and the whole cache; the results must be summed.
+        ``replicate`` gives each device the whole layer.
 
         Raises:
             ValueError: It is set to another strategy, or the heads cannot be divided evenly.
@@ -245,7 +246,7 @@ class LatentAttentionWithRope(Module):
     def _parts_of(
         self, rows: Any, columns: Any, whole: Any
     ) -> list[tuple[str, ShardingStrategy | None]]:
-        """The strategy of each part of the layer."""
+        """The strategy of each sublayer."""
         queries = (
             [("q_proj", rows)]
             if self.q_lora_rank is None
@@ -261,7 +262,7 @@ class LatentAttentionWithRope(Module):
             devices: The devices of the shards.
 
         Raises:
-            ValueError: There is no sharding strategy, or it is for another number of devices.
+            ValueError: There is no sharding strategy, or its number of devices differs.
         """
         strategy = self.sharding_strategy
         where = shard_devices(type(self).__name__, strategy, devices)
@@ -291,7 +292,7 @@ class LatentAttentionWithRope(Module):
         """The attention output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; latents of the new tokens are written to it.
             freqs_cis: The rope's table ``[positions, qk_rope_head_dim]``.
@@ -357,7 +358,7 @@ class LatentAttentionWithRope(Module):
         return TensorType(q.dtype, [q.shape[0], self.n_heads, self.v_head_dim], q.device)
 
     def expanded(self, inputs: LatentInputs) -> TensorValue:
-        """The values of each head, with keys and values of all cached tokens expanded from latents.
+        """The values of each head, computed with keys and values of all cached tokens expanded from latents.
 
         Args:
             inputs: The queries and the cache, with the latents of the new tokens.
@@ -371,7 +372,7 @@ class LatentAttentionWithRope(Module):
         zero = ops.constant(np.zeros(1, np.int64), DType.int64, device)
         ends = ops.concat([zero, ops.cumsum(lengths, axis=0)])
         ends = ops.rebind(ends, [offsets.shape[0]])
-        # the range binds the number of cached and new tokens, which is known when the graph runs, to a symbol
+        # the range binds the number of cached and new tokens, known only at run time, to a symbol
         symbol, count = Graph.current.new_symbol("latent_rows"), ops.reshape(ends[-1], [])
         numbers = ops.range(0, count, 1, out_dim=symbol, dtype=DType.int64, device=device)
         total = numbers.shape[0]
@@ -408,7 +409,7 @@ class LatentAttentionWithRope(Module):
         )[0]
 
     def _over_latents(self, inputs: LatentInputs) -> TensorValue:
-        """The values of each head, over the latents of all tokens before."""
+        """The values of each head, by attention over the latents of all preceding tokens."""
         return self.absorbed(
             inputs,
             lambda queries: flare_mla_decode_ragged(
@@ -426,12 +427,12 @@ class LatentAttentionWithRope(Module):
     def absorbed(
         self, inputs: LatentInputs, attend: Callable[[TensorValue], TensorValue]
     ) -> TensorValue:
-        """The values of each head, with queries in the space of latents: keys and values are not expanded.
+        """The values of each head, with queries projected into the latent space; keys and values are not expanded.
 
         Args:
             inputs: The queries.
-            attend: From queries ``[total_seq_len, n_heads, kv_lora_rank + qk_rope_head_dim]`` to sums of latents
-                ``[total_seq_len, n_heads, kv_lora_rank]``.
+            attend: Maps queries ``[total_seq_len, n_heads, kv_lora_rank + qk_rope_head_dim]`` to weighted sums of
+                latents ``[total_seq_len, n_heads, kv_lora_rank]``.
         """
         w_uk, w_uv = (ops.cast(w, inputs.plain.dtype) for w in self.w_uk_uv)
         plain = ops.matmul(ops.permute(inputs.plain, [1, 0, 2]), w_uk)
@@ -441,7 +442,7 @@ class LatentAttentionWithRope(Module):
         return ops.permute(values, [1, 0, 2])
 
     def _queries(self, x: TensorValue) -> tuple[TensorValue, TensorValue]:
-        """The latents of queries, or `x` where there are none, and the queries."""
+        """The latents of queries (`x` if queries have none), and the queries."""
         if self.q_lora_rank is None:
             return x, self.q_proj(x)
         latents = self.q_a_layernorm(self.q_a_proj(x))

@@ -1,4 +1,4 @@
-"""Multi-head latent attention on several devices: heads divided, or the batch divided."""
+"""Multi-head latent attention over several devices, which divide the heads or the batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _LatentAttentionOverDevices(LatentAttentionWithRope):
         freqs_cis: Sequence[TensorValue],
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
-        """The outputs of the parts."""
+        """The outputs of all parts."""
         return call_parts(
             type(self).__name__,
             self._shards,
@@ -77,7 +77,7 @@ class TensorParallelLatentAttentionWithRope(_LatentAttentionOverDevices):
     ) -> list[TensorValue]:
         """The attention output on each device.
 
-        Args: those of `LatentAttentionWithRope`, one for each device, and the buffers of the collective.
+        Args: those of `LatentAttentionWithRope`, one per device, and the signal buffers of the collective.
 
         Raises:
             ValueError: The number of values differs from the number of devices.
@@ -109,7 +109,7 @@ class DataParallelLatentAttentionWithRope(_LatentAttentionOverDevices):
     ) -> list[TensorValue]:
         """The attention output on each device.
 
-        Args: those of `LatentAttentionWithRope`, one for each device; the buffers are not used.
+        Args: those of `LatentAttentionWithRope`, one per device; the signal buffers are not used.
 
         Raises:
             ValueError: The number of values differs from the number of devices.

@@ -73,18 +73,18 @@ class QKVProjections(Module):
         self.o_proj = linear(self.q_width, hidden_size)
 
     q_proj: Linear
-    """The projection to queries; absent where one weight is stacked."""
+    """The projection to queries; absent if the weights are stacked."""
     k_proj: Linear
-    """The projection to keys; absent where one weight is stacked."""
+    """The projection to keys; absent if the weights are stacked."""
     v_proj: Linear
-    """The projection to values; absent where one weight is stacked."""
+    """The projection to values; absent if the weights are stacked."""
 
     @property
     def wqkv(self) -> TensorValue:
         """The weights of queries, keys and values, stacked by rows.
 
         Raises:
-            ValueError: They have several encodings.
+            ValueError: Their encodings differ.
         """
         if self.stacked_qkv:
             return TensorValue(self.qkv_proj)
@@ -116,8 +116,8 @@ class QKVProjections(Module):
     def project_qkv(self, x: TensorValue) -> tuple[TensorValue, TensorValue, TensorValue]:
         """Queries ``[total_seq_len, n_heads * head_dim]``, keys and values, of the input's dtype.
 
-        Of a float32 input they are float32 whatever the weights are: queries are rotated before they
-        are used, keys and values are rounded to the cache's dtype; a rounding before only adds to that.
+        If the input is float32, they are float32 for weights of any dtype: queries are rotated before they are used,
+        and keys and values are rounded to the cache's dtype, so an earlier rounding would only add error.
         """
         if self.stacked_qkv:
             encoding = self.qkv_proj.quantization_encoding
@@ -133,7 +133,7 @@ class QKVProjections(Module):
         return weight if weight in HALF and q.dtype is DType.float32 else q.dtype
 
     def queries_for(self, q: TensorValue) -> TensorValue:
-        """Queries in the dtype of attention: the cache's 16-bit dtype if the weights have no more precision."""
+        """Casts queries for attention: to the 16-bit dtype of the cache if the weights have no more precision."""
         weight = self.o_proj.weight
         rounded = weight.dtype in HALF or weight.quantization_encoding is not None
         return ops.cast(q, self.kv_params.dtype) if rounded and self.kv_params.dtype in HALF else q

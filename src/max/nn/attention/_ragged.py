@@ -28,12 +28,12 @@ def attend_ragged(
         k: The keys ``[total_seq_len, kv_heads, head_dim]``.
         v: The values, of the shape of the keys.
         input_row_offsets: The first row of each sequence, and the number of rows, uint32 ``[batch + 1]``.
-        scale: The factor of the scores.
-        mask: ``null``, ``causal``, ``sliding_window`` and ``chunked_causal``, or ``symmetric_window``: a token
-            attends to those less than the window before and after it.
-        window: The window or the chunk.
+        scale: The scale of the attention scores.
+        mask: ``null``, ``causal``, ``sliding_window``, ``chunked_causal``, or ``symmetric_window``: a token attends to
+            all tokens at a distance of less than `window`, before and after it.
+        window: The size of the window or of the chunk.
         bias: Added to the scores by head and distance, float32 ``[n_heads, 2 * n - 1]`` for sequences of up to
-            ``n`` tokens; the middle is that of distance 0.
+            ``n`` tokens; the middle element is the bias of distance 0.
 
     Returns:
         The attention output, of the queries' shape and dtype.

@@ -1,4 +1,4 @@
-"""Attention with rotary position embedding on one device, or one part of it on each of several."""
+"""Attention with rotary position embedding on one device, and its shards for several devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from max.nn.rotary_embedding import RotaryEmbedding
 
 
 def distribute_value(v: TensorValue, devices: list[DeviceRef]) -> list[TensorValue]:
-    """A tensor on each of some devices.
+    """Copies a tensor to each device.
 
     Args:
         v: The tensor.
@@ -35,11 +35,11 @@ class AttentionWithRope(QKVProjections):
     """Causal self-attention of a ragged batch, with rotated queries and keys.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`), or ``qkv_proj.weight`` instead of
-    the first three; with `use_qk_norm` ``q_norm`` and ``k_norm`` over heads.
+    the first three; with `use_qk_norm`, also ``q_norm`` and ``k_norm`` over each head.
 
     Args:
-        rope: Provides the factor of the scores and the layout of pairs.
-        sharding_strategy: How the weights are split over devices; see the attribute.
+        rope: Provides the scale of the attention scores and the layout of rotated pairs.
+        sharding_strategy: How the weights are split over devices; see the property.
         num_attention_heads: The number of query heads.
         num_key_value_heads: The number of KV heads, a divisor of `num_attention_heads`.
         hidden_size: The size of the input's last dimension.
@@ -48,19 +48,19 @@ class AttentionWithRope(QKVProjections):
         dtype: The dtype of the weights.
         linear_cls: The class of the projections.
         stacked_qkv: Whether one weight has the rows of queries, keys and values.
-        scale: The factor of the scores; by default that of `rope`.
+        scale: The scale of the attention scores; by default that of `rope`.
         has_bias: Whether queries, keys and values have biases.
         float8_config: How float8 projections and their inputs are scaled.
         clip_qkv: The weights of queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
         use_qk_norm: Whether query and key heads are normalised before they are rotated.
-        rms_norm_eps: For these norms.
+        rms_norm_eps: The epsilon of these norms.
 
     Raises:
         ValueError: The options are incompatible.
     """
 
     rope: RotaryEmbedding
-    """Provides the factor of the scores and the layout of pairs."""
+    """Provides the scale of the attention scores and the layout of rotated pairs."""
 
     sliding_window: int | None = None
     """The number of tokens that a token attends to, itself included; None: itself and all tokens before it."""
@@ -104,7 +104,7 @@ class AttentionWithRope(QKVProjections):
             has_bias=has_bias,
             clip_qkv=clip_qkv,
         )
-        # a reference: the table belongs to the model, not to each layer
+        # not registered as a part: the table belongs to the model, not to each layer
         vars(self)["rope"] = rope
         self.scale = rope.compute_scale(scale)
         self.float8_config = float8_config
@@ -127,7 +127,7 @@ class AttentionWithRope(QKVProjections):
 
     @property
     def qkv_input_scale(self) -> TensorValue | None:
-        """The greatest of the input scales of queries, keys and values; None where inputs are scaled dynamically."""
+        """The greatest input scale of queries, keys and values; None if inputs are scaled dynamically."""
         if self.float8_config is None or self.float8_config.is_dynamic:
             return None
         q, k, v = self._scales("input_scale")
@@ -135,10 +135,10 @@ class AttentionWithRope(QKVProjections):
 
     @property
     def qkv_weight_scale(self) -> TensorValue:
-        """The scales of `wqkv`: the greatest of those of tensors, else those of rows or blocks one after the other.
+        """The scales of `wqkv`: the greatest per-tensor scale, or the per-row or per-block scales, concatenated.
 
         Raises:
-            ValueError: The layer is not of float8.
+            ValueError: The layer has no float8 weights.
         """
         if self.float8_config is None:
             raise ValueError(f"{type(self).__name__}: there is no float8_config")
@@ -197,8 +197,8 @@ class AttentionWithRope(QKVProjections):
             devices: The devices of the shards.
 
         Raises:
-            ValueError: There is no sharding strategy, it is for another number of devices, or
-                the cache's heads a device are not those of a part.
+            ValueError: There is no sharding strategy, its number of devices differs, or the number of cache heads per
+                device differs from that of a shard.
         """
         strategy = self.sharding_strategy
         where = shard_devices(type(self).__name__, strategy, devices)
@@ -248,7 +248,7 @@ class AttentionWithRope(QKVProjections):
         """The attention output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
             freqs_cis: The rope's table ``[positions, head_dim]``.
@@ -297,8 +297,8 @@ class AttentionWithRope(QKVProjections):
 class AttentionWithRopeNoOpaque(AttentionWithRope):
     """`AttentionWithRope` that rotates by the table of its own rope.
 
-    The arguments are those of `AttentionWithRope` without options of the weights; the cache is given as its four values
-    or as `PagedCacheValues`.
+    The arguments are those of `AttentionWithRope`, without the options of the weights. The cache is passed as its four
+    values or as `PagedCacheValues`.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class AttentionWithRopeNoOpaque(AttentionWithRope):
         """The attention output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache, or its four values.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.

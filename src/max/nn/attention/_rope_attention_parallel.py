@@ -35,7 +35,7 @@ class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
         freqs_cis: Sequence[TensorValue],
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
-        """The outputs of the parts."""
+        """The outputs of all parts."""
         return call_parts(
             type(self).__name__,
             self._parts,
@@ -50,11 +50,11 @@ class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
 class TensorParallelAttentionWithRope(_AttentionOverDevices):
     """`AttentionWithRope` with a part of the heads on each device; the results are summed.
 
-    The arguments are those of `AttentionWithRope`; weights have its names.
+    The arguments are those of `AttentionWithRope`; weights have the same names.
 
     Raises:
-        ValueError: There are fewer than 2 devices, the heads cannot be divided evenly over them, or
-            the cache is not for as many devices.
+        ValueError: There are fewer than 2 devices, the heads cannot be divided evenly over them, or the cache's number
+            of devices differs.
     """
 
     @later_keywords(quant_config="float8_config")
@@ -122,13 +122,12 @@ class TensorParallelAttentionWithRope(_AttentionOverDevices):
 
 
 class DataParallelAttentionWithRope(_AttentionOverDevices):
-    """`AttentionWithRope` whole on each device, for a part of the batch each; nothing is exchanged.
+    """`AttentionWithRope`, replicated: each device computes a part of the batch, without communication.
 
-    The arguments are those of `AttentionWithRope`; weights have its names.
+    The arguments are those of `AttentionWithRope`; weights have the same names.
 
     Raises:
-        ValueError: There is no device, or the cache is not for a part of the batch a device
-            (``data_parallel_degree``).
+        ValueError: There is no device, or the cache's ``data_parallel_degree`` is not the number of devices.
     """
 
     @later_keywords(quant_config="float8_config")

@@ -1,4 +1,4 @@
-"""Attention with rotary position embedding and weights in blocks: of GGUF files, and of GPTQ."""
+"""Attention with rotary position embedding and quantised weights: GGUF blocks, and GPTQ."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from max.nn.rotary_embedding import RotaryEmbedding
 
 
 class GGUFQAttentionWithRope(AttentionWithRope):
-    """`AttentionWithRope` with weights in blocks of GGUF files.
+    """`AttentionWithRope` with weights in GGUF block encodings.
 
     Args:
-        rope: Provides the factor of the scores and the layout of pairs.
+        rope: Provides the scale of the attention scores and the layout of rotated pairs.
         num_attention_heads: The number of query heads.
         num_key_value_heads: The number of KV heads.
         hidden_size: The size of the input's last dimension.
         kv_params: The parameters of the cache.
-        dtype: uint8.
+        dtype: The dtype of the encoded weights, uint8.
         quantization_encoding: The encoding of the weights.
         devices: The devices; the layer runs on the first one.
         linear_cls: The class of the projections.
-        scale: The factor of the scores; by default that of `rope`.
+        scale: The scale of the attention scores; by default that of `rope`.
         has_bias: Whether queries, keys and values have biases.
-        clip_qkv: None: encoded weights are not clamped.
+        clip_qkv: Must be None: encoded weights are not clamped.
 
     Raises:
-        ValueError: The dtype is not uint8, the encoding is not of blocks, or weights are to be clamped.
+        ValueError: The dtype is not uint8, the encoding is not a block encoding, or `clip_qkv` is given.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class GGUFQAttentionWithRope(AttentionWithRope):
 
 
 class GPTQAttentionWithRope(AttentionWithRope):
-    """`AttentionWithRope` with GPTQ weights, in the parts that checkpoints have; see `GPTQLinear`.
+    """`AttentionWithRope` with GPTQ weights in the layout of checkpoints; see `GPTQLinear`.
 
     Args:
         quantization_config: How the weights were quantised.
-        rope: Provides the factor of the scores and the layout of pairs.
+        rope: Provides the scale of the attention scores and the layout of rotated pairs.
         num_attention_heads: The number of query heads.
         num_key_value_heads: The number of KV heads.
         hidden_size: The size of the input's last dimension.
         kv_params: The parameters of the cache.
         devices: The devices; the layer runs on the first one.
         dtype: The dtype of the scales.
-        scale: The factor of the scores; by default that of `rope`.
-        linear_cls: The class of the projections; `GPTQLinear` where it is `Linear`.
+        scale: The scale of the attention scores; by default that of `rope`.
+        linear_cls: The class of the projections; `Linear` stands for `GPTQLinear`.
 
     Raises:
         ValueError: The config does not fit the sizes.

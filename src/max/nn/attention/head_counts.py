@@ -1,4 +1,4 @@
-"""How many heads each of several devices has."""
+"""The number of heads per device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def num_heads_for_device(*, num_heads: int, device_idx: int, num_devices: int) -
 
     Raises:
         ValueError: A number is negative, or there is no device.
-        IndexError: There is no device of this index.
+        IndexError: The device index is out of range.
     """
     if num_heads < 0 or num_devices < 1:
         raise ValueError(

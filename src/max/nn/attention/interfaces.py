@@ -28,7 +28,7 @@ class DistributedAttentionImpl(Module):
         """The attention outputs, one per device.
 
         Args:
-            layer_idx: Which layer of the caches, uint32, rank 0.
+            layer_idx: The index of the layer in the caches, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]`` on each device.
             signal_buffers: The buffers of collectives.
             kv_collections: The cache of each device.

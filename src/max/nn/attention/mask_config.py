@@ -1,4 +1,4 @@
-"""Masks: which keys a query attends to."""
+"""Attention masks, which select the keys that a query attends to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MHAMaskVariant(str, Enum):
     """A token attends to itself and to the tokens before it."""
 
     CAUSAL_ALIBI_MASK = "1"
-    """A causal mask with a bias that decreases with the distance (ALiBi)."""
+    """A causal mask, plus a bias that decreases linearly with the distance (ALiBi)."""
 
     NULL_MASK = "2"
     """A token attends to all tokens."""
@@ -55,10 +55,10 @@ class PositionalEncodingVariant(str, Enum):
     """The positional encoding of an attention layer."""
 
     NO_POS = "no_pos"
-    """None: rotary embedding is applied before."""
+    """No bias; rotary embedding is applied before attention."""
 
     ALIBI_POS = "alibi_pos"
-    """A bias that decreases with the distance."""
+    """A bias that decreases linearly with the distance (ALiBi)."""
 
 
 @dataclass

@@ -22,16 +22,16 @@ class MultiheadAttention(Module):
 
     Args:
         num_attention_heads: The number of heads.
-        hidden_size: The size of the input's last dimension, a multiple of it.
-        devices: The device, one only; the CPU by default.
+        hidden_size: The size of the input's last dimension, a multiple of `num_attention_heads`.
+        devices: The device (exactly one); the CPU by default.
         dtype: The dtype of the weights.
-        scale: The factor of the scores; ``1 / sqrt(head size)`` by default.
+        scale: The scale of the attention scores; ``1 / sqrt(head size)`` by default.
         qkv_has_bias: Whether queries, keys and values have biases.
         o_proj_has_bias: Whether the output projection has a bias.
         stacked_qkv: Whether one weight has the rows of queries, keys and values.
 
     Raises:
-        ValueError: The hidden size cannot be divided into the heads.
+        ValueError: The hidden size is not a multiple of the number of heads.
         NotImplementedError: There is more than one device.
     """
 

@@ -1,4 +1,4 @@
-"""Attention without positions over a paged KV cache."""
+"""Attention without positional encoding over a paged KV cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["RaggedAttention"]
 
 
 class RaggedAttention(QKVProjections):
-    """Self-attention of a ragged batch, with any mask that the kernel has.
+    """Self-attention of a ragged batch, with any mask that the kernel supports.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`), or ``qkv_proj.weight`` instead of
     the first three.
 
     Args:
-        mask_variant: The mask: which keys a query attends to.
+        mask_variant: The mask, which selects the keys that a query attends to.
         num_attention_heads: The number of query heads.
         num_key_value_heads: The number of KV heads, a divisor of `num_attention_heads`.
         hidden_size: The size of the input's last dimension.
@@ -34,7 +34,7 @@ class RaggedAttention(QKVProjections):
         dtype: The dtype of the weights.
         linear_cls: The class of the projections.
         stacked_qkv: Whether one weight has the rows of queries, keys and values.
-        scale: The factor of the scores; ``1 / sqrt(head_dim)`` by default.
+        scale: The scale of the attention scores; ``1 / sqrt(head_dim)`` by default.
         has_bias: Whether queries, keys and values have biases.
         clip_qkv: The weights of queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
 
@@ -83,11 +83,11 @@ class RaggedAttention(QKVProjections):
         """The attention output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
-            kwargs: ``input_row_offsets``: where each sequence begins, uint32 ``[batch + 1]``; and
-                ``local_window_size`` for masks that have one.
+            kwargs: ``input_row_offsets``, the first row of each sequence, uint32 ``[batch + 1]``; and
+                ``local_window_size`` for masks with a window.
 
         Returns:
             ``[total_seq_len, hidden_size]``, of x's dtype.

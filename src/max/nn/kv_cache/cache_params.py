@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from max.nn.kv_cache import cache_values
     from max.nn.kv_cache.cache_values import PagedCacheValues
 else:
-    # parameters are read before anything is staged
+    # imported lazily: parameters are read before graph modules are needed
     cache_values = lazy_module("max.nn.kv_cache.cache_values")
 
 __all__ = ["CACHE_DTYPES", "CacheGroup", "KVCacheParams", "KVCacheStrategy"]
@@ -26,10 +26,10 @@ CACHE_DTYPES = (DType.float32, DType.float16, DType.bfloat16, DType.float8_e4m3f
 
 
 class KVCacheStrategy(str, Enum):
-    """How the keys and values of past tokens are kept."""
+    """How the keys and values of past tokens are stored."""
 
     MODEL_DEFAULT = "model_default"
-    """The default of the model's architecture."""
+    """The default strategy of the model's architecture."""
 
     PAGED = "paged"
     """Pages of a fixed number of tokens, allocated as sequences grow."""
@@ -39,20 +39,21 @@ class KVCacheStrategy(str, Enum):
         return self.value
 
     def uses_opaque(self) -> bool:
-        """Whether graphs see the cache through custom ops only."""
+        """Whether graphs access the cache only through custom ops."""
         return True
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers whose keys and values have one shape and one window; they have pages and page tables of their own.
+    """Layers whose keys and values share one shape and one window; each group has its own pages and page tables.
 
     Args:
         layers: The number of layers.
         n_kv_heads: The number of key (and value) heads over all devices.
         head_dim: The size of a head.
-        window: The most tokens that a token sees in any of the layers, itself included; None: all before it.
-        is_mla: Whether a page has rows of one kind, of one head: latents or keys without values.
+        window: The maximum number of tokens, itself included, that a token attends to in any of the layers; None: all
+            before it.
+        is_mla: Whether a page holds one row of one head per token, latents or keys, without values.
     """
 
     layers: int
@@ -67,32 +68,31 @@ class KVCacheParams:
     """The parameters of a KV cache.
 
     Args:
-        dtype: The element type of cached keys and values: a float, or int8: codes of 8 bits with a scale for each
-            head's key and value.
+        dtype: The element type of cached keys and values: a float type, or int8, with one scale per key and value of
+            each head.
         n_kv_heads: The number of key (and value) heads over all devices.
         head_dim: The size of a head.
         enable_prefix_caching: Whether sequences with a common beginning share its pages.
-        enable_kvcache_swapping_to_host: Whether cached pages that are taken are kept in the host's
-            memory.
-        host_kvcache_swap_space_gb: The host memory for that, in GB; needed when it is enabled.
-        cache_strategy: How the cache is kept.
-        page_size: Tokens a page; needed for the paged strategy. The documented sizes are multiples
-            of 128, this engine takes any.
+        enable_kvcache_swapping_to_host: Whether evicted pages are kept in host memory.
+        host_kvcache_swap_space_gb: The host memory for evicted pages, in GB; required if swapping is enabled.
+        cache_strategy: The strategy of the cache.
+        page_size: Tokens per page; required for the paged strategy. MAX documents multiples of 128; this engine accepts
+            any size.
         n_devices: The number of devices.
         is_mla: Whether the model has multi-latent attention, which caches one latent head.
         data_parallel_degree: The number of device groups that the batch is split over.
         n_kv_heads_per_device: KV heads per device; computed from the others.
-        states: The states of recurrent layers, which a sequence has beside its pages; their names
-            differ. A prefix cannot be reused with them, as pages do not hold them.
-        window: The most tokens that a token sees in any layer, itself included; None: all before it. Pages
-            that no layer can see any more are given back.
-        groups: Where layers differ in shape or window, those of the second group and of further ones; the other fields
-            are those of the first group.
-        num_layers: The number of layers, which later versions state here; a page then has 128 tokens by default.
-        devices: The devices (`DeviceRef`), which later versions state here; `n_devices` is their number.
+        states: The states of recurrent layers, which a sequence has in addition to its pages, with unique names. Prefix
+            caching is unavailable with states, because pages do not hold them.
+        window: The maximum number of tokens, itself included, that a token attends to in any layer; None: all before
+            it. Pages out of reach of all layers are freed.
+        groups: If layers differ in shape or window, the second and further groups of layers; the other fields describe
+            the first group.
+        num_layers: The number of layers, a field of later versions; if set, a page has 128 tokens by default.
+        devices: The devices (`DeviceRef`), a field of later versions; `n_devices` is their number.
 
     Raises:
-        ValueError: Values do not fit each other.
+        ValueError: The values are inconsistent.
     """
 
     dtype: DType
@@ -143,7 +143,7 @@ class KVCacheParams:
             )
         tensor_parallel = self.n_devices // self.data_parallel_degree
         if self.is_mla:
-            # the latent head is the same on every device
+            # every device holds the latent head
             self.n_kv_heads_per_device = 1
         elif self.n_kv_heads % tensor_parallel:
             raise ValueError(
@@ -201,24 +201,25 @@ class KVCacheParams:
 
     @property
     def stored_head_dim(self) -> int:
-        """The elements of a head's key or value in a page: `head_dim`; of int8 the bytes of a float32 scale, the codes,
-        and padding to a multiple of 4.
+        """The elements of a head's key or value in a page: `head_dim`, or the bytes of an int8 row.
+
+        An int8 row has a float32 scale, then the codes, padded to a multiple of 4 bytes.
         """
         return self.head_dim if self.dtype is not DType.int8 else 4 + -(-self.head_dim // 4) * 4
 
     @property
     def rotates_stored_keys(self) -> bool:
-        """Whether keys may be stored before they are rotated; of 8 bits they would be rounded twice."""
+        """Whether keys may be stored before they are rotated; in 8 bits they would be rounded twice."""
         return self.dtype.size_in_bytes > 1
 
     @property
     def loaded_dtype(self) -> DType:
-        """The dtype of keys and values that are read from the cache: float32 where it has 8 bits."""
+        """The dtype of keys and values that are read from the cache: float32 for an 8-bit cache."""
         return self.dtype if self.rotates_stored_keys else DType.float32
 
     @property
     def dtype_shorthand(self) -> str:
-        """``"bf16"`` for bfloat16, else ``"f32"``."""
+        """``"bf16"`` for bfloat16, otherwise ``"f32"``."""
         return "bf16" if self.dtype is DType.bfloat16 else "f32"
 
     @property
@@ -268,10 +269,10 @@ class KVCacheParams:
         return self.tensor_parallel_degree * self.page_bytes(self.num_layers, self.page_size)
 
     def get_symbolic_inputs(self, namespace: str = "") -> tuple[PagedCacheValues, ...]:
-        """The types of a graph's inputs for the cache, as the fields of one object.
+        """The types of the graph inputs for the cache, as the fields of one object.
 
         Args:
-            namespace: Not used: the inputs of one cache have the names of one batch.
+            namespace: Not used: the symbols of a cache are those of one batch.
 
         Raises:
             ValueError: `num_layers` or `devices` is not set, or there are several devices.
@@ -279,21 +280,21 @@ class KVCacheParams:
         return (cache_values.symbolic_values(self),)
 
     def flattened_kv_inputs(self) -> list[Any]:
-        """The types of a graph's inputs for the cache, in their order.
+        """The types of the graph inputs for the cache, in order.
 
         Raises:
-            ValueError: As `get_symbolic_inputs`.
+            ValueError: As for `get_symbolic_inputs`.
         """
         return list(self.get_symbolic_inputs()[0].values)
 
     def unflatten_kv_inputs(self, it: Iterator[Any]) -> tuple[PagedCacheValues, ...]:
-        """The cache from a graph's inputs; consumes as many inputs as `flattened_kv_inputs` has.
+        """Builds the cache from graph inputs; consumes ``len(flattened_kv_inputs())`` inputs.
 
         Args:
-            it: The inputs, from the first one of the cache.
+            it: The inputs, starting with the first one of the cache.
 
         Raises:
-            ValueError: There are too few.
+            ValueError: There are too few inputs.
         """
         count = len(self.flattened_kv_inputs())
         values = [value for _, value in zip(range(count), it, strict=False)]

@@ -20,13 +20,13 @@ class PagedCacheValues:
 
     Args:
         kv_blocks: The pages.
-        cache_lengths: The tokens of each sequence that are cached already.
+        cache_lengths: The number of cached tokens of each sequence.
         lookup_table: The pages of each sequence.
-        max_lengths: The most new and the most cached tokens of a sequence, a row a step.
-        slots: Where recurrent layers have states: the slot of each sequence.
-        states: Their buffers ``[slots, layers, …]``, in the order of `KVCacheParams.states`.
+        max_lengths: The maximum numbers of new and of cached tokens of a sequence, one row per step.
+        slots: If recurrent layers have states, the slot of each sequence.
+        states: The state buffers ``[slots, layers, …]``, in the order of `KVCacheParams.states`.
         groups: The pages and the page table of each further group of layers, in the order of `KVCacheParams.groups`.
-        other_blocks: Of each group the pages of further devices, each with its own heads of the same tokens.
+        other_blocks: For each group, the pages of further devices; each device holds its own heads of the same tokens.
     """
 
     kv_blocks: BufferValue
@@ -38,17 +38,17 @@ class PagedCacheValues:
     groups: tuple[tuple[BufferValue, TensorValue], ...] = ()
     other_blocks: tuple[tuple[BufferValue, ...], ...] = ()
 
-    # later versions write the types of the fields in brackets
+    # later versions subscript the class with the types of its fields
     __class_getitem__ = classmethod(GenericAlias)
 
     @property
     def max_prompt_length(self) -> TensorValue:
-        """The most new tokens of a sequence, uint32 ``[1]``, on the CPU."""
+        """The maximum number of new tokens of a sequence, uint32 ``[1]``, on the CPU."""
         return self.max_lengths[0, 0:1]
 
     @property
     def max_cache_length(self) -> TensorValue:
-        """The most cached tokens of a sequence, uint32 ``[1]``, on the CPU."""
+        """The maximum number of cached tokens of a sequence, uint32 ``[1]``, on the CPU."""
         return self.max_lengths[0, 1:2]
 
     def flatten(self) -> list[Value[Any]]:
@@ -59,16 +59,16 @@ class PagedCacheValues:
     def of(
         cls, values: PagedCacheValues | Iterable[Value[Any]], groups: int = 0
     ) -> PagedCacheValues:
-        """A cache out of its values, as the inputs of a graph give them.
+        """Builds a cache from its values, in the order of the graph inputs.
 
         Args:
             values: The values in the order of :attr:`values`; a cache is returned as it is.
             groups: The number of groups of layers after the first one.
 
         Raises:
-            ValueError: There are not four values, two more for each group, one more for each group and further device,
-                and two or more with states.
-            TypeError: The first is not a buffer, or one of the next three not a tensor.
+            ValueError: The number of values is wrong: expected four, two more per further group, one more per group and
+                further device, and with states at least two more.
+            TypeError: The first value is not a buffer, or one of the next three is not a tensor.
         """
         if isinstance(values, PagedCacheValues):
             return values
@@ -106,9 +106,9 @@ class PagedCacheValues:
 
     @property
     def values(self) -> list[Value[Any]]:
-        """The values of the first group, those of each further one, then the slots and the states where there are some.
+        """The values of the first group, those of each further group, then the slots and states if there are any.
 
-        A group's pages are those of the first device, then those of the others.
+        The pages of a group are listed by device, the first device first.
         """
         blocks, *tables = self
         others = self.other_blocks or ((),) * (1 + len(self.groups))
@@ -121,7 +121,7 @@ class PagedCacheValues:
         return [blocks, *others[0], *tables, *groups, *states]
 
     def group(self, index: int) -> PagedCacheValues:
-        """The cache of one group of layers, as a cache of its own.
+        """The cache of one group of layers, as a separate cache.
 
         Args:
             index: The group; 0 is the first one.
@@ -136,10 +136,10 @@ class PagedCacheValues:
         return replace(self, kv_blocks=blocks, lookup_table=table, groups=(), other_blocks=others)
 
     def on_device(self, index: int, device: DeviceRef) -> PagedCacheValues:
-        """The pages on a device, with the page tables there; recurrent states are on the first device only.
+        """The pages on a device, with the page tables copied to it; recurrent states are on the first device only.
 
         Args:
-            index: The number of the device.
+            index: The index of the device.
             device: The device.
 
         Raises:
@@ -183,11 +183,11 @@ def paged_cache_types(
     batch: str | Dim = "batch",
     other_devices: Iterable[DeviceRef] = (),
 ) -> list[Type[Any]]:
-    """The types of a graph's inputs for a paged cache, in the order of ``RaggedKVCacheInputs``.
+    """The types of the graph inputs for a paged cache, in the order of ``RaggedKVCacheInputs``.
 
     Args:
         params: The parameters of the cache.
-        num_layers: The number of layers that have a cache, of the first group.
+        num_layers: The number of layers of the first group.
         device: The device of the pages, and of the tables.
         batch: The dimension of the batch.
         other_devices: Further devices with pages.
@@ -199,7 +199,7 @@ def paged_cache_types(
         BufferType(state.dtype, ["total_num_slots", state.layers, *state.shape], device)
         for state in params.states
     ]
-    # page tables are of one length, pools are not
+    # page tables share one length, the numbers of pages differ
     table = TensorType(DType.uint32, [batch, "max_num_pages"], device)
     devices = [device, *other_devices]
     groups: list[Type[Any]] = []
@@ -229,13 +229,13 @@ def _pages_type(
 
 
 def symbolic_values(params: KVCacheParams) -> PagedCacheValues:
-    """The types of a graph's inputs for a paged cache, as the fields of one object.
+    """The types of the graph inputs for a paged cache, as the fields of one object.
 
     Args:
-        params: The parameters of the cache, with its layers and its device.
+        params: The parameters of the cache, with `num_layers` and `devices`.
 
     Raises:
-        ValueError: The parameters lack the layers or the devices, or have several devices.
+        ValueError: `num_layers` or `devices` is not set, or there are several devices.
     """
     devices = params.devices or ()
     if params.num_layers is None or not devices:

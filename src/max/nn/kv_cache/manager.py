@@ -14,15 +14,15 @@ __all__ = ["KVCacheInputs", "KVCacheInputsSequence", "RaggedKVCacheInputs"]
 class KVCacheInputs:
     """Base of the input tensors of a cache, one field per tensor.
 
-    A subclass is a dataclass. Iterating gives the tensors in the order of the fields, those of
-    nested inputs in their place: the order of a graph's inputs.
+    Subclasses are dataclasses. Iteration yields the tensors in the order of the fields, with nested inputs flattened:
+    the order of the graph inputs.
     """
 
-    # later versions write the types of the fields in brackets
+    # later versions subscript the class with the types of its fields
     __class_getitem__ = classmethod(GenericAlias)
 
     def flatten(self) -> list[Tensor]:
-        """The tensors, in the order of a graph's inputs."""
+        """The tensors, in the order of the graph inputs."""
         return list(self)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -45,7 +45,7 @@ class KVCacheInputs:
         return list(self)[index]
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)  # list() would ask for the length
+        return sum(1 for _ in self)  # list() would call __len__ again
 
 
 @dataclass
@@ -54,17 +54,16 @@ class RaggedKVCacheInputs(KVCacheInputs):
 
     Args:
         blocks: The pages ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``, keys then values;
-            they are changed by the execution.
-        cache_lengths: The tokens of each sequence that are cached already, uint32 ``[batch]``.
+            the execution changes them.
+        cache_lengths: The number of cached tokens of each sequence, uint32 ``[batch]``.
         lookup_table: The pages of each sequence, uint32 ``[batch, max_pages]``.
-        max_lengths: One row per step, uint32 ``[steps, 2]``: the most new tokens of a sequence, and the
-            most cached ones.
-        slots: Where recurrent layers have states: the slot of each sequence, uint32 ``[batch]``.
-        states: The states ``[slots, layers, …]``; they are changed by the execution.
-        group_blocks: The pages of further groups of layers, see `KVCacheParams.groups`; they are changed by the
-            execution.
+        max_lengths: One row per step, uint32 ``[steps, 2]``: the maximum numbers of new and of cached tokens of a
+            sequence.
+        slots: If recurrent layers have states, the slot of each sequence, uint32 ``[batch]``.
+        states: The states ``[slots, layers, …]``; the execution changes them.
+        group_blocks: The pages of further groups of layers, see `KVCacheParams.groups`; the execution changes them.
         group_tables: Their page tables, as ``lookup_table``.
-        other_blocks: Of each group the pages of further devices, each with its own heads of the same tokens.
+        other_blocks: For each group, the pages of further devices; each device holds its own heads of the same tokens.
     """
 
     blocks: Tensor
@@ -84,7 +83,7 @@ class RaggedKVCacheInputs(KVCacheInputs):
 
     @property
     def inputs(self) -> list[RaggedKVCacheInputs]:
-        """The inputs of each replica of the model: these, of the only one."""
+        """The inputs of each replica of the model: a list with this object, as there is one replica."""
         return [self]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -102,10 +101,10 @@ class RaggedKVCacheInputs(KVCacheInputs):
 
 @dataclass
 class KVCacheInputsSequence(KVCacheInputs):
-    """The inputs of several caches, or of several devices' parts of one.
+    """The inputs of several caches, or of the parts of one cache on several devices.
 
     Args:
-        kv_cache_inputs: The inputs, in their order.
+        kv_cache_inputs: The inputs, in order.
     """
 
     kv_cache_inputs: Sequence[KVCacheInputs]

@@ -1,4 +1,4 @@
-"""Counts of a cache's use."""
+"""Usage counters of a cache."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ __all__ = ["KVCacheMetrics"]
 
 @dataclass
 class KVCacheMetrics:
-    """Counts of a cache's use; the sum of two has the counts of both. `max serve` reports its counts in ``/metrics``.
+    """Usage counters of a cache; ``a + b`` adds them. `max serve` reports them in ``/metrics``.
 
     Attributes:
-        input_tokens: Tokens of prompts that were computed.
-        cache_tokens: Tokens of prompts that were found in the cache.
-        device_blocks_served: Blocks on the device that were found.
+        input_tokens: Prompt tokens that were computed.
+        cache_tokens: Prompt tokens that were found in the cache.
+        device_blocks_served: Cached blocks on the device that were reused.
         h2d_bytes_copied: Bytes copied from the host to a device.
         d2h_bytes_copied: Bytes copied from a device to the host.
         cross_replica_blocks_copied: Blocks copied between replicas.
         cross_replica_bytes_copied: Bytes copied between replicas.
         disk_bytes_written: Bytes written to the disk.
         disk_bytes_read: Bytes read from the disk.
-        inflight_disk_ops: Operations of the disk that are not complete.
+        inflight_disk_ops: Disk operations in flight.
     """
 
     input_tokens: int = 0
@@ -38,16 +38,16 @@ class KVCacheMetrics:
 
     @property
     def prompt_tokens(self) -> int:
-        """All tokens of prompts."""
+        """All prompt tokens."""
         return self.input_tokens + self.cache_tokens
 
     @property
     def cache_hit_rate(self) -> float:
-        """The share of prompt tokens that were found; 0 without any."""
+        """The fraction of prompt tokens that were found in the cache; 0 without prompt tokens."""
         return self.cache_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def __add__(self, other: KVCacheMetrics) -> KVCacheMetrics:
-        """The counts of both."""
+        """The sum of the counters."""
         if not isinstance(other, KVCacheMetrics):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         names = [field.name for field in dataclasses.fields(self)]

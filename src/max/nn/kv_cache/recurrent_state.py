@@ -1,4 +1,4 @@
-"""The parameters of states that recurrent layers keep of a sequence, beside the KV cache."""
+"""The parameters of the per-sequence states of recurrent layers, which are kept beside the KV cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["RecurrentState"]
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """One state tensor of recurrent layers: the state of a convolution, of a scan.
+    """One state tensor of recurrent layers, such as that of a convolution or of a scan.
 
-    Its buffer has the shape ``[slots, layers, *shape]``; a sequence owns one slot of all states of a model.
+    Its buffer has the shape ``[slots, layers, *shape]``; a sequence owns the same slot in all states of a model.
 
     Args:
-        name: What it is, unique in a model.
+        name: The name of the state, unique in a model.
         layers: The number of layers that have it.
         shape: The shape of one sequence's state in one layer.
         dtype: The element type.

@@ -1,4 +1,4 @@
-"""Tensors on the host that a batch over a cache needs."""
+"""Host tensors for a batch over a cache."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["build_max_lengths_tensors"]
 def build_max_lengths_tensors(
     max_prompt_length: int, max_cache_length: int
 ) -> tuple[Buffer, Buffer]:
-    """The greatest lengths of a batch, each a tensor of one uint32 on the CPU.
+    """Converts the maximum lengths of a batch to tensors: each one uint32 on the CPU.
 
     Args:
-        max_prompt_length: The most new tokens of a sequence.
-        max_cache_length: The most tokens of a sequence in the cache, the new ones included.
+        max_prompt_length: The maximum number of new tokens of a sequence.
+        max_cache_length: The maximum number of tokens of a sequence in the cache, new ones included.
 
     Raises:
         OverflowError: A length is negative, or does not fit 32 bits.

@@ -1,4 +1,4 @@
-"""Layers of eager tensors: models that run as they are written, and compile as a whole."""
+"""Layers of eager tensors: models that run eagerly, and that can be compiled as a whole."""
 
 from max.nn.module_v3.conv import Conv2d
 from max.nn.module_v3.embedding import Embedding

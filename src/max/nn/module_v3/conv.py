@@ -20,7 +20,7 @@ _convolve = F.functional(convolve)
 
 
 class Conv2d(Module):
-    """Convolution over images, of random parameters.
+    """Convolution over images; parameters are initialised at random.
 
     Shapes: ``[N, H, W, in_channels]`` gives ``[N, OH, OW, out_channels]``, with `permute` channels second.
 
@@ -28,18 +28,18 @@ class Conv2d(Module):
         kernel_size: The filter's height and width, or one number for both.
         in_channels: The channels of the input.
         out_channels: The channels of the result.
-        dtype: The dtype of the parameters; the default dtype where it is None.
+        dtype: The dtype of the parameters; None: the default dtype.
         stride: The step between windows along height and width, or one number for both.
-        padding: Zeros around: one number, (height, width), or (top, bottom, left, right).
+        padding: Zero padding: one number, (height, width), or (top, bottom, left, right).
         dilation: The step between the taps of a window, as `stride`.
         num_groups: The number of channel groups; each is a separate convolution.
-        device: The device of the parameters; the default device where it is None.
+        device: The device of the parameters; None: the default device.
         has_bias: Whether there is a bias.
-        permute: Whether channels come second, and the weight is laid out as in PyTorch.
+        permute: Whether channels come second, and the weight has PyTorch's layout.
         name: A name that `repr` shows.
 
     Raises:
-        ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
+        ValueError: The groups do not divide the channels, or an argument has the wrong number of values.
     """
 
     weight: Tensor

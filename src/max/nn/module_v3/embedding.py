@@ -14,12 +14,12 @@ __all__ = ["Embedding"]
 
 
 class Embedding(Module):
-    """A table of vectors, looked up by index; of random values.
+    """A table of vectors, looked up by index; the vectors are initialised at random.
 
     Args:
         vocab_size: The number of vectors.
         dim: The size of a vector.
-        dims: The shape of a vector, where it has more than one axis.
+        dims: The shape of a vector, if it does not have exactly one axis.
 
     Raises:
         TypeError: Not exactly one of `dim` and `dims` is given.
@@ -47,7 +47,7 @@ class Embedding(Module):
         """The size of a vector.
 
         Raises:
-            TypeError: The vectors have another rank than 1.
+            TypeError: The rank of the vectors is not 1.
         """
         if len(self.dims) != 1:
             raise TypeError(
@@ -61,7 +61,7 @@ class Embedding(Module):
         return list(self.weight.shape[1:])
 
     def __call__(self, indices: Tensor) -> Tensor:
-        """Looks vectors up.
+        """Looks up vectors.
 
         Args:
             indices: Integers, of any shape.

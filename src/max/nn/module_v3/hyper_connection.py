@@ -16,12 +16,12 @@ _mix = F.functional(mix_streams)
 
 
 class HyperConnection(Module):
-    """`max.nn.HyperConnection` for eager tensors, of random parameters.
+    """`max.nn.HyperConnection` for eager tensors; parameters are initialised at random.
 
     Args:
         hidden_size: The width of a stream.
         hc_mult: The number of streams.
-        hc_sinkhorn_iters: How often the columns of the mixing matrix are normalised.
+        hc_sinkhorn_iters: The number of times that the columns of the mixing matrix are normalised.
         hc_eps: Added to weights and to the sums that divide them.
         rms_norm_eps: Added to the mean square of a token's streams.
     """
@@ -31,7 +31,7 @@ class HyperConnection(Module):
     hc_base: Tensor
     """Added to the projection's results."""
     hc_scale: Tensor
-    """The factors of the weights before and behind the layer, and of the mixing matrix."""
+    """The factors of the weights before the layer, of those after it, and of the mixing matrix."""
 
     def __init__(
         self,

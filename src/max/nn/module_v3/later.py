@@ -1,4 +1,4 @@
-"""What later versions have beside the layers: parts of a model as subgraphs, and tensors that stay on their device."""
+"""Helpers of later versions: parts of a model as subgraphs, and tensors that stay on their device."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class _PinnedDevice:
 
 
 PinnedDeviceTensor = Annotated[Tensor, _PinnedDevice]
-"""The annotation of an attribute that is a tensor in the memory of its device; on CPUs that of any tensor."""
+"""The annotation of an attribute that holds a tensor in device memory; on CPUs it means any tensor."""
 
 
 def as_subgraph(
     fn: Callable[P, R], *, name: str | None = None, prefix: str | None = None
 ) -> Callable[P, R]:
-    """A function or module that a model calls several times.
+    """Marks a function or module that a model calls several times; returns a callable with the result of `fn`.
 
-    It returns the result of `fn`. Parts of a model that differ only in their weights share their kernels when the model
-    is compiled, whether they are marked or not.
+    Marking has no further effect: parts of a model that differ only in their weights always share kernels when the
+    model is compiled.
 
     Args:
         fn: A function of tensors, or a module.
         name: A name for the part.
-        prefix: What the names of its weights begin with.
+        prefix: The prefix of the names of its weights.
 
     Raises:
-        TypeError: `fn` cannot be called, or a name is no text.
+        TypeError: `fn` cannot be called, or a name is not a text.
     """
     if not callable(fn):
         raise TypeError(

@@ -14,7 +14,7 @@ __all__ = ["Linear"]
 
 
 class Linear(Module):
-    """``x @ weight.T + bias``, of random parameters.
+    """``x @ weight.T + bias``; parameters are initialised at random.
 
     Args:
         in_dim: The size of the last axis of x.
@@ -45,7 +45,7 @@ class Linear(Module):
         """Applies the transformation to the last axis of x.
 
         Raises:
-            ValueError: The axis has another size than `in_dim`.
+            ValueError: The size of the axis is not `in_dim`.
         """
         product = x @ self.weight.T
         return product + self.bias if isinstance(self.bias, Tensor) else product

@@ -1,4 +1,4 @@
-"""A linear layer with LoRA adapters (https://arxiv.org/abs/2106.09685): each group of rows has its own, or none."""
+"""A linear layer with LoRA adapters (https://arxiv.org/abs/2106.09685): each group of rows has an adapter or none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["LoRA", "LoRAWeight", "lora_layers", "lora_parameters"]
 
 
 class LoRAWeight:
-    """The place of the matrices of all adapters, which each call gets as an argument.
+    """A slot for the matrices of all adapters, which are set before each call.
 
     Args:
-        name: For errors.
+        name: The name, for error messages.
         type: The type of the matrices.
     """
 
@@ -36,8 +36,8 @@ class LoRAWeight:
             value: A tensor of `type`.
 
         Raises:
-            TypeError: It is no tensor, or of another dtype.
-            ValueError: It has another shape.
+            TypeError: The value is not a tensor, or its dtype differs.
+            ValueError: The shape differs.
         """
         if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"LoRA: {self._name} is {value!r}, expected a Tensor")
@@ -63,7 +63,7 @@ class LoRAWeight:
 class LoRA(TransparentModule):
     """``layer(x) + (x Aᵀ) Bᵀ``, with the matrices A and B of the adapter of each group of rows.
 
-    The matrices are no parameters of the module, and the parameters of the layer keep the names that they have in a
+    The matrices are not parameters of the module, and the parameters of the layer keep the names that they have in a
     checkpoint without adapters. Matrices and groups are set before each call; `lora_layers` and `lora_parameters` find
     the layers of a model::
 
@@ -74,24 +74,24 @@ class LoRA(TransparentModule):
                 slot.set(stack)
             return self.layers(x)
 
-    Adapters are multiplied by ``lora_alpha / r`` before, and filled up with zeros to the greatest rank.
+    The matrices must already be multiplied by ``lora_alpha / r`` and padded with zeros to the greatest rank.
 
     Args:
         module: The layer.
         max_num_loras: The number of adapters.
         max_lora_rank: The greatest rank.
-        max_lora_seq_len: Most rows of a group; not used.
+        max_lora_seq_len: The maximum number of rows in a group; not used.
 
     Raises:
-        TypeError: The module is no `Linear`.
+        TypeError: The module is not a `Linear`.
         ValueError: A number is less than 1.
     """
 
     lora_a: LoRAWeight
-    """The first matrices, ``[max_num_loras, max_lora_rank, in_dim]``, of the layer's dtype."""
+    """The matrices A, ``[max_num_loras, max_lora_rank, in_dim]``, of the layer's dtype."""
 
     lora_b: LoRAWeight
-    """The second matrices, ``[max_num_loras, out_dim, max_lora_rank]``."""
+    """The matrices B, ``[max_num_loras, out_dim, max_lora_rank]``."""
 
     def __init__(
         self, module: Module, *, max_num_loras: int, max_lora_rank: int, max_lora_seq_len: int
@@ -108,7 +108,7 @@ class LoRA(TransparentModule):
                 raise ValueError(f"LoRA: {what} is {number}, expected 1 or more")
         self.module = module
         self.max_lora_rank, self.max_lora_seq_len = max_lora_rank, max_lora_seq_len
-        # the names of the layer's parameters are those that they would have without this module
+        # the parameters of the layer keep the names that they have without this module
         self.name_transparent, module.name_transparent = False, True
         dtype, device = module.weight.dtype, DeviceRef.from_device(module.weight.device)
         self.lora_a = LoRAWeight(
@@ -121,7 +121,7 @@ class LoRA(TransparentModule):
 
     @property
     def local_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """None: adapters and groups are arguments of a call."""
+        """Empty: adapters and groups are arguments of a call."""
         yield from ()
 
     def set_lora_batch_info(
@@ -131,21 +131,22 @@ class LoRA(TransparentModule):
 
         Args:
             lora_ids: The adapter of each group, integers ``[groups]`` or more; -1: none.
-            grouped_offsets: The first row of each group, and the row after the last one, integers ``[groups + 1]``.
-            end_idx: The number of rows that have adapters, an integer of one element; further ones are the layer's.
+            grouped_offsets: The first row of each group, then the end of the last group, integers ``[groups + 1]``.
+            end_idx: The number of rows that have adapters, an integer of one element; rows past it get the result of
+                the layer only.
         """
         self._groups = (lora_ids, grouped_offsets, end_idx)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's result, and what the adapters add to it.
+        """The layer's result plus the terms of the adapters.
 
         Args:
             x: ``[rows, in_dim]``.
 
         Raises:
             RuntimeError: The groups or the adapters are not set.
-            ValueError: A shape does not fit. Groups and adapters that do not exist are an error of the run.
-            TypeError: The groups are no integers.
+            ValueError: A shape does not fit. Invalid groups and adapter ids raise when the graph runs.
+            TypeError: The groups are not integers.
         """
         if self._groups is None:
             raise RuntimeError(
@@ -169,7 +170,7 @@ def _added(
     end_idx: TensorValue,
     longest: int,
 ) -> TensorValue:
-    """A layer's result with the products of the adapters."""
+    """A layer's result plus the products of the adapters."""
     if x.rank != 2:
         raise ValueError(f"LoRA: the input is {x!r}, expected [rows, in_dim]")
     delta = sgmv_lora_kernel(x, lora_a, lora_b, lora_ids, lora_ids, offsets, longest)
@@ -177,7 +178,7 @@ def _added(
 
 
 def lora_layers(model: Module) -> Iterator[tuple[str, LoRA]]:
-    """Qualified name and module of each `LoRA` below a module.
+    """Yields the qualified name and the module of each `LoRA` below a module.
 
     Args:
         model: The module.
@@ -188,7 +189,7 @@ def lora_layers(model: Module) -> Iterator[tuple[str, LoRA]]:
 
 
 def lora_parameters(model: Module) -> Iterator[tuple[str, Any]]:
-    """Qualified name and place of the adapters of each `LoRA` below a module: ``lora_a``, then ``lora_b``.
+    """Yields qualified name and slot of the adapters of each `LoRA` below a module: ``lora_a``, then ``lora_b``.
 
     Args:
         model: The module.

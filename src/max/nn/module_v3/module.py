@@ -1,6 +1,6 @@
 """The base of layers of eager tensors."""
 
-# compiled modules read the memory of tensors
+# compiled modules access the private memory of tensors
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Module", "TransparentModule", "module_dataclass"]
 _M = TypeVar("_M", bound="type[Module]")
 
 if TYPE_CHECKING:
-    # a bare `Module` is a module of any arguments and result
+    # an unsubscripted `Module` has any arguments and result
     from typing_extensions import ParamSpec
     from typing_extensions import TypeVar as _TypeVar
 
@@ -86,7 +86,7 @@ class Module(Generic[_P, _R]):
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Applies the module, by the name that later releases give `__call__`."""
+        """Applies the module; the name of `__call__` in later releases."""
         if type(self).__call__ is Module.__call__:
             raise NotImplementedError(
                 f"{type(self).__name__} does not define __call__, nor forward"
@@ -121,7 +121,7 @@ class Module(Generic[_P, _R]):
         """Qualified name and tensor of each parameter: those of the module itself, then those of its children.
 
         Raises:
-            ValueError: Two have one name, as a `TransparentModule` leaves out its own.
+            ValueError: Two parameters have the same name, because a `TransparentModule` omits its own name.
         """
         seen: set[str] = set()
         for name, parameter in self._all_parameters(""):
@@ -142,7 +142,7 @@ class Module(Generic[_P, _R]):
         """Replaces each parameter that the module itself holds.
 
         Args:
-            f: Gives the new value for a name and the current value.
+            f: Maps a name and the current value to the new value.
         """
         for name, parameter in list(self.local_parameters):
             setattr(self, name, f(name, parameter))
@@ -151,7 +151,7 @@ class Module(Generic[_P, _R]):
         """Replaces each parameter of the module and its descendants.
 
         Args:
-            f: Gives the new value for a qualified name and the current value.
+            f: Maps a qualified name and the current value to the new value.
         """
         self.apply_to_local_parameters(f)
         for child_name, child in self.children:
@@ -159,10 +159,10 @@ class Module(Generic[_P, _R]):
             child.apply_to_parameters(lambda name, tensor, prefix=prefix: f(prefix + name, tensor))
 
     def map_parameters(self, f: Callable[[str, Tensor], Tensor]) -> Self:
-        """A copy of the module with other parameters; this one stays as it is.
+        """A copy of the module with mapped parameters; this module is not changed.
 
         Args:
-            f: Gives the new value for a qualified name and the current value.
+            f: Maps a qualified name and the current value to the new value.
         """
         # parameters are replaced, so their memory need not be copied
         shared = {id(tensor): tensor for _, tensor in self.parameters}
@@ -171,10 +171,10 @@ class Module(Generic[_P, _R]):
         return mapped
 
     def load_state(self, lookup: Callable[[str], DLPackArray]) -> None:
-        """Replaces each parameter of the module and its descendants by arrays, used where they are.
+        """Replaces each parameter of the module and its descendants by an array, without a copy.
 
         Args:
-            lookup: Gives the new value for a qualified name.
+            lookup: Maps a qualified name to the new value.
 
         Raises:
             ValueError: The shape or dtype of a value is not that of the parameter.
@@ -188,12 +188,12 @@ class Module(Generic[_P, _R]):
 
         Args:
             state: Values by qualified name.
-            strict: Whether values that no parameter has the name of are an error.
-            auto_cast: Whether values of float32 and bfloat16 are converted to the other where the parameter has it.
+            strict: Whether a value without a parameter of its name is an error.
+            auto_cast: Whether values are converted between float32 and bfloat16 to the dtype of the parameter.
 
         Raises:
             KeyError: A parameter has no value.
-            ValueError: A value is of no parameter (where `strict`), or does not fit its parameter.
+            ValueError: A value has no parameter (if `strict`), or does not fit its parameter.
         """
         self._replace(self._values_of_dict("load_state_dict", state, strict, auto_cast))
 
@@ -210,7 +210,7 @@ class Module(Generic[_P, _R]):
     def _values_of_dict(
         self, op: str, state: Mapping[str, DLPackArray], strict: bool, auto_cast: bool
     ) -> dict[str, Tensor]:
-        """A new value for each parameter; this module stays as it is."""
+        """The new value of each parameter; this module is not changed."""
         names = {name for name, _ in self.parameters}
         missing = sorted(names - set(state))
         unknown = sorted(set(state) - names)
@@ -247,10 +247,10 @@ class Module(Generic[_P, _R]):
         auto_cast: bool = False,
         allow_subgraphs: bool = True,
     ) -> Callable[..., Any]:
-        """Compiles the module, with its parameters as they are now, for inputs of given types.
+        """Compiles the module, with its current parameters, for inputs of given types.
 
-        Symbolic sizes in the types stand for those of each call. `__call__` runs once, on tensors that have no values:
-        Python's control flow may depend on their shapes, not on their elements.
+        Symbolic sizes in the types may differ in each call. `__call__` runs once, on tensors without values: Python
+        control flow may depend on their shapes, not on their elements.
 
         Args:
             input_types: The type of each positional argument of `__call__`, or its layout on one device.
@@ -258,18 +258,18 @@ class Module(Generic[_P, _R]):
             session: The session that compiles; by default one for the devices of the parameters and arguments.
             name: The name of the graph; by default that of the class.
             custom_extensions: Modules of custom ops that `__call__` uses.
-            auto_cast: Whether `weights` of float32 and bfloat16 are converted to the other where the parameter has it.
-            allow_subgraphs: Without effect: equal parts share their kernels with subgraphs and without.
+            auto_cast: Whether `weights` are converted between float32 and bfloat16 to the dtype of the parameter.
+            allow_subgraphs: Has no effect: equal parts share kernels with or without subgraphs.
 
         Returns:
-            A function of as many tensors (or arrays), which returns what `__call__` returns: a tensor, or a tuple,
+            A function of one tensor or array per input type. It returns what `__call__` returns: a tensor, or a tuple,
             list or dictionary of tensors.
 
         Raises:
-            TypeError: The types do not fit the signature of `__call__`, or it needs the elements of a tensor, or
-                returns something else.
+            TypeError: The types do not fit the signature of `__call__`, or it reads the elements of a tensor, or its
+                result has another type.
             KeyError: A parameter has no value in `weights`.
-            ValueError: One of `weights` is of no parameter, or does not fit its parameter.
+            ValueError: A value in `weights` has no parameter, or does not fit its parameter.
         """
         name = type(self).__name__ if name is None else name
         values = dict(self.parameters)
@@ -298,7 +298,7 @@ class Module(Generic[_P, _R]):
         custom_extensions: Iterable[Path] = (),
         allow_subgraphs: bool = True,
     ) -> Graph:
-        """The graph that `compile` compiles; its parameters are external constants of their qualified names.
+        """The graph that `compile` compiles; its parameters are external constants named by their qualified names.
 
         Args:
             input_types: The type of each positional argument of `__call__`, or its layout on one device.
@@ -307,8 +307,8 @@ class Module(Generic[_P, _R]):
             allow_subgraphs: As for `compile`.
 
         Raises:
-            TypeError: The types do not fit the signature of `__call__`, or it needs the elements of a tensor, or
-                returns something else.
+            TypeError: The types do not fit the signature of `__call__`, or it reads the elements of a tensor, or its
+                result has another type.
         """
         name = type(self).__name__ if name is None else name
         return self._staged("trace", name, input_types, custom_extensions)[0]
@@ -341,7 +341,7 @@ class Module(Generic[_P, _R]):
 
     @contextlib.contextmanager
     def _holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
-        """Holds other parameters while a ``with`` block runs."""
+        """Replaces the parameters while a ``with`` block runs."""
         before = dict(self.parameters)
         self.apply_to_parameters(lambda name, _: values[name])
         try:
@@ -350,11 +350,11 @@ class Module(Generic[_P, _R]):
             self.apply_to_parameters(lambda name, tensor: before.get(name, tensor))
 
     def _shown(self) -> Iterator[tuple[str, object]]:
-        """Names and values for `repr`; an empty name for a value alone."""
+        """Names and values for `repr`; a value with an empty name is shown without a name."""
         yield from self.children
 
     def __rich_repr__(self) -> Iterator[Any]:
-        """What the library ``rich`` shows: names and values of `repr`."""
+        """The names and values of `repr`, for the library ``rich``."""
         for name, value in self._shown():
             yield (name, value) if name else value
 
@@ -368,22 +368,22 @@ class Module(Generic[_P, _R]):
 
 
 class TransparentModule(Module[_P, _R]):
-    """A module whose own name is no part of the qualified names of its parameters and descendants.
+    """A module whose own name is not a part of the qualified names of its parameters and descendants.
 
-    A wrapper of a module that is one keeps the names of the checkpoint. ``name_transparent = False`` on an instance
-    makes its name a part of them again.
+    A transparent wrapper of a module keeps the parameter names of the checkpoint. Set ``name_transparent = False`` on
+    an instance to include its name again.
     """
 
     name_transparent = True
 
 
 def _local_type(type_: Any) -> Any:
-    """The type of an argument: that of a layout on its one device."""
+    """The type of an argument; a layout on one device is replaced by its local type."""
     return type_.local_types[0] if isinstance(type_, TensorLayout) else type_
 
 
 def _prefix(name: str, child: Module) -> str:
-    """What comes before the names of a child's parameters."""
+    """The prefix of the names of a child's parameters."""
     return "" if child.name_transparent else name + "."
 
 
@@ -392,7 +392,7 @@ _CAST = (DType.float32, DType.bfloat16)
 
 
 def _loaded(op: str, name: str, old: Tensor, value: DLPackArray, auto_cast: bool) -> Tensor:
-    """A new value of a parameter, on its device."""
+    """Converts a new value of a parameter and puts it on the device of the parameter."""
     new = Tensor.from_dlpack(value)
     if auto_cast and new.dtype in _CAST and old.dtype in _CAST and new.shape == old.shape:
         new = new.cast(old.dtype)
@@ -461,18 +461,18 @@ def module_dataclass(cls: Any = None, /, *, repr: bool = False, **kwargs: Any) -
     """Makes a subclass of `Module` a dataclass: its fields are parameters, children and other data.
 
     Args:
-        cls: The class; None where the decorator is written with arguments.
-        repr: Whether to have the `repr` of dataclasses instead of that of modules.
+        cls: The class; None if the decorator is called with arguments.
+        repr: Whether to generate the `repr` of dataclasses instead of that of modules.
         kwargs: Arguments of `dataclasses.dataclass`.
 
     Raises:
-        TypeError: The class is no subclass of `Module`.
+        TypeError: The class is not a subclass of `Module`.
     """
 
     def decorate(decorated: Any) -> Any:
         if not issubclass(decorated, Module):
             raise TypeError(f"module_dataclass: {decorated.__name__} is not a subclass of Module")
-        # modules compare and hash by identity, as tensors do: their comparison is element by element
+        # modules compare and hash by identity, because `==` of tensors is element by element
         dataclass_type = dataclasses.dataclass(decorated, repr=repr, **{"eq": False, **kwargs})
         if not repr and "_shown" not in vars(dataclass_type):
             setattr(dataclass_type, "_shown", _shown_fields)  # noqa: B010  (a class that is not known here)

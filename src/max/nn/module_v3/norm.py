@@ -19,10 +19,10 @@ class LayerNorm(Module):
     Args:
         dim: The size of the last axis.
         eps: Added to the variance.
-        keep_dtype: Whether x is normalised in its own dtype where the parameters have it; otherwise in float32. The
-            result has x's dtype.
+        keep_dtype: Whether to normalise in the dtype of x if the parameters have it; otherwise in float32. The result
+            has the dtype of x.
         elementwise_affine: Whether there is a scale.
-        use_bias: Whether there is a shift; none without a scale.
+        use_bias: Whether there is a shift; ignored without a scale.
     """
 
     weight: Tensor | None
@@ -53,12 +53,12 @@ class LayerNorm(Module):
         """Normalises the last axis of x.
 
         Raises:
-            ValueError: The axis has another size than `dim`.
+            ValueError: The size of the axis is not `dim`.
         """
         if self.weight is None and x.shape[-1] != self._dim:
             raise ValueError(f"LayerNorm: the last axis of {x.type!r} is not {self._dim}")
         own = x.dtype if self.weight is None else self.weight.dtype
-        # parameters of another dtype are those of a layer that computes in float32
+        # parameters of another dtype: compute in float32
         dtype = x.dtype if self.keep_dtype and own is x.dtype else DType.float32
         like = {"dtype": dtype, "device": x.device}
         weight = F.ones([self._dim], **like) if self.weight is None else F.cast(self.weight, dtype)
@@ -119,7 +119,7 @@ class GroupNorm(Module):
 
     Args:
         num_groups: The number of groups.
-        num_channels: The number of channels, a multiple of it.
+        num_channels: The number of channels, a multiple of `num_groups`.
         eps: Added to the variance.
         affine: Whether channels are scaled and shifted.
 

@@ -19,13 +19,13 @@ _rotate = F.functional(rotate_positions)
 
 
 class RotaryEmbedding(Module):
-    """Rotates neighbouring elements: 0 and 1, 2 and 3, ….
+    """Rotates pairs of adjacent elements: 0 and 1, 2 and 3, ….
 
     Args:
         weight: The cosine and the sine of each position and pair: ``[max_sequence_length, dim / 2, 2]``.
 
     Raises:
-        ValueError: The weight has another rank, or a last axis that is not 2.
+        ValueError: The rank of the weight is not 3, or its last axis is not 2.
     """
 
     _interleaved = True
@@ -62,7 +62,7 @@ class RotaryEmbedding(Module):
             A tensor like x.
 
         Raises:
-            ValueError: x has another rank or size of a head, or a position is not below `max_sequence_length`.
+            ValueError: The rank of x or the size of a head differs, or a position is not below `max_sequence_length`.
         """
         name = type(self).__name__
         if x.rank != 4 or x.shape[3] != self.dim:
@@ -83,13 +83,13 @@ class RotaryEmbedding(Module):
 
 
 class TransposedRotaryEmbedding(RotaryEmbedding):
-    """Rotates elements that are half a head apart: 0 and dim / 2, 1 and dim / 2 + 1, ….
+    """Rotates pairs of elements that are half a head apart: 0 and dim / 2, 1 and dim / 2 + 1, ….
 
     Args:
         weight: The cosine and the sine of each position and pair: ``[max_sequence_length, dim / 2, 2]``.
 
     Raises:
-        ValueError: The weight has another rank, or a last axis that is not 2.
+        ValueError: The rank of the weight is not 3, or its last axis is not 2.
     """
 
     _interleaved = False

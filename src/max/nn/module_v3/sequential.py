@@ -11,11 +11,11 @@ __all__ = ["ModuleList", "Sequential"]
 
 
 class ModuleList(Module, list[Module]):
-    """A list of modules, which are its children: their names are their numbers, from 0."""
+    """A list of modules, which are its children, named by their indices from 0."""
 
     @property
     def children(self) -> Iterable[tuple[str, Module]]:
-        """Number and module of each child."""
+        """Index and module of each child."""
         for index, module in enumerate(self):
             yield str(index), module
 
@@ -27,10 +27,10 @@ class ModuleList(Module, list[Module]):
 
 
 class Sequential(ModuleList):
-    """Applies modules of one argument in turn, each to the result of the one before; a list of them.
+    """A list of modules with one argument, applied in turn, each to the result of the previous one.
 
     Args:
-        modules: The modules. Their names are their numbers, from 0.
+        modules: The modules, named by their indices from 0.
     """
 
     def __init__(self, *modules: Module) -> None:

@@ -12,9 +12,10 @@ __all__ = ["groups_of_same_form", "same_form"]
 
 
 def same_form(x: Module, y: Module) -> bool:
-    """Whether one subgraph serves both: equal classes, options, and forms of weights.
+    """Whether one subgraph can serve both modules: equal classes, options, and types of weights.
 
-    What is neither a module nor a weight is compared with ``==``; values that cannot be compared count as different.
+    Attributes that are neither modules nor weights are compared with ``==``; values that cannot be compared count as
+    different.
     """
     if type(x) is not type(y) or _shares_weights(x) or _shares_weights(y):
         return False
@@ -59,7 +60,7 @@ def _same_options(x: Module, y: Module) -> bool:
         try:
             equal = type(value) is type(other) and bool(value == other)
         except (TypeError, ValueError):
-            # comparing arrays or graph values gives no single bool
+            # comparing arrays or graph values does not return a single bool
             return False
         if not equal:
             return False
@@ -67,7 +68,7 @@ def _same_options(x: Module, y: Module) -> bool:
 
 
 def groups_of_same_form(modules: Sequence[Module]) -> list[int]:
-    """For each module the index of the first one with the same form."""
+    """For each module, the index of the first module with the same form."""
     firsts: list[int] = []
     result: list[int] = []
     for index, module in enumerate(modules):

@@ -1,4 +1,4 @@
-"""Decoder-only transformers over several devices: each has a part of the heads and of the features."""
+"""Decoder-only transformers over several devices; each has a part of the heads and of the features."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def take(it: Iterable[Value[Any]], n: int) -> list[Value[Any]]:
 
     Args:
         it: The values; an iterator continues after the consumed ones.
-        n: How many.
+        n: The number of values.
     """
     return list(islice(it, n))
 
@@ -72,7 +72,7 @@ def forward_sharded_layers(
 
     Args:
         layers: The shards of a layer, one per device.
-        xs: An input for each.
+        xs: One input per layer.
 
     Raises:
         AssertionError: The numbers of layers and inputs differ.
@@ -107,20 +107,20 @@ def _caches(values: Sequence[PagedCacheValues | Value[Any]]) -> list[PagedCacheV
 class DistributedTransformerBlock(Module):
     """``h = x + attention(attention_norm(x))``, then ``h + mlp(mlp_norm(h))``, over several devices.
 
-    Each device holds the whole of x and h, a part of attention and mlp, and the norms. The parts'
-    results are added. Weights: those of `TransformerBlock`.
+    Each device holds the whole of ``x`` and ``h``, the norms, and a part of attention and mlp, whose results are
+    summed. Weights: those of `TransformerBlock`.
 
     Args:
-        attention: The attention layer: one that can be split, or one over several devices.
+        attention: The attention layer: a shardable layer, or a layer over several devices.
         mlp: The feed-forward layer.
         attention_norm: The norm before the attention.
         mlp_norm: The norm before the feed-forward layer.
         devices: The devices.
-        distributed_gemm_config: How products over several devices are computed.
+        distributed_gemm_config: Options of matrix products over several devices.
 
     Raises:
         ValueError: There is no device, or a layer cannot be split over them.
-        TypeError: A layer cannot be split at all.
+        TypeError: A layer does not support sharding.
     """
 
     def __init__(
@@ -161,10 +161,10 @@ class DistributedTransformerBlock(Module):
         """The block's output, on each device.
 
         Args:
-            layer_idx: Which layer of the caches, uint32, rank 0.
+            layer_idx: The index of the layer in the caches, uint32, rank 0.
             xs: The same ``[total_seq_len, dim]`` on each device.
             signal_buffers: One signal buffer per device; see `max.nn.comm.Signals`.
-            kv_collections: The cache of each device, or the four values of each in a row.
+            kv_collections: The cache of each device, or the four values of each cache as a flat list.
             freqs_cis: The rope's table, on each device.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``, on each device.
 
@@ -217,12 +217,12 @@ class DistributedTransformer(Module):
         rope: The rotary embedding.
         return_logits: The tokens whose logits are returned.
         use_subgraphs: Whether blocks of the same form are staged once.
-        subgraph_layer_groups: Which blocks may be staged once, as lists of their indices; by
-            default all of the same form.
+        subgraph_layer_groups: Groups of blocks that may be staged once, as lists of indices; by default all blocks of
+            the same form.
         logits_scaling: The divisor of the logits.
 
     Raises:
-        ValueError: There is no device, or the norm cannot be put on them.
+        ValueError: There is no device, or the norm cannot be replicated on them.
     """
 
     def __init__(
@@ -277,11 +277,12 @@ class DistributedTransformer(Module):
             tokens: Integers ``[total_seq_len]``.
             signal_buffers: One signal buffer per device; see `max.nn.comm.Signals`.
             kv_collections: The cache of each device.
-            return_n_logits: For `ReturnLogits.VARIABLE` of how many last tokens, int64 ``[1]``.
-            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``; or one a device.
+            return_n_logits: For `ReturnLogits.VARIABLE`, the number of last tokens whose logits are returned, int64
+                ``[1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``; or one tensor per device.
 
         Returns:
-            What `Transformer` returns.
+            The results of `Transformer`.
 
         Raises:
             ValueError: The number of values differs from the number of devices.
@@ -308,7 +309,7 @@ class DistributedTransformer(Module):
         return (last,)
 
     def _groups(self) -> list[int]:
-        """For each block the first block of its subgraph."""
+        """For each block, the index of the first block with the same subgraph."""
         indices = list(range(len(self.layers)))
         if not self.use_subgraphs:
             return indices

@@ -34,7 +34,7 @@ class ReturnLogits(str, Enum):
 
 
 class ReturnHiddenStates(str, Enum):
-    """The hidden states that a model returns beside its logits."""
+    """The hidden states that a model returns in addition to its logits."""
 
     NONE = "none"
     """None."""
@@ -59,7 +59,7 @@ class TransformerBlock(Module):
         mlp: The feed-forward layer.
         attention_norm: The norm before the attention.
         mlp_norm: The norm before the feed-forward layer.
-        residual_multiplier: The factor of both outputs before they are added.
+        residual_multiplier: The factor of the outputs of attention and mlp before they are added.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TransformerBlock(Module):
         """The block's output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, dim]``.
             kv_collection: The cache, or its four values.
             freqs_cis: The rope's table.
@@ -118,9 +118,8 @@ class Transformer(Module):
 
     Weights: those of ``embed_tokens``, ``layers.0`` …, ``norm``, ``lm_head``.
 
-    Between the blocks the hidden states are float32 for weights of any dtype: sums of many
-    layers lose nothing, and the norms, which compute in float32 anyway, round once. Blocks of the same
-    form are staged once, as a subgraph.
+    Between the blocks the hidden states are float32, for weights of any dtype: the residual sums do not lose precision,
+    and the norms, which compute in float32, round only once. Blocks of the same form are staged once, as a subgraph.
 
     Args:
         dim: The hidden size.
@@ -177,13 +176,14 @@ class Transformer(Module):
         Args:
             tokens: Integers ``[total_seq_len]``.
             kv_collection: The cache; keys and values of the tokens are written to it.
-            return_n_logits: For `ReturnLogits.VARIABLE` of how many last tokens, int64 ``[1]``.
+            return_n_logits: For `ReturnLogits.VARIABLE`, the number of last tokens whose logits are returned, int64
+                ``[1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
-            The logits of the last tokens, float32 ``[batch, vocab]``. For `ReturnLogits.ALL` and
-            ``VARIABLE`` besides: all logits ``[rows, vocab]``, and where each sequence begins in
-            them, ``[batch + 1]``.
+            The logits of the last tokens, float32 ``[batch, vocab]``. For `ReturnLogits.ALL` and ``VARIABLE`` also the
+            logits of all requested tokens, ``[rows, vocab]``, and the first row of each sequence in them,
+            ``[batch + 1]``.
         """
         h = ops.cast(self.embed_tokens(tokens), DType.float32)
         if self.embedding_multiplier != 1.0:
@@ -259,9 +259,9 @@ def weight_prefix(block: Module, otherwise: str) -> str:
 def last_rows(
     input_row_offsets: TensorValue, count: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
-    """The rows of the last `count` tokens of each sequence, and where each sequence begins in them.
+    """The rows of the last `count` tokens of each sequence, and the first row of each sequence in them.
 
-    The first token of a sequence with fewer new tokens is repeated.
+    If a sequence has fewer new tokens, its first token is repeated.
     """
     number = ops.cast(count, DType.int64)[0]
     bounds = ops.cast(input_row_offsets, DType.int64)
