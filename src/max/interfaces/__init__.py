@@ -1,7 +1,7 @@
 """Plain data types of text generation: requests, contexts, sampling parameters, results.
 
-No type holds a tensor or imports an engine, so that a process that only schedules requests or serves
-clients stays light.
+No type holds a tensor or imports an engine, so that processes that only schedule requests or serve clients do not load
+one.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ class AudioGenerationRequest(Request):
     """A request for speech.
 
     Args:
-        request_id: Identifies the request.
+        request_id: The identifier of the request.
         model: The name of the model.
         input: The text to speak, at most 4096 characters.
         audio_prompt_tokens: Speech tokens of the voice.
         audio_prompt_transcription: The text of these tokens.
-        sampling_params: How tokens are chosen.
+        sampling_params: The sampling parameters.
         prompt: Tokens or text for the model, instead of ``input`` and the voice.
         streaming: Whether the audio is sent in chunks.
         buffer_speech_tokens: The last speech tokens of an earlier request, to continue from.
@@ -53,15 +53,15 @@ class AudioGenerationMetadata:
     """Metadata of a piece of audio; ``None`` where unknown.
 
     Args:
-        sample_rate: In Hz.
-        duration: In seconds.
+        sample_rate: The sample rate in Hz.
+        duration: The duration in seconds.
         chunk_id: The piece's index in the stream.
-        timestamp: When it was made.
+        timestamp: The time at which it was generated.
         final_chunk: Whether it is the last piece.
-        model_name: The model that made it.
-        request_id: The request.
+        model_name: The name of the model that generated it.
+        request_id: The identifier of the request.
         tokens_generated: The number of its speech tokens.
-        processing_time: In seconds.
+        processing_time: The processing time in seconds.
         echo: The prompt or an identifier of the request.
     """
 
@@ -77,7 +77,7 @@ class AudioGenerationMetadata:
     echo: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are set; the request's identifier as text."""
+        """The fields that are set, as a dictionary; the identifier of the request is a string."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         if self.request_id is not None:
             values["request_id"] = self.request_id.value
@@ -97,7 +97,7 @@ class AudioGenerationOutput:
         steps_executed: The number of executed steps.
         audio_data: Samples in [-1, 1], float32; empty if none are ready.
         buffer_speech_tokens: Speech tokens that a later request can continue from.
-        metadata: Its metadata.
+        metadata: The metadata of the piece.
     """
 
     final_status: GenerationStatus

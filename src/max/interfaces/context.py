@@ -14,7 +14,7 @@ class BaseContext(Protocol):
 
     @property
     def request_id(self) -> RequestID:
-        """Identifies the request."""
+        """The identifier of the request."""
         ...
 
     @property

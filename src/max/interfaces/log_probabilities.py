@@ -1,4 +1,4 @@
-"""Log-probabilities of generated tokens, as data."""
+"""Log-probabilities of generated tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class LogProbabilities:
 
     Args:
         token_log_probabilities: The log-probability of each token of the output.
-        top_log_probabilities: For each position the log-probabilities of the likeliest tokens, by token
-            id. The output's own token is always included.
+        top_log_probabilities: For each position the log-probabilities of the most likely tokens, by token id. The
+            output token is always included.
     """
 
     token_log_probabilities: list[float]

@@ -29,9 +29,9 @@ class BatchProcessorInputs:
 
     Args:
         logits: Logits, a float32 ``max.driver.Tensor`` of shape ``[n_batch, vocab]``.
-        logit_offsets: Where each request's rows begin, shape ``[batch + 1, 1]``; None with one
-            row per request.
-        context_batch: The requests, in the batch's order.
+        logit_offsets: The first row of each request, then the number of rows, shape ``[batch + 1, 1]``; None if each
+            request has one row.
+        context_batch: The requests, in the order of the batch.
     """
 
     logits: Any

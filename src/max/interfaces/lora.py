@@ -1,4 +1,4 @@
-"""Requests and answers about LoRA adapters."""
+"""Requests and responses about LoRA adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LoRAType(Enum):
     B = "lora_B"
     """The matrix from the adapter's rank up to the model's width."""
     BIAS = "lora.bias"
-    """The bias that is added to B's result."""
+    """The bias that is added to the product with B."""
 
 
 class LoRAOperation(Enum):
@@ -47,8 +47,8 @@ class LoRARequest:
 
     Args:
         operation: The operation.
-        lora_name: The adapter's name; not needed for LIST.
-        lora_path: The path of the adapter's weights; needed for LOAD.
+        lora_name: The adapter's name; not required for LIST.
+        lora_path: The path of the adapter's weights; required for LOAD.
     """
 
     operation: LoRAOperation

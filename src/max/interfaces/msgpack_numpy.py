@@ -24,7 +24,7 @@ else:
 
 
 def _msgspec() -> Any:
-    """The package msgspec, which is optional."""
+    """Imports the optional package msgspec."""
     try:
         import msgspec
     except ImportError as error:
@@ -48,21 +48,21 @@ class SharedMemoryArray:
 
 
 def _share(array: npt.NDArray[Any]) -> SharedMemoryArray | None:
-    """Copies an array into a new block; None without room for it."""
+    """Copies an array into a new shared-memory block; returns None if there is no room for it."""
     try:
         block = shared_memory.SharedMemory(create=True, size=max(array.nbytes, 1))
     except OSError:
         return None
     np.ndarray(array.shape, array.dtype, block.buf)[...] = array
     shared = SharedMemoryArray(block.name, array.shape, array.dtype.str)
-    # the receiver unlinks the block; this process's tracker must not unlink it earlier
+    # the receiver unlinks the block, so the resource tracker of this process must not
     _untrack(block)
     block.close()
     return shared
 
 
 def _untrack(block: shared_memory.SharedMemory) -> None:
-    """Removes a block from those that this process unlinks when it ends."""
+    """Removes a block from those that the resource tracker unlinks when this process ends."""
     resource_tracker.unregister(f"/{block.name.lstrip('/')}", "shared_memory")
 
 
@@ -77,7 +77,7 @@ def _unshare(name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
 
 
 class MsgpackNumpyEncoder:
-    """Encodes objects into bytes; made by :func:`msgpack_numpy_encoder`, and can be pickled."""
+    """Encodes objects to bytes. Created by :func:`msgpack_numpy_encoder`; can be pickled."""
 
     def __init__(self, use_shared_memory: bool, shared_memory_threshold: int) -> None:
         self._use_shared_memory = use_shared_memory
@@ -110,7 +110,7 @@ class MsgpackNumpyEncoder:
 
 
 class MsgpackNumpyDecoder:
-    """Decodes bytes into one type; made by :func:`msgpack_numpy_decoder`, and can be pickled."""
+    """Decodes bytes to one type. Created by :func:`msgpack_numpy_decoder`; can be pickled."""
 
     def __init__(self, type_: Any, copy: bool) -> None:
         self._type, self._copy = type_, copy
@@ -142,11 +142,11 @@ class MsgpackNumpyDecoder:
 def msgpack_numpy_encoder(
     use_shared_memory: bool = False, shared_memory_threshold: int = 0
 ) -> MsgpackNumpyEncoder:
-    """Makes an encoder of objects that hold NumPy arrays.
+    """Creates an encoder of objects that hold NumPy arrays.
 
     Args:
         use_shared_memory: Whether arrays go through shared memory instead of through the bytes.
-        shared_memory_threshold: The least number of bytes of an array in shared memory.
+        shared_memory_threshold: The minimum size in bytes of an array that goes through shared memory.
 
     Returns:
         A callable, object to bytes.
@@ -155,7 +155,7 @@ def msgpack_numpy_encoder(
 
 
 def msgpack_numpy_decoder(type_: Any, copy: bool = True) -> MsgpackNumpyDecoder:
-    """Makes a decoder of one type that holds NumPy arrays.
+    """Creates a decoder of one type that holds NumPy arrays.
 
     Args:
         type_: The type of the objects.
@@ -168,7 +168,7 @@ def msgpack_numpy_decoder(type_: Any, copy: bool = True) -> MsgpackNumpyDecoder:
 
 
 def msgpack_eq(a: Any, b: Any) -> bool:
-    """Whether two objects are the same on the wire; for tests.
+    """Whether two objects have the same encoding; for tests.
 
     Args:
         a: One object.

@@ -1,4 +1,4 @@
-"""A pipeline: a batch of requests in, one output per request out."""
+"""Pipelines: they map a batch of requests to one output per request."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Pipeline(Generic[PipelineInputsType, PipelineOutputType], ABC):
         """Frees the resources of a request, for example its pages of the KV cache.
 
         Args:
-            request_id: A request that has ended, or will not be continued.
+            request_id: The identifier of a request that has ended or is abandoned.
         """
         raise NotImplementedError(f"{type(self).__name__} has no release")
 
 
 PipelinesFactory: TypeAlias = Callable[[], Pipeline[Any, Any]]
-"""A function that makes a pipeline; it runs in the process of the pipeline."""
+"""A function that creates a pipeline; it runs in the process of the pipeline."""

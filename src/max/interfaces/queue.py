@@ -10,7 +10,7 @@ PushItemType = TypeVar("PushItemType", contravariant=True)
 PullItemType = TypeVar("PullItemType", covariant=True)
 _Item = TypeVar("_Item")
 
-# long enough not to occupy a core while waiting, short compared with a model step
+# the polling interval: long enough not to occupy a core, short compared with a model step
 _POLL_SECONDS = 0.0005
 
 
@@ -45,7 +45,7 @@ def drain_queue(pull_queue: MAXPullQueue[_Item], max_items: int | None = None) -
 
     Args:
         pull_queue: The queue.
-        max_items: The most items; None: all.
+        max_items: The maximum number of items; None: all.
 
     Returns:
         The items in their order; an empty list when the queue is empty.

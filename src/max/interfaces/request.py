@@ -11,7 +11,7 @@ from typing import TypeVar
 class RequestID:
     """A unique identifier of a request.
 
-    A separate type, so that type checkers tell identifiers from other strings.
+    A separate type, so that type checkers distinguish identifiers from other strings.
 
     Args:
         value: The identifier; random by default.

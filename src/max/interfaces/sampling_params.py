@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 logger = logging.getLogger("max.interfaces")
 
 LogitsProcessors: TypeAlias = Sequence[Callable[[Any], None]]
-"""Each is called with a :class:`ProcessorInputs`, whose context holds these parameters."""
+"""A callable that gets a :class:`ProcessorInputs`, whose context holds these parameters."""
 
 
 @dataclass
@@ -42,15 +42,15 @@ class SamplingParamsInput:
 
 @dataclass
 class SamplingParamsGenerationConfigDefaults:
-    """The sampling parameters in a model's generation_config.json; ``None`` where it has none.
+    """The sampling parameters in a model's generation_config.json; ``None`` if a value is not set.
 
     Args:
         temperature: The temperature.
-        top_p: The probability of the nucleus.
+        top_p: The total probability of the candidates (nucleus sampling).
         top_k: The number of candidates.
         repetition_penalty: The repetition penalty.
-        max_new_tokens: The most new tokens.
-        min_new_tokens: The least number of new tokens.
+        max_new_tokens: The maximum number of new tokens.
+        min_new_tokens: The minimum number of new tokens.
         do_sample: ``False`` means greedy sampling.
     """
 
@@ -83,22 +83,22 @@ class SamplingParams:
     """How the next token of a request is chosen, and when its generation ends.
 
     Args:
-        top_k: Sample among the k likeliest tokens; -1 or 0 for all, 1 for greedy.
-        top_p: Sample among the likeliest tokens whose probabilities sum to this value.
-        min_p: Drops tokens below this share of the likeliest one's probability, in [0, 1].
-        temperature: Divides the logits; higher is more varied, 0 is greedy and sets top_k to 1.
+        top_k: Sample among the k most likely tokens; -1 or 0: all, 1: greedy.
+        top_p: Sample among the most likely tokens whose probabilities sum to this value.
+        min_p: Drop tokens whose probability is below this fraction of the greatest one, in [0, 1].
+        temperature: Divides the logits; higher values give more varied text. 0 is greedy and sets top_k to 1.
         frequency_penalty: Subtracted from a token's logit for each of its occurrences in the output.
         presence_penalty: Subtracted from a token's logit if the output contains it.
-        repetition_penalty: Divides the logit of a generated token (multiplies a negative one).
-        max_new_tokens: The most new tokens; None: up to the end of the context.
-        min_new_tokens: The least number of new tokens before the end of the sequence.
+        repetition_penalty: Divides the logit of each generated token if it is positive, and multiplies it otherwise.
+        max_new_tokens: The maximum number of new tokens; None: up to the end of the context.
+        min_new_tokens: The minimum number of new tokens before an end-of-sequence token.
         ignore_eos: Whether to continue after an end-of-sequence token.
         stop: Texts that end the generation.
         stop_token_ids: Tokens that end the generation.
         detokenize: Whether to decode the tokens.
-        seed: The seed of the random numbers; by default, or for None, from the system's random source.
+        seed: The seed of the random numbers; None (the default) takes it from the system's random source.
         logits_processors: Callables that change the logits before sampling.
-        logit_bias: What is added to the logits of tokens before sampling.
+        logit_bias: Values to add to the logits of tokens before sampling.
 
     Raises:
         ValueError: A value is out of its range; the message states the value and the range.
@@ -187,10 +187,9 @@ class SamplingParams:
         input_params: SamplingParamsInput,
         sampling_params_defaults: SamplingParamsGenerationConfigDefaults,
     ) -> SamplingParams:
-        """Makes the parameters of a request.
+        """Creates the parameters of a request.
 
-        The user's values come first, then the model's generation config, then the defaults of this
-        class.
+        The user's values take precedence over the model's generation config, which takes precedence over the defaults.
 
         Args:
             input_params: The user's values.
@@ -203,13 +202,13 @@ class SamplingParams:
         }
         model: dict[str, Any] = dict(sampling_params_defaults.values_to_update)
         if model.pop("do_sample", None) is False:
-            # top_k of a greedy model is a default of Hugging Face, 0 or 50
+            # the top_k in the config of a greedy model is only the default of Hugging Face, 0 or 50
             model |= {"temperature": 0, "top_k": 1}
             if {"temperature", "top_k", "top_p", "min_p"} & given.keys():
-                # the user's way of sampling replaces the model's greedy default
+                # sampling options of the user override the model's greedy default
                 del model["temperature"], model["top_k"]
         limit = given.get("max_new_tokens")
-        # a limit that is no integer is refused below
+        # a limit that is not an integer is rejected below
         if isinstance(limit, int) and model.get("min_new_tokens", 0) > limit:
             model["min_new_tokens"] = limit
         return cls(**{**model, **given})

@@ -10,17 +10,17 @@ from max.interfaces.pipeline import PipelineOutputType
 
 
 class Scheduler(ABC):
-    """Makes batches of the waiting requests and runs them."""
+    """Forms batches of the waiting requests and runs them."""
 
     @abstractmethod
     def run_iteration(self) -> None:
-        """Makes the next batch, runs it, and sends its results."""
+        """Forms the next batch, runs it, and sends its results."""
         raise NotImplementedError(f"{type(self).__name__} has no run_iteration")
 
 
 @dataclass
 class SchedulerResult(Generic[PipelineOutputType]):
-    """A scheduler's report of one request.
+    """A scheduler's report on one request.
 
     Args:
         is_done: Whether this is the last report.

@@ -13,7 +13,7 @@ from max.interfaces.text_generation import TextGenerationOutput
 
 
 class PipelineTask(str, Enum):
-    """The output of a pipeline."""
+    """The task of a pipeline, by its output."""
 
     TEXT_GENERATION = "text_generation"
     """Text."""
@@ -26,19 +26,19 @@ class PipelineTask(str, Enum):
 
     @property
     def output_type(self) -> type[dict[RequestID, SchedulerResult[Any]]]:
-        """The type of a scheduler's reports for this task: request to result."""
+        """The type of a scheduler's reports for this task: a mapping from request to result."""
         outputs = {
             PipelineTask.TEXT_GENERATION: TextGenerationOutput,
             PipelineTask.EMBEDDINGS_GENERATION: EmbeddingsGenerationOutput,
             PipelineTask.AUDIO_GENERATION: AudioGenerationOutput,
-            # speech tokens are passed on as tokens; a later stage makes the audio
+            # speech tokens are passed on as tokens; a later stage generates the audio
             PipelineTask.SPEECH_TOKEN_GENERATION: TextGenerationOutput,
         }
         return dict[RequestID, SchedulerResult[outputs[self]]]
 
 
 class InputModality(str, Enum):
-    """What a request consists of."""
+    """A kind of input of a request."""
 
     TEXT = "text"
     """Text."""

@@ -26,7 +26,7 @@ class TextGenerationRequestFunction(TypedDict):
     name: str
     """The name."""
     description: str | None
-    """The purpose, in words for the model."""
+    """A description of its purpose, for the model."""
     parameters: dict[str, Any]
     """The parameters, as a JSON schema."""
 
@@ -53,7 +53,7 @@ class TextGenerationRequestMessage(TypedDict):
     """One turn of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool", "function"]
-    """The speaker."""
+    """The role of the speaker."""
     content: str | list[dict[str, Any]]
     """The text, or a list of parts, for example ``{"type": "text", "text": "..."}`` and
     ``{"type": "image_url", "image_url": {"url": "..."}}``."""
@@ -64,7 +64,7 @@ class TextGenerationRequest(Request):
     """A request for text.
 
     Args:
-        request_id: Identifies the request.
+        request_id: The identifier of the request.
         model_name: The name of the requested model.
         prompt: The text, or the tokens, to continue.
         messages: The conversation to answer, instead of a prompt.
@@ -73,11 +73,11 @@ class TextGenerationRequest(Request):
         response_format: The required format of the answer.
         timestamp_ns: The time of arrival.
         request_path: The endpoint of the request.
-        logprobs: The number of top log-probabilities per token; 0 for none.
+        logprobs: The number of top log-probabilities per token; 0: none.
         echo: Whether the prompt is returned too.
         stop: Texts that end the generation.
-        chat_template_options: More variables of the chat template.
-        sampling_params: How tokens are chosen, and when the generation ends.
+        chat_template_options: Additional variables of the chat template.
+        sampling_params: The sampling parameters, and the conditions that end the generation.
         target_endpoint: The instance that answers, if there are several.
 
     Raises:
@@ -122,7 +122,7 @@ class BatchType(Enum):
 class TextGenerationContext(BaseContext, Protocol):
     """The state of one request for text.
 
-    Its array of tokens, and the three indices into it::
+    The array of tokens, and the three indices into it::
 
         |  in the KV cache   |   next to process   |  later chunks of the prompt  |  room  |
         0              start_idx              active_idx                       end_idx
@@ -160,7 +160,7 @@ class TextGenerationContext(BaseContext, Protocol):
 
     @property
     def needs_ce(self) -> bool:
-        """Whether tokens of the prompt are still to be processed."""
+        """Whether tokens of the prompt remain to be processed."""
         ...
 
     @property
@@ -170,12 +170,12 @@ class TextGenerationContext(BaseContext, Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens of the sequence."""
+        """The maximum length of the sequence in tokens."""
         ...
 
     @property
     def min_tokens(self) -> int:
-        """The least number of new tokens before the end of the sequence."""
+        """The minimum number of new tokens before an end-of-sequence token."""
         ...
 
     @property
@@ -225,7 +225,7 @@ class TextGenerationContext(BaseContext, Protocol):
 
     @property
     def sampling_params(self) -> SamplingParams:
-        """How tokens are chosen."""
+        """The sampling parameters."""
         ...
 
     def get_last_generated_token(self) -> int:
@@ -251,7 +251,7 @@ class TextGenerationContext(BaseContext, Protocol):
         """Sets the grammar matcher.
 
         Args:
-            matcher: It determines which tokens may follow.
+            matcher: The matcher, which determines the tokens that may follow.
         """
         ...
 
@@ -271,7 +271,7 @@ class TextGenerationContext(BaseContext, Protocol):
         active_idx: int | None = None,
         end_idx: int | None = None,
     ) -> None:
-        """Sets indices; ``None`` leaves one as it is.
+        """Sets indices; ``None`` leaves an index unchanged.
 
         Args:
             start_idx: The new ``start_idx``.
@@ -285,12 +285,12 @@ class TextGenerationContext(BaseContext, Protocol):
 
         Args:
             new_token: The token.
-            log_probabilities: Its log-probabilities, if the request wants them.
+            log_probabilities: The log-probabilities of the token, if the request includes them.
         """
         ...
 
     def jump_ahead(self, new_token: int) -> None:
-        """Appends a token that needs no step, for example a token that a grammar forces.
+        """Appends a token that requires no step, for example a token that a grammar forces.
 
         Args:
             new_token: The token.
@@ -298,14 +298,14 @@ class TextGenerationContext(BaseContext, Protocol):
         ...
 
     def reset(self) -> None:
-        """Makes all tokens a prompt to process again, after the request lost its cache pages."""
+        """Turns all tokens into a prompt that is processed again, after the cache pages of the request were evicted."""
         ...
 
     def compute_num_available_steps(self, max_seq_len: int) -> int:
         """The number of steps before the sequence is full.
 
         Args:
-            max_seq_len: The longest sequence.
+            max_seq_len: The maximum length of a sequence.
         """
         ...
 
@@ -384,7 +384,7 @@ class TextGenerationOutput:
         request_id: The request.
         tokens: The tokens.
         final_status: The state of the generation.
-        log_probabilities: One entry per token, if the request wants them.
+        log_probabilities: One entry per token, if the request includes log-probabilities.
     """
 
     request_id: RequestID
@@ -425,22 +425,22 @@ class TextGenerationInputs(PipelineInputs, Generic[TextGenerationContextType]):
 
     @property
     def enable_echo(self) -> bool:
-        """Whether any request wants log-probabilities of its prompt."""
+        """Whether any request includes log-probabilities of its prompt."""
         return any(self.batch_echo)
 
     @property
     def enable_log_probs(self) -> bool:
-        """Whether any request wants log-probabilities."""
+        """Whether any request includes log-probabilities."""
         return any(self.batch_top_log_probs)
 
     @property
     def batch_top_log_probs(self) -> list[int]:
-        """The number of top log-probabilities that each request wants."""
+        """The number of top log-probabilities of each request."""
         return [context.log_probabilities for context in self.batch.values()]
 
     @property
     def batch_echo(self) -> list[bool]:
-        """Whether each request wants those of its prompt."""
+        """Whether each request includes log-probabilities of its prompt."""
         return [context.log_probabilities_echo for context in self.batch.values()]
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a tokenizer of a pipeline offers."""
+"""The interface of the tokenizers of pipelines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RequestType = TypeVar("RequestType", bound=Request, contravariant=True)
 
 @runtime_checkable
 class PipelineTokenizer(Protocol[UnboundContextType, TokenizerEncoded, RequestType]):
-    """Text to tokens and back, and requests to contexts."""
+    """Converts text to tokens and back, and requests to contexts."""
 
     @property
     def eos(self) -> int:
@@ -26,21 +26,21 @@ class PipelineTokenizer(Protocol[UnboundContextType, TokenizerEncoded, RequestTy
         """Whether the parts of a message hold their text in ``content``.
 
         If so, a text part is ``{"type": "text", "content": "..."}``; if not, it is
-        ``{"type": "text", "text": "..."}`` as OpenAI has it. An image part is
+        ``{"type": "text", "text": "..."}`` as in the OpenAI API. An image part is
         ``{"type": "image"}`` in both cases; its bytes are in ``request.images``.
         """
         ...
 
     async def new_context(self, request: RequestType) -> UnboundContextType:
-        """The state of a request that begins.
+        """Creates the initial state of a request.
 
         Args:
-            request: The request as it came.
+            request: The request as received.
         """
         ...
 
     async def encode(self, prompt: str, add_special_tokens: bool) -> TokenizerEncoded:
-        """Turns a text into tokens.
+        """Converts a text to tokens.
 
         Args:
             prompt: The text.
@@ -52,10 +52,10 @@ class PipelineTokenizer(Protocol[UnboundContextType, TokenizerEncoded, RequestTy
         ...
 
     async def decode(self, encoded: TokenizerEncoded, **kwargs: Any) -> str:
-        """Turns tokens into text.
+        """Converts tokens to text.
 
         Args:
             encoded: The tokens.
-            kwargs: For the tokenizer, such as ``skip_special_tokens``.
+            kwargs: Options of the tokenizer, such as ``skip_special_tokens``.
         """
         ...
