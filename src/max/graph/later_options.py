@@ -1,4 +1,4 @@
-"""Options of graphs that later versions have: colors of profile scopes, placement on devices, debugging."""
+"""Graph options of later versions: colors of profile scopes, device placement, debugging."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["DevicePlacementPolicy", "GraphDebugConfig", "ProfileScopeColor"]
 
 
 class ProfileScopeColor(str, Enum):
-    """The color of `Graph.profile_scope` for tools that draw."""
+    """The color of a `Graph.profile_scope` in profile viewers."""
 
     MODULAR_PURPLE = "modular_purple"
     BLUE = "blue"
@@ -21,13 +21,13 @@ class ProfileScopeColor(str, Enum):
 
 
 class DevicePlacementPolicy(Enum):
-    """What happens where an op would move a tensor to the CPU, because its device has no kernel for the op.
+    """The reaction if an op would move a tensor to the CPU because its device has no kernel for the op.
 
-    All three are equal here: each device has the kernels of all ops, so that none moves a tensor by itself.
+    All three are equivalent here: each device has kernels for all ops, so no op moves a tensor implicitly.
     """
 
     Ignore = "ignore"
-    """Nothing is said."""
+    """No message."""
     Warn = "warn"
     """A warning."""
     Error = "error"
@@ -35,19 +35,19 @@ class DevicePlacementPolicy(Enum):
 
 
 class GraphDebugConfig:
-    """Options that hold for all graphs: `Graph.debug`."""
+    """Options of all graphs: `Graph.debug`."""
 
     def __init__(self) -> None:
         self._source_tracebacks = False
 
     @property
     def source_tracebacks(self) -> bool:
-        """Whether ops keep the stack of calls that staged them.
+        """Whether ops keep the Python call stack that staged them.
 
-        File and line of the user's program are kept in both cases, and errors of compiling and running name them.
+        File and line of the user's program are always kept, and errors at compile time and run time name them.
 
         Raises:
-            TypeError: It is set to what is no bool.
+            TypeError: It is set to a value that is not a bool.
         """
         return self._source_tracebacks
 

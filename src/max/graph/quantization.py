@@ -56,17 +56,17 @@ class QuantizationEncoding(StrEnum):
     """An encoding of quantised weights. `max.dtype.blocks` documents the byte layout of block encodings."""
 
     Q4_0 = "Q4_0"
-    """4 bits and a scale for 32 elements."""
+    """4 bits, in blocks of 32 with one scale."""
     Q4_K = "Q4_K"
-    """4 bits, with scales and offsets of 6 bits for 32 of 256 elements."""
+    """4 bits, in blocks of 256, with 6-bit scales and offsets for each 32 elements."""
     Q5_K = "Q5_K"
-    """5 bits, otherwise as Q4_K."""
+    """5 bits; scales as in Q4_K."""
     Q6_K = "Q6_K"
-    """6 bits, with scales of 8 bits for 16 of 256 elements."""
+    """6 bits, in blocks of 256, with an 8-bit scale for each 16 elements."""
     GPTQ = "GPTQ"
     """Integers of a `QuantizationConfig`'s bits, with scales and zero points for groups of inputs."""
     Q8_0 = "Q8_0"
-    """8 bits and a scale for 32 elements. An extension: MAX does not have it."""
+    """8 bits, in blocks of 32 with one scale. An extension: MAX does not have it."""
 
     @property
     def block_parameters(self) -> BlockParameters:

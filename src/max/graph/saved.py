@@ -111,7 +111,7 @@ def load_module(path: Path) -> mlir.ModuleOp:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a file begins as those that `save_module` writes."""
+    """Whether a file begins with the first line that `save_module` writes."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

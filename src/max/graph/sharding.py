@@ -13,10 +13,10 @@ _T = TypeVar("_T", covariant=True)
 
 
 class Divisible(Protocol[_T]):
-    """A weight, whose class is above this file."""
+    """The interface of weights, whose class is in a higher layer."""
 
     def part(self, strategy: ShardingStrategy, index: int) -> _T:
-        """The slice that a device has."""
+        """The slice of the weight on a device."""
         ...
 
 
@@ -26,11 +26,11 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of an axis that is split over devices by itself.
+    """A part of an axis that is split over devices separately.
 
     Args:
         size: The number of elements.
-        num_heads: The number of heads that the part consists of, which are not separated; None splits anywhere.
+        num_heads: The number of heads in the part, which are not divided; None: split anywhere.
 
     Raises:
         ValueError: A number is less than 1, or the heads do not divide the size.
@@ -62,7 +62,7 @@ class ShardingStrategy:
             device gets one part of each.
         unit: The granularity: sections are split at multiples of this number of elements. If the units do not divide
             evenly, the first devices get one more. One number for all sections, or one for each.
-        copies: The number of neighbouring devices that hold the same part.
+        copies: The number of consecutive devices that hold the same part.
 
     Raises:
         ValueError: `num_devices`, a section, `unit` or `copies` is less than 1, or `copies` does not divide
@@ -166,16 +166,16 @@ class ShardingStrategy:
 
     @staticmethod
     def segmented(num_devices: int, axis: int, segments: Sequence[Segment]) -> ShardingStrategy:
-        """Splits an axis of several parts, such as projections of different numbers of heads.
+        """Splits an axis that consists of several parts, such as projections with different numbers of heads.
 
         Args:
             num_devices: The number of parts.
             axis: The axis; negative counts from the last.
-            segments: The parts of the axis in order, which cover all of it.
+            segments: The parts of the axis, in order; together they must cover the axis.
 
         Raises:
-            TypeError: One is no `Segment`.
-            ValueError: There is none.
+            TypeError: An element is not a `Segment`.
+            ValueError: There is no segment.
         """
         for segment in segments:
             if not isinstance(segment, Segment):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -216,7 +216,7 @@ class ShardingStrategy:
 
     @property
     def is_axiswise(self) -> bool:
-        """Whether one axis is split that was given by its number."""
+        """Whether the strategy splits one axis, given by its index."""
         return self.kind == "axiswise"
 
     @property
@@ -226,12 +226,12 @@ class ShardingStrategy:
 
     @property
     def is_gate_up(self) -> bool:
-        """Whether an axis is split that holds the gate and up projections."""
+        """Whether the strategy splits an axis that holds the gate and up projections."""
         return self.kind == "gate_up"
 
     @property
     def is_segmented(self) -> bool:
-        """Whether the parts of an axis are split one by one."""
+        """Whether the parts of an axis are split separately."""
         return self.kind == "segmented"
 
     @property
@@ -260,14 +260,14 @@ class ShardingStrategy:
         return self.kind == "expert_parallel"
 
     def __call__(self, weight: Divisible[_T], i: int) -> _T:
-        """The slice of a weight that a device has, as a value of the graph that is being built.
+        """The slice of a weight on a device, as a value of the graph that is being built.
 
         Args:
             weight: The weight.
             i: The index of the device.
 
         Raises:
-            ValueError: The weight cannot be split so, or the strategy is one of layers.
+            ValueError: The weight cannot be split in this way, or the strategy is for layers only.
             IndexError: The index is not in ``[0, num_devices)``.
             LookupError: No graph is being built.
         """
@@ -293,10 +293,10 @@ class ShardingStrategy:
             name: The weight, for error messages.
             size: The size of the axis.
             index: The index of the part.
-            block: The number of elements encoded together, which are not separated.
+            block: The number of elements of an encoded block, which is not divided.
 
         Raises:
-            ValueError: The size is not divisible as the sections and the unit require, or there are fewer units than
+            ValueError: The size cannot be divided as the sections and the unit require, or there are fewer units than
                 devices.
             IndexError: The index is not in ``[0, num_devices)``.
         """

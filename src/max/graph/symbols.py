@@ -33,7 +33,8 @@ class Symbols:
 
         Args:
             types: The types.
-            is_entry: Whether the graph is the module's entry, whose inputs have to bind each symbol by a plain dim.
+            is_entry: Whether the graph is the entry of the module, whose inputs must bind each symbol as a plain
+                dimension.
 
         Raises:
             ValueError: A symbol of an entry graph occurs only inside expressions.
@@ -62,7 +63,7 @@ class Symbols:
         """Checks that each symbol of the dimensions is bound.
 
         Raises:
-            ValueError: A symbol is not.
+            ValueError: A symbol is not bound.
         """
         for dim in dims:
             for name in dim.symbols:

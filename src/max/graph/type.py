@@ -87,7 +87,7 @@ class DeviceKind(StrEnum):
 
 
 class DeviceRef:
-    """A device by kind and id; the machine need not have it.
+    """A device by kind and id. The device need not exist on the machine.
 
     Args:
         device_type: The kind of the device.
@@ -219,7 +219,7 @@ class _ShapedType(Type[MlirType]):
         self, dtype: DType, shape: ShapeLike, device: Device | DeviceRef | None = None
     ) -> None:
         if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
-            # of NumPy, of torch, or a name
+            # a dtype of NumPy or torch, or a name
             word = getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
             near = f"such as DType.{word}" if word in DType.__members__ else "a member of max.dtype"
             raise TypeError(

@@ -236,7 +236,7 @@ class BufferValue(_ShapedValue["mlir.BufferType"]):
 
 
 def missing_method(value: object, name: str, module: str) -> AttributeError:
-    """The error for an attribute that tensors lack: methods of other libraries are functions of a module here.
+    """The error for an attribute that tensors lack: tensor methods of other libraries are functions here.
 
     Args:
         value: The tensor.
@@ -424,7 +424,7 @@ class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"])
 
     # Operators
 
-    # None is never equal, as programs ask `value == None` before they stage
+    # `value == None` is False without staging an op: programs test for None in this way
     def __eq__(self, rhs: object) -> TensorValue:  # type: ignore[override]
         return NotImplemented if rhs is None else super().__eq__(rhs)
 

@@ -134,7 +134,7 @@ class Weight(TensorValue):
 
         Raises:
             TypeError: It is set to an object of another class.
-            ValueError: It is set to a strategy of layers, or on a shard.
+            ValueError: It is set to a strategy for layers, or on a shard.
         """
         return self._sharding
 
@@ -192,14 +192,14 @@ class Weight(TensorValue):
         return shards
 
     def part(self, strategy: ShardingStrategy, index: int) -> TensorValue:
-        """The slice of this weight that a device has under a strategy, on the weight's device.
+        """The slice of this weight for a device under a strategy; the slice stays on the weight's device.
 
         Args:
             strategy: The strategy.
             index: The index of the device.
 
         Raises:
-            ValueError: The weight cannot be split so, or the strategy is one of layers.
+            ValueError: The weight cannot be split in this way, or the strategy is for layers only.
             IndexError: The strategy has no such device.
             LookupError: No graph is being built.
         """
@@ -215,7 +215,7 @@ class Weight(TensorValue):
         return self._type.to_mlir()
 
     def __getstate__(self) -> dict[str, Any]:
-        # without the slot `_mlir_value`, a property here: pickling it would add the weight to a graph
+        # leave out `_mlir_value`, which is a property here: reading it would add the weight to a graph
         return dict(vars(self))
 
     def __repr__(self) -> str:

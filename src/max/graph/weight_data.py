@@ -121,7 +121,7 @@ class WeightData:
         return self.data.__dlpack_device__()
 
 
-# assigned late: the dataclass decorator looks names up in the module where the class is defined
+# assigned after the class: the dataclass decorator resolves names in the defining module
 WeightData.__module__ = "max.graph.weights"
 
 WeightsAdapter: TypeAlias = Callable[..., dict[str, WeightData]]

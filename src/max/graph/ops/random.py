@@ -60,14 +60,14 @@ def uniform(
 
     Args:
         like: The type of the result, a floating-point type.
-        range: The interval ``[low, high)``; a sample next to `high` may be rounded to it.
+        range: The interval ``[low, high)``; a sample close to `high` may be rounded to `high`.
 
     Returns:
         A tensor of type `like`; samples are drawn in float32 and cast.
 
     Raises:
         TypeError: `like` is not a tensor type of floats.
-        ValueError: A symbol of the shape is not bound in the graph, or the range has not two ends.
+        ValueError: A symbol of the shape is not bound in the graph, or the range does not have two bounds.
     """
     if len(range) != 2:
         raise ValueError(f"uniform: the range is {range!r}, expected (low, high)")

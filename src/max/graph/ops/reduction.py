@@ -32,7 +32,7 @@ def _reduce(name: str, op: str, x: TensorValueLike, axis: int) -> TensorValue:
     tensor = as_tensor(x)
     attrs = {"axis": normalize_axis(name, axis, tensor.rank)}
     if name in ("max", "min") and tensor.dtype is DType.bool:
-        # "any" and "all", by way of uint8
+        # "any" and "all" are computed on uint8
         return cast_to(stage(op, (cast_to(tensor, DType.uint8),), attrs), DType.bool)
     return stage(op, (tensor,), attrs)
 

@@ -56,8 +56,8 @@ def repeat_interleave(
 
     Args:
         x: The tensor.
-        repeats: The number of repetitions: an int, or integers of rank 1, one for each element of the axis, or a
-            single one for all. Negative elements of a tensor raise when the graph runs.
+        repeats: The number of repetitions: an int, or integers of rank 1, one for each element of the axis, or one for
+            all elements. Negative elements of a tensor raise when the graph runs.
         axis: The axis; negative counts from the last. None flattens the tensor first.
         out_dim: The size of the axis in the result; required if `repeats` is a tensor other than a constant.
 
@@ -116,7 +116,7 @@ def _repeat_by_tensor(
         )
     total = Dim(out_dim)
     ends = cumsum(counts, axis=0)
-    # if out_dim is a new symbol, the range binds it
+    # a new symbol as out_dim is bound by the range
     last = reshape(sum(counts, axis=0), [])
     positions = range(0, last, 1, out_dim=total, dtype=DType.int64, device=x.device)
     passed = reshape(positions, [total, 1]) >= reshape(ends, [1, size])

@@ -1,7 +1,7 @@
 """Resizing of tensors of any rank, with the coordinates and roundings of ONNX's Resize.
 
 Element ``i`` of ``n`` lies at the position ``numerator / denominator`` of an axis of the old size. Both are integers,
-so that no position is rounded before an index is made of it.
+so that positions are exact until they are rounded to an index.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from max.graph.value import TensorValue, TensorValueLike
 __all__ = ["resize_bicubic", "resize_linear", "resize_nearest"]
 
 HALF_PIXEL, ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL_1D = 0, 1, 2, 3
-"""Coordinate transforms: pixel centres at halves; equal corners; equal first corners; as HALF_PIXEL, 0 for one element.
+"""Coordinate transforms: half-pixel centres; aligned corners; aligned first corners; as HALF_PIXEL, but 0 for size 1.
 """
 HALF_DOWN, HALF_UP, FLOOR, CEIL = 0, 1, 2, 3
-"""Roundings of a position."""
+"""Rounding modes of a position."""
 
 
 class _Positions(NamedTuple):
-    """Where the elements of a resized axis lie on the old one."""
+    """The positions of the elements of a resized axis on the old axis."""
 
     numerators: TensorValue
     """int64, of rank 1."""
@@ -56,15 +56,16 @@ def resize_nearest(
     Args:
         input: The tensor, of any rank and dtype.
         size: The shape of the result, of the input's rank.
-        coordinate_transform_mode: How positions are found: 0 pixel centres at halves, 1 corners are equal, 2 first
-            corners are equal, 3 as 0, and 0 where the new size is 1.
-        round_mode: How a position becomes an index: 0 to the nearest, halves down, 1 halves up, 2 down, 3 up.
+        coordinate_transform_mode: The coordinate transform: 0: half-pixel centres; 1: aligned corners; 2: aligned first
+            corners (asymmetric); 3: as 0, but position 0 if the new size is 1.
+        round_mode: The rounding of a position to an index: 0: to nearest, halves down; 1: to nearest, halves up; 2:
+            down; 3: up.
 
     Returns:
         A tensor of shape `size` and of the input's dtype.
 
     Raises:
-        ValueError: The ranks differ, a mode is unknown, or an axis without elements is to have some.
+        ValueError: The ranks differ, a mode is unknown, or an empty axis is resized to a non-empty one.
     """
     x, sizes = _operands("resize_nearest", input, size)
     transform = _mode("resize_nearest", "coordinate_transform_mode", coordinate_transform_mode)
@@ -94,20 +95,20 @@ def resize_linear(
 ) -> TensorValue:
     """Resizes a tensor: elements are interpolated linearly between two neighbours along each axis.
 
-    Computed in float32, and in float64 for float64; edge elements extend beyond the tensor.
+    Computed in float32 (float64 for float64). Positions beyond the tensor take the edge elements.
 
     Args:
         input: The tensor, of any rank and a floating-point type.
         size: The shape of the result, of the input's rank.
-        coordinate_transform_mode: How positions are found; see `resize_nearest`.
-        antialias: Whether an axis that shrinks is filtered: the weights reach over all old elements that a new one
-            stands for.
+        coordinate_transform_mode: The coordinate transform; see `resize_nearest`.
+        antialias: Whether to filter an axis that shrinks: the weights of a new element then extend over all old
+            elements that it covers.
 
     Returns:
         A tensor of shape `size` and of the input's dtype.
 
     Raises:
-        ValueError: The ranks differ, the mode is unknown, or an axis without elements is to have some.
+        ValueError: The ranks differ, the mode is unknown, or an empty axis is resized to a non-empty one.
         TypeError: The input is not of a floating-point type.
     """
     x, sizes = _operands("resize_linear", input, size)
@@ -129,14 +130,14 @@ def resize_linear(
 
 
 def resize_bicubic(input: TensorValueLike, size: Iterable[DimLike]) -> TensorValue:
-    """Resizes images by a cubic through four neighbours along each axis; see `resize`.
+    """Resizes images by cubic interpolation between four neighbours along each axis; see `resize`.
 
     Args:
         input: The images: ``[N, C, H, W]``, of a floating-point type.
         size: The shape of the result: the same N and C, and the new H and W.
 
     Raises:
-        ValueError: The rank is not 4, or `size` has not four sizes or other N or C.
+        ValueError: The rank is not 4, `size` does not have four sizes, or N or C differs.
         TypeError: The images are not of a floating-point type.
     """
     return resize(input, size, InterpolationMode.BICUBIC)
@@ -181,13 +182,13 @@ def _positions(x: TensorValue, axis: int, new: Dim, transform: int) -> _Position
         return _Positions(mul(places, old_size), maximum(new_size, 1), last)
     numerators = sub(mul(add(mul(places, 2), 1), old_size), new_size)
     if transform == HALF_PIXEL_1D:
-        # 0 for one element
+        # position 0 if the new size is 1
         numerators = mul(numerators, minimum(sub(new_size, 1), 1))
     return _Positions(numerators, maximum(mul(new_size, 2), 1), last)
 
 
 def _between(x: TensorValue, axis: int, positions: _Positions) -> TensorValue:
-    """The values between two neighbours along an axis."""
+    """Linear interpolation between two neighbours along an axis."""
     denominator, last = positions.denominator, positions.last
     inside = minimum(maximum(positions.numerators, 0), mul(last, denominator))
     first = floor_div(inside, denominator)

@@ -20,9 +20,9 @@ class InterpolationMode(StrEnum):
     NEAREST = "nearest"
     """Element ``i * size // new_size`` along each axis."""
     BILINEAR = "bilinear"
-    """Linear between two neighbours along each axis."""
+    """Linear interpolation between two neighbours along each axis."""
     BICUBIC = "bicubic"
-    """A cubic through four neighbours along each axis."""
+    """Cubic interpolation between four neighbours along each axis."""
 
 
 def resize(
@@ -32,8 +32,8 @@ def resize(
 ) -> TensorValue:
     """Resizes images.
 
-    Elements lie at pixel centres and edge elements extend beyond the image, as in PyTorch's ``interpolate`` without
-    ``align_corners``. There is no antialiasing.
+    Elements lie at pixel centres, and positions beyond the image take the edge elements, as in PyTorch's
+    ``interpolate`` without ``align_corners``. There is no antialiasing.
 
     Args:
         input: The images: ``[N, C, H, W]``.
@@ -44,7 +44,7 @@ def resize(
         A tensor of shape `shape` and of the input's dtype.
 
     Raises:
-        ValueError: The rank is not 4, `shape` has not four sizes or other N or C, or the mode is unknown.
+        ValueError: The rank is not 4, `shape` does not have four sizes, N or C differs, or the mode is unknown.
         TypeError: The images are bool, or they are integers and the mode is not NEAREST.
     """
     x = as_tensor(input)
@@ -66,7 +66,7 @@ def fold(
     dilation: int | tuple[int, int] = 1,
     padding: int | tuple[int, int] = 0,
 ) -> TensorValue:
-    """Adds windows up to images, as PyTorch's ``fold``: the adjoint of extracting the windows.
+    """Sums overlapping windows into images, as PyTorch's ``fold``; the adjoint of extracting the windows.
 
     Args:
         input: The windows: ``[N, C * kernel, L]``. ``kernel`` is the number of elements of a window, L the number of

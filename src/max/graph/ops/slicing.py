@@ -32,7 +32,7 @@ SliceIndices = Sequence[SliceIndex]
 _ZERO, _ONE = DimExpr.constant(0), DimExpr.constant(1)
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 
-# how far bounds may be below -dim and above dim: of an element, of slices with a positive and with a negative step
+# how far bounds may lie below -dim and above dim: for an element, and for slices with positive and negative step
 _ELEMENTS, _FORWARD, _BACKWARD = (0, -1), (0, 0), (-1, -1)
 
 Bound = DimExpr | TensorValue
@@ -46,7 +46,7 @@ class _Axis:
     stop: Bound
     step: Bound
     size: DimExpr | None
-    """The size in the result if the index states it, else None: it follows from the bounds."""
+    """The size in the result if the index states it; None: it follows from the bounds."""
     dropped: bool = False
     """Whether the result lacks the axis, because a scalar indexes it."""
     to_end: bool = False
@@ -99,7 +99,7 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
     """
     items: list[Any] = list(indices)
     if len(items) == 1 and isinstance(items[0], list):
-        # a list of slices is what the tuple is; a list of numbers would select elements in NumPy
+        # a list of slices means the same as a tuple; a list of numbers would select elements in NumPy
         listed = cast("list[Any]", items[0])
         items = listed if any(map(_is_basic, listed)) else items
     if len(items) == 2 and isinstance(items[0], slice) and isinstance(items[1], str):
@@ -256,10 +256,10 @@ def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
     """Slices a tensor by NumPy's basic indexing; ``x[...]`` calls it.
 
     An int or a scalar tensor selects one element and drops the axis, a slice selects a range, ``None`` inserts an axis
-    of size 1, ``...`` stands for the remaining axes. Bounds of a slice are from ``-dim`` to ``dim``, with a negative
-    step from ``-dim - 1`` to ``dim - 1``: others are errors, where NumPy takes what there is. Bounds of symbolic axes
-    are checked when the graph runs.
-    ``(slice, out_dim)`` states the size of the result, which a slice with tensor bounds requires.
+    of size 1, ``...`` stands for the remaining axes. Bounds of a slice range from ``-dim`` to ``dim``, and with a
+    negative step from ``-dim - 1`` to ``dim - 1``; other bounds are errors, whereas NumPy clamps them. Bounds of
+    symbolic axes are checked when the graph runs. ``(slice, out_dim)`` states the size of the result, which a slice
+    with tensor bounds requires.
 
     Args:
         x: The tensor.
@@ -301,7 +301,7 @@ def bound_tensors(index: Slice) -> tuple[TensorValue, TensorValue, TensorValue]:
 
 
 def dynamic_sizes(shape: tuple[DimExpr, ...], index: Slice) -> tuple[DimExpr, ...]:
-    """The sizes of all axes of a slice with tensor bounds: the stated ones, else from static bounds."""
+    """The sizes of all axes of a slice with tensor bounds: the stated sizes, otherwise computed from static bounds."""
     sizes: list[DimExpr] = []
     for axis, dim in zip(index.axes, shape, strict=True):
         if axis.size is not None:

@@ -44,7 +44,7 @@ def _unary(op: str, x: TensorValueLike) -> TensorValue:
 def _test(op: str, x: TensorValueLike) -> TensorValue:
     tensor = as_tensor(x)
     if not tensor.dtype.is_float():
-        # no integer is NaN or infinite: false everywhere
+        # integers are never NaN or infinite: the result is false
         return stage("not_equal", (tensor, tensor))
     return stage(op, (tensor,))
 

@@ -1,4 +1,4 @@
-"""Ops that depend on positions only: band masks, windows."""
+"""Band masks and window functions, which depend on positions only."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Stored]:
     Raises:
         WeightsFileError: The file is damaged, or not a GGUF file.
     """
-    # weights are read after configuration and tokenizer: the file need not stay open for another reader
+    # weights are read last, after configuration and tokenizer: the file need not be kept open
     file = open_gguf(path, keep=False)
     return {name: Stored(file, tensor) for name, tensor in file.tensors.items()}
 
@@ -52,7 +52,7 @@ class GGUFWeights(HierarchicalWeights):
 
     The data of a quantised weight is uint8: a row of encoded blocks per row of elements. Data is mapped, read-only. A
     weight of a type without kernels (`max.dtype.file_blocks`) is converted when it is read: to Q8_0, Q6_K or Q4_0, or
-    to bfloat16 where these would lose more than 1/128 of it.
+    to bfloat16 if these would lose more than 1/128 of it.
 
     Args:
         source: The file, or an open ``gguf.GGUFReader``.
@@ -96,7 +96,7 @@ class GGUFWeights(HierarchicalWeights):
 
 
 def _converted(name: str, data: npt.NDArray[Any], stored: str) -> WeightData:
-    """A weight of a type that no kernel multiplies: blocks of one that has kernels, or bfloat16."""
+    """Converts a weight of a type without kernels to blocks of a type with kernels, or to bfloat16."""
     blocks = to_kernel_blocks(data, stored)
     if blocks is None:
         values = decode_file_blocks(data, stored)

@@ -45,7 +45,7 @@ PLAIN_TYPES = {
 BLOCK_TYPES = {**BLOCK_FORMATS, **{name: form.block for name, form in FILE_FORMATS.items()}}
 """The types whose elements are stored in blocks."""
 
-# type numbers of tensors; Q8_1 is ggml's type of activations, which no file has
+# type numbers of tensors; Q8_1, ggml's type of activations, does not occur in files
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
     11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
@@ -55,7 +55,7 @@ _TYPES = {
 }  # fmt: skip
 
 GGUF_TYPE_NUMBERS = {name: number for number, name in _TYPES.items()}
-"""The numbers of types, by name."""
+"""The type numbers, by name."""
 
 # type numbers of metadata values, and their `struct` codes
 _SCALARS = {
@@ -131,7 +131,7 @@ class _Cursor:
         return [self.value(inner, depth + 1) for _ in range(count)]
 
     def strings(self, count: int) -> list[str]:
-        """Reads an array of texts in one tight loop, as a vocabulary has more than 100,000."""
+        """Reads an array of strings in one tight loop, because a vocabulary has more than 100,000."""
         data, at, first = self.data, self.at, self.at
         texts: list[bytes] = []
         try:
@@ -142,7 +142,7 @@ class _Cursor:
                 at = end
         except (struct.error, OverflowError):
             at = len(data) + 1
-        # slices beyond the end are short without an error: the position tells
+        # slicing beyond the end raises no error: check the position instead
         if at > len(data):
             raise self.fail(f"an array of {count} texts should follow at byte {first}")
         self.at = at
@@ -164,7 +164,7 @@ class GGUFFile:
     """
 
     metadata: dict[str, Any]
-    """Metadata by key; arrays of numbers are NumPy arrays, others lists."""
+    """Metadata by key; arrays of numbers are NumPy arrays, other arrays are lists."""
     tensors: dict[str, GGUFTensor]
     """The tensors by name."""
 

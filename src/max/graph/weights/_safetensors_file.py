@@ -183,7 +183,7 @@ class SafetensorsFile:
         offsets = self._integers(name, "data_offsets", fields["data_offsets"])
         if len(shape) > _MAX_RANK:
             raise self._error(f"rank {len(shape)} is above {_MAX_RANK}", name)
-        # a dimension of 0 must not hide others that no array can have
+        # a dimension of 0 must not hide other dimensions that are too large
         if math.prod(size or 1 for size in shape) >= 2**59:
             raise self._error(f"shape {list(shape)} is too large for any array", name)
         if len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -271,4 +271,4 @@ def write_safetensors(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Non
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as a list of pairs; a class of its own to tell it from a JSON list."""
+    """A JSON object as a list of pairs; a separate class, to distinguish it from a JSON list."""
