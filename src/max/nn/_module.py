@@ -178,7 +178,7 @@ class Module(Layer, ABC):
         for path, layer in recursive_named_layers(self):
             shared = vars(layer).get("_shared_weights", ())
             for key, weight in layer.layer_weights.items():
-                # a shard is a view of a weight, which is listed
+                # a shard is a view; its whole weight is listed
                 if key in shared or id(weight) in seen or weight.shard_idx is not None:
                     continue
                 seen.add(id(weight))

@@ -63,8 +63,7 @@ class _Granular:
     """Base of scale specs: the elements that share a scale."""
 
     granularity: Float8ScaleGranularity
-    """The elements that share a scale.
-"""
+    """The elements that share a scale."""
 
     @property
     def is_tensor(self) -> bool:
@@ -93,7 +92,6 @@ class Float8WeightScaleSpec(_Granular):
 
     Args:
         granularity: The elements that share a scale.
-
         dtype: The dtype of the scales.
         block_size: Rows and columns of a block.
 
@@ -115,7 +113,6 @@ class Float8InputScaleSpec(_Granular):
 
     Args:
         granularity: The elements that share a scale.
-
         origin: The origin of the scales.
         dtype: The dtype of the scales.
         activation_scale_ub: An upper bound of dynamic scales.

@@ -33,7 +33,7 @@ class MissingLayer(Module):
         self.layer_id = layer_id
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises: the layer runs in another process.
+        """Always fails, because the layer runs in another process.
 
         Raises:
             RuntimeError: Always.

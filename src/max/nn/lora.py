@@ -51,9 +51,8 @@ class LinearLoRA(Linear):
     """``y = x Wᵀ + b + (x Aᵀ) Bᵀ``, with the matrices A and B of the adapter of each group of rows.
 
     Weights: those of `Linear`, and, prefixed by `name`, ``lora_A.weight`` ``[max_num_loras, max_lora_rank, in_dim]``,
-        ``lora_B.weight`` ``[max_num_loras, out_dim, max_lora_rank]`` and ``lora.bias`` ``[max_num_loras, out_dim]``.
-        Adapters
-    of lower rank are padded with zeros.
+    ``lora_B.weight`` ``[max_num_loras, out_dim, max_lora_rank]`` and ``lora.bias`` ``[max_num_loras, out_dim]``.
+    Adapters of lower rank are padded with zeros.
 
     Args:
         in_dim: The size of the input's last dimension.

@@ -45,7 +45,7 @@ class KVCacheInputs:
         return list(self)[index]
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)  # list() would call __len__ again
+        return sum(1 for _ in self)  # list() calls __len__ as a size hint
 
 
 @dataclass
