@@ -54,4 +54,4 @@ class Pipeline(Generic[PipelineInputsType, PipelineOutputType], ABC):
 
 
 PipelinesFactory: TypeAlias = Callable[[], Pipeline[Any, Any]]
-"""A function that creates a pipeline; it runs in the process of the pipeline."""
+"""A function that makes a pipeline; it runs in the process of the pipeline."""

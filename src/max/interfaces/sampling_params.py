@@ -96,7 +96,7 @@ class SamplingParams:
         stop: Texts that end the generation.
         stop_token_ids: Tokens that end the generation.
         detokenize: Whether to decode the tokens.
-        seed: The seed of the random numbers; None (the default) takes it from the system's random source.
+        seed: The seed of the random numbers; by default, and for None, drawn from the system's random source.
         logits_processors: Callables that change the logits before sampling.
         logit_bias: Values to add to the logits of tokens before sampling.
 
