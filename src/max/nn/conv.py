@@ -141,7 +141,8 @@ class _Conv(Module):
 class Conv1D(_Conv):
     """Convolution over sequences.
 
-    Shapes: ``[N, L, in_channels]`` gives ``[N, OL, out_channels]``, with `permute` channels second.
+    Shapes: ``[N, L, in_channels]`` gives ``[N, OL, out_channels]``, with `permute` channels second;
+    ``OL = (L + padding before + padding after - dilation * (kernel_size - 1) - 1) // stride + 1``.
 
     Args:
         kernel_size: The filter's length.
@@ -187,7 +188,8 @@ class Conv1D(_Conv):
 class Conv2d(_Conv):
     """Convolution over images.
 
-    Shapes: ``[N, H, W, in_channels]`` gives ``[N, OH, OW, out_channels]``, with `permute` channels second.
+    Shapes: ``[N, H, W, in_channels]`` gives ``[N, OH, OW, out_channels]``, with `permute` channels second. Sizes follow
+    as for `Conv1D`, along each axis.
 
     Args:
         kernel_size: The filter's height and width, or one number for both.
@@ -264,7 +266,8 @@ class Conv2d(_Conv):
 class Conv3D(_Conv):
     """Convolution over volumes.
 
-    Shapes: ``[N, D, H, W, in_channels]`` gives ``[N, OD, OH, OW, out_channels]``, with `permute` channels second.
+    Shapes: ``[N, D, H, W, in_channels]`` gives ``[N, OD, OH, OW, out_channels]``, with `permute` channels second. Sizes
+    follow as for `Conv1D`, along each axis.
 
     Args:
         depth: The filter's size along D.

@@ -43,6 +43,9 @@ __all__ = [
 class MoE(Module):
     """A mixture of gated MLPs (https://arxiv.org/abs/1701.06538), optionally with a shared expert for all tokens.
 
+    ``Σ w[e] * down[e](silu(gate[e](x)) * up[e](x))`` over the experts ``e`` that the gate chose, with their weights
+    ``w``. Sums are accumulated in float32.
+
     Shapes: the input and the result are ``[tokens, hidden_dim]``.
 
     Args:

@@ -296,7 +296,9 @@ class ConstantLayerNorm(Module):
 
 
 class GroupNorm(Module):
-    """Group norm: normalises each group of channels, with mean and variance over the group and all positions.
+    """``(x - mean) / sqrt(var + eps) * weight + bias``, with mean and variance over a group of channels.
+
+    Statistics are also over all positions; weight and bias are per channel.
 
     Shapes: ``[batch, channels, …]`` with a static number of channels
     (https://arxiv.org/abs/1803.08494).

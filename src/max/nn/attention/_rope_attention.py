@@ -34,6 +34,9 @@ def distribute_value(v: TensorValue, devices: list[DeviceRef]) -> list[TensorVal
 class AttentionWithRope(QKVProjections):
     """Causal self-attention of a ragged batch, with rotated queries and keys.
 
+    ``softmax(scale * q kᵀ + mask) v``; sums and softmax are computed in float32. Query head ``i`` reads KV head
+    ``i // (num_attention_heads // num_key_value_heads)``.
+
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`), or ``qkv_proj.weight`` instead of
     the first three; with `use_qk_norm`, also ``q_norm`` and ``k_norm`` over each head.
 

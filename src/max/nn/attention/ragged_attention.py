@@ -21,6 +21,9 @@ __all__ = ["RaggedAttention"]
 class RaggedAttention(QKVProjections):
     """Self-attention of a ragged batch, with any mask that the kernel supports.
 
+    ``softmax(scale * q kᵀ + mask) v``; sums and softmax are computed in float32. Query head ``i`` reads KV head
+    ``i // (num_attention_heads // num_key_value_heads)``.
+
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`), or ``qkv_proj.weight`` instead of
     the first three.
 

@@ -16,6 +16,8 @@ __all__ = ["Linear"]
 class Linear(Module):
     """``x @ weight.T + bias``; parameters are initialised at random.
 
+    Shapes: ``x`` is ``[…, in_dim]``, the result ``[…, out_dim]``.
+
     Args:
         in_dim: The size of the last axis of x.
         out_dim: The size of the last axis of the result.

@@ -14,7 +14,7 @@ __all__ = ["GemmaRMSNorm", "GroupNorm", "LayerNorm", "RMSNorm"]
 
 
 class LayerNorm(Module):
-    """Normalises the last axis to mean 0 and variance 1, and applies a scale and a shift.
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last axis (https://arxiv.org/abs/1607.06450).
 
     Args:
         dim: The size of the last axis.
@@ -70,7 +70,9 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Divides the last axis by the root of its mean square, and applies a scale.
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last axis (https://arxiv.org/abs/1910.07467).
+
+    The result has the shape and dtype of x.
 
     Args:
         dim: The size of the last axis.
@@ -98,7 +100,7 @@ class RMSNorm(Module):
 
 
 class GemmaRMSNorm(RMSNorm):
-    """`RMSNorm` whose weight is the difference of the scale from 1, as Gemma stores it.
+    """`RMSNorm` with the scale ``weight + 1``, as Gemma stores it; the weight is 0 at first.
 
     Args:
         dim: The size of the last axis.
@@ -115,7 +117,9 @@ class GemmaRMSNorm(RMSNorm):
 
 
 class GroupNorm(Module):
-    """Normalises groups of channels to mean 0 and variance 1, and applies a scale and a shift to each channel.
+    """``(x - mean) / sqrt(var + eps) * weight + bias``, with mean and variance over a group of channels.
+
+    Statistics are also over all positions; weight and bias are per channel (https://arxiv.org/abs/1803.08494).
 
     Args:
         num_groups: The number of groups.
@@ -147,7 +151,7 @@ class GroupNorm(Module):
         """Normalises the groups of x, ``[batch, num_channels, …]``.
 
         Raises:
-            ValueError: x has another number of channels.
+            ValueError: The number of channels of x is not `num_channels`.
         """
         channels = [self.num_channels]
         weight = Tensor.ones(channels) if self.weight is None else self.weight
