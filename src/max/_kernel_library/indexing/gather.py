@@ -18,7 +18,7 @@ def copy_row(target: Any, source: Any, width: int) -> None:
 
 @k.inline
 def checked_index(index: Any, size: Any, axis: int) -> Any:
-    """An index as a position: negative ones count from the end; raises where it is out of range."""
+    """An index as a position: negative ones count from the end; raises if it is out of range."""
     position = k.i64(index)
     if index.dtype.kind == "u":
         # compared as unsigned: indices from 2**63 on become negative in i64
@@ -52,7 +52,7 @@ def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis:
     """
     width = ctx.target.width(out.dtype)
     outer = out.shape[0]
-    # indices are checked also where the result is empty
+    # indices are checked also if the result is empty
     for o, i in ctx.parallel((k.max(outer, 1), out.shape[1])):
         at = checked_index(indices[i], x.shape[1], axis)
         if outer > 0:

@@ -3,7 +3,7 @@
 The root of the heap is the worst element that is kept. A vector of a row is compared with the root first; most vectors
 of a long row have no better element and are skipped. Equal elements rank by index, the lower one first.
 
-`sign` (compile time) is 1 where the greatest elements are best, and -1 where the smallest are. NaN counts as the
+`sign` (compile time) is 1 if the greatest elements are best, and -1 if the smallest are. NaN counts as the
 greatest element, so it is the best or the worst.
 """
 
@@ -138,7 +138,7 @@ def keep_best(
 
 @k.inline
 def rises_above(candidates: Any, worst: Any, sign: int) -> Any:
-    """Whether elements may be better than the worst one that is kept; true where one of them is NaN."""
+    """Whether elements may be better than the worst one that is kept; true if one of them is NaN."""
     if sign > 0:
         return ~(candidates <= worst)
     else:

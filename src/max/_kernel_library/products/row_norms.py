@@ -16,7 +16,7 @@ from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, Workspace, product, view
 
 SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
-"""Maximum size of an activation, and maximum number of workers, where each worker normalises all of it itself."""
+"""Maximum size of an activation, and maximum number of workers, if each worker normalises all of it itself."""
 
 Norm = tuple[float, float, bool]
 """Epsilon, the offset that is added to gamma, and whether gamma is multiplied before a row is rounded to its dtype."""
@@ -81,7 +81,7 @@ def normalise(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
 def norm_arguments(
     operands: Sequence[Operand], attributes: Mapping[str, Any], number: int
 ) -> tuple[tuple[Arg, ...], dict[str, Any], tuple[Workspace, ...]]:
-    """The arguments, parameters and workspaces that a norm adds to a launch; empty where `attributes` has no `norm`.
+    """The arguments, parameters and workspaces that a norm adds to a launch; empty if `attributes` has no `norm`.
 
     Args:
         operands: x `[…, K]`, the weight, and gamma `[K]`.

@@ -102,7 +102,7 @@ def most_iterations(b: Builder, start: Atom, stop: Atom, step: int) -> int:
 
 
 def is_multiple(b: Builder, a: Atom, factor: int, depth: int = _DEPTH) -> bool:
-    """Whether an integer is known to be a multiple of a power of two, also where its computation wraps."""
+    """Whether an integer is known to be a multiple of a power of two, also if its computation wraps."""
     if isinstance(a, Const):
         return isinstance(a.value, int) and a.value % factor == 0
     let = b.definitions.get(a.id)

@@ -267,7 +267,7 @@ class _Arguments:
 
 
 def _rounded(bound: int) -> int:
-    """A bound of an interval, rounded outwards to a power of two where it exceeds every size of a program."""
+    """A bound of an interval, rounded outwards to a power of two if it exceeds every size of a program."""
     if abs(bound) < _UNLIKELY:
         return bound
     power = 1 << (abs(bound) - 1).bit_length()

@@ -182,7 +182,7 @@ Values that the family's reader of fields sets by itself are not repeated.
 """
 
 _TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "lfm2", "mistral", "ministral3")
-"""The types whose composite classes tie the output layer where neither config says so."""
+"""The types whose composite classes tie the output layer if neither config says so."""
 
 _TOP_KEYS = ("tie_word_embeddings", "quantization_config")
 """Keys that count at the top level of a composite config.json, if it states them."""

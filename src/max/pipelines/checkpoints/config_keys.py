@@ -73,7 +73,7 @@ class ConfigKeys:
         return ModelFilesError(f"{self._file}: {name} is {text}; expected {expected}", _REMEDY)
 
     def value(self, key: str) -> Any:
-        """The value, unchecked; None where the key is missing.
+        """The value, unchecked; None if the key is missing.
 
         Args:
             key: The key.
@@ -84,11 +84,11 @@ class ConfigKeys:
         return getattr(self._config, key, None)
 
     def _read(self, key: str, default: Any, expected: str, convert: Callable[[Any], T | None]) -> T:
-        """The converted value, or the default where the key is missing.
+        """The converted value, or the default if the key is missing.
 
         Args:
             key: The key.
-            default: The default; `_REQUIRED` where the file must have the key.
+            default: The default; `_REQUIRED` if the file must have the key.
             expected: What would fit, for the error.
             convert: Returns the value to use; None if it does not fit.
         """
@@ -107,7 +107,7 @@ class ConfigKeys:
             key: The key.
             low: The least value that fits.
             high: The greatest value that fits.
-            default: The value where the key is missing; without a default the key is required.
+            default: The value if the key is missing; without a default the key is required.
 
         Raises:
             ModelFilesError: The value does not fit.
@@ -156,7 +156,7 @@ class ConfigKeys:
             over: The value must exceed it.
             least: The least value that fits, if ``over`` is not given.
             most: The greatest value that fits.
-            default: The value where the key is missing; without a default the key is required.
+            default: The value if the key is missing; without a default the key is required.
 
         Raises:
             ModelFilesError: The value does not fit.
@@ -175,7 +175,7 @@ class ConfigKeys:
         return self._read(key, default, f"a number {' and '.join(bounds)}", convert)
 
     def numbers(self, key: str, *, over: float) -> list[float] | None:
-        """A list of finite numbers; None where the key is missing.
+        """A list of finite numbers; None if the key is missing.
 
         Args:
             key: The key.
@@ -195,7 +195,7 @@ class ConfigKeys:
 
         Args:
             key: The key.
-            default: The value where the key is missing.
+            default: The value if the key is missing.
 
         Raises:
             ModelFilesError: The value does not fit.
@@ -208,7 +208,7 @@ class ConfigKeys:
         Args:
             key: The key.
             choices: The texts that fit.
-            default: The value where the key is missing.
+            default: The value if the key is missing.
 
         Raises:
             ModelFilesError: The value does not fit.
@@ -220,7 +220,7 @@ class ConfigKeys:
         return self._read(key, default, f"one of {', '.join(choices)}", convert)
 
     def object(self, key: str) -> ConfigKeys | None:
-        """An object of the file; None where the key is missing.
+        """An object of the file; None if the key is missing.
 
         Args:
             key: The key.
@@ -238,7 +238,7 @@ class ConfigKeys:
         return self._read(key, None, "an object", convert)
 
     def token_ids(self, key: str) -> list[int]:
-        """Token ids: an integer or a list of integers; empty where the key is missing.
+        """Token ids: an integer or a list of integers; empty if the key is missing.
 
         Args:
             key: The key.

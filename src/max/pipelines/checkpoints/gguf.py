@@ -263,7 +263,7 @@ def _number(file: GGUFFile, key: str) -> float:
 
 
 def _least(file: GGUFFile, key: str, default: float) -> float:
-    """A number from 0, or the default where the file does not state it."""
+    """A number from 0, or the default if the file does not state it."""
     return _greatest(file, key) if key in file.metadata else default
 
 
@@ -274,7 +274,7 @@ def _stated(file: GGUFFile, key: str) -> bool:
 
 
 def _flag(file: GGUFFile, key: str, default: bool) -> bool:
-    """True or false, or the default where the file does not state it."""
+    """True or false, or the default if the file does not state it."""
     value = file.metadata.get(key, default)
     if type(value) not in (bool, int):
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected true or false", _FOLDER)

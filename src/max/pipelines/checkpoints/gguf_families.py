@@ -193,7 +193,7 @@ _VARIANTS = (
 
 
 def family_of(name: str, metadata: Mapping[str, object]) -> GGUFFamily | None:
-    """The family of a file; None where its architecture is not supported.
+    """The family of a file; None if its architecture is not supported.
 
     Args:
         name: llama.cpp's name of the architecture.

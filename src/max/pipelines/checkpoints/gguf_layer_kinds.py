@@ -24,7 +24,7 @@ _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and 
 
 
 def layer_types_of(file: GGUFFile, name: str, count: int) -> dict[str, Any]:
-    """The keys of a config.json that tell which layers have a window, where the file states it.
+    """The keys of a config.json that tell which layers have a window, if the file states it.
 
     Args:
         file: The file.

@@ -148,7 +148,7 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
             f"{file.path}: {len(kinds)} token types for {len(texts)} tokens", _REMEDY
         )
     special = _named_tokens(values, texts, _SPECIAL)
-    # the key of the begin token has that of a class where the algorithm is WordPiece
+    # the key of the begin token has that of a class if the algorithm is WordPiece
     special.pop("bos_token" if values.get("tokenizer.ggml.model") == "bert" else "cls_token", None)
     return Vocabulary(texts, [int(kind) for kind in kinds], special, values, file.path)
 

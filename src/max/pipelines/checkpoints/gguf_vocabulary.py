@@ -79,7 +79,7 @@ def _byte_level(values: dict[str, Any], merges: Sequence[tuple[str, ...]]) -> di
 
 
 def _patterns(step: dict[str, Any]) -> tuple[str, ...]:
-    """The patterns by which a pre-tokenizer splits; one that no file has where it does something else."""
+    """The patterns by which a pre-tokenizer splits; one that no file has if it does something else."""
     gpt2 = SPLITS["gpt-2"].patterns
     match step.get("type"):
         case "Sequence":

@@ -104,7 +104,7 @@ class HuggingFaceConfig:
 
     @property
     def checkpoint_dtype(self) -> str | None:
-        """The dtype of the weights, under its new or its old key; that of text_config where the top level has none."""
+        """The dtype of the weights, under its new or its old key; that of text_config if the top level has none."""
         value = self.stated("dtype") or self.stated("torch_dtype")
         return None if value is None else str(value)
 
@@ -115,7 +115,7 @@ class HuggingFaceConfig:
         return section if isinstance(section, dict) else None
 
     def stated(self, key: str) -> Any:
-        """The value of a key at the top level, or in text_config where the top level has none; None without one.
+        """The value of a key at the top level, or in text_config if the top level has none; None without one.
 
         Args:
             key: The key.

@@ -14,7 +14,7 @@ fp8                 float8_e4m3fn, a scale a block or tensor             bfloat1
 bitsandbytes        nf4 and fp4, a maximum for 64 elements               Q8_0, rounded to 8 bits
                     int8, a maximum a row                                Q8_0; scales rounded to float16
 mxfp4               4-bit floats with a power of 2 for 32                Q8_0, exact in the range of float16;
-                                                                         bfloat16 where the error is large
+                                                                         bfloat16 if the error is large
 ==================  ===================================================  =======================================
 """
 
@@ -199,7 +199,7 @@ def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
 
 
 def _int8_rows(name: str, q: Array, scales: Array) -> WeightData:
-    """Blocks of Q8_0 of int8 ``[outputs, inputs]`` with a scale a row, float32 ``[outputs, 1]``; float32 where inputs
+    """Blocks of Q8_0 of int8 ``[outputs, inputs]`` with a scale a row, float32 ``[outputs, 1]``; float32 if inputs
     are no multiple of 32.
     """
     if q.shape[1] % 32 or np.abs(scales).max(initial=0) > 65504:

@@ -22,7 +22,7 @@ class WeightPathParser:
             weight_path: Files: paths on this machine, within the model, or ``owner/repository/file``.
 
         Returns:
-            The paths, within their repository where one is named; the repository, None: the model's.
+            The paths, within their repository if one is named; the repository, None: the model's.
 
         Raises:
             ValueError: The files are in several repositories.

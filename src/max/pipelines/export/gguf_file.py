@@ -140,7 +140,7 @@ def export_gguf(
 
 
 def architecture_of(name: str) -> str | None:
-    """llama.cpp's name of an architecture; None where it has none.
+    """llama.cpp's name of an architecture; None if it has none.
 
     Args:
         name: The class's name in ``architectures`` of config.json.

@@ -27,7 +27,7 @@ _TELL_DENSE_LAYERS = ("jamba", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe")
 _PUBLISHED_SWIGLU = (1.702, 7.0)
 _STATES_GATING = ("deepseek2", "dots1", "glm4moe", "lfm2moe", "minimax-m2")
 _PERIODS = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4}
-"""The distance of layers without a window, where files leave it out."""
+"""The distance of layers without a window, if files leave it out."""
 _STATES_PATTERN = ("gemma3n", "olmo2")
 _STATES_FACTORS = ("granite", "granitemoe", "granitehybrid")
 
@@ -90,7 +90,7 @@ def _one_or_list(numbers: list[int]) -> int | list[int]:
 
 
 def _feed_forward(config: DecoderConfig) -> int | list[int]:
-    """The inner size of the MLP of each layer; 0 where a layer has none."""
+    """The inner size of the MLP of each layer; 0 if a layer has none."""
     sizes = config.layer_sizes or (config.intermediate_size,) * config.num_layers
     return _one_or_list([n if config.feeds_forward(i) else 0 for i, n in enumerate(sizes)])
 

@@ -33,7 +33,7 @@ class Channel(Protocol[In, Out]):
         """Sends several messages as one frame; from any thread.
 
         Args:
-            messages: The messages; nothing is sent where there are none.
+            messages: The messages; nothing is sent if there are none.
 
         Raises:
             OSError: The other end is closed.
@@ -130,7 +130,7 @@ class ConnectionChannel(Generic[Received, Sent]):
         """Sends several messages as one frame; from any thread.
 
         Args:
-            messages: The messages; nothing is sent where there are none.
+            messages: The messages; nothing is sent if there are none.
 
         Raises:
             OSError: The other end is closed.

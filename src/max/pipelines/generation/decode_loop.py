@@ -82,7 +82,7 @@ class DecodeLoop:
 
     @classmethod
     def of(cls, session: InferenceSession, pipeline_model: PipelineModel[Any]) -> DecodeLoop | None:
-        """The loop of a model; None where its graph cannot be repeated on the host.
+        """The loop of a model; None if its graph cannot be repeated on the host.
 
         Args:
             session: The model's session.

@@ -199,7 +199,7 @@ class StepRecorder:
 
         Args:
             seconds: The time of all of them.
-            steps: Their number; none where it is 0.
+            steps: Their number; none if it is 0.
         """
         milliseconds = seconds * 1e3
         if steps:
@@ -221,7 +221,7 @@ class Engine:
     Args:
         pipeline: The pipeline; all its requests go through one engine.
         limits: The limits of batches.
-        reader: Delivers the tokens of an execution of several steps while it runs, where the pipeline
+        reader: Delivers the tokens of an execution of several steps while it runs, if the pipeline
             can be read; :meth:`step` then returns those that it has not delivered.
     """
 
@@ -269,7 +269,7 @@ class Engine:
         """Ends a request before the next step, which returns its last output and frees its pages.
 
         Args:
-            request_id: The request; nothing happens where it is not open.
+            request_id: The request; nothing happens if it is not open.
         """
         with self._lock:
             self._changes.append(request_id)

@@ -57,7 +57,7 @@ class TextGenerator(ABC, Generic[ContextT]):
         """Ends a request with status ``CANCELLED``; its pages are free before the next step.
 
         Args:
-            request_id: The request; nothing happens where it has ended.
+            request_id: The request; nothing happens if it has ended.
         """
 
     def run(self, contexts: Sequence[ContextT]) -> list[TextGenerationOutput]:
@@ -212,7 +212,7 @@ class Generation(TextGenerator[TextGenerationContext]):
         """Ends a request with status ``CANCELLED``; its pages are free before the next step.
 
         Args:
-            request_id: The request; nothing happens where it has ended.
+            request_id: The request; nothing happens if it has ended.
         """
         # the request ends now, and not after the step that may be running
         with self._guard:

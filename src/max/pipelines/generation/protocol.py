@@ -8,7 +8,7 @@ and neither side sees the other's state. A conversation::
     engine -> PromptStarted                       per request: its prompt is read from now on
     engine -> TokensGenerated ...                 per request, in the order of its tokens
     engine -> TokensGenerated | RequestFailed     the last event of each request
-    engine -> EngineStats                         now and then, where the engine was told to
+    engine -> EngineStats                         now and then, if the engine was told to
     user   -> ForgetPrefixes
     engine -> PrefixesForgotten
     user   -> Shutdown
@@ -209,7 +209,7 @@ class CancelRequest:
     """Ends a request.
 
     Args:
-        request_id: The request; nothing happens where it has ended.
+        request_id: The request; nothing happens if it has ended.
     """
 
     request_id: str
@@ -256,7 +256,7 @@ class ErrorInfo:
         kind: The name of the exception's class; of what the user can correct, `UserError` or the nearest of its
             subclasses that both sides know (``InputError``, ``ModelFilesError``, ``NotFiniteError``, …).
         problem: The error.
-        remedy: What corrects it, where that is known.
+        remedy: What corrects it, if that is known.
     """
 
     kind: str
@@ -302,9 +302,9 @@ class TokensGenerated:
 
     Args:
         request_id: The request.
-        tokens: The tokens; none where a cancellation ends the request.
+        tokens: The tokens; none if a cancellation ends the request.
         status: ``ACTIVE``, or why the request has ended; then this is its last event.
-        log_probabilities: One entry per token where they were requested.
+        log_probabilities: One entry per token if they were requested.
     """
 
     request_id: str

@@ -101,7 +101,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
         """Ends a request with status ``CANCELLED``; its pages are free before the next step.
 
         Args:
-            request_id: The request; nothing happens where it has ended.
+            request_id: The request; nothing happens if it has ended.
         """
         self._send(CancelRequest(request_id.value))
 

@@ -269,7 +269,7 @@ class _Service:
         """Waits for a command; new prefixes are stored in longer idle times."""
         self._keeper.resume()
         try:
-            # again where the write before is still open: what came after it has no other occasion
+            # again if the write before is still open: what came after it has no other occasion
             while self._has_new_prefixes and isinstance(self._pipeline, KeepingPipeline):
                 try:
                     return self._commands.get(timeout=KEEP_DELAY_S)

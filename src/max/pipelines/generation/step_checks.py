@@ -22,7 +22,7 @@ def fail_without_logits(
 ) -> None:
     """Ends the requests whose logits are all NaN with an error, as no token can be chosen from them.
 
-    Sampling ignores NaN, and takes token 0 where nothing else is left: only the logits of rows with token 0 are read.
+    Sampling ignores NaN, and takes token 0 if nothing else is left: only the logits of rows with token 0 are read.
 
     Args:
         outputs: The outputs of the step.

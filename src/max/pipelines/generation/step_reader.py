@@ -97,7 +97,7 @@ class StepReader:
 
         Returns:
             For each request of the batch the number of its tokens that were delivered; an empty list
-            where no history was read.
+            if no history was read.
         """
         with self._changed:
             run, self._run = self._run, None
@@ -112,7 +112,7 @@ class StepReader:
 
         Returns:
             For each request of the batch its length before the execution, and its tokens that were delivered
-            although the execution returns none; an empty list where no history was read.
+            although the execution returns none; an empty list if no history was read.
         """
         with self._changed:
             run = self._run

@@ -200,7 +200,7 @@ class TextGenerationPipeline(
             batch: The requests.
 
         Returns:
-            int32 ``[batch, words]``, a bit a token; None where no request has a schema or a grammar.
+            int32 ``[batch, words]``, a bit a token; None if no request has a schema or a grammar.
         """
         if not any(map(is_constrained, batch)):
             return None
@@ -240,7 +240,7 @@ class TextGenerationPipeline(
 
     def warm_up(self) -> None:
         """Builds the vocabulary of structured output, so that the first request with a grammar does not wait for it;
-        from any thread. Does nothing where requests cannot have grammars."""
+        from any thread. Does nothing if requests cannot have grammars."""
         if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
             self._constraints.warm_up(self._tokenizer.eos_token_ids)
 
@@ -287,7 +287,7 @@ class TextGenerationPipeline(
         return flat, num_steps
 
     def _inputs(self, flat: list[TextGenerationContextType], num_steps: int) -> ModelInputs:
-        """The inputs of the first step, those of the last one updated where the batch is the same."""
+        """The inputs of the first step, those of the last one updated if the batch is the same."""
         last, self._last_step = self._last_step, None
         if last and num_steps == 1 and last.precedes(flat):
             cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
@@ -448,12 +448,12 @@ class TextGenerationPipeline(
             self._prefixes.load()
 
     def save_prefixes(self) -> None:
-        """Stores the cached prefixes for a later engine, where the configuration has a folder for them."""
+        """Stores the cached prefixes for a later engine, if the configuration has a folder for them."""
         if self._prefixes is not None:
             self._prefixes.save()
 
     def new_prefixes(self) -> PrefixWrite | None:
-        """The cached prefixes that are not stored yet; None where there are none, or no folder for them."""
+        """The cached prefixes that are not stored yet; None if there are none, or no folder for them."""
         return None if self._prefixes is None else self._prefixes.new_pages()
 
     def forget_prefixes(self) -> None:
@@ -463,7 +463,7 @@ class TextGenerationPipeline(
             self._prefixes.forget()
 
     def release(self, request_id: RequestID) -> None:
-        """Frees the pages of a request; nothing happens where it has none.
+        """Frees the pages of a request; nothing happens if it has none.
 
         Args:
             request_id: The request.

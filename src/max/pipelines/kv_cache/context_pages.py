@@ -86,7 +86,7 @@ class ContextPages:
             context: The request; its page table is empty.
 
         Returns:
-            The number of skipped tokens; 0 where tokens of the request were processed already.
+            The number of skipped tokens; 0 if tokens of the request were processed already.
         """
         salt = _salt(context)
         if context.start_idx != 0 or salt is None:

@@ -47,7 +47,7 @@ class _HostTables:
         cache_lengths: As in :meth:`PagedKVCacheManager.get_runtime_inputs`, as are the next two.
         lookup_tables: The pages, for each group of layers.
         max_lengths: One row.
-        slots: The slot of each request; None where the model has no recurrent states.
+        slots: The slot of each request; None if the model has no recurrent states.
     """
 
     inputs: RaggedKVCacheInputs

@@ -1,6 +1,6 @@
 """The number of pages of a cache, and their memory.
 
-Each group of layers has a pool of pages. Where memory is short, all pools have the same number of pages, at most what
+Each group of layers has a pool of pages. If memory is short, all pools have the same number of pages, at most what
 a full batch holds at once: short sequences need as many pages of a group with a window as of one without, and long
 sequences leave the pool of a window small.
 """
@@ -168,7 +168,7 @@ def pages_for_memory(
 ) -> tuple[int, ...]:
     """The number of pages of each group that a full batch needs, limited by the memory beside its states.
 
-    Where no layer has keys, a page is a sequence and has no memory.
+    If no layer has keys, a page is a sequence and has no memory.
 
     Args:
         params: The cache's shape.
@@ -212,7 +212,7 @@ def pages_for_memory(
 
 
 def _equal_pools(most: Sequence[int], sizes: Sequence[int], available: int) -> tuple[int, ...]:
-    """Pools of equal size that fill the memory; a pool is smaller only where its maximum is.
+    """Pools of equal size that fill the memory; a pool is smaller only if its maximum is.
 
     Args:
         most: The most pages of each pool.

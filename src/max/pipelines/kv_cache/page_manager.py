@@ -2,7 +2,7 @@
 
 A group is the layers of one shape and one window; it has a pool of pages (`PagePool`), and a request has a table of
 pages in each pool. All tables of a request have the same length: a group whose window has passed a page gives the page
-back, and its place stays, so that page ``i`` is at index ``i``. A prefix is reused where each group has the pages of
+back, and its place stays, so that page ``i`` is at index ``i``. A prefix is reused if each group has the pages of
 its last window::
 
     tokens                  0 ……………………………… length - window + 1 ……… length

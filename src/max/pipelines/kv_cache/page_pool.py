@@ -187,7 +187,7 @@ class PagePool:
             page_hash: The hash of the content.
 
         Returns:
-            The page; None where the content is cached already, or no empty page is free.
+            The page; None if the content is cached already, or no empty page is free.
         """
         page = next(iter(self._free), None)
         if page is None or page in self._hash_of_page or page_hash in self._page_of_hash:

@@ -111,7 +111,7 @@ def remove_abandoned_parts(folder: Path) -> None:
 def read_pages(
     path: Path, key: str, page_bytes: Sequence[int]
 ) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yields the sound pages of a file; none where it is absent, damaged, or of another key. Of a file that is there,
+    """Yields the sound pages of a file; none if it is absent, damaged, or of another key. Of a file that is there,
     a warning says what was left out.
 
     Args:
@@ -157,7 +157,7 @@ def read_pages(
 def _entries(
     header: object, key: str, page_bytes: Sequence[int]
 ) -> list[tuple[int, str, str]] | None:
-    """Group, hash and digest of each page that a header names; None where the header is not one of this key and these
+    """Group, hash and digest of each page that a header names; None if the header is not one of this key and these
     pages.
     """
     if not isinstance(header, dict) or header.get("key") != key:
@@ -185,7 +185,7 @@ def _header(key: str, groups: list[dict[str, Any]]) -> bytes:
 
 
 def _read_header(file: BinaryIO) -> Any:
-    """The header; None where the file has no whole one."""
+    """The header; None if the file has no whole one."""
     if file.read(len(_MAGIC)) != _MAGIC:
         return None
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))

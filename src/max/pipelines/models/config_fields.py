@@ -85,14 +85,14 @@ def base_fields(
         names: The family's names of keys, for those of Llama (``hidden_size``, ``num_hidden_layers``, …); empty where
             the file has no such key.
         head_dim: The size of a head if the file states none; by default the hidden size divided by the heads.
-        tied: Whether the output layer is tied where the file does not say so.
+        tied: Whether the output layer is tied if the file does not say so.
         gated: Whether the MLPs have a gate.
-        activation: The activation where the file states none.
-        eps: The norms' epsilon where the file states none; None: it must.
-        longest: The longest sequence where the file states none.
+        activation: The activation if the file states none.
+        eps: The norms' epsilon if the file states none; None: it must.
+        longest: The longest sequence if the file states none.
         rotates: Whether heads are rotated.
-        theta: The base of the rotation's frequencies where the file states none.
-        partial_rotation: The rotated share of a head where the file states none; None: heads are rotated as a whole.
+        theta: The base of the rotation's frequencies if the file states none.
+        partial_rotation: The rotated share of a head if the file states none; None: heads are rotated as a whole.
         rope_section: The kind of layers whose rotation is read, where ``rope_parameters`` has an object for each.
 
     Raises:
@@ -143,7 +143,7 @@ def recurrent_fields(keys: ConfigKeys, *, tied: bool = False) -> Fields:
 
     Args:
         keys: The keys of config.json.
-        tied: Whether the output layer is tied where the file does not say so.
+        tied: Whether the output layer is tied if the file does not say so.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
@@ -183,7 +183,7 @@ def biases(
         keys: The keys of config.json.
         key: The key.
         mlp: The key for the MLP's biases; empty: it has none.
-        default: Whether there are biases where the file lacks a key.
+        default: Whether there are biases if the file lacks a key.
 
     Raises:
         ModelFilesError: A value does not fit.
@@ -202,9 +202,9 @@ def windows(keys: ConfigKeys, num_layers: int, pattern: int, default: int) -> Fi
     Args:
         keys: The keys of config.json.
         num_layers: The number of layers.
-        pattern: The distance of layers without a window where the file states neither ``layer_types`` nor
+        pattern: The distance of layers without a window if the file states neither ``layer_types`` nor
             ``sliding_window_pattern``.
-        default: The window where the file lacks the key; null means no window.
+        default: The window if the file lacks the key; null means no window.
 
     Raises:
         ModelFilesError: A value does not fit.
@@ -222,8 +222,8 @@ def _activation(keys: ConfigKeys, key: str, default: str, gated: bool) -> str:
 
     Args:
         keys: The keys of config.json.
-        key: The key; empty where the file has none.
-        default: The activation where the file states none.
+        key: The key; empty if the file has none.
+        default: The activation if the file states none.
         gated: Whether the MLPs have a gate.
 
     Raises:
@@ -238,7 +238,7 @@ def window(keys: ConfigKeys, default: int | None = None) -> int | None:
 
     Args:
         keys: The keys of config.json.
-        default: The window where the file lacks the key; null means no window.
+        default: The window if the file lacks the key; null means no window.
 
     Raises:
         ModelFilesError: The value does not fit.
@@ -279,7 +279,7 @@ def layers_of_type(
     Args:
         keys: The keys of config.json.
         num_layers: The number of layers.
-        default: The layers where the key is missing.
+        default: The layers if the key is missing.
         kind: full_attention or the other kind.
         other: The kind of layers with a window.
 
@@ -300,7 +300,7 @@ def layer_kinds(keys: ConfigKeys, default: list[str], recurrent: str) -> tuple[L
 
     Args:
         keys: The keys of config.json.
-        default: The types where the key is missing.
+        default: The types if the key is missing.
         recurrent: The type of recurrent layers; those of the others is ``full_attention``.
 
     Raises:

@@ -1,6 +1,6 @@
 """A decoder-only model as layers, described by its config; the base of architectures.
 
-An architecture changes what differs by fields of its config. Where a model computes something else, it overrides
+An architecture changes what differs by fields of its config. If a model computes something else, it overrides
 `Decoder.attention`, `Decoder.feed_forward` or `Decoder.block`.
 """
 

@@ -120,7 +120,7 @@ class DecoderAttention(QKVProjections):
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
             positional: Of rotated layers the table of cosines and sines ``[positions, rotated_dim]``, or, where
-                heads are normalised after the rotation or keys are shared, its rows for the tokens; then, where scores
+                heads are normalised after the rotation or keys are shared, its rows for the tokens; then, if scores
                 depend on the position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
@@ -131,7 +131,7 @@ class DecoderAttention(QKVProjections):
         return self.attend(layer_idx, x, kv_collection, positional, input_row_offsets, *projected)
 
     def project(self, x: TensorValue) -> tuple[TensorValue, TensorValue | None, TensorValue | None]:
-        """The queries, the gates of attended values where there are some, and the keys, unless the layer shares those
+        """The queries, the gates of attended values if there are any, and the keys, unless the layer shares those
         of another.
 
         Args:

@@ -77,7 +77,7 @@ class DecoderBlock(Module):
         self._over_devices[name] = parts
 
     def _layer(self, name: str) -> Callable[..., TensorValue] | None:
-        """The computation of a layer; None where the block has none of that name."""
+        """The computation of a layer; None if the block has none of that name."""
         return self._over_devices.get(name) or self.sublayers.get(name)
 
     def __call__(
@@ -123,7 +123,7 @@ class DecoderBlock(Module):
         return self._fed_forward(mlp, h)
 
     def _fed_forward(self, mlp: Callable[..., TensorValue] | None, h: TensorValue) -> TensorValue:
-        """The residual sum with the feed-forward layer's output; the input where there is none."""
+        """The residual sum with the feed-forward layer's output; the input if there is none."""
         if mlp is None:
             return h
         normed = self._norm("mlp_input", h)
@@ -131,7 +131,7 @@ class DecoderBlock(Module):
         return self._norm("mlp_sum", (normed if self.normed_residual else h) + output)
 
     def _norm(self, place: str, x: TensorValue) -> TensorValue:
-        """The norm of a place; the input where there is none."""
+        """The norm of a place; the input if there is none."""
         return self.sublayers[NORM_PLACES[place]](x) if place in self.norm_places else x
 
     def _scaled(self, x: TensorValue) -> TensorValue:

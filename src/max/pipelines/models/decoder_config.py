@@ -86,7 +86,7 @@ class DecoderConfig:
         attention_gate: Whether attended values are multiplied by the sigmoid of gates, which the projection of queries
             has behind the query of each head.
         value_norm: Whether the values of each head are normalised, without a weight.
-        full_attention_heads: The number of KV heads and the size of heads in layers without a window, where they
+        full_attention_heads: The number of KV heads and the size of heads in layers without a window, if they
             differ.
         keys_as_values: Whether the values of layers without a window are their projected keys.
         shared_kv_layers: The number of last layers that have no keys and values of their own: each reads those of the
@@ -108,7 +108,7 @@ class DecoderConfig:
         layer_sizes: The inner size of each layer's MLP, if they differ; intermediate_size is the largest.
         sparsity: For each layer the share of the MLP's gates that is cut; empty: none.
         per_layer_inputs: The vectors that each layer takes of each token.
-        alternating: The hidden states of a token, where it has several.
+        alternating: The hidden states of a token, if it has several.
         latent: The sizes of latent attention; None: keys and values are cached as they are.
         experts: The experts of layers that have some; None: all layers have an MLP.
         gated_blocks: Whether blocks are `max.pipelines.models.gated_block.GatedBlock`.
@@ -241,7 +241,7 @@ class DecoderConfig:
         """The number of a layer in the cache: of attention among its group's layers with pages, else among those with
         states.
 
-        Where one layer has both, all have.
+        If one layer has both, all have.
 
         Args:
             index: The layer's index.
@@ -268,7 +268,7 @@ class DecoderConfig:
         return [groups[form] for form in sorted(groups)] or [[]]
 
     def cache_group(self, index: int) -> int:
-        """The group of the cache that a layer's keys and values are in; 0 where it has none.
+        """The group of the cache that a layer's keys and values are in; 0 if it has none.
 
         Args:
             index: The layer's index.
@@ -354,7 +354,7 @@ class DecoderConfig:
         """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of
         layers; index keys are a group of their own.
 
-        Where there are more devices than KV heads, the shape counts the copies of each head.
+        If there are more devices than KV heads, the shape counts the copies of each head.
 
         Args:
             dtype: The cache's dtype.

@@ -66,7 +66,7 @@ class DecoderInputs(ModelInputs):
 class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     """A decoder-only model that picks the next tokens in its graph.
 
-    An architecture subclasses it, sets the class attributes, and overrides `configure` where its
+    An architecture subclasses it, sets the class attributes, and overrides `configure` if its
     config depends on the weights.
     """
 

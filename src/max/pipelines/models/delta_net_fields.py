@@ -14,7 +14,7 @@ STORED_PARTS = {
     # of earlier files
     "ssm_in": "mixer.in_proj_qkvz",
 }
-"""Names within a layer of GGUF files, where they differ from those of other families, and the decoder's."""
+"""Names within a layer of GGUF files, if they differ from those of other families, and the decoder's."""
 
 _MOST = 2**16
 

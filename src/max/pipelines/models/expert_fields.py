@@ -31,7 +31,7 @@ def layer_list(keys: ConfigKeys, key: str, default: Iterable[int]) -> frozenset[
     Args:
         keys: The keys of config.json.
         key: The key of the list.
-        default: The layers where the key is missing.
+        default: The layers if the key is missing.
 
     Raises:
         ModelFilesError: It is no list of integers.

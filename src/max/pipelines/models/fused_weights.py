@@ -29,7 +29,7 @@ def split_fused(
 
     The expansions of latents are joined, and decoded if quantised, since keys and values are split later.
 
-    Projections of delta nets are split where the form has their parts.
+    Projections of delta nets are split if the form has their parts.
 
     Parameters of activations that the config states become weights.
 

@@ -82,7 +82,7 @@ class ExpertsBeside(DecoderExperts):
 class GatedBlock(DecoderBlock):
     """A block whose result is ``factor * (h + gate(h, vectors))``, h as of `DecoderBlock`.
 
-    Weights: those of `DecoderBlock`; those of ``gate`` and of ``beside``, where there are some; ``layer_scalar``
+    Weights: those of `DecoderBlock`; those of ``gate`` and of ``beside``, if there are any; ``layer_scalar``
     ``[1]``.
 
     Args:
@@ -126,7 +126,7 @@ class GatedBlock(DecoderBlock):
             layer_idx: Which layer of the cache, uint32, rank 0.
             x: ``[total_seq_len, dim]``.
             kv_collection: The cache, or its four values.
-            positional: What the attention takes of positions, then the layer's vectors where there are some.
+            positional: What the attention takes of positions, then the layer's vectors if there are any.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:

@@ -23,7 +23,7 @@ LARGEST_GROUP = 2**24
 
 
 def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
-    """The format of GPTQ weights by the ``quantization_config`` of config.json; None where the weights are of another
+    """The format of GPTQ weights by the ``quantization_config`` of config.json; None if the weights are of another
     kind.
 
     Weights of AWQ, and of GPTQ with 3 bits, are converted to GPTQ of 4 bits when they are loaded.
@@ -101,7 +101,7 @@ def gptq_v1(state_dict: Mapping[str, WeightData], bits: int) -> dict[str, Weight
 def without_trivial_groups(
     values: Mapping[str, WeightData], quantization: QuantizationConfig
 ) -> dict[str, WeightData]:
-    """The weights without ``g_idx`` where the groups of inputs are in order.
+    """The weights without ``g_idx`` if the groups of inputs are in order.
 
     Args:
         values: The weights by name.

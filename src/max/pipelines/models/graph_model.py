@@ -78,7 +78,7 @@ class GraphModel(PipelineModel[BaseContextType]):
 
         Args:
             weights: The weights by the checkpoint's names.
-            default: Renames them where the architecture is registered without adapters.
+            default: Renames them if the architecture is registered without adapters.
 
         Raises:
             WeightsError: The weights do not fit the names.

@@ -60,7 +60,7 @@ class LatentForm:
 
 
 class DecoderLatentAttention(LatentAttentionWithRope):
-    """Latent attention with a decoder's arguments: biases where the form has them, and the values of positions as a
+    """Latent attention with a decoder's arguments: biases if the form has them, and the values of positions as a
     list.
 
     Weights: those of `LatentAttentionWithRope`; with biases ``q_a_proj.bias``, ``kv_a_proj_with_mqa.bias`` and

@@ -97,7 +97,7 @@ def indexed_fields(fields: Fields, keys: ConfigKeys) -> Fields:
 
 
 def _layers_of(keys: ConfigKeys, key: str, kinds: tuple[str, ...], count: int) -> list[str]:
-    """The kind of each layer that a file states, the first one where it states none; empty where they do not fit."""
+    """The kind of each layer that a file states, the first one if it states none; empty if they do not fit."""
     stated = keys.value(key)
     if stated is None:
         return [kinds[0]] * count

@@ -55,7 +55,7 @@ def load_model(
         )
         model = pipeline_model(**arguments, **_of_its_version(pipeline_model, config))
         if isinstance(model, GraphTemplate):
-            _ = model.model  # loaded here where the constructor did not
+            _ = model.model  # loaded here if the constructor did not
         return model
     except UserError:
         raise

@@ -228,7 +228,7 @@ class GraphTemplate(PipelineModel[BaseContextType]):
         return None
 
     def _create_model_config(self, state_dict: Mapping[str, Any]) -> Any:
-        """The config of the architecture; None where it has none."""
+        """The config of the architecture; None if it has none."""
         return None if self.model_config_cls is None else self.arch_config
 
     def _build_graph_for_compile(
@@ -260,7 +260,7 @@ class GraphTemplate(PipelineModel[BaseContextType]):
 class GraphPipelineModel(GraphTemplate[BaseContextType]):
     """The base of models of 26.x that are one graph without a KV cache.
 
-    A subclass defines ``_build_graph_for_compile``, and ``_create_model_config`` where it needs more than
+    A subclass defines ``_build_graph_for_compile``, and ``_create_model_config`` if it needs more than
     ``model_config_cls``.
     """
 

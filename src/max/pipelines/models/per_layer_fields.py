@@ -38,8 +38,8 @@ def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
 
     Args:
         keys: The keys of config.json.
-        pattern: The distance of layers without a window where the file has no ``layer_types``.
-        shared: How many layers share keys and values where the file does not say so.
+        pattern: The distance of layers without a window if the file has no ``layer_types``.
+        shared: How many layers share keys and values if the file does not say so.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.

@@ -136,7 +136,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     """The class of the config in 26.x; by default that of ``SupportedArchitecture(config=…)``."""
 
     batch_processor_cls: ClassVar[type[Any] | None] = None
-    """Makes the inputs of batches and the outputs, where the model's own methods do not (26.x)."""
+    """Makes the inputs of batches and the outputs, if the model's own methods do not (26.x)."""
 
     memory_plan: MemoryPlan | None = None
     """What the memory holds, for models of 26.x."""

@@ -41,7 +41,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 """The kinds of RoPE scaling, and the parameters that each requires."""
 
 _ALIASES = {"su": "longrope", "mrope": "default"}
-"""Other names of kinds; the three positions of M-RoPE are equal where all tokens are text."""
+"""Other names of kinds; the three positions of M-RoPE are equal if all tokens are text."""
 
 
 class FactorRotaryEmbedding(RotaryEmbedding):
@@ -133,8 +133,8 @@ class RopeConfig:
 
         Args:
             keys: The keys of config.json.
-            rope: The keys of the object; None where there is none.
-            default_theta: The base of the frequencies where the object has none.
+            rope: The keys of the object; None if there is none.
+            default_theta: The base of the frequencies if the object has none.
             head_dim: As in `from_keys`.
             partial: As in `from_keys`.
 
@@ -228,7 +228,7 @@ class RopeConfig:
         """The base of the frequencies: `theta`, which the kind dynamic scales (NTK-aware scaling).
 
         The base grows by ``growth ** (d / (d - 2))`` for ``d`` rotated elements. The growth is the parameter ``alpha``,
-        or ``factor * n / trained - (factor - 1)`` where the longest sequence ``n`` exceeds ``max_position_embeddings``.
+        or ``factor * n / trained - (factor - 1)`` if the longest sequence ``n`` exceeds ``max_position_embeddings``.
 
         Args:
             rotated_dim: The number of rotated elements of a head.
@@ -333,7 +333,7 @@ def _rotated_dim(
 
 
 def _parameters(keys: ConfigKeys, rope: ConfigKeys) -> dict[str, Any]:
-    """The parameters of all kinds, None where the file lacks one."""
+    """The parameters of all kinds, None if the file lacks one."""
     original, longest = "original_max_position_embeddings", "max_position_embeddings"
     trained = keys.integer(longest, 1, LONGEST_SEQUENCE, None)
     numbers = ("alpha", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")

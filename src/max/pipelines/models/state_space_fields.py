@@ -165,7 +165,7 @@ def mamba2_form(
         names: The family's keys.
         hidden_size: The size of hidden states, if the number of channels is a multiple of it; None: the file has the
             number and size of heads.
-        inner: The channels of all heads, where a key states them.
+        inner: The channels of all heads, if a key states them.
         activation: The key of the convolution's activation.
 
     Raises:
@@ -265,7 +265,7 @@ def kinds_of_layers(
         keys: The keys of config.json.
         key: The key.
         count: The number of layers; None: that of the list.
-        attends: The layers with attention where the key is missing; the others are recurrent.
+        attends: The layers with attention if the key is missing; the others are recurrent.
 
     Raises:
         ModelFilesError: The value is no list of known kinds, or has another length.
@@ -309,7 +309,7 @@ def kinds_of_pattern(keys: ConfigKeys) -> tuple[tuple[LayerKind, ...], frozenset
 
 
 def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
-    """The layers that a key lists; none where it is missing.
+    """The layers that a key lists; none if it is missing.
 
     Args:
         keys: The keys of config.json.
@@ -334,8 +334,8 @@ def periodic_layers(keys: ConfigKeys, kind: str, period: int, offset: int) -> Ca
     Args:
         keys: The keys of config.json.
         kind: The beginning of the keys ``…_layer_period`` and ``…_layer_offset``.
-        period: The period where the file states none.
-        offset: The first such layer where the file states none.
+        period: The period if the file states none.
+        offset: The first such layer if the file states none.
 
     Raises:
         ModelFilesError: A value does not fit.
@@ -346,7 +346,7 @@ def periodic_layers(keys: ConfigKeys, kind: str, period: int, offset: int) -> Ca
 
 
 def factors(keys: ConfigKeys, key: str, count: int) -> tuple[float, ...]:
-    """The factors that a key lists; 1 where it is missing.
+    """The factors that a key lists; 1 if it is missing.
 
     Args:
         keys: The keys of config.json.

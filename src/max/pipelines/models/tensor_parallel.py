@@ -38,7 +38,7 @@ _BIASES = (("weight", "bias"), ("qweight", "bias"), ("down_proj", "down_proj_bia
 def part_config(config: DecoderConfig, count: int, index: int) -> DecoderConfig:
     """The shape of one device's part of a model.
 
-    Where features of a feed-forward layer do not divide, the first devices have one more.
+    If features of a feed-forward layer do not divide, the first devices have one more.
 
     Args:
         config: The shape of the model, which `DecoderConfig.check_split` accepts.
@@ -154,7 +154,7 @@ class _SplitAttention:
 
     def __init__(self, whole: Module, parts: Sequence[Any], devices: Sequence[DeviceRef]) -> None:
         self.parts, self.devices = parts, devices
-        # the layer of all heads, where a norm goes over them together
+        # the layer of all heads, if a norm goes over them together
         self.together: DecoderAttention | None = None
         spec = whole.qk_norm if isinstance(whole, DecoderAttention) else None
         if isinstance(whole, DecoderAttention) and spec is not None and spec.over == "all":

@@ -111,7 +111,7 @@ OUTPUT_NORMS = {
 """Names of norms in checkpoints of families that normalise the outputs of attention and MLP."""
 
 SANDWICH_NORMS = {**OUTPUT_NORMS, "pre_feedforward_layernorm": "post_attention_layernorm"}
-"""The same where the inputs are normalised too."""
+"""The same if the inputs are normalised too."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ class WeightNames:
         converted: Functions of arrays by the ends of the decoder's names of weights that are stored in another form.
         unused: Ends of the names of buffers in safetensors files that the engine computes.
         unused_parts: Beginnings of the names of parts in safetensors files that the decoder lacks, after the prefix.
-        gguf_top: The names outside of layers of GGUF files, and the decoder's, where they differ from those of
+        gguf_top: The names outside of layers of GGUF files, and the decoder's, if they differ from those of
             `GGUF_TOP`.
-        gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, where they differ from
+        gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, if they differ from
             those of `GGUF_LAYER`.
         gguf_stacked: The names outside of layers of GGUF files' weights that stack those of one name per index, and the
             decoder's name before the index.
@@ -206,7 +206,7 @@ class WeightNames:
         """
         layer, top = {**GGUF_LAYER, **self.gguf_layer}, {**GGUF_TOP, **self.gguf_top}
         if any(name.endswith(".attn_norm_2.weight") for name in state_dict):
-            # Falcon's: the first norm is the MLP's where there are two
+            # Falcon's: the first norm is the MLP's if there are two
             layer |= {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
         stacked = {name: own for name, own in self.gguf_stacked.items() if name in state_dict}
         renamed = {
@@ -275,7 +275,7 @@ class SharedMLPNames(WeightNames):
 def renamed(
     name: str, prefixes: tuple[str, str], layer: Mapping[str, str], top: Mapping[str, str]
 ) -> str | None:
-    """The name of a weight under another naming of a model, such as that of GGUF files; None where the tables lack it.
+    """The name of a weight under another naming of a model, such as that of GGUF files; None if the tables lack it.
 
     Tables have whole names of weights, or names without their last part.
 

@@ -23,7 +23,7 @@ class SchedulerLimits:
             ones; None: no limit.
         mixed_step_ratio: A step that reads a chunk of a prompt longer than ``prefill_chunk_size``
             beside running requests takes at most that many times a step without prompts, estimated
-            from recent ones; more where more requests wait than run; None: no limit.
+            from recent ones; more if more requests wait than run; None: no limit.
         max_batch_context_length: Tokens of all requests of a batch; None: no limit.
 
     Raises:

@@ -45,7 +45,7 @@ class PageSource(Protocol):
         ...
 
     def claim(self, request_id: RequestID) -> None:
-        """Gives a request an empty page table, and a slot where the model has recurrent states.
+        """Gives a request an empty page table, and a slot if the model has recurrent states.
 
         Args:
             request_id: The request.
@@ -153,13 +153,13 @@ class PageTables:
     def open(self, context: TextGenerationContext) -> bool:
         """Gives a request a page table, filled with the cached pages of its first tokens.
 
-        Where the model has recurrent states, the request gets a slot of them too.
+        If the model has recurrent states, the request gets a slot of them too.
 
         Args:
             context: The request; it skips the tokens that are cached.
 
         Returns:
-            Whether the table is new; False where the request has one.
+            Whether the table is new; False if the request has one.
 
         Raises:
             OutOfPagesError: No slot of the recurrent states is free; nothing was changed.
@@ -239,7 +239,7 @@ class PageTables:
             raise
 
     def close(self, request_id: RequestID) -> None:
-        """Removes a request's page table and frees its slot; nothing happens where it has none.
+        """Removes a request's page table and frees its slot; nothing happens if it has none.
 
         Args:
             request_id: The request.

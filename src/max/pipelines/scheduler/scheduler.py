@@ -93,7 +93,7 @@ class TextScheduler:
             self._waiting = self._order.sorted(self._waiting)
 
     def remove(self, request_id: RequestID) -> None:
-        """Removes a request and frees its pages; nothing happens where it is unknown.
+        """Removes a request and frees its pages; nothing happens if it is unknown.
 
         Args:
             request_id: The request.
@@ -108,13 +108,13 @@ class TextScheduler:
         """Preempts a request whose cache contents are unknown, for example after an interrupted step.
 
         Args:
-            context: The request; nothing happens where it is unknown.
+            context: The request; nothing happens if it is unknown.
         """
         if context.request_id in self._order:
             self._preempt(context)
 
     def schedule(self) -> TextGenerationInputs[TextGenerationContext] | None:
-        """The next batch, with its pages reserved; None where no request is left.
+        """The next batch, with its pages reserved; None if no request is left.
 
         Call :meth:`update` after the batch was run and its contexts were updated.
         """
@@ -221,7 +221,7 @@ class TextScheduler:
         return long_left > 0 or context.request_id not in self._long
 
     def _room(self, context: TextGenerationContext, tokens_left: int, long_left: int) -> int:
-        """The tokens of a prompt that the next step can read, where it reads chunks."""
+        """The tokens of a prompt that the next step can read, if it reads chunks."""
         if context.active_length > self._limits.prefill_chunk_size:
             self._long.add(context.request_id)
         return min(tokens_left, long_left) if context.request_id in self._long else tokens_left
@@ -233,7 +233,7 @@ class TextScheduler:
         context_length: int,
         joins: bool,
     ) -> bool:
-        """Reserves the pages of a prompt, or of its next chunk; False where it has to wait.
+        """Reserves the pages of a prompt, or of its next chunk; False if it has to wait.
 
         Args:
             context: The request, the first of those that wait and are not in the batch.

@@ -20,7 +20,7 @@ class StepEstimate:
 
         Args:
             seconds: The time of all of them.
-            steps: Their number; nothing is added where it is 0.
+            steps: Their number; nothing is added if it is 0.
         """
         if steps > 0:
             step = seconds / steps

@@ -94,7 +94,7 @@ class GrammarThreads:
         wait(compiled)
 
     def _add_threads(self) -> None:
-        """Starts a thread for a job that waits, where there may be one more."""
+        """Starts a thread for a job that waits, if there may be one more."""
         if self._waiting and self._working() < self._most:
             thread = threading.Thread(target=self._work, name="grammars")
             try:
@@ -128,7 +128,7 @@ class GrammarThreads:
                 job.future.set_result(result)
 
     def _next(self) -> _Job | None:
-        """The next job; None where this thread is to end."""
+        """The next job; None if this thread is to end."""
         with self._changed:
             while self._waiting and self._working() <= self._most:
                 job = self._waiting.popleft()
@@ -141,7 +141,7 @@ class GrammarThreads:
             return None
 
     def _watch(self) -> None:
-        """Fails the jobs whose time is over; ends where there are none left."""
+        """Fails the jobs whose time is over; ends if there are none left."""
         while True:
             with self._changed:
                 first = next(iter(self._open), None)

@@ -70,7 +70,7 @@ class Constraints:
         self._vocabulary(eos_token_ids)
 
     def begin(self, context: TextGenerationContext) -> None:
-        """Gives a request its matcher, where it has a grammar and no matcher.
+        """Gives a request its matcher, if it has a grammar and no matcher.
 
         Args:
             context: The request.
@@ -118,7 +118,7 @@ class Constraints:
             batch: The requests; those with a grammar have a matcher.
 
         Returns:
-            The masks ``[batch, words]``, a bit a token; None where no request of the batch, whose whole
+            The masks ``[batch, words]``, a bit a token; None if no request of the batch, whose whole
             prompt is read in this step, has a grammar.
         """
         rows = [
@@ -171,11 +171,11 @@ def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
 
     Args:
         masks: ``[batch, words]``, a bit a token.
-        vocabulary: The width of the logits; tokens beyond the mask are left out where the row has a
+        vocabulary: The width of the logits; tokens beyond the mask are left out if the row has a
             constraint.
 
     Returns:
-        bool ``[batch, vocabulary]``; True where a token may follow.
+        bool ``[batch, vocabulary]``; True if a token may follow.
     """
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
     if bits.shape[1] >= vocabulary:

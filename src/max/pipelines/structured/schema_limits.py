@@ -88,7 +88,7 @@ def _optional(node: Mapping[str, Any]) -> int:
 
 
 def _remainders(divisor: object) -> int:
-    """The remainders of a division; 0 where it is no number that can divide."""
+    """The remainders of a division; 0 if it is no number that can divide."""
     if isinstance(divisor, bool) or not isinstance(divisor, int | float):
         return 0
     exact = Decimal(divisor) if isinstance(divisor, int) else Decimal(repr(divisor))

@@ -93,13 +93,13 @@ def multiply_rows(
 def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
     """Whether the rows of the left operand are read in place, else K blocks of them are copied.
 
-    They are copied where a row of pairs does not end with a pair, and where all rows of a tile share the sets of the
+    They are copied if a row of pairs does not end with a pair, and if all rows of a tile share the sets of the
     L1 cache: with 12 rows in 8 ways no element is read from it.
 
     Args:
         x: The dtype of the rows.
         panels: That of the packed weights.
-        inner: K; not an int where only a run knows it.
+        inner: K; not an int if only a run knows it.
     """
     is_static = isinstance(inner, int)
     whole_pairs = DType.bfloat16 not in (x, panels) or (is_static and inner % 2 == 0)

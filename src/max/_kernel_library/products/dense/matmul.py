@@ -295,7 +295,7 @@ def gemm_block(c: Matrix, a: PackedRows, strip: Strip, tiles: Any, t: Tiling) ->
         tiles: The matrix tiles; None: register tiles.
         t: The tiling.
     """
-    # one block at least: it sets the sums to 0 where K is 0
+    # one block at least: it sets the sums to 0 if K is 0
     for n in range(k.max(k.ceildiv(strip.size, strip.block), 1)):
         begin = n * strip.block
         length = k.min(strip.block, strip.size - begin)

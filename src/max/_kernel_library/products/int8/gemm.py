@@ -56,7 +56,7 @@ def multiply_rows_int8(
 ) -> None:
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`.
 
-    Magnitudes take a second pass over the rows where an element is -128, which has no magnitude.
+    Magnitudes take a second pass over the rows if an element is -128, which has no magnitude.
     """
     a = x.rows
     sums = k.tile(k.i32, (height, 2), width=t.width, fill=0)

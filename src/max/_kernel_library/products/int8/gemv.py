@@ -25,7 +25,7 @@ class Int8Rows(NamedTuple):
         stride: Lanes from row to row.
         count: The number of rows; tiles that reach past them read the last one (their results are discarded).
         zero_sums: -128 times the sum of each row; see `sum_rows`.
-        has_lowest: 1 where an element is -128, which has no magnitude; see `sum_rows`.
+        has_lowest: 1 if an element is -128, which has no magnitude; see `sum_rows`.
         magnitude: Whether magnitudes are multiplied; see `by_magnitude`.
     """
 
@@ -45,7 +45,7 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
         acc: The sums of some columns.
         elements: Four elements of each column.
         word: Four elements of a row of A.
-        second: With magnitudes: whether this is the second pass, which multiplies by -1 where x is -128, else by 0; the
+        second: With magnitudes: whether this is the second pass, which multiplies by -1 if x is -128, else by 0; the
             first pass takes -127.
         magnitude: Whether magnitudes are multiplied.
     """
@@ -60,7 +60,7 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
 
 @k.inline
 def sum_rows(rows: Int8Rows, depth: Any, width: int, copy: Any = None) -> Any:
-    """Writes the zero sums of rows: -128 times the sum of each, or 0 where signed bytes are multiplied.
+    """Writes the zero sums of rows: -128 times the sum of each, or 0 if signed bytes are multiplied.
 
     Args:
         rows: The rows; with magnitudes their zero sums are not written.
@@ -69,7 +69,7 @@ def sum_rows(rows: Int8Rows, depth: Any, width: int, copy: Any = None) -> Any:
         copy: Lanes that the rows are copied to, `COPY_STRIDE` a row; None: they are not copied.
 
     Returns:
-        With magnitudes 1 where a row has a -128, else 0.
+        With magnitudes 1 if a row has a -128, else 0.
     """
     has_lowest = k.i64(0)
     for r in range(rows.count):

@@ -43,7 +43,7 @@ def prefetched_lines(t: QuantisedTiling) -> int:
     """Cache lines that a register tile prefetches per block; the tiles of 12 rows by a strip, six, prefetch a panel.
 
     The product of a strip and few rows takes less time than the load of the next strip: without prefetches 16 rows by
-    Q8_0 take 1.4 times as long. Nothing is prefetched where a product is one instruction.
+    Q8_0 take 1.4 times as long. Nothing is prefetched if a product is one instruction.
     """
     block_bytes = -(-t.form.unit_bytes // t.form.span)
     return -(-block_bytes // (6 * CACHE_LINE)) if t.narrow else 0

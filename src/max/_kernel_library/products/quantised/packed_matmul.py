@@ -10,7 +10,7 @@ One kernel, which branches on the number of rows at run time:
 The sums of a block of 32 are exact integers; f32 adds up the blocks, in the order of k whatever the number of workers.
 So results do not depend on the path.
 
-Cache budget of the GEMM path: the unpacked panel of a strip (`PANEL` × 1 KB, half of that where it has signs too) in
+Cache budget of the GEMM path: the unpacked panel of a strip (`PANEL` × 1 KB, half of that if it has signs too) in
 the L1 cache; the sums of a task (`BLOCK_ROWS` × 32 × 4 bytes, 30 KB) and its rounded rows in the L2 cache. Register
 tiles are 6 or 4 rows by two vectors, see `gemm.multiply_strip`.
 """
@@ -70,7 +70,7 @@ from max.dtype import DType
 ROW_THRESHOLD, NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 4, 8, 64
 """Default row thresholds for the GEMV path, used when no measurement exists.
 
-The first is for targets with one instruction for a product of bytes; the second for those with several, where a pass
+The first is for targets with one instruction for a product of bytes; the second for those with several, if a pass
 shares unpacking, signs and scales; the third for matrix tiles, which take 16 rows and must be configured.
 """
 GEMV_PASSES = (4, 2, 1)
@@ -93,7 +93,7 @@ def tile_rows(target: k.Target) -> int:
 
 
 def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
-    """Blocks of k that are unpacked together: half as many where they have signs too."""
+    """Blocks of k that are unpacked together: half as many if they have signs too."""
     return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
 
 

@@ -91,7 +91,7 @@ def load_half_part(x: Any, at: Any) -> Any:
 
 @k.inline
 def load_weights(w: Any, at: Any, weighted: bool) -> Any:
-    """The weights of 16 neighbours; 1 where all are equal."""
+    """The weights of 16 neighbours; 1 if all are equal."""
     if weighted:
         return load_half_part(w, at)
     return k.splat(k.f32(1), WIDTH)

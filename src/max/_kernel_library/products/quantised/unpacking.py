@@ -26,7 +26,7 @@ class QuantisedTiling:
         fold: Words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
         narrow: Whether a product takes several instructions. Loops over the words of a block are not unrolled then, as
             LLVM moves the loads of all words to their beginning and spills them.
-        zero: What the zero sums of x account for; 0 where elements are multiplied as signed numbers.
+        zero: What the zero sums of x account for; 0 if elements are multiplied as signed numbers.
     """
 
     form: PackedFormat
