@@ -1,1 +1,1 @@
-"""The base of models: what a pipeline needs of a model, and how a model is loaded."""
+"""Base classes of models: the interface that pipelines require, and the loading of a model."""

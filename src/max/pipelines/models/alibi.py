@@ -1,4 +1,4 @@
-"""The slopes of ALiBi (https://arxiv.org/abs/2108.12409): a bias of scores that falls with the distance."""
+"""The slopes of ALiBi (https://arxiv.org/abs/2108.12409): a score bias that decreases linearly with the distance."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ __all__ = ["alibi_slopes"]
 def alibi_slopes(
     heads: int, largest: float = 8.0, *, interleaved: bool = False, factor: float = 1.0
 ) -> tuple[float, ...]:
-    """The slope of each head: a geometric series down to ``2 ** -largest``.
+    """The slope of each head: ``factor * 2 ** (-largest * (i + 1) / heads)`` for head i.
+
+    This formula holds if the number of heads is a power of 2; see `interleaved` for other numbers.
 
     Args:
         heads: The number of heads.
-        largest: The exponent of the least slope.
-        interleaved: For a number of heads that is no power of 2: whether slopes are picked from the series of the
-            next power, every second first, as MPT does; or whether the series of the power below is extended, as
-            BLOOM and Falcon do.
-        factor: The factor of all slopes; Falcon scales them as it scales scores.
+        largest: The negated base-2 logarithm of the smallest slope, before `factor`.
+        interleaved: How slopes are chosen if the number of heads is not a power of 2. True (MPT): from the series
+            of the next power of 2, every second slope first. False (BLOOM, Falcon): the series of the previous power
+            of 2, then every second slope of the series of twice as many heads.
+        factor: The factor of all slopes; Falcon uses the factor of its scores.
     """
     if interleaved:
         count = 2 ** math.ceil(math.log2(heads))

@@ -1,7 +1,7 @@
-"""Alternating updates (AltUp, https://arxiv.org/abs/2301.13310) and learned residuals, as Gemma 3n has them.
+"""Alternating updates (AltUp, https://arxiv.org/abs/2301.13310) and learned residuals, as in Gemma 3n.
 
-A token has several hidden states ``[total_seq_len, count, hidden_size]``. A layer predicts all of them, computes one,
-and corrects the others by what the prediction of that one missed.
+A token has several hidden states ``[total_seq_len, count, hidden_size]``. A layer predicts all of them, computes one
+of them, and corrects the others by the error of the prediction of the computed one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["Alternating", "AlternatingBlock", "AlternatingStates", "SparseMLP"]
 
 @dataclass(frozen=True)
 class Alternating:
-    """The hidden states of a token, and the options of layers.
+    """The number of hidden states of a token, and the options of the layers.
 
     Args:
         count: The number of hidden states.
-        active: The one that layers compute.
-        scaled: Whether the computed one is scaled before it meets the layer's vectors.
-        residual_rank: The inner size of the learned residual.
+        active: The index of the hidden state that layers compute.
+        scaled: Whether the computed state is scaled before it is combined with the layer's vectors.
+        residual_rank: The inner size of the learned residual's two projections.
     """
 
     count: int
@@ -48,13 +48,13 @@ def _magnitude(x: TensorValue, least: float | None = None) -> TensorValue:
 
 
 class AlternatingStates(Module):
-    """From embeddings to a token's hidden states, and from these to one.
+    """Expands embeddings to a token's hidden states, and reduces these to one.
 
-    Weights: ``altup_projections.N`` and ``altup_unembed_projections.N``, of all states but the first.
+    Weights: ``altup_projections.N`` and ``altup_unembed_projections.N`` for each state but the first.
 
     Args:
         updates: The number of states.
-        hidden_size: Their size.
+        hidden_size: The size of a state.
         dtype: The dtype of the weights.
         device: Where it runs.
     """
@@ -70,7 +70,7 @@ class AlternatingStates(Module):
         self.altup_unembed_projections = projections()
 
     def __call__(self, h: TensorValue) -> TensorValue:
-        """The states ``[total_seq_len, count, hidden_size]``, all as long as the first.
+        """The states ``[total_seq_len, count, hidden_size]``, scaled to the root mean square of the first.
 
         Args:
             h: The embeddings ``[total_seq_len, hidden_size]``.
@@ -82,10 +82,11 @@ class AlternatingStates(Module):
         return ops.stack(states, axis=1)
 
     def joined(self, h: TensorValue) -> TensorValue:
-        """The mean of the projected states, all as long as the first.
+        """The mean of the projected states ``[total_seq_len, hidden_size]``, scaled to the root mean square of the
+        first.
 
         Args:
-            h: The states.
+            h: The states ``[total_seq_len, count, hidden_size]``.
         """
         first = h[:, 0]
         length, total = _magnitude(first), first
@@ -121,7 +122,9 @@ class _AltUp(Module):
         return ops.tanh(self.modality_router(self.router_norm(x) / self.hidden_size))
 
     def __call__(self, h: TensorValue) -> TensorValue:
-        """The predictions of the states `h`, of their shape."""
+        """Predicts the states from `h`, with the same shape: ``h_i + sum_j c_ij h_j``, `c` computed from the active
+        state.
+        """
         count, total = self.updates.count, h.shape[0]
         coefficients = self.prediction_coefs(self._routed(h[:, self.updates.active]))
         coefficients = ops.reshape(coefficients, [total, count, count])
@@ -132,14 +135,19 @@ class _AltUp(Module):
         return predicted
 
     def corrected(self, predicted: TensorValue, computed: TensorValue) -> TensorValue:
-        """The predictions, corrected by the computed state ``[total_seq_len, hidden_size]``."""
+        """Corrects the predictions: adds ``(1 + c_i) * (computed - predicted_active)`` to state i.
+
+        Args:
+            predicted: ``[total_seq_len, count, hidden_size]``.
+            computed: The computed state ``[total_seq_len, hidden_size]``.
+        """
         total, count = predicted.shape[0], self.updates.count
         factors = ops.reshape(self.correction_coefs(self._routed(computed)) + 1, [total, count, 1])
         missed = ops.unsqueeze(computed - predicted[:, self.updates.active], 1)
         return predicted + factors * missed
 
     def scaled(self, x: TensorValue) -> TensorValue:
-        """The computed state, scaled for the layer's vectors."""
+        """Scales the computed state before it is combined with the layer's vectors, if the options say so."""
         return x * ops.cast(self.correct_output_scale, x.dtype) if self.updates.scaled else x
 
 
@@ -158,10 +166,12 @@ class _LearnedResidual(Module):
 
 
 class SparseMLP(MLP):
-    """A gated MLP that keeps only gates above a bound, mean plus a multiple of the deviation, and subtracts the bound.
+    """A gated MLP with sparse gates: ``relu(gate - bound)`` replaces a gate before the activation.
+
+    The bound is the mean of a token's gates plus a multiple of their standard deviation.
 
     Args:
-        sparsity: The share of gates of a normal distribution that falls below the bound.
+        sparsity: The fraction of normally distributed gates below the bound, in (0, 1).
         options: The arguments of `MLP`.
     """
 
@@ -184,16 +194,16 @@ class SparseMLP(MLP):
 
 
 class AlternatingBlock(DecoderBlock):
-    """A block over a token's hidden states.
+    """A decoder block that updates several hidden states of a token.
 
-    Weights: besides a block's those of ``altup``, ``laurel`` and `PerLayerGate`.
+    Weights: those of `DecoderBlock`, and those of ``altup``, ``laurel`` and `PerLayerGate`.
 
     Args:
         attention: The attention layer.
         mlp: The feed-forward layer.
-        norms: The norms by their places, keys of `NORM_PLACES`.
-        updates: The hidden states.
-        gate: What the layer's vectors add.
+        norms: The norms by place, a key of `NORM_PLACES`.
+        updates: The number of hidden states, and the options.
+        gate: Computes what the layer's vectors add.
         hidden_size: The size of a hidden state.
         eps: The epsilon of the norms.
         dtype: The dtype of the weights.
@@ -225,13 +235,13 @@ class AlternatingBlock(DecoderBlock):
         positional: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """The states after the block.
+        """The hidden states after the block.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: The states ``[total_seq_len, count, hidden_size]``.
             kv_collection: The cache, or its four values.
-            positional: What the attention takes of positions, then the layer's vectors.
+            positional: The position-dependent inputs of the attention, then the layer's vectors.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         *positional, vectors = positional
@@ -249,7 +259,7 @@ class AlternatingBlock(DecoderBlock):
         corrected = self.altup.corrected(predicted, h)
         first = self.altup.scaled(corrected[:, self.updates.active])
         added = ops.unsqueeze(self.gate(first, vectors), 1)
-        # all states but the first are added to
+        # the first state is not updated by the layer's vectors
         others = np.arange(self.updates.count) > 0
         return corrected + added * ops.constant(
             others.astype(np.float32)[:, None], DType.float32, corrected.device

@@ -1,6 +1,6 @@
 """The configs of architectures of 26.x: classes that read a `PipelineConfig` (`SupportedArchitecture(config=…)`).
 
-An architecture derives from one of them, as a dataclass, and defines what it lacks.
+An architecture derives a dataclass from one of them, and defines the missing members.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def upper_bounded_default(upper_bound: int, default: int | None) -> int:
-    """A configured value; without one, its upper bound.
+    """A configured value, or its upper bound if none is configured.
 
     Args:
         upper_bound: The upper bound.

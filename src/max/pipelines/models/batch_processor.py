@@ -1,6 +1,6 @@
-"""Batch processors: objects that make a batch's inputs and read its outputs, beside a model of 26.x.
+"""Batch processors: helpers of a model of 26.x that make the inputs of a batch and read its outputs.
 
-A model names one by ``batch_processor_cls``. A subclass makes its own class of inputs in ``_make_inputs``.
+A model names its processor in ``batch_processor_cls``. A subclass creates its own class of inputs in ``_make_inputs``.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ InputsT = TypeVar("InputsT", bound=ModelInputs)
 
 
 class BatchProcessor(ABC, Generic[ContextT, InputsT]):
-    """Makes the inputs of batches, and model outputs of what a graph returns.
+    """Makes the inputs of batches, and converts the outputs of a graph to model outputs.
 
     Args:
-        config: The config of the architecture, of the model's ``model_config_cls``; None without one.
-        runtime: What it knows of the pipeline.
-        inputs: Not used: inputs are not staged ahead.
+        config: The architecture's config, an object of the model's ``model_config_cls``; None if the model has none.
+        runtime: The properties of the pipeline.
+        inputs: Not used: inputs are not staged in advance.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BatchProcessor(ABC, Generic[ContextT, InputsT]):
     def get_symbolic_inputs(
         self, *, kv_params: KVCacheParams, device_refs: list[DeviceRef]
     ) -> list[TensorType | BufferType]:
-        """The types of the graph's inputs before those of the cache.
+        """The types of the graph's inputs that precede those of the cache.
 
         Args:
             kv_params: The shape of the cache.
@@ -72,7 +72,7 @@ class BatchProcessor(ABC, Generic[ContextT, InputsT]):
         kv_cache_inputs: KVCacheInputs | None = None,
         return_n_logits: int = 1,
     ) -> InputsT:
-        """The inputs of a batch's step.
+        """The inputs of one step of a batch.
 
         Args:
             replica_batches: The requests, a list for each replica of the model.
@@ -82,7 +82,7 @@ class BatchProcessor(ABC, Generic[ContextT, InputsT]):
 
     @abstractmethod
     def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
-        """The outputs of a model, of what its graph returned.
+        """Converts the outputs of the graph to those of the model.
 
         Args:
             outputs: The tensors that the graph returned.
@@ -149,7 +149,7 @@ class SingleReplicaRaggedBatchProcessor(RaggedBatchProcessor[ContextT, InputsT])
         kv_cache_inputs: KVCacheInputs | None,
         signal_buffers: list[Tensor],
     ) -> InputsT:
-        """The architecture's inputs of the step's tensors."""
+        """The architecture's inputs object from the tensors of the step."""
         raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
 
     def process_outputs(self, outputs: Sequence[Any]) -> ModelOutputs:
@@ -215,13 +215,13 @@ class SingleReplicaEmbeddingBatchProcessor(_OneOutputBatchProcessor[ContextT, In
     def _make_inputs(
         self, *, tokens: Tensor, input_row_offsets: Tensor, return_n_logits: Tensor
     ) -> InputsT:
-        """The architecture's inputs of the batch's tensors."""
+        """The architecture's inputs object from the tensors of the batch."""
         raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
 
 
 class PaddedEncoderBatchProcessor(_OneOutputBatchProcessor[ContextT, InputsT]):
     """Padded batches of texts for encoders: ``next_tokens_batch`` int64 ``[batch, length]`` and ``attention_mask``
-    float32 ``[batch, length]``, 1 where a text has a token.
+    float32 ``[batch, length]``, 1 at the positions of tokens, 0 at padding.
     """
 
     def get_symbolic_inputs(
@@ -266,11 +266,11 @@ class PaddedEncoderBatchProcessor(_OneOutputBatchProcessor[ContextT, InputsT]):
         )
 
     def _pad_token_id(self) -> int:
-        """The token that fills short texts."""
+        """The token that pads shorter texts."""
         return self.runtime.pad_token_id
 
     def _make_inputs(self, *, next_tokens_batch: Tensor, attention_mask: Tensor) -> InputsT:
-        """The architecture's inputs of the batch's tensors."""
+        """The architecture's inputs object from the tensors of the batch."""
         raise NotImplementedError(f"{type(self).__name__} does not define _make_inputs")
 
 
@@ -295,7 +295,7 @@ def single_replica_context_batch(
 
     Args:
         replica_batches: The requests, a list for each replica.
-        processor_name: Who asks, for the error.
+        processor_name: The caller's name, for the error.
 
     Raises:
         ValueError: There are several replicas.
@@ -311,7 +311,7 @@ def build_single_replica_ragged_token_arrays(
     """The new tokens of a batch, and where each request begins.
 
     Args:
-        context_batch: The requests, as views.
+        context_batch: The requests as objects of `ContextView`.
 
     Returns:
         Tokens int64 ``[total_seq_len]``, offsets uint32 ``[batch + 1]``.
@@ -330,7 +330,7 @@ def ragged_kv_symbolic_inputs(
     Args:
         kv_params: The shape of the cache; not used.
         device_refs: Where the model runs.
-        include_signal_buffers: Whether buffers of collectives follow, one a device.
+        include_signal_buffers: Whether the buffers of collectives follow, one per device.
     """
     device = device_refs[0]
     types: list[TensorType | BufferType] = [
@@ -363,12 +363,13 @@ def process_ragged_kv_outputs(
     """The outputs of a model of ragged batches.
 
     Args:
-        outputs: The logits of last tokens; for more tokens besides all logits, and where each request begins in them.
+        outputs: The logits of the last tokens; if logits of more tokens are returned, also all logits and the offset of
+            each request in them.
         return_logits: Which logits the graph returns.
-        return_hidden_states: The hidden states that it returns besides; only none are supported.
+        return_hidden_states: The hidden states that the graph also returns; only NONE is supported.
 
     Raises:
-        ValueError: The number of tensors is another.
+        ValueError: The number of tensors does not fit.
     """
     expected = 1 if return_logits is ReturnLogits.LAST_TOKEN else 3
     if len(outputs) != expected or return_hidden_states is not ReturnHiddenStates.NONE:

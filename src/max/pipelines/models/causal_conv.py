@@ -27,7 +27,7 @@ class CausalConv(Module):
 
     Args:
         channels: The number of channels.
-        taps: The inputs that a result depends on.
+        taps: The number of inputs that an output depends on.
         has_bias: Whether there is a bias.
         kv_params: The shape of the cache, with the states.
         device: Where it runs.
@@ -85,14 +85,14 @@ def conv_state(layers: int, taps: int, channels: int) -> RecurrentState:
 
     Args:
         layers: The number of recurrent layers.
-        taps: The inputs that a result depends on.
+        taps: The number of inputs that an output depends on.
         channels: The number of channels.
     """
     return RecurrentState(_STATE, layers, (taps - 1, channels))
 
 
 def conv_taps(filters: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """The weight of `CausalConv`, ``[taps, channels]``, of a checkpoint's filters.
+    """The weight of `CausalConv`, ``[taps, channels]``, from the filters of a checkpoint.
 
     Args:
         filters: ``[channels, 1, taps]``.

@@ -1,4 +1,4 @@
-"""Reads the fields of `DecoderConfig` that all families have from a config.json."""
+"""Reads the fields of `DecoderConfig` that all families share from a config.json."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-"""Hugging Face's names of activations, and the names that `max.nn.MLP` takes."""
+"""The activations' names in config.json, and the names that `max.nn.MLP` takes."""
 
 PLAIN_ACTIVATIONS = {
     **ACTIVATIONS,
@@ -44,12 +44,12 @@ PLAIN_ACTIVATIONS = {
     "quick_gelu": "gelu_quick",
     "xielu": "xielu",
 }
-"""The same for MLPs without a gate."""
+"""The same for MLPs without a gate: the names that `PlainMLP` takes."""
 
 MOST_LAYERS = 1000
 LARGEST_SIZE = 2**24
 LONGEST_RECURRENT = 2**20
-"""The longest sequence of models without attention, whose memory does not depend on it."""
+"""The default longest sequence of models without attention, whose memory does not depend on the length."""
 
 _NAMES = (
     "hidden_size",
@@ -78,22 +78,22 @@ def base_fields(
     partial_rotation: float | None = None,
     rope_section: str | None = None,
 ) -> Fields:
-    """The fields that all families have, by name.
+    """The fields that all families share, by name.
 
     Args:
         keys: The keys of config.json.
-        names: The family's names of keys, for those of Llama (``hidden_size``, ``num_hidden_layers``, …); empty where
-            the file has no such key.
+        names: The family's names of keys, by Llama's (``hidden_size``, ``num_hidden_layers``, …); an empty name marks a
+            key that the family's files do not have.
         head_dim: The size of a head if the file states none; by default the hidden size divided by the heads.
         tied: Whether the output layer is tied if the file does not say so.
         gated: Whether the MLPs have a gate.
         activation: The activation if the file states none.
-        eps: The norms' epsilon if the file states none; None: it must.
+        eps: The epsilon of the norms if the file states none; None: the file must state it.
         longest: The longest sequence if the file states none.
         rotates: Whether heads are rotated.
         theta: The base of the rotation's frequencies if the file states none.
         partial_rotation: The rotated share of a head if the file states none; None: heads are rotated as a whole.
-        rope_section: The kind of layers whose rotation is read, where ``rope_parameters`` has an object for each.
+        rope_section: The layer type whose rotation is read, if ``rope_parameters`` has an object per layer type.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
@@ -139,7 +139,7 @@ def base_fields(
 
 
 def recurrent_fields(keys: ConfigKeys, *, tied: bool = False) -> Fields:
-    """The fields of families whose blocks have a norm and a recurrent layer, and nothing else.
+    """The fields of families whose blocks have only a norm and a recurrent layer.
 
     Args:
         keys: The keys of config.json.
@@ -154,7 +154,7 @@ def recurrent_fields(keys: ConfigKeys, *, tied: bool = False) -> Fields:
         "hidden_size": hidden,
         "intermediate_size": hidden,
         "num_layers": layers,
-        # the cache of pages has no layers
+        # the paged cache has no layers
         "num_heads": 1,
         "num_kv_heads": 1,
         "head_dim": 2,
@@ -177,7 +177,7 @@ EVERY_BIAS = {"attention_bias": True, "attention_output_bias": True, "mlp_bias":
 def biases(
     keys: ConfigKeys, key: str = "attention_bias", *, mlp: str = "", default: bool = False
 ) -> Fields:
-    """The fields of biases of families where one key is for all projections of the attention.
+    """The fields of biases, for families in which one key covers all projections of the attention.
 
     Args:
         keys: The keys of config.json.
@@ -197,12 +197,12 @@ def biases(
 
 
 def windows(keys: ConfigKeys, num_layers: int, pattern: int, default: int) -> Fields:
-    """The fields of families where each `pattern`-th layer sees all tokens, the others a window.
+    """The fields of windows, for families in which every `pattern`-th layer sees all tokens, the others a window.
 
     Args:
         keys: The keys of config.json.
         num_layers: The number of layers.
-        pattern: The distance of layers without a window if the file states neither ``layer_types`` nor
+        pattern: The distance between layers without a window if the file states neither ``layer_types`` nor
             ``sliding_window_pattern``.
         default: The window if the file lacks the key; null means no window.
 
@@ -234,7 +234,7 @@ def _activation(keys: ConfigKeys, key: str, default: str, gated: bool) -> str:
 
 
 def window(keys: ConfigKeys, default: int | None = None) -> int | None:
-    """``sliding_window``, in tokens; null and a missing key differ.
+    """``sliding_window``, in tokens; an explicit null means no window, a missing key means the default.
 
     Args:
         keys: The keys of config.json.
@@ -248,7 +248,7 @@ def window(keys: ConfigKeys, default: int | None = None) -> int | None:
 
 
 def unrotated_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
-    """The layers whose heads are not rotated: ``no_rope_layers`` has 0 for them; by default each fourth one.
+    """The layers whose heads are not rotated: those with 0 in ``no_rope_layers``; by default every fourth layer.
 
     Args:
         keys: The keys of config.json.
@@ -274,14 +274,14 @@ def layers_of_type(
     kind: str = "full_attention",
     other: str = "sliding_attention",
 ) -> frozenset[int]:
-    """The layers that ``layer_types`` of config.json marks as a kind, not as another.
+    """The layers that ``layer_types`` of config.json marks as `kind`; all other layers must be `other`.
 
     Args:
         keys: The keys of config.json.
         num_layers: The number of layers.
         default: The layers if the key is missing.
-        kind: full_attention or the other kind.
-        other: The kind of layers with a window.
+        kind: The type of the returned layers.
+        other: The type of the other layers.
 
     Raises:
         ModelFilesError: The list has other types, or another length.
@@ -296,12 +296,12 @@ def layers_of_type(
 
 
 def layer_kinds(keys: ConfigKeys, default: list[str], recurrent: str) -> tuple[LayerKind, ...]:
-    """What each layer has, of families that mix attention with recurrent layers: ``layer_types``.
+    """The kind of each layer, for families that mix attention with recurrent layers, from ``layer_types``.
 
     Args:
         keys: The keys of config.json.
         default: The types if the key is missing.
-        recurrent: The type of recurrent layers; those of the others is ``full_attention``.
+        recurrent: The type of recurrent layers; the type of all others is ``full_attention``.
 
     Raises:
         ModelFilesError: The list has other types, or another length.

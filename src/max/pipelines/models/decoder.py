@@ -1,6 +1,6 @@
-"""A decoder-only model as layers, described by its config; the base of architectures.
+"""A decoder-only model as layers, described by its config; the base class of architectures.
 
-An architecture changes what differs by fields of its config. If a model computes something else, it overrides
+An architecture sets the fields of its config. If a model computes something that no field describes, it overrides
 `Decoder.attention`, `Decoder.feed_forward` or `Decoder.block`.
 """
 
@@ -46,21 +46,21 @@ _MIXER_NAMES = {
     "both": "both",
     "feed_forward": "self_attn",
 }
-"""The name of a block's attention, recurrent layer, or both."""
+"""The names of a block's mixer weights, by the kind of layer: attention, recurrent, or both."""
 
 
 class _Identity(Module):
-    """The norm after the last block of a model that has none."""
+    """Stands in for the norm after the last block in models without one."""
 
     def __call__(self, x: TensorValue) -> TensorValue:
         return x
 
 
 class Decoder(Transformer):
-    """Embedding, blocks of attention and an MLP, a norm, and the output layer.
+    """Embedding, blocks of attention and MLP, a final norm, and the output layer.
 
-    Weights: ``embed_tokens.weight``, ``layers.N.…`` (see `DecoderBlock`), ``norm.weight``, ``lm_head.weight``; where
-    the config has them ``embed_positions.weight``, ``embed_norm``, ``project_in.weight``, ``project_out.weight``,
+    Weights: ``embed_tokens.weight``, ``layers.N.…`` (see `DecoderBlock`), ``norm.weight``, ``lm_head.weight``; and
+    according to the config ``embed_positions.weight``, ``embed_norm``, ``project_in.weight``, ``project_out.weight``,
     ``lm_head.bias``.
 
     Args:
@@ -142,7 +142,7 @@ class Decoder(Transformer):
         """Replaces the output layer by its parts on several devices.
 
         Args:
-            parts: From hidden states to logits.
+            parts: Maps hidden states to logits.
         """
         self._output = parts
 
@@ -156,7 +156,7 @@ class Decoder(Transformer):
 
         Args:
             index: The block's index.
-            kv_params: The shape of the KV cache's group that the block is in.
+            kv_params: The shape of the KV cache group that contains the block.
         """
         config, kind = self.config, self.config.kind_of(index)
         if kind in ("recurrent", "both"):
@@ -235,7 +235,7 @@ class Decoder(Transformer):
 
         Args:
             index: The block's index.
-            kv_params: The shape of the KV cache's group that the block is in.
+            kv_params: The shape of the KV cache group that contains the block.
         """
         config = self.config
         kind = config.kind_of(index)
@@ -284,7 +284,7 @@ class Decoder(Transformer):
         )
 
     def gate(self) -> PerLayerGate:
-        """What a layer's vectors add to hidden states."""
+        """The layer that adds a layer's per-token vectors to hidden states."""
         config = self.config
         assert config.per_layer_inputs is not None
         return PerLayerGate(
@@ -309,7 +309,8 @@ class Decoder(Transformer):
         Args:
             tokens: Integers ``[total_seq_len]``.
             kv_collection: The cache; keys and values of the tokens are written to it.
-            return_n_logits: For `ReturnLogits.VARIABLE` of how many last tokens, int64 ``[1]``.
+            return_n_logits: The number of last tokens whose logits are returned for `ReturnLogits.VARIABLE`, int64
+                ``[1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         positions: TensorValue | None = None
@@ -334,7 +335,7 @@ class Decoder(Transformer):
         return self._outputs(h, return_n_logits, input_row_offsets)
 
     def _cache_of(self, index: int, cache: Cache) -> Cache:
-        """The block's part of the cache: its group, or all groups if it has a part in each."""
+        """The part of the cache that a block uses: its group, or all groups if it stores data in each."""
         if self.config.cache_groups_of_layer > 1:
             return cache
         return cache.group(self.config.cache_group(index))
@@ -350,7 +351,7 @@ class Decoder(Transformer):
         )
 
     def _reads_positions(self) -> bool:
-        """Whether the graph needs the position of each token; kernels of the cache count positions themselves."""
+        """Whether the graph needs the position of each token; the cache kernels count positions themselves."""
         config = self.config
         after = config.qk_norm is not None and config.qk_norm.after_rotation
         learned, shared = bool(config.learned_positions), bool(config.shared_kv_layers)
@@ -363,7 +364,7 @@ class Decoder(Transformer):
         shares_kv: bool,
         positions: TensorValue | None,
     ) -> list[TensorValue]:
-        """What the attention takes of positions; see `DecoderAttention`."""
+        """The position-dependent inputs of the attention; see `DecoderAttention`."""
         config, values = self.config, list[TensorValue]()
         growth = config.query_growth
         if rotation is not None:
@@ -404,7 +405,7 @@ class Decoder(Transformer):
         tables: dict[int, list[TensorValue]],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """The hidden states after all blocks; blocks of the same form are staged once."""
+        """The hidden states after all blocks; blocks with equal staging share one subgraph."""
         indices = list(range(len(self.layers)))
         first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else indices
         subgraphs: dict[int, Graph] = {}

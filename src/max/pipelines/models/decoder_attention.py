@@ -29,11 +29,11 @@ __all__ = ["DecoderAttention"]
 
 
 class DecoderAttention(QKVProjections):
-    """Causal self-attention of a ragged batch, as a decoder's config describes it.
+    """Causal self-attention of a ragged batch, as the config of a decoder describes it.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with
-    sinks ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has only those of
-    queries; one whose values are its keys has no ``v_proj``.
+    sinks ``sinks``, float32 ``[num_heads]``. A layer that reads the keys and values of another layer has no weights for
+    keys and values; a layer whose values are its keys has no ``v_proj``.
 
     Args:
         config: The shape of the model.
@@ -116,12 +116,12 @@ class DecoderAttention(QKVProjections):
         """The attention output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
-            positional: Of rotated layers the table of cosines and sines ``[positions, rotated_dim]``, or, where
-                heads are normalised after the rotation or keys are shared, its rows for the tokens; then, if scores
-                depend on the position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
+            positional: If the layer is rotated, the table of cosines and sines ``[positions, rotated_dim]``, or the
+                rows of the batch's tokens if heads are normalised after the rotation or keys are shared. Then, if
+                scores depend on the position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
@@ -131,8 +131,8 @@ class DecoderAttention(QKVProjections):
         return self.attend(layer_idx, x, kv_collection, positional, input_row_offsets, *projected)
 
     def project(self, x: TensorValue) -> tuple[TensorValue, TensorValue | None, TensorValue | None]:
-        """The queries, the gates of attended values if there are any, and the keys, unless the layer shares those
-        of another.
+        """The queries, the gates of attended values if the layer has gates, and the keys unless the layer reads those
+        of another layer.
 
         Args:
             x: ``[total_seq_len, hidden_size]``.
@@ -161,12 +161,12 @@ class DecoderAttention(QKVProjections):
         """The attention output, of projected queries and keys; see `__call__`.
 
         Args:
-            layer_idx: Which layer of the cache.
+            layer_idx: The index of the layer in the cache.
             x: The layer's input.
             kv_collection: The cache.
-            positional: What depends on positions.
+            positional: The position-dependent inputs.
             input_row_offsets: The first row of each sequence.
-            queries: As `project` gives them, as are the next two.
+            queries: As `project` returns them; likewise `gates` and `keys`.
             gates: The gates.
             keys: The keys.
         """
@@ -204,13 +204,13 @@ class DecoderAttention(QKVProjections):
         remaining: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """Writes keys and values of the new tokens to the cache; the queries `q`, normalised and rotated,
+        """Writes keys and values of the new tokens to the cache, and returns the queries `q`, normalised and rotated,
         ``[total_seq_len, heads, head_dim]``.
 
-        What is used of `remaining`, the values that depend on positions, is removed.
+        `remaining` holds the position-dependent inputs; the ones that are used here are removed from it.
         """
         params = self.kv_params
-        # a product each, which reads its weights in place
+        # a separate product per projection, so that each reads its weights in place
         v = k if self.keys_as_values else self.v_proj(x)
         after = self.qk_norm is not None and self.qk_norm.after_rotation
         if after and self.rotated:
@@ -226,7 +226,7 @@ class DecoderAttention(QKVProjections):
         if self.rotated and not after:
             table = remaining.pop(0)
             rotation = (input_row_offsets, kv_collection, table, layer_idx, self.interleaved)
-        # a key is rounded to 8 bits once, after its rotation
+        # rotate before storing, so that a key is rounded to 8 bits only once
         if rotation is not None and not params.rotates_stored_keys:
             queries, keys = (rotate_ragged(params, y, *rotation) for y in (queries, keys))
         flat_keys = ops.reshape(keys, [keys.shape[0], self.kv_width])
@@ -236,7 +236,7 @@ class DecoderAttention(QKVProjections):
         return queries
 
     def _mask(self) -> dict[str, Any]:
-        """The arguments of the attention op for mask and scores."""
+        """The arguments of the attention op that define the mask and the scores."""
         masks = MHAMaskVariant
         options: dict[str, Any] = {"mask_variant": masks.CAUSAL_MASK, "scale": self.scale}
         if self.window is not None:
@@ -255,19 +255,19 @@ class DecoderAttention(QKVProjections):
         return options
 
     def _heads(self, y: TensorValue) -> TensorValue:
-        """``[total_seq_len, heads, head_dim]``."""
+        """Reshapes to ``[total_seq_len, heads, head_dim]``."""
         dim = self.kv_params.head_dim
         return y if y.rank == 3 else ops.reshape(y, [y.shape[0], int(y.shape[1]) // dim, dim])
 
     def _normalised(self, y: TensorValue, norm: Module | None) -> TensorValue:
-        """Heads ``[total_seq_len, heads, head_dim]``, normalised."""
+        """Normalises heads ``[total_seq_len, heads, head_dim]``; returns `y` if there is no norm."""
         if norm is None:
             return self._heads(y)
         over_all = self.qk_norm is not None and self.qk_norm.over == "all"
         return self._heads(norm(y)) if over_all else norm(self._heads(y))
 
     def _rotate(self, y: TensorValue, rows: TensorValue) -> TensorValue:
-        """Heads rotated by their tokens' rows of cosines and sines; the elements past the rotated ones stay."""
+        """Rotates heads by their tokens' rows of cosines and sines; elements past the rotated ones stay unchanged."""
         total, heads, dim = y.shape
         half = int(rows.shape[1]) // 2
         pairs = ops.reshape(rows, [total, 1, half, 2])

@@ -1,4 +1,4 @@
-"""The block of decoders: where norms and residual sums stand."""
+"""The decoder block: the places of norms and residual sums."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ NORM_PLACES = {
     "mlp_output": "mlp_output_norm",
     "mlp_sum": "post_attention_layernorm",
 }
-"""Where a norm may stand, and the name of its weights: before a layer, on its output, or on the residual sum.
+"""The places of norms, and the names of their weights: before a layer, on its output, or on the residual sum.
 
-A layer has a norm of its input or of its sum, not both: they share a name.
+A layer has a norm of its input or of its residual sum, not both, as these share a name.
 """
 
 
 class DecoderBlock(Module):
     """Attention, a feed-forward layer, norms and residual sums.
 
-    ``h = x + attention(norm(x))``, then ``h + mlp(norm(h))``; a parallel block is ``x + attention(norm(x)) +
-    mlp(norm(x))``, where the MLP reads the attention's input unless it has a norm of its own.
+    Sequential blocks compute ``h = x + attention(norm(x))``, then ``h + mlp(norm(h))``. Parallel blocks compute
+    ``x + attention(norm(x)) + mlp(norm(x))``; the MLP reads the attention's normalised input unless it has its own
+    norm.
 
     Args:
         attention: The attention, or the recurrent layer in its place; None: the block has none.
         mlp: The feed-forward layer; None: the block has none.
-        norms: The norms by their places, keys of `NORM_PLACES`.
+        norms: The norms by place, a key of `NORM_PLACES`.
         parallel: Whether attention and MLP read the same hidden states.
         residual_multiplier: The factor of both outputs before they are added.
-        normed_residual: Whether the normalised input is added instead of the input.
+        normed_residual: Whether the residual sums add the normalised input instead of the input.
         mixer: The name of the attention's weights.
-        cache_groups: The number of groups of the cache that the attention takes.
+        cache_groups: The number of cache groups that the attention takes.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class DecoderBlock(Module):
 
         Args:
             name: The attribute of the layer, whose weights stay those of the block.
-            parts: Takes the layer's arguments, and gives its result.
+            parts: Takes the layer's arguments, and returns its result.
         """
         self._over_devices[name] = parts
 
     def _layer(self, name: str) -> Callable[..., TensorValue] | None:
-        """The computation of a layer; None if the block has none of that name."""
+        """The callable of a layer, possibly split over devices; None if the block has no layer of that name."""
         return self._over_devices.get(name) or self.sublayers.get(name)
 
     def __call__(
@@ -91,10 +92,10 @@ class DecoderBlock(Module):
         """The block's output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, dim]``.
             kv_collection: The cache, or its values.
-            positional: What the attention takes of positions.
+            positional: The position-dependent inputs of the attention.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
@@ -123,7 +124,7 @@ class DecoderBlock(Module):
         return self._fed_forward(mlp, h)
 
     def _fed_forward(self, mlp: Callable[..., TensorValue] | None, h: TensorValue) -> TensorValue:
-        """The residual sum with the feed-forward layer's output; the input if there is none."""
+        """The residual sum of `h` and the feed-forward layer's output; `h` if the block has no feed-forward layer."""
         if mlp is None:
             return h
         normed = self._norm("mlp_input", h)
@@ -131,7 +132,7 @@ class DecoderBlock(Module):
         return self._norm("mlp_sum", (normed if self.normed_residual else h) + output)
 
     def _norm(self, place: str, x: TensorValue) -> TensorValue:
-        """The norm of a place; the input if there is none."""
+        """Applies the norm of a place; returns `x` if the block has none there."""
         return self.sublayers[NORM_PLACES[place]](x) if place in self.norm_places else x
 
     def _scaled(self, x: TensorValue) -> TensorValue:

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only model: one field for each thing in which families differ."""
+"""The shape of a decoder-only model: one field for each property in which families differ."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["DecoderConfig", "QueryGrowth"]
 
 @dataclass(frozen=True)
 class QueryGrowth:
-    """Queries at position p are multiplied by ``1 + beta * log(1 + floor((p + first) / length))``.
+    """Scales the queries at position p by ``1 + beta * log(1 + floor((p + first) / length))``.
 
     Args:
         beta: The weight of the logarithm.
-        length: The number of positions with the same factor.
-        first: What is added to positions.
-        unrotated_only: Whether only layers grow whose heads are not rotated.
+        length: The number of consecutive positions with the same factor.
+        first: Added to positions.
+        unrotated_only: Whether only the queries of layers without rotation are scaled.
     """
 
     beta: float
@@ -44,7 +44,7 @@ class QueryGrowth:
 class DecoderConfig:
     """The shape of a decoder-only model, and the options of its layers.
 
-    `decoder_family` overrides `fields_from` with a family's function.
+    `decoder_family` overrides `fields_from` with a function of the family.
 
     Args:
         hidden_size: The size of hidden states.
@@ -56,70 +56,71 @@ class DecoderConfig:
         vocab_size: The number of tokens.
         norm_eps: The epsilon of the norms.
         max_position_embeddings: The longest sequence that the model supports.
-        max_seq_len: The longest sequence to serve.
+        max_seq_len: The longest sequence to serve, in tokens.
         rope: The rotary embedding; None: heads are not rotated.
-        local_rope: The rotary embedding of layers with a window, where it is another.
+        local_rope: The rotary embedding of layers with a window, if it differs.
         unrotated_layers: The layers whose heads are not rotated.
-        interleaved_rope: Whether the elements of a rotated pair are neighbours; in most Hugging Face checkpoints they
+        interleaved_rope: Whether the two elements of a rotated pair are adjacent; in most Hugging Face checkpoints they
             are half a head apart.
-        learned_positions: The rows of a table of positions that is added to the embeddings; 0: none.
-        first_position: The row of the first position in it.
+        learned_positions: The number of rows of the position embedding that is added to token embeddings; 0: none.
+        first_position: The row of position 0 in it.
         tie_word_embeddings: Whether the output layer shares the embedding's weight.
         output_bias: Whether the output layer has a bias.
         embedding_size: The size of embeddings that are projected to hidden states and back; None: hidden_size.
         embedding_multiplier: The factor of the embeddings.
-        rounds_multiplier: Whether the factor is rounded to the dtype of 16-bit weights, as Gemma's training did.
+        rounds_multiplier: Whether the factor is rounded to the dtype of 16-bit weights, as in Gemma's training.
         embedding_norm: Whether embeddings are normalised.
         logits_scaling: The divisor of the logits.
-        logits_soft_cap: ``cap * tanh(logits / cap)`` replaces the logits; None: it does not.
+        logits_soft_cap: If set, ``cap * tanh(logits / cap)`` replaces the logits.
         norm: The form of the norms.
         norm_places: The places of a block's norms, keys of `max.pipelines.models.decoder_block.NORM_PLACES`.
         final_norm: Whether there is a norm after the last block.
         parallel: Whether attention and MLP read the same hidden states.
         residual_multiplier: The factor of each layer's output before it is added.
-        normed_residual: Whether the normalised input of a layer is added to its output.
+        normed_residual: Whether residual sums add the normalised input of a layer instead of its input.
         attention_bias: Whether the projections to queries, keys and values have biases.
         attention_output_bias: Whether the attention's output projection has a bias.
         qkv_layout: How a checkpoint's fused projection stores its rows: all queries, all keys, all values
             (``rows``), or for each KV head its queries, its key and its value (``heads``).
-        qk_norm: How queries and keys are normalised; None: not.
-        attention_gate: Whether attended values are multiplied by the sigmoid of gates, which the projection of queries
-            has behind the query of each head.
+        qk_norm: The norm of queries and keys; None: they are not normalised.
+        attention_gate: Whether attended values are multiplied by the sigmoid of gates. The query projection computes
+            the gate of a head directly after its query.
         value_norm: Whether the values of each head are normalised, without a weight.
-        full_attention_heads: The number of KV heads and the size of heads in layers without a window, if they
-            differ.
-        keys_as_values: Whether the values of layers without a window are their projected keys.
-        shared_kv_layers: The number of last layers that have no keys and values of their own: each reads those of the
-            last earlier layer of its kind, with or without a window.
+        full_attention_heads: The number of KV heads and the head size in layers without a window, if they differ from
+            those of layers with a window.
+        keys_as_values: Whether layers without a window use their projected keys as values.
+        shared_kv_layers: The number of layers at the end that have no keys and values of their own: each reads those of
+            the last earlier layer of its kind (with or without a window).
         clip_qkv: Queries and keys, after their norms, and values are clamped to ``[-clip_qkv, clip_qkv]``.
         attention_multiplier: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
-        score_divisor_by_layer: Whether the scores of layer i are divided by ``i + 1`` besides.
-        scores_soft_cap: ``cap * tanh(score / cap)`` replaces the scores; None: it does not.
-        sinks: Whether each head has a sink: a key without a value, whose score is a weight.
-        alibi_slopes: For each head, how much a key's score falls per token of distance; None: ALiBi is not used.
-        query_growth: How queries grow with their positions; None: not.
-        sliding_window: The number of tokens that a token sees in layers with a window, itself included.
-        chunked: Whether the window is a chunk: a token sees the tokens before it in its chunk of `sliding_window`.
+        score_divisor_by_layer: Whether the scores of layer i are also divided by ``i + 1``.
+        scores_soft_cap: If set, ``cap * tanh(score / cap)`` replaces the scores.
+        sinks: Whether each head has an attention sink: a learned score without a value.
+        alibi_slopes: The decrease of a key's score per token of distance, for each head; None: ALiBi is not used.
+        query_growth: The position-dependent factor of queries; None: no factor.
+        sliding_window: The number of tokens that a token sees in layers with a window, including itself.
+        chunked: Whether the window is a chunk: a token sees itself and the earlier tokens of its chunk of
+            `sliding_window`.
         full_attention_layers: The layers without the window.
         gated: Whether the MLPs have a gate.
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
-        xielu: The values of each of `XIELU_PARAMETERS` by layer, if they are not weights of the checkpoint.
+        xielu: For each of `XIELU_PARAMETERS` the values by layer, if they are not weights of the checkpoint.
         layer_sizes: The inner size of each layer's MLP, if they differ; intermediate_size is the largest.
-        sparsity: For each layer the share of the MLP's gates that is cut; empty: none.
-        per_layer_inputs: The vectors that each layer takes of each token.
-        alternating: The hidden states of a token, if it has several.
-        latent: The sizes of latent attention; None: keys and values are cached as they are.
-        experts: The experts of layers that have some; None: all layers have an MLP.
+        sparsity: For each layer the fraction of the MLP's gates that is set to zero; empty: none.
+        per_layer_inputs: The per-token vectors of each layer; None: there are none.
+        alternating: The number of hidden states of a token, if there are several; None: there is one.
+        latent: The sizes of multi-head latent attention; None: keys and values are cached directly.
+        experts: The experts of the layers that have experts; None: all layers have an MLP.
         gated_blocks: Whether blocks are `max.pipelines.models.gated_block.GatedBlock`.
-        experts_beside: The experts beside the MLPs of such blocks; None: there are none.
-        layer_kinds: What each layer has; empty: all have attention.
+        experts_beside: The experts that run beside the MLPs of such blocks; None: there are none.
+        layer_kinds: The kind of each layer; empty: all have attention.
         recurrence: The form of the recurrent layers; None: there are none.
-        side_by_side: The factors of blocks with attention and a recurrent layer; None: there are no such blocks.
+        side_by_side: The factors of blocks with attention and a recurrent layer in parallel; None: there are none.
         mixers_alone: Whether blocks with attention or a recurrent layer have no feed-forward layer.
         quantization: The format of a GPTQ checkpoint's projections.
-        prediction_layers: The number of layers that a checkpoint stores after the others, for predicting further
-            tokens; they are not used.
+        prediction_layers: The number of further layers that a checkpoint stores for multi-token prediction; they are
+            not used.
     """
 
     hidden_size: int
@@ -191,7 +192,7 @@ class DecoderConfig:
     prediction_layers: int = 0
 
     def kind_of(self, index: int) -> LayerKind:
-        """What a layer has besides its norms.
+        """The kind of a layer.
 
         Args:
             index: The layer's index.
@@ -207,8 +208,7 @@ class DecoderConfig:
         return not self.mixers_alone or self.kind_of(index) == "feed_forward"
 
     def places_of(self, index: int) -> tuple[str, ...]:
-        """The places of a layer's norms; the norms of a layer with only a feed-forward layer are named as those of
-        attention.
+        """The places of a layer's norms; a layer with only a feed-forward layer uses the norm names of attention.
 
         Args:
             index: The layer's index.
@@ -218,9 +218,9 @@ class DecoderConfig:
         return tuple(place for place in self.norm_places if place.startswith("attention"))
 
     def _layers_of(self, kind: LayerKind, end: int | None = None) -> int:
-        """The number of layers that have attention, or a recurrent layer, of the first `end` ones.
+        """The number of layers of `kind` (or both kinds) among the first `end` ones.
 
-        Layers that share the keys and values of another do not count.
+        Layers that read the keys and values of another layer do not count.
         """
         own = self.num_layers - self.shared_kv_layers
         kinds = [self.kind_of(index) for index in range(own if end is None else min(end, own))]
@@ -238,10 +238,9 @@ class DecoderConfig:
         return self.recurrence.states(layers) if self.recurrence is not None and layers else ()
 
     def cache_layer(self, index: int) -> int:
-        """The number of a layer in the cache: of attention among its group's layers with pages, else among those with
-        states.
+        """The index of a layer in the cache: in its group if it has attention, else among the layers with states.
 
-        If one layer has both, all have.
+        In models with layers of kind ``both``, all layers are of that kind, so both indices are equal.
 
         Args:
             index: The layer's index.
@@ -254,10 +253,10 @@ class DecoderConfig:
 
     @property
     def cache_groups(self) -> list[list[int]]:
-        """The layers of each group of the cache: those without a window, then those with one; heads of another shape
-        divide them, too.
+        """The layers of each cache group: those without a window, then those with one, split further if head shapes
+        differ.
 
-        A window divides layers whatever the longest sequence that is served, so that the cache has the same form.
+        The grouping ignores the longest served sequence, so that the cache of a model always has the same layout.
         """
         own = range(self.num_layers - self.shared_kv_layers)
         groups: dict[tuple[bool, tuple[int, int]], list[int]] = {}
@@ -268,7 +267,7 @@ class DecoderConfig:
         return [groups[form] for form in sorted(groups)] or [[]]
 
     def cache_group(self, index: int) -> int:
-        """The group of the cache that a layer's keys and values are in; 0 if it has none.
+        """The cache group of a layer's keys and values; 0 if it has none.
 
         Args:
             index: The layer's index.
@@ -278,14 +277,14 @@ class DecoderConfig:
         return next((number for number, layers in groups if source in layers), 0)
 
     def _is_full(self, index: int) -> bool:
-        """Whether a layer has no window that a sequence may exceed."""
+        """Whether a layer has no window, or one that no sequence exceeds."""
         window = self.sliding_window
         unused = window is None or window >= self.max_position_embeddings
         return unused or index in self.full_attention_layers
 
     @property
     def cache_groups_of_layer(self) -> int:
-        """The number of groups of the cache that a layer has a part in: 2 where index keys lie beside latents."""
+        """The number of cache groups that a layer uses: 2 if index keys are stored beside latents."""
         return 2 if self.latent is not None and self.latent.index is not None else 1
 
     @property
@@ -294,9 +293,9 @@ class DecoderConfig:
         return len(self.cache_groups[0])
 
     def window_of(self, index: int) -> int | None:
-        """The window of a layer in tokens; None: all tokens before.
+        """The window of a layer in tokens; None: it sees all earlier tokens.
 
-        A window that no sequence exceeds is None, too.
+        A window that no sequence exceeds is also None.
 
         Args:
             index: The layer's index.
@@ -307,7 +306,7 @@ class DecoderConfig:
         return window
 
     def kv_layer_of(self, index: int) -> int:
-        """The layer whose keys and values a layer reads: itself, unless it shares those of another.
+        """The layer whose keys and values a layer reads: itself, or an earlier one.
 
         Args:
             index: The layer's index.
@@ -329,7 +328,7 @@ class DecoderConfig:
         return self.local_rope if local and self.local_rope is not None else self.rope
 
     def heads_of(self, index: int) -> tuple[int, int]:
-        """The number of KV heads of a layer, and their size.
+        """The number of KV heads of a layer, and the size of a head.
 
         Args:
             index: The layer's index.
@@ -351,10 +350,10 @@ class DecoderConfig:
     def cache_params(
         self, dtype: DType, page_size: int, *, n_devices: int = 1, **options: Any
     ) -> KVCacheParams:
-        """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of
-        layers; index keys are a group of their own.
+        """The shape of the KV cache: keys and values of each head, or one latent for all heads, in one or two groups of
+        layers; index keys are a separate group.
 
-        If there are more devices than KV heads, the shape counts the copies of each head.
+        If there are more devices than KV heads, the shape counts each copy of a head.
 
         Args:
             dtype: The cache's dtype.
@@ -363,7 +362,7 @@ class DecoderConfig:
             options: Further fields of `KVCacheParams`.
 
         Raises:
-            ConfigError: The model caches latents, and the dtype has 8 bits; or heads cannot be split over the devices.
+            ConfigError: The model caches latents and the dtype has 8 bits, or heads cannot be split over the devices.
         """
         self.check_split(n_devices)
         forms = [self.heads_of(group[0] if group else 0) for group in self.cache_groups]
@@ -411,8 +410,7 @@ class DecoderConfig:
             count: The number of devices.
 
         Raises:
-            ConfigError: A number of heads or features cannot be split; the message says over how many devices the model
-                can.
+            ConfigError: A number of heads or features cannot be split; the message names the device counts that work.
         """
         problem = self._split_problem(count)
         if problem is not None:
@@ -424,7 +422,7 @@ class DecoderConfig:
             )
 
     def _split_problem(self, count: int) -> str | None:
-        """What keeps the model from being split over a number of devices."""
+        """The reason why the model cannot be split over `count` devices; None if it can."""
         if count == 1 or not self.num_attention_layers:
             return None
         if self.num_heads % count:

@@ -1,10 +1,10 @@
-"""The graph of a decoder: from a ragged batch of tokens to logits, and to the next tokens.
+"""The graph of a decoder: from a ragged batch of tokens to logits, and optionally to the next tokens.
 
 Inputs, in this order (``batch``, ``total_seq_len``, … are symbols; see `input_types`):
 
 ==================  ============================  ==============================================
 tokens              si64 ``[total_seq_len]``      the new tokens of all sequences, concatenated
-input_row_offsets   u32 ``[batch + 1]``           where each sequence begins in ``tokens``
+input_row_offsets   u32 ``[batch + 1]``           offset of each sequence in ``tokens``
 return_n_logits     si64 ``[1]``, on the CPU      for ``ReturnLogits.VARIABLE``: the number of
                                                   last tokens per sequence; else unused
 blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size, kv_heads,
@@ -28,7 +28,7 @@ Outputs, in this order:
 1. with sampling: the next tokens, si64 ``[batch]``;
 2. the logits of the last token of each sequence, float32 ``[batch, vocab]``;
 3. for ``ReturnLogits.ALL`` and ``VARIABLE``: the logits of all (the last n) tokens, float32
-   ``[rows, vocab]``, and where each sequence begins in them, u32 ``[batch + 1]``.
+   ``[rows, vocab]``, and the offset of each sequence in them, u32 ``[batch + 1]``.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def build_graph(
         return_logits: Which tokens' logits are returned.
         with_sampling: Whether the graph picks the next tokens.
         devices: Where it runs; the CPU by default. Over several, its layers are split.
-        use_subgraphs: Whether equal blocks are staged once.
-        state_dict: The weights; read where they are quantised: the graph takes their encodings.
+        use_subgraphs: Whether blocks with equal staging share one subgraph.
+        state_dict: The weights; if they are quantised, the graph takes their encodings.
 
     Raises:
-        ValueError: The cache does not fit the model or the devices, or the weights do not.
+        ValueError: The cache does not fit the model or the devices, or the weights do not fit.
         WeightsError: A weight cannot be split over the devices.
     """
     devices = devices or [DeviceRef.CPU()]

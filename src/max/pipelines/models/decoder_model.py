@@ -45,7 +45,7 @@ class DecoderInputs(ModelInputs):
 
     Args:
         tokens: The new tokens of all requests, int64 ``[total_seq_len]``.
-        input_row_offsets: Where each request begins in ``tokens``, uint32 ``[batch + 1]``.
+        input_row_offsets: The offset of each request in ``tokens``, uint32 ``[batch + 1]``.
         return_n_logits: The number of last tokens whose logits are returned, int64 ``[1]``.
         kv_cache_inputs: The cache.
     """
@@ -73,16 +73,16 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     samples_in_graph = True
 
     config_class: type[DecoderConfig] = DecoderConfig
-    """Reads config.json."""
+    """The class of the config; it reads config.json."""
 
     decoder_class: type[Decoder] = Decoder
-    """The layers."""
+    """The class of the layers."""
 
     weight_names: WeightNames = WeightNames()
-    """Renames a checkpoint's weights if the architecture is registered without adapters."""
+    """Renames the weights of a checkpoint if the architecture is registered without adapters."""
 
     gguf_interleaves_rope: bool = False
-    """Whether GGUF files of this architecture have the elements of a rotated pair side by side."""
+    """Whether GGUF files of this architecture store the two elements of a rotated pair adjacently."""
 
     def load_model(self, session: InferenceSession) -> Model:
         """Builds, compiles and loads the graph.
@@ -125,7 +125,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
             )
             return graph, registry
 
-        # all that `stage` reads; of GPTQ weights it reads elements
+        # the inputs of `stage`, as the key of a cached graph; GPTQ has none, as staging also reads elements of weights
         description = None
         if not is_gptq(state_dict):
             arguments = (
@@ -154,7 +154,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
 
     @classmethod
     def own_weights(cls, weights: Mapping[str, T]) -> dict[str, T]:
-        """The weights of a checkpoint that this model has, by the names that `weight_names` takes; by default all.
+        """Selects the weights of a checkpoint that belong to this model; by default all.
 
         Args:
             weights: The weights by the checkpoint's names.
@@ -168,7 +168,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     def shape_by_weights(
         cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
     ) -> DecoderConfig:
-        """Completes the shape by what only the weights tell; by default returns it unchanged.
+        """Completes the shape with properties that only the weights show; by default returns it unchanged.
 
         Args:
             config: The shape that config.json describes.
@@ -224,7 +224,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         kv_cache_inputs: KVCacheInputs | None = None,
         return_n_logits: int = 1,
     ) -> DecoderInputs:
-        """The inputs of a batch's first step, made from each request's ``next_tokens``.
+        """The inputs of a batch's first step, from each request's ``next_tokens``.
 
         Args:
             context_batch: The requests.
@@ -234,7 +234,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         Raises:
             ValueError: The batch is empty, or no cache is given.
         """
-        batch = flat_batch(context_batch)  # of one replica, in the form of 26.x
+        batch = flat_batch(context_batch)  # models of 26.x get a list per replica
         if not batch or kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
         tokens, offsets = ragged([context.next_tokens for context in batch])
@@ -260,7 +260,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         previous = self.own_inputs(prev_model_inputs, DecoderInputs)
         cache, offsets = previous.kv_cache_inputs, previous.input_row_offsets
         assert cache is not None
-        # one token per request, as in the last step: the offsets stay
+        # each request has one token, as in the previous step, so the offsets stay
         if previous.tokens.shape != next_tokens.shape:
             offsets = self.on_device(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
         return DecoderInputs(next_tokens, offsets, previous.return_n_logits, cache)
@@ -314,7 +314,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         return config.cache_params(
             cache_dtype,
             kv_cache_config.kv_cache_page_size,
-            # pages of a prefix hold no recurrent states
+            # a cached prefix has pages but no recurrent states, so it cannot be reused
             enable_prefix_caching=kv_cache_config.enable_prefix_caching and not config.states,
             enable_kvcache_swapping_to_host=swaps,
             host_kvcache_swap_space_gb=(
@@ -325,7 +325,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
 
     @classmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
-        """The number of layers with keys and values in the cache, of the first group.
+        """The number of layers of the first cache group.
 
         Args:
             huggingface_config: The model's config.json.
@@ -342,7 +342,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         kv_cache_config: KVCacheConfig,
         cache_dtype: DType,
     ) -> int:
-        """The bytes of the cache: those of a full batch, at most the available memory.
+        """The bytes of the cache for a full batch, at most the available memory.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -382,20 +382,20 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
 def gguf_form(
     config: DecoderConfig, state_dict: Mapping[str, WeightData], interleaved: bool
 ) -> DecoderConfig:
-    """The shape of a model whose weights are stored as GGUF files store them.
+    """The shape of a model whose weights are stored in the layout of GGUF files.
 
     Args:
-        config: The shape, read from the metadata.
+        config: The shape, as read from the metadata.
         state_dict: The weights by the decoder's names.
-        interleaved: Whether the family's files have the elements of a rotated pair side by side.
+        interleaved: Whether the family's files store the two elements of a rotated pair adjacently.
     """
     norm, qk_norm, recurrence = config.norm, config.qk_norm, config.recurrence
     return replace(
         config,
         interleaved_rope=config.interleaved_rope or interleaved,
-        # files do not state whether the output layer is tied; it is if they have none
+        # files do not state whether the output layer is tied; it is tied if they have no weight for it
         tie_word_embeddings="lm_head.weight" not in state_dict,
-        # offsets are added to the stored weights, and fused projections are stored by rows
+        # stored norm weights include the offset, and fused projections are stored in layout ``rows``
         norm=replace(norm, offset=0.0),
         qk_norm=qk_norm and replace(qk_norm, form=replace(qk_norm.form, offset=0.0)),
         qkv_layout="rows",
@@ -404,7 +404,7 @@ def gguf_form(
 
 
 def _interleaved(rope_type: RopeType) -> bool:
-    """Whether a rope type has the elements of a rotated pair side by side."""
+    """Whether a rope type stores the two elements of a rotated pair adjacently."""
     if rope_type not in (RopeType.normal, RopeType.neox):
         raise ConfigError(
             f"rope_type is {rope_type.value}; expected normal or neox",

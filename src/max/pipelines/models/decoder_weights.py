@@ -29,7 +29,7 @@ def weights_registry(
 ) -> dict[str, DLPackArray]:
     """The weights as ``session.load(graph, weights_registry=…)`` takes them.
 
-    Weights of this dtype are not copied; the weights of quantised checkpoints keep their encodings.
+    Weights that already have `dtype` are not copied; the weights of quantised checkpoints keep their encodings.
 
     Args:
         decoder: The model's class.
@@ -39,7 +39,7 @@ def weights_registry(
         state_dict: The weights by the model's names.
 
     Raises:
-        WeightsError: A weight is missing, is not one of the model, or has another shape.
+        WeightsError: A weight is missing, is unknown to the model, or has another shape.
     """
     if is_quantised(state_dict):
         return quantised_decoder(decoder, config, kv_params, state_dict).state_dict()
@@ -56,7 +56,7 @@ def weights_registry(
 
 
 def is_quantised(state_dict: Mapping[str, WeightData]) -> bool:
-    """Whether a checkpoint has weights in encoded blocks, or in the parts of GPTQ.
+    """Whether a checkpoint has weights in encoded blocks, or GPTQ's packed tensors.
 
     Args:
         state_dict: The weights by name.
@@ -74,7 +74,7 @@ def quantised_decoder(
     device: DeviceRef | None = None,
     return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
 ) -> Decoder:
-    """A model whose matrices have the encodings of the checkpoint, one by one; vectors are float32.
+    """A model whose matrices have the encodings of the checkpoint, each its own; vectors are float32.
 
     Args:
         decoder: The model's class.
@@ -85,7 +85,7 @@ def quantised_decoder(
         return_logits: Which tokens' logits are returned.
 
     Raises:
-        WeightsError: A weight is missing, is not one of the model, or has another shape.
+        WeightsError: A weight is missing, is unknown to the model, or has another shape.
     """
     values = _own_values(config, state_dict)
     linear_cls: Callable[..., Linear] = Linear
@@ -99,7 +99,7 @@ def quantised_decoder(
         value = values.get(name)
         if value is None or value.quantization_encoding is not None or not value.dtype.is_float():
             continue
-        # a matrix that is not quantised keeps its dtype; there are no kernels for float64 weights
+        # an unquantised matrix keeps its dtype, except float64, for which there are no weight kernels
         if weight.rank > 1 and value.dtype is not DType.float64:
             weight.dtype = value.dtype
         values[name] = value.cast_at_load(weight.dtype)
@@ -110,7 +110,9 @@ def quantised_decoder(
 
 @contextmanager
 def _weights_errors() -> Iterator[None]:
-    """Turns errors of ``load_state_dict`` into `WeightsError`, to tell them from an architecture's own errors."""
+    """Converts errors of ``load_state_dict`` to `WeightsError`, to distinguish them from an architecture's own
+    errors.
+    """
     try:
         yield
     except (KeyError, ValueError) as error:
@@ -122,7 +124,7 @@ def _own_values(
 ) -> dict[str, WeightData]:
     """The weights that the model takes.
 
-    A tied output layer takes none, nor do shared keys and values, and layers that predict further tokens.
+    Weights of tied output layers, of shared keys and values, and of multi-token prediction layers are left out.
     """
     first, count = config.num_layers, config.prediction_layers
     further = tuple(f"layers.{index}." for index in range(first, first + count))
@@ -140,7 +142,7 @@ def _own_values(
 
 
 def _check_layers(config: DecoderConfig, state_dict: Mapping[str, WeightData]) -> None:
-    """Compares the number of layers before any layer is built: a wrong config.json may claim a thousand."""
+    """Compares the number of layers before any layer is built, since a wrong config.json may state a huge number."""
     names = (name.split(".") for name in state_dict if name.startswith("layers."))
     stored = len({parts[1] for parts in names})
     if stored != config.num_layers:

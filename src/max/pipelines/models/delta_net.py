@@ -1,4 +1,4 @@
-"""Layers of gated delta nets (https://arxiv.org/abs/2412.06464), as Qwen 3-Next and 3.5 have them."""
+"""Layers of gated delta nets (https://arxiv.org/abs/2412.06464), as in Qwen 3-Next and 3.5."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class DeltaNetForm:
 
     Args:
         heads: The number of value heads, each with a state.
-        key_heads: The number of query and key heads; each serves ``heads / key_heads`` neighbouring value heads.
+        key_heads: The number of query and key heads; each serves ``heads / key_heads`` consecutive value heads.
         key_dim: The size of a key.
         value_dim: The size of a value.
-        taps: The taps of the convolution over queries, keys and values.
-        fused: Whether the input is projected to all of a key head side by side, ``in_proj_qkvz`` and ``in_proj_ba``.
+        taps: The number of taps of the convolution over queries, keys and values.
+        fused: Whether the input has two projections that store the rows by key head, ``in_proj_qkvz`` and
+            ``in_proj_ba``.
         tiled: Whether value head ``i`` reads the keys of head ``i % key_heads`` instead.
-        gguf_tiled: Whether the model's GGUF files have their value heads in that order.
+        gguf_tiled: Whether the model's GGUF files store value heads in the order of `tiled`.
     """
 
     heads: int
@@ -69,11 +70,11 @@ class DeltaNetForm:
 
     @property
     def channels(self) -> int:
-        """The channels of the convolution: queries, keys, values."""
+        """The number of channels of the convolution: those of queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
-        """The last inputs of the convolution, and the state of each head.
+        """The states of a sequence: the last inputs of the convolution, and the matrix of each head.
 
         Args:
             layers: The number of recurrent layers.
@@ -101,7 +102,7 @@ class DeltaNet(Module):
     """A gated delta net: projections, a causal convolution, the gated delta rule, a gated norm.
 
     Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``),
-    ``conv1d`` (`CausalConv`), ``A``, the rates of decay, negative, and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
+    ``conv1d`` (`CausalConv`), ``A`` (the negative decay rates) and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
 
     Args:
         form: The sizes.
@@ -148,10 +149,10 @@ class DeltaNet(Module):
         """The layer's output ``[total_seq_len, hidden_size]``, of x's dtype.
 
         Args:
-            layer_idx: The layer's number among the recurrent layers, uint32, rank 0.
+            layer_idx: The layer's index among the recurrent layers, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; the states of the sequences are updated.
-            positional: Nothing.
+            positional: Not used.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         form, total, lengths = self.form, x.shape[0], kv_collection.cache_lengths
@@ -161,7 +162,7 @@ class DeltaNet(Module):
         keys = form.key_heads * form.key_dim
         q, k, v = ops.split(mixed, [keys, keys, form.heads * form.value_dim], axis=1)
         if form.tiled:
-            # the rule has neighbouring value heads share a key head
+            # the rule assigns consecutive value heads to a key head, so repeat the key heads in tiled order
             q, k = (ops.concat([y] * (form.heads // form.key_heads), axis=1) for y in (q, k))
         q, k = (ops.reshape(y, [total, -1, form.key_dim]) for y in (q, k))
         decays = self.rates * _softplus(ops.cast(steps, DType.float32) + self.step_bias)
@@ -185,15 +186,15 @@ class DeltaNet(Module):
     def _projected(
         self, x: TensorValue
     ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
-        """Queries, keys and values ``[total, channels]``, gates ``[total, heads, value_dim]``, rates and steps
-        ``[total, heads]``.
+        """Queries, keys and values ``[total, channels]``, gates ``[total, heads, value_dim]``, write strengths
+        (``in_proj_b``) and steps (``in_proj_a``) ``[total, heads]``.
         """
         form, total = self.form, x.shape[0]
         parts = [self.sublayers[f"in_proj_{part}"](x) for part in self.parts]
         if not form.fused:
             mixed, z, rates, steps = parts
             return mixed, ops.reshape(z, [total, form.heads, form.value_dim]), rates, steps
-        # rows of a key head: its query, its key, then the values and the gates of its value heads
+        # row order of a key head: its query, its key, then the values and the gates of its value heads
         group = form.heads // form.key_heads
         widths = [form.key_dim, form.key_dim, group * form.value_dim, group * form.value_dim]
         rows = ops.reshape(parts[0], [total, form.key_heads, sum(widths)])
@@ -206,5 +207,5 @@ class DeltaNet(Module):
 
 
 def _softplus(x: TensorValue) -> TensorValue:
-    """``log(1 + exp(x))``, which does not overflow."""
+    """``log(1 + exp(x))``, without overflow."""
     return ops.relu(x) + ops.log1p(ops.exp(-ops.abs(x)))

@@ -11,10 +11,10 @@ __all__ = ["STORED_PARTS", "delta_net_fields"]
 STORED_PARTS = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "mixer.in_proj_qkv",
-    # of earlier files
+    # files of earlier versions
     "ssm_in": "mixer.in_proj_qkvz",
 }
-"""Names within a layer of GGUF files, if they differ from those of other families, and the decoder's."""
+"""GGUF names within a layer that differ from those of other families, and the decoder's names."""
 
 _MOST = 2**16
 
@@ -22,7 +22,7 @@ _MOST = 2**16
 def delta_net_fields(
     keys: ConfigKeys, num_layers: int, fused: bool, gguf_tiled: bool = False
 ) -> Fields:
-    """Which layers are delta nets, and their form.
+    """The fields that state which layers are delta nets, and their form.
 
     Args:
         keys: The keys of config.json.

@@ -18,7 +18,7 @@ EXPERT_NAMES = {
     "mlp.shared_experts": "mlp.shared",
     "mlp.shared_expert_gate": "mlp.shared_gate",
 }
-"""The parts of names of layers with experts, and the decoder's."""
+"""The parts of names of layers with experts in GGUF files, and the decoder's names."""
 
 
 def _size(keys: ConfigKeys, key: str) -> int:
@@ -26,7 +26,7 @@ def _size(keys: ConfigKeys, key: str) -> int:
 
 
 def layer_list(keys: ConfigKeys, key: str, default: Iterable[int]) -> frozenset[int]:
-    """The layers in a list.
+    """The layer indices in a list of config.json.
 
     Args:
         keys: The keys of config.json.
@@ -34,7 +34,7 @@ def layer_list(keys: ConfigKeys, key: str, default: Iterable[int]) -> frozenset[
         default: The layers if the key is missing.
 
     Raises:
-        ModelFilesError: It is no list of integers.
+        ModelFilesError: The value is not a list of integers.
     """
     layers = keys.value(key)
     if layers is None:
@@ -53,7 +53,7 @@ def softmax_experts(
     shared: str = "",
     normalised: bool = False,
 ) -> Experts:
-    """Experts that are chosen by the softmax of their scores.
+    """Experts that are selected by the softmax of their scores.
 
     Args:
         keys: The keys of config.json.
@@ -61,14 +61,14 @@ def softmax_experts(
         count: The key of the number of experts.
         size: The key of an expert's inner size.
         shared: The key of the inner size of the shared MLP; empty: there is none.
-        normalised: Whether weights are divided by their sum if the file does not say.
+        normalised: Whether weights are divided by their sum if the file does not say so.
 
     Raises:
         ModelFilesError: A value does not fit.
     """
     every = keys.integer("decoder_sparse_step", 1, LONGEST_SEQUENCE, 1)
     dense = layer_list(keys, "mlp_only_layers", ())
-    # files of later versions of transformers have the second name
+    # later versions of transformers write the second name
     number = _size(keys, count if keys.value(count) is not None else "num_local_experts")
     return Experts(
         number,
@@ -82,7 +82,7 @@ def softmax_experts(
 
 
 def grouped_experts(keys: ConfigKeys) -> Experts:
-    """Experts that are chosen by sigmoids of their scores, in the best groups, as in DeepSeek V3.
+    """Experts that are selected by the sigmoid of their scores, within the best groups, as in DeepSeek V3.
 
     Args:
         keys: The keys of config.json.
@@ -115,12 +115,12 @@ def grouped_experts(keys: ConfigKeys) -> Experts:
 
 
 def latent_experts(keys: ConfigKeys, dense_layers: frozenset[int], bias: bool) -> Experts:
-    """Experts as `grouped_experts`, which may read latents, and a shared MLP with a size of its own, as in Nemotron-H.
+    """Experts as in `grouped_experts`, optionally over latents, and a shared MLP of its own size, as in Nemotron-H.
 
     Args:
         keys: The keys of config.json.
         dense_layers: The layers without experts.
-        bias: Whether the shared MLP and the projections of latents have biases.
+        bias: Whether the shared MLP and the latent projections have biases.
 
     Raises:
         ModelFilesError: A value does not fit.

@@ -22,23 +22,23 @@ class Experts:
 
     Args:
         count: The number of experts of a layer.
-        per_token: The number of experts of a token.
+        per_token: The number of experts that are selected per token.
         size: The inner size of an expert.
-        routing: How scores become choices and weights.
-        shared_size: The inner size of an MLP that all tokens share; 0: there is none.
+        routing: How scores become selected experts and weights.
+        shared_size: The inner size of an MLP that all tokens pass through; 0: there is none.
         shared_gate: Whether the shared MLP's result is multiplied by the sigmoid of a linear layer.
-        dense_layers: The layers with an MLP instead.
+        dense_layers: The layers that have an MLP instead of experts.
         bias: Whether the experts' projections have biases.
         gate_bias: Whether the gate has a bias.
-        clamped_swiglu: ``(alpha, limit)``: instead of ``silu(gate) * up``, ``(up + 1) * gate * sigmoid(alpha * gate)``
-            of values that are clamped: the gate to at most ``limit``, the other to ``[-limit, limit]``.
-        gate_up_layout: How a checkpoint's fused projection stores an expert's rows: all rows of the gate, then those of
-            the up projection (``rows``), or alternately (``pairs``).
-        weights_first: Whether tokens are multiplied by their weights, and not results.
+        clamped_swiglu: ``(alpha, limit)``: the activation is ``(up + 1) * gate * sigmoid(alpha * gate)`` instead of
+            ``silu(gate) * up``, with `gate` clamped to at most ``limit`` and `up` to ``[-limit, limit]``.
+        gate_up_layout: How a checkpoint's fused projection stores the rows of an expert: all gate rows, then all up
+            rows (``rows``), or alternating (``pairs``).
+        weights_first: Whether the routing weights multiply the experts' inputs instead of their results.
         shared_bias: Whether the projections of the shared MLP have biases.
-        latent_size: The size of the vectors that experts read and write, which are projected from hidden states and
-            back; None: they are hidden states.
-        latent_bias: Whether these two projections have biases.
+        latent_size: The size of the latents that experts read and write, projected from hidden states and back; None:
+            experts read and write hidden states.
+        latent_bias: Whether the two latent projections have biases.
     """
 
     count: int
@@ -59,15 +59,15 @@ class Experts:
 
 
 class DecoderExperts(Module):
-    """The weighted sum of the MLPs that a gate chooses for each token, plus the shared MLP if there is one.
+    """The weighted sum of the MLPs that the router selects for each token, plus the shared MLP if there is one.
 
     Weights: those of ``gate``, ``experts.gate_proj.weight`` (if MLPs are gated) and ``experts.up_proj.weight``
     ``[count, size, width]``, ``experts.down_proj.weight`` ``[count, width, size]``, with biases ``experts.….bias``;
-    those of ``shared`` and ``shared_gate``. The width is the hidden size, or that of latents, which ``latent_in`` and
-    ``latent_out`` project.
+    those of ``shared`` and ``shared_gate``. The width is the hidden size, or the latent size if ``latent_in`` and
+    ``latent_out`` project to latents and back.
 
     Args:
-        experts: The experts.
+        experts: The experts of a layer.
         hidden_size: The size of hidden states.
         dtype: The dtype of the weights.
         device: Where it runs.
@@ -148,12 +148,12 @@ class DecoderExperts(Module):
         return y + ops.cast(shared, y.dtype)
 
     def run(self, x: TensorValue, chosen: TensorValue, weights: TensorValue) -> TensorValue:
-        """The weighted sum of the chosen experts' results, of x's shape and dtype.
+        """The weighted sum of the selected experts' results, of x's shape and dtype.
 
         Args:
             x: Hidden states or latents ``[tokens, width]``.
-            chosen: The experts of each token, integers ``[tokens, per_token]``.
-            weights: Their weights, of that shape.
+            chosen: The selected experts of each token, integers ``[tokens, per_token]``.
+            weights: Their weights ``[tokens, per_token]``.
         """
         projections = [p for p in (self.gate_proj, self.up_proj) if p is not None]
         vectors = [b for b in (self.gate_proj_bias, self.up_proj_bias) if b is not None]
@@ -172,7 +172,7 @@ class DecoderExperts(Module):
         )
 
     def _activation(self, gate: TensorValue, up: TensorValue | None = None) -> TensorValue:
-        """The input of the down projection; without a gate, of the up projection only."""
+        """The input of the down projection; `up` is None if MLPs are not gated."""
         if up is None:
             return PLAIN_ACTIVATIONS[self.activation](gate)
         if self.clamped_swiglu is None:

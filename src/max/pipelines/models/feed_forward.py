@@ -1,4 +1,4 @@
-"""The feed-forward layers of decoders that `max.nn` lacks: without a gate."""
+"""Feed-forward layers without a gate, which `max.nn` lacks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PLAIN_ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
 
 
 XIELU_PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")
-"""The weights of `XIELU`."""
+"""The names of the parameters of `XIELU`."""
 
 
 class XIELU(Module):
-    """xIELU (https://arxiv.org/abs/2411.13010): a square above 0, an exponential below, and a linear part.
+    """xIELU (https://arxiv.org/abs/2411.13010), piecewise: quadratic above 0, exponential below, plus a linear term.
 
     Weights: ``alpha_p`` and ``alpha_n``, before softplus, ``beta`` and ``eps``; all ``[1]``, float32.
 
@@ -52,7 +52,7 @@ class XIELU(Module):
         """
         wide = ops.cast(x, DType.float32)
         above = _softplus(self.alpha_p) * wide * wide
-        # min: without it the exponential of large positive elements, whose result is unused, would overflow
+        # clamp: the exponential of large positive elements is unused, but would overflow
         below = (ops.exp(ops.min(wide, self.eps)) - 1 - wide) * (
             self.beta + _softplus(self.alpha_n)
         )

@@ -1,4 +1,4 @@
-"""Splits fused projections of checkpoints into a decoder's own."""
+"""Splits fused projections of checkpoints into the decoder's projections."""
 
 from __future__ import annotations
 
@@ -25,22 +25,20 @@ Array = npt.NDArray[Any]
 def split_fused(
     config: DecoderConfig, state_dict: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
-    """The weights with ``qkv_proj`` split into ``q_proj``, ``k_proj``, ``v_proj``, and ``gate_up_proj`` into two.
+    """Splits ``qkv_proj`` into ``q_proj``, ``k_proj``, ``v_proj``, and ``gate_up_proj`` into its two halves.
 
-    The expansions of latents are joined, and decoded if quantised, since keys and values are split later.
+    The separate expansions of latents are joined, and decoded if quantised, since keys and values are split later.
+    Projections of delta nets are split if the form has separate ones. Activation parameters that the config states are
+    added as weights.
 
-    Projections of delta nets are split if the form has their parts.
-
-    Parameters of activations that the config states become weights.
-
-    Rows of the layout ``rows`` are views of the checkpoint's; those of ``heads`` and of experts are copied.
+    Parts of layout ``rows`` are views of the checkpoint's arrays; parts of layout ``heads`` and of experts are copies.
 
     Args:
         config: The shape of the model.
         state_dict: The weights by the decoder's names.
 
     Raises:
-        WeightsError: A fused weight has another number of rows.
+        WeightsError: A fused weight has an unexpected number of rows.
     """
     q = config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
@@ -93,7 +91,7 @@ def split_fused(
 
 
 def _part(name: str, array: Array, whole: WeightData) -> WeightData:
-    """Rows of a fused weight as a weight."""
+    """Wraps rows of a fused weight as a weight."""
     shape = Shape(array.shape)
     return WeightData(
         Tensor.from_numpy(array), name, whole.dtype, shape, whole.quantization_encoding
@@ -123,7 +121,7 @@ def _check_rows(name: str, value: WeightData, rows: int) -> None:
 
 
 def _rows_of_heads(config: DecoderConfig) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The indices of the stored rows of all queries, keys and values, in checkpoints that store them by KV head."""
+    """The stored row indices of all queries, keys and values, for checkpoints that store rows by KV head."""
     group = config.num_heads // config.num_kv_heads
     total = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     rows = np.arange(total).reshape(config.num_kv_heads, group + 2, config.head_dim)

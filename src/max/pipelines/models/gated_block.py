@@ -1,4 +1,4 @@
-"""The block of Gemma 4: experts beside the MLP, a gated residual of a layer's vectors, and a factor of the result."""
+"""The block of Gemma 4: experts beside the MLP, a gated residual of per-layer vectors, and a factor of the result."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["ExpertsBeside", "GatedBlock"]
 
 
 class ExpertsBeside(DecoderExperts):
-    """Experts that read the hidden states beside an MLP, with norms of their own.
+    """Experts that read the hidden states in parallel to an MLP, with their own norms.
 
-    The gate's scores are those of ``rms(h) * scale / sqrt(hidden_size)``; the weights of the chosen experts are
-    multiplied by ``per_expert_scale``.
+    The router computes its scores from ``rms(h) * scale / sqrt(hidden_size)``; the weights of the selected experts
+    are multiplied by ``per_expert_scale``.
 
     Weights: those of `DecoderExperts`; ``scale`` ``[hidden_size]`` and ``per_expert_scale`` ``[count]``;
     ``input_norm``, ``output_norm`` and ``mlp_norm``.
@@ -58,16 +58,16 @@ class ExpertsBeside(DecoderExperts):
         """Replaces the experts by their parts on several devices.
 
         Args:
-            parts: Takes the arguments of `run`, and gives its result.
+            parts: Takes the arguments of `run`, and returns its result.
         """
         self._over_devices = parts
 
     def beside(self, h: TensorValue, y: TensorValue) -> TensorValue:
-        """The sum of both, each normalised, of h's shape and dtype.
+        """The sum of the MLP's and the experts' outputs, each normalised, of h's shape and dtype.
 
         Args:
             h: The hidden states ``[tokens, hidden_size]``.
-            y: The MLP's output.
+            y: The MLP's output ``[tokens, hidden_size]``.
         """
         scaled = unit_rms(h, self.eps) * ops.cast(self.scale, h.dtype) * self.hidden_size**-0.5
         chosen, weights = self.gate(scaled)
@@ -80,16 +80,15 @@ class ExpertsBeside(DecoderExperts):
 
 
 class GatedBlock(DecoderBlock):
-    """A block whose result is ``factor * (h + gate(h, vectors))``, h as of `DecoderBlock`.
+    """A block with the result ``factor * (h + gate(h, vectors))``; h is the result of `DecoderBlock`.
 
-    Weights: those of `DecoderBlock`; those of ``gate`` and of ``beside``, if there are any; ``layer_scalar``
-    ``[1]``.
+    Weights: those of `DecoderBlock`; those of ``gate`` and ``beside`` if present; ``layer_scalar`` ``[1]``.
 
     Args:
         attention: The attention.
         mlp: The feed-forward layer.
         norms: The norms by their places.
-        gate: What the layer's vectors add; None: there are no vectors.
+        gate: Computes what the layer's vectors add; None: there are no vectors.
         experts: The experts beside the MLP; None: there are none.
         dtype: The dtype of the weights.
         device: Where it runs.
@@ -123,10 +122,11 @@ class GatedBlock(DecoderBlock):
         """The block's output.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, dim]``.
             kv_collection: The cache, or its four values.
-            positional: What the attention takes of positions, then the layer's vectors if there are any.
+            positional: The position-dependent inputs of the attention, then the layer's vectors if the block has a
+                gate.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:

@@ -1,4 +1,4 @@
-"""GPTQ checkpoints: their format in config.json, their weights, and the layers that multiply them."""
+"""GPTQ checkpoints: their format in config.json, their weights, and the linear layers that use them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ LARGEST_GROUP = 2**24
 
 
 def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
-    """The format of GPTQ weights by the ``quantization_config`` of config.json; None if the weights are of another
-    kind.
+    """The GPTQ format in ``quantization_config`` of config.json; None if the weights are not GPTQ's.
 
-    Weights of AWQ, and of GPTQ with 3 bits, are converted to GPTQ of 4 bits when they are loaded.
+    AWQ weights and 3-bit GPTQ weights are converted to 4-bit GPTQ when they are loaded.
 
     Args:
         keys: The keys of config.json.
@@ -71,7 +70,7 @@ def stores_plain_zeros(config: HuggingFaceConfig) -> bool:
 
 
 def is_gptq(state_dict: Mapping[str, WeightData]) -> bool:
-    """Whether weights are in the parts of GPTQ.
+    """Whether weights have the tensors of GPTQ.
 
     Args:
         state_dict: The weights by name.

@@ -1,4 +1,4 @@
-"""The base of models that are one graph: construction, renamed weights, inputs on the model's device."""
+"""The base of models with one graph: construction, renamed weights, inputs on the model's device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ InputsType = TypeVar("InputsType", bound=ModelInputs)
 
 
 class GraphModel(PipelineModel[BaseContextType]):
-    """A model whose executions run one graph, which the constructor loads.
+    """A model that runs one graph, which the constructor loads.
 
     A subclass overrides `load_model` and the methods that make inputs.
     """
@@ -91,7 +91,7 @@ class GraphModel(PipelineModel[BaseContextType]):
         )
 
     def own_inputs(self, model_inputs: ModelInputs, own: type[InputsType]) -> InputsType:
-        """Inputs, checked to be this model's.
+        """Checks that inputs were made for this model.
 
         Args:
             model_inputs: The inputs.
@@ -110,7 +110,7 @@ class GraphModel(PipelineModel[BaseContextType]):
         """A tensor on the model's first device.
 
         Args:
-            array: Its values; a host device shares their memory.
+            array: Its values; on a host device the tensor shares their memory.
         """
         tensor, device = Tensor.from_numpy(array), self.devices[0]
         return tensor if device.is_host else tensor.to(device)

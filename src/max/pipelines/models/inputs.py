@@ -18,8 +18,8 @@ from max.pipelines.sampling.inputs import SamplingInputs
 class ModelInputs:
     """The base of a model's inputs.
 
-    A subclass has one attribute per tensor, and may be a dataclass of them; iteration yields the tensors in the order
-    in which they were set.
+    A subclass has one attribute per tensor, and may be a dataclass; iteration yields the tensors in the order in which
+    the attributes were set.
 
     Args:
         kv_cache_inputs: The cache's pages and tables.
@@ -49,7 +49,7 @@ class ModelInputs:
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
-        """The inputs of the model's graph, in their order, as models of 26.x define them.
+        """The inputs of the model's graph, in graph order, as models of 26.x define them.
 
         Raises:
             NotImplementedError: The subclass does not define them.
@@ -68,9 +68,9 @@ class ModelOutputs:
     Args:
         logits: Logits of the last token of each request ``[batch, vocab]``, or of more tokens.
         next_token_logits: Logits of the last token of each request, if ``logits`` has more.
-        logit_offsets: Where each request's rows of ``logits`` begin.
-        next_tokens: The chosen tokens ``[batch]``, int64, of a model that samples in its graph.
-        hidden_states: Hidden states that the model returns besides; not used.
+        logit_offsets: The offset of each request's rows in ``logits``.
+        next_tokens: The sampled tokens ``[batch]``, int64, of a model that samples in its graph.
+        hidden_states: Hidden states that the model also returns; not used.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ModelOutputs:
 def ragged(
     parts: Sequence[npt.NDArray[np.integer[Any]]],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """The tokens of a batch in one array, and where each request begins.
+    """The tokens of a batch in one array, and the offset of each request.
 
     Args:
         parts: The tokens of each request ``[length]``; at least one request.

@@ -1,7 +1,7 @@
-"""Calls an architecture's methods in the form that it defines, that of 25.x or of 26.x.
+"""Calls an architecture's methods with the signature that it defines, that of 25.x or of 26.x.
 
-Versions differ in the parameters of the same methods. A method gets those that it names; of tokens, models of 26.x read
-a `TokenBuffer`. What a method takes by its signature decides, so that both forms work side by side.
+The versions differ in the parameters of the same methods. A method receives the arguments that its signature names,
+so both forms work in one process. Models of 26.x read tokens from a `TokenBuffer`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LATER_ORDER = (
     "pipeline_config", "session", "devices", "kv_cache_config", "weights", "adapter", "return_logits",
     "return_hidden_states",
 )  # fmt: skip
-"""The positional parameters of models' constructors in 26.x; in 25.x the third is config.json's object."""
+"""The positional parameters of model constructors in 26.x; in 25.x the third is config.json's object."""
 
 _LATER_ONLY = ("memory_plan", "return_hidden_states", "max_batch_size")
 
@@ -65,7 +65,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
-    """Whether a function takes keyword arguments that it does not name.
+    """Whether a function has a ``**kwargs`` parameter.
 
     Args:
         function: The function.
@@ -75,19 +75,19 @@ def takes_any(function: Callable[..., Any]) -> bool:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a bound method: one for all its objects."""
+    """The underlying function of a bound method, as one cache key for all objects."""
     return getattr(function, "__func__", function)
 
 
 def offered(function: Callable[..., Any], offers: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some keyword arguments that a function names.
+    """Selects the keyword arguments that a function names.
 
     Args:
         function: The function.
-        offers: What it may take.
+        offers: The available arguments.
 
     Raises:
-        TypeError: It needs a parameter that is not among them.
+        TypeError: The function requires a parameter that is not available.
     """
     parameters = dict(_parameters(_plain(function)))
     if inspect.ismethod(function):
@@ -109,7 +109,7 @@ def offered(function: Callable[..., Any], offers: Mapping[str, Any]) -> dict[str
 
 
 class ContextView:
-    """A request in the form of 26.x: its tokens are a `TokenBuffer`, all other attributes are the request's.
+    """A request in the form of 26.x: ``tokens`` is a `TokenBuffer`; all other attributes are the request's.
 
     Args:
         context: The request.
@@ -140,7 +140,7 @@ class ContextView:
 
 
 def replica_views(batch: Sequence[Any]) -> list[list[Any]]:
-    """A batch as models of 26.x get it: a list for each replica, of views.
+    """A batch in the form of 26.x: one list of views per replica.
 
     Args:
         batch: The requests, or lists of requests or of views.
@@ -167,7 +167,7 @@ def initial_inputs(
     kv_cache_inputs: KVCacheInputs | None = None,
     return_n_logits: int = 1,
 ) -> Any:
-    """The inputs of a batch's first step, by a model's `prepare_initial_token_inputs`.
+    """The inputs of a batch's first step, from the model's `prepare_initial_token_inputs`.
 
     Args:
         model: The model.
@@ -203,7 +203,7 @@ def cache_shape(
         cache_dtype: The cache's dtype.
 
     Raises:
-        TypeError: `get_kv_params` needs an argument that no version has, or returns something else.
+        TypeError: `get_kv_params` requires an argument that no version has, or returns another type.
     """
     method = pipeline_model.get_kv_params
     offers = {
@@ -252,7 +252,7 @@ def cache_size(
     kv_cache_config: KVCacheConfig,
     cache_dtype: DType,
 ) -> int:
-    """The bytes of a model's cache: those of a full batch, at most the available memory.
+    """The bytes of a model's cache for a full batch, at most the available memory.
 
     Args:
         pipeline_model: The model's class, with a KV cache.
@@ -277,9 +277,9 @@ def cache_size(
 
 
 def constructor_of_either_form(init: F) -> F:
-    """Lets a model's constructor take the arguments of 26.x too.
+    """Lets a model's constructor also take the arguments of 26.x.
 
-    Those are in another order, without config.json's object and the encoding, which the configuration has.
+    These have another order and omit config.json's object and the encoding, which the configuration provides.
 
     Args:
         init: The constructor of 25.x.

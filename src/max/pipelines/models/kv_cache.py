@@ -24,7 +24,7 @@ class KVCacheMixin(Protocol):
     def load_kv_manager(
         self, session: InferenceSession, available_cache_memory: int | None
     ) -> PagedKVCacheManager:
-        """Makes the manager of the cache, with the pages that the batch needs, at most what memory allows.
+        """Creates the manager of the cache, with the pages of a full batch, or fewer if memory does not suffice.
 
         Args:
             session: The session of the model.
@@ -73,7 +73,7 @@ class KVCacheMixin(Protocol):
     @classmethod
     @abstractmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
-        """The number of layers that have a cache, of the first group of layers.
+        """The number of layers of the first cache group.
 
         Args:
             huggingface_config: The model's config.json.

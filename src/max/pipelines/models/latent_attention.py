@@ -1,4 +1,4 @@
-"""Multi-head latent attention of decoders: the cache has one latent a token, which all heads share."""
+"""Multi-head latent attention of decoders: the cache stores one latent per token, which all heads share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["DecoderLatentAttention", "IndexForm", "LatentForm"]
 
 @dataclass(frozen=True)
 class IndexForm:
-    """The sizes of an indexer, which selects the tokens that attention sees.
+    """The sizes of an indexer, which selects the tokens that attention reads.
 
     Args:
         heads: The number of index heads.
         dim: The size of an index query and of an index key.
-        count: The most tokens that a token sees.
+        count: The maximum number of tokens that a token sees.
     """
 
     heads: int
@@ -36,13 +36,13 @@ class LatentForm:
     """The sizes of latent attention (https://arxiv.org/abs/2405.04434).
 
     Args:
-        rank: The size of the latent that keys and values are expanded from.
-        query_rank: The size of the latent of queries; None: queries are projected at once.
-        plain_dim: The size of a head's part that is not rotated.
-        rotated_dim: The size of its rotated part, whose key all heads share.
+        rank: The size of the latent from which keys and values are expanded.
+        query_rank: The size of the query latent; None: queries are projected directly from hidden states.
+        plain_dim: The size of the unrotated part of a head's queries and keys.
+        rotated_dim: The size of the rotated part; all heads share one rotated key.
         value_dim: The size of a value.
-        bias: Whether the projections from and to hidden states have biases, but for that to heads at once.
-        index: The sizes of the indexer; None: a token sees all tokens before it.
+        bias: Whether the projections from and to hidden states have biases, except a direct query projection.
+        index: The sizes of the indexer; None: a token sees all earlier tokens.
     """
 
     rank: int
@@ -55,12 +55,12 @@ class LatentForm:
 
     @property
     def cached_dim(self) -> int:
-        """The number of cached elements of a token: its latent and the rotated key."""
+        """The number of cached elements per token: the latent and the rotated key."""
         return self.rank + self.rotated_dim
 
 
 class DecoderLatentAttention(LatentAttentionWithRope):
-    """Latent attention with a decoder's arguments: biases if the form has them, and the values of positions as a
+    """Latent attention with the call signature of decoder layers: optional biases, and position-dependent inputs as a
     list.
 
     Weights: those of `LatentAttentionWithRope`; with biases ``q_a_proj.bias``, ``kv_a_proj_with_mqa.bias`` and
@@ -127,7 +127,7 @@ class DecoderLatentAttention(LatentAttentionWithRope):
         """The attention output; see `LatentAttentionWithRope`.
 
         Args:
-            layer_idx: Which layer of the cache, uint32, rank 0.
+            layer_idx: The index of the layer in the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; latents of the new tokens are written to it.
             freqs_cis: The rope's table ``[positions, rotated_dim]``, alone or as the only element of a list.

@@ -14,11 +14,11 @@ from max.pipelines.models.rope import RopeConfig, yarn_magnitude
 __all__ = ["indexed_fields", "latent_fields"]
 
 _MOST_SELECTED = 1 << 16
-"""The largest ``index_topk``: kernels keep candidates in scratch memory."""
+"""The largest ``index_topk``; kernels keep the candidates in scratch memory of fixed size."""
 
 
 def latent_fields(keys: ConfigKeys, **defaults: Any) -> Fields:
-    """The fields of families with latent attention: those that all families have, and the sizes.
+    """The fields of families with latent attention: the shared ones, and the sizes.
 
     Args:
         keys: The keys of config.json.
@@ -44,7 +44,7 @@ def latent_fields(keys: ConfigKeys, **defaults: Any) -> Fields:
         raise keys.error("qk_rope_head_dim", "an even number, as halves are rotated")
     rope = replace(RopeConfig.from_keys(keys), rotated_dim=form.rotated_dim)
     head_dim = form.plain_dim + form.rotated_dim
-    # a scaled rotation corrects queries and keys
+    # YaRN's `mscale_all_dim` scales queries and keys, so its square scales the scores
     scale, weight = head_dim**-0.5, rope.parameters["mscale_all_dim"]
     if rope.kind != "default" and weight:
         scale *= yarn_magnitude(rope.parameters["factor"], weight) ** 2
@@ -97,7 +97,9 @@ def indexed_fields(fields: Fields, keys: ConfigKeys) -> Fields:
 
 
 def _layers_of(keys: ConfigKeys, key: str, kinds: tuple[str, ...], count: int) -> list[str]:
-    """The kind of each layer that a file states, the first one if it states none; empty if they do not fit."""
+    """The kind of each layer in a list of config.json; all `kinds[0]` without a list; empty if the list does not
+    fit.
+    """
     stated = keys.value(key)
     if stated is None:
         return [kinds[0]] * count

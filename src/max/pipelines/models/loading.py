@@ -1,4 +1,4 @@
-"""Loads a model: opens its weight files and makes an object of its class."""
+"""Loads a model: opens its weight files and creates an object of its class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_model(
     session: InferenceSession,
     devices: Sequence[Device],
 ) -> PipelineModel[BaseContextType]:
-    """Opens the weight files of a model and makes the model, which compiles its graph.
+    """Opens the weight files of a model and creates the model, which compiles its graph.
 
     Args:
         pipeline_model: The model's class.
@@ -55,7 +55,7 @@ def load_model(
         )
         model = pipeline_model(**arguments, **_of_its_version(pipeline_model, config))
         if isinstance(model, GraphTemplate):
-            _ = model.model  # loaded here if the constructor did not
+            _ = model.model  # loads the graph if the constructor did not
         return model
     except UserError:
         raise
@@ -76,7 +76,7 @@ def load_model(
 def _of_its_version(
     pipeline_model: type[PipelineModel[BaseContextType]], config: PipelineConfig
 ) -> dict[str, Any]:
-    """The further arguments that a constructor of 25.x or 26.x takes, by the parameters that it names."""
+    """The version-specific arguments that a constructor takes, by the parameters that it names."""
     init, model_config = pipeline_model.__init__, config.model_config
     if takes(init, "encoding"):
         return {
@@ -95,7 +95,7 @@ def _of_its_version(
         "max_batch_size": config.max_batch_size or 1,
         "return_hidden_states": ReturnHiddenStates.NONE,
     }
-    # one that passes on what comes leaves these to the base
+    # a constructor with **kwargs passes them on to the base class, which takes all
     return offers if takes_any(init) else {n: v for n, v in offers.items() if takes(init, n)}
 
 
@@ -105,8 +105,8 @@ def _adapter(
     config: PipelineConfig,
     session: InferenceSession,
 ) -> WeightsAdapter | None:
-    """The function that renames the weights; before, it converts those of quantised checkpoints, then it quantises
-    floats.
+    """The adapter of the weights: it converts quantised checkpoints, renames the weights, then quantises floats if
+    the configuration says so.
     """
     model_config = config.model_config
     rename = weight_adapters.get(model_config.weights_format)

@@ -1,4 +1,4 @@
-"""Bases of models of 26.x: with a KV cache, and with a template that loads one graph or one eager module."""
+"""Base classes for models of 26.x: with a KV cache, and with a template that loads one graph or one eager module."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ logger = logging.getLogger("max.pipelines")
 
 
 class CompilationTimer:
-    """Logs at level info how long a model takes to be staged, and to be compiled.
+    """Logs at level info how long a model takes to stage and to compile.
 
     Args:
-        name: What is compiled.
+        name: The name of the compiled model.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,7 +58,7 @@ class CompilationTimer:
         return self
 
     def mark_build_complete(self) -> None:
-        """Ends the time of staging."""
+        """Ends the staging time."""
         self._staged = time.perf_counter()
         logger.info("%s: staged in %.1f s", self.name, self._staged - self._begin)
 
@@ -100,8 +100,8 @@ def parse_state_dict_from_weights(
 class PipelineModelWithKVCache(PipelineModel[BaseContextType], KVCacheMixin):
     """The base of models of 26.x with a paged KV cache.
 
-    `get_kv_params` gives the shape of the cache with its layers and devices; a subclass that sets ``model_config_cls``
-    need not define it.
+    `get_kv_params` returns the shape of the cache, including layers and devices. A subclass that sets
+    ``model_config_cls`` need not define it.
     """
 
     @classmethod
@@ -136,13 +136,13 @@ class PipelineModelWithKVCache(PipelineModel[BaseContextType], KVCacheMixin):
 
     @classmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
-        """Not used: the shape of the cache has the number of layers.
+        """Not used: the shape of the cache includes the number of layers.
 
         Args:
             huggingface_config: The model's config.json.
 
         Raises:
-            TypeError: The shape of the cache has none.
+            TypeError: The shape of the cache has no number of layers.
         """
         raise TypeError(
             f"{cls.__name__}.get_kv_params gives no num_layers; KVCacheConfig.to_params takes them"
@@ -171,7 +171,7 @@ class PipelineModelWithKVCache(PipelineModel[BaseContextType], KVCacheMixin):
         kv_cache_config: KVCacheConfig,
         cache_dtype: DType,
     ) -> int:
-        """The bytes of the cache: those of a full batch, at most the available memory.
+        """The bytes of the cache for a full batch, at most the available memory.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -193,8 +193,8 @@ class PipelineModelWithKVCache(PipelineModel[BaseContextType], KVCacheMixin):
 
 
 class GraphTemplate(PipelineModel[BaseContextType]):
-    """Loads one graph and runs it. A constructor may load it, as ``self.model = self.load_model(session)``; else it is
-    loaded when `model` is first read.
+    """Loads one graph and runs it. A constructor may load it by ``self.model = self.load_model(session)``; otherwise it
+    is loaded when `model` is first read.
     """
 
     @cached_property
@@ -224,7 +224,7 @@ class GraphTemplate(PipelineModel[BaseContextType]):
         )
 
     def _hf_config_for_weights(self) -> HuggingFaceConfig | None:
-        """The config.json that the adapter gets; None: the model's."""
+        """The config.json that is passed to the adapter; None: the model's."""
         return None
 
     def _create_model_config(self, state_dict: Mapping[str, Any]) -> Any:
@@ -234,7 +234,7 @@ class GraphTemplate(PipelineModel[BaseContextType]):
     def _build_graph_for_compile(
         self, session: InferenceSession, state_dict: dict[str, Any], model_config: Any
     ) -> tuple[Graph, Mapping[str, Any]]:
-        """The graph, and its weights by their names; a subclass defines it."""
+        """The graph, and its weights by name; a subclass defines it."""
         raise NotImplementedError(f"{type(self).__name__} does not define _build_graph_for_compile")
 
     def _wire_batch_processor(self, model: Model, model_config: Any) -> None:
@@ -271,5 +271,5 @@ class GraphPipelineModelWithKVCache(
     """The base of models of 26.x that are one graph over a paged KV cache; see `GraphPipelineModel`."""
 
     def _unflatten_kv_inputs(self, kv_inputs_flat: Sequence[Value[Any]]) -> list[PagedCacheValues]:
-        """The cache of the graph's inputs that belong to it."""
+        """The cache from its part of the graph's inputs."""
         return list(self.kv_params.unflatten_kv_inputs(iter(kv_inputs_flat)))

@@ -25,12 +25,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NormForm:
-    """A form of norms.
+    """The form of a norm.
 
     Args:
-        kind: rms, or layer: the mean is subtracted too.
+        kind: ``rms``, or ``layer``, which also subtracts the mean.
         weight: Whether there is a weight.
-        bias: Whether there is a bias; of layer norms only.
+        bias: Whether there is a bias; only layer norms may have one.
         offset: Added to the weight.
     """
 
@@ -45,11 +45,10 @@ class QKNorm:
     """How queries and keys are normalised.
 
     Args:
-        form: The norm.
-        over: ``head``: each head, with one weight for all; ``each_head``: each head, with a weight for each;
-            ``all``: all heads of a token together.
-        after_rotation: Whether heads are rotated first.
-        rotated_only: Whether only layers normalise whose heads are rotated.
+        over: ``head``: each head, with one weight for all; ``each_head``: each head, with its own weight; ``all``: all
+            heads of a token together.
+        after_rotation: Whether heads are normalised after the rotation instead of before it.
+        rotated_only: Whether only layers with rotated heads normalise.
     """
 
     form: NormForm = NormForm()
@@ -59,13 +58,13 @@ class QKNorm:
 
 
 class PlainLayerNorm(Module):
-    """Layer norm without a weight, or with an offset of its weight; the bias is optional.
+    """Layer norm without a weight or with an offset of its weight, and an optional bias.
 
     Args:
         dim: The size of the last dimension.
         dtype: The dtype of the parameters.
         eps: Added to the variance.
-        form: Whether there are a weight and a bias, and the weight's offset.
+        form: States whether there are a weight and a bias, and the weight's offset.
         device: Where it runs.
     """
 
@@ -109,14 +108,14 @@ class PlainRMSNorm(Module):
 
 
 class HeadNorm(Module):
-    """A norm of heads with a weight for each head.
+    """A norm of heads with a separate weight for each head.
 
     Args:
         heads: The number of heads.
         dim: The size of a head.
         dtype: The dtype of the weight.
         eps: Added to the variance, or to the mean square.
-        form: The kind of the norm; there is no bias and no offset.
+        form: The kind of the norm; bias and offset are not used.
         device: Where it runs.
     """
 
@@ -167,7 +166,7 @@ def norm_layer(
     if form.kind == "rms":
         if not form.weight:
             return PlainRMSNorm(eps)
-        # hidden states are float32: nothing is rounded before the product with the weight
+        # nothing is rounded before the product with the weight, as hidden states are float32
         return RMSNorm(dim, dtype, eps, form.offset)
     if form.weight and not form.offset:
         return LayerNorm(dim, [device], dtype, eps, use_bias=form.bias)

@@ -1,4 +1,4 @@
-"""Embeddings for each layer (Gemma 3n and 4): a small vector per token, which gates a residual."""
+"""Per-layer embeddings (Gemma 3n and 4): a small vector per token and layer, which is gated and added."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs", "rounded_fact
 
 
 def rounded_factor(factor: float, dtype: DType) -> float:
-    """A factor of embeddings, rounded to the dtype of 16-bit weights, as in their training.
+    """A factor of embeddings, rounded to the dtype of 16-bit weights, as in training.
 
     Args:
         factor: The factor.
@@ -30,11 +30,11 @@ def rounded_factor(factor: float, dtype: DType) -> float:
 
 @dataclass(frozen=True)
 class PerLayerInputs:
-    """The sizes of the vectors of layers and tokens.
+    """The sizes of the per-layer vectors of tokens.
 
     Args:
         size: The size of a vector.
-        vocab_size: The rows of their table; tokens past it take the first row.
+        vocab_size: The number of rows of the embedding table; larger token ids read row 0.
     """
 
     size: int
@@ -42,7 +42,7 @@ class PerLayerInputs:
 
 
 class PerLayerEmbeddings(Module):
-    """The vectors of all layers: those of the token, and a projection of its embedding.
+    """The vectors of all layers: the sum of an embedding of the token and a projection of its hidden state.
 
     Weights: ``embed_tokens_per_layer.weight`` ``[vocab_size, layers * size]``, ``per_layer_model_projection``,
     ``per_layer_projection_norm``.
@@ -73,7 +73,7 @@ class PerLayerEmbeddings(Module):
         self.per_layer_projection_norm = RMSNorm(inputs.size, dtype, eps)
 
     def __call__(self, tokens: TensorValue, h: TensorValue) -> list[TensorValue]:
-        """The vectors of each layer, float32 ``[total_seq_len, size]``.
+        """The vectors, a list by layer, float32 ``[total_seq_len, size]`` each.
 
         Args:
             tokens: Integers ``[total_seq_len]``.
@@ -89,7 +89,7 @@ class PerLayerEmbeddings(Module):
 
 
 class PerLayerGate(Module):
-    """``norm(project(activation(gate(x)) * vector))``: what a layer's vectors add to hidden states.
+    """The residual of a layer's vectors: ``norm(project(activation(gate(x)) * vector))``.
 
     Weights: ``per_layer_input_gate``, ``per_layer_projection``, ``post_per_layer_input_norm``.
 
@@ -119,7 +119,7 @@ class PerLayerGate(Module):
         self.post_per_layer_input_norm = RMSNorm(hidden_size, dtype, eps)
 
     def __call__(self, x: TensorValue, vectors: TensorValue) -> TensorValue:
-        """What is added, of x's shape and dtype.
+        """The residual, of x's shape and dtype.
 
         Args:
             x: ``[total_seq_len, hidden_size]``.

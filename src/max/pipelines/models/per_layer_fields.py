@@ -1,4 +1,4 @@
-"""Reads what Gemma 3n and 4 share from a config.json."""
+"""Reads the fields that Gemma 3n and 4 share from a config.json."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ PER_LAYER_TOP = {
         "per_layer_projection_norm",
     )
 }
-"""Names outside of layers, and the decoder's."""
+"""Names outside of layers in checkpoints, and the decoder's names."""
 
 PER_LAYER_NAMES = {
     name: f"gate.{name}"
     for name in ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
 }
-"""Parts of names within a layer, and the decoder's."""
+"""Parts of names within a layer in checkpoints, and the decoder's parts."""
 
 
 def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
-    """The fields of both: sandwiched norms, windows with a rotation of their own, vectors of each layer, shared keys.
+    """The shared fields: norms around each layer, windows with their own rotation, per-layer vectors, shared keys.
 
-    The inner size of the MLPs is the caller's to read.
+    The caller reads the inner size of the MLPs.
 
     Args:
         keys: The keys of config.json.
-        pattern: The distance of layers without a window if the file has no ``layer_types``.
-        shared: How many layers share keys and values if the file does not say so.
+        pattern: The distance between layers without a window if the file has no ``layer_types``.
+        shared: The number of layers that share keys and values if the file states none.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
@@ -86,17 +86,17 @@ def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
 
 
 def full_heads(keys: ConfigKeys, fields: Fields) -> Fields:
-    """The fields with the heads of layers without a window, which may differ (Gemma 4).
+    """The fields with the head shape of layers without a window, which may differ (Gemma 4).
 
-    Files state ``global_head_dim`` and ``num_global_key_value_heads``; transformers writes ``per_layer_config``: the
-    values of layers that differ, by their indices.
+    Files state ``global_head_dim`` and ``num_global_key_value_heads``; later versions of transformers write
+    ``per_layer_config``: the differing values, by layer index.
 
     Args:
         keys: The keys of config.json.
         fields: The other fields.
 
     Raises:
-        ModelFilesError: A value does not fit, or layers of a kind differ.
+        ModelFilesError: A value does not fit, or layers of one kind differ from each other.
     """
     full, shape = fields["full_attention_layers"], (fields["num_kv_heads"], fields["head_dim"])
     as_values, stated = keys.flag("attention_k_eq_v"), keys.value("per_layer_config")
@@ -121,7 +121,7 @@ def full_heads(keys: ConfigKeys, fields: Fields) -> Fields:
 
 
 def _by_index(keys: ConfigKeys, stated: object, num_layers: int) -> dict[int, Any]:
-    """The objects of ``per_layer_config`` by the layers' indices, which transformers pads with zeros (``05``)."""
+    """The objects of ``per_layer_config`` by layer index; transformers pads the indices with zeros (``05``)."""
     layers = stated.to_dict() if isinstance(stated, HuggingFaceConfig) else stated
     by_index: dict[int, Any] = {}
     if isinstance(layers, Mapping):
@@ -133,7 +133,7 @@ def _by_index(keys: ConfigKeys, stated: object, num_layers: int) -> dict[int, An
 
 
 def _heads(keys: ConfigKeys, layer: object, index: int, shape: tuple[int, int]) -> tuple[int, int]:
-    """The number of KV heads of a layer, and their size."""
+    """The number of KV heads of a layer, and the size of a head."""
     if not isinstance(layer, Mapping) or not {*layer} <= {"head_dim", "num_key_value_heads"}:
         raise keys.error("per_layer_config", "head_dim and num_key_value_heads by layers' indices")
     own = ConfigKeys(layer, f"per_layer_config.{index}")
@@ -144,7 +144,7 @@ def _heads(keys: ConfigKeys, layer: object, index: int, shape: tuple[int, int]) 
 
 
 def _rope(keys: ConfigKeys, head_dim: int, kind: str, key: str, theta: float) -> RopeConfig:
-    """The rotation of a kind of layers."""
+    """The rotation of one kind of layers."""
     sections, section = keys.object("rope_parameters"), f"{kind}_attention"
     if sections is not None and sections.object(section) is not None:
         return RopeConfig.from_keys(keys, section=section, theta=theta)

@@ -10,8 +10,8 @@ step of a :class:`PipelineModel`::
 
 A model with ``samples_in_graph`` takes ``inputs.sampling`` and returns ``outputs.next_tokens``;
 for other models the pipeline samples from ``outputs.next_token_logits`` (or ``outputs.logits``)
-with a separate graph. A model of 26.x has no ``prepare_next_token_inputs``, and makes the inputs of each
-step anew; `max.pipelines.models.interface_forms` calls its methods.
+with a separate graph. A model of 26.x has no ``prepare_next_token_inputs``: the inputs of each step are made anew.
+`max.pipelines.models.interface_forms` calls the methods of both versions.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What the memory holds, as constructors of 26.x get it.
+    """The planned use of memory, as passed to constructors of 26.x.
 
     Args:
-        planned_max_batch_size: The most requests that run at once.
+        planned_max_batch_size: The maximum number of concurrent requests.
         footprint: The bytes of the weights.
-        planned_max_length: The longest sequence.
+        planned_max_length: The longest sequence, in tokens.
         available_cache_memory: Bytes for the KV cache.
-        planned_max_batch_total_tokens: The most tokens of all requests of a batch; None: no bound.
+        planned_max_batch_total_tokens: The maximum number of tokens of all requests of a batch; None: no limit.
     """
 
     planned_max_batch_size: int
@@ -78,20 +78,20 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class BatchProcessorRuntime:
-    """What a batch processor knows of its model's pipeline.
+    """The properties of the pipeline that a batch processor uses.
 
     Args:
         pipeline_config: The configuration of the pipeline.
         devices: Where the model runs.
         return_logits: Which logits the graph returns.
-        max_batch_size: The most requests that run at once.
-        max_seq_len: The longest sequence.
-        max_batch_input_tokens: The most tokens of prompts of a step.
-        enable_chunked_prefill: Whether long prompts are read in chunks.
-        data_parallel_degree: The copies of the model.
+        max_batch_size: The maximum number of concurrent requests.
+        max_seq_len: The longest sequence, in tokens.
+        max_batch_input_tokens: The maximum number of prompt tokens per step.
+        enable_chunked_prefill: Whether long prompts are processed in chunks.
+        data_parallel_degree: The number of replicas of the model.
         return_hidden_states: The hidden states to return.
-        signal_buffers: Buffers of collectives, one a device; none on a single device.
-        lora_manager: None: adapters are not in use.
+        signal_buffers: Buffers of collectives, one per device; empty on a single device.
+        lora_manager: None: LoRA adapters are not in use.
         pad_token_id: The token that fills padded batches.
     """
 
@@ -110,7 +110,7 @@ class BatchProcessorRuntime:
 
 
 class PipelineModel(ABC, Generic[BaseContextType]):
-    """Loads a model, prepares its inputs, and runs it.
+    """Loads a model, makes its inputs, and runs it.
 
     A subclass builds its graph and loads it in its constructor, after ``super().__init__``.
 
@@ -122,30 +122,30 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         devices: Where the model runs.
         kv_cache_config: The options of the KV cache.
         weights: The checkpoint's weights.
-        adapter: Renames the checkpoint's weights to the model's; None without an adapter for the format.
+        adapter: Renames the checkpoint's weights to the model's; None if the format has no adapter.
         return_logits: Which logits the graph returns.
 
-    The arguments of 26.x, in their order, are taken too: without config.json's object and the encoding, with
-    ``memory_plan``, ``return_hidden_states`` and ``max_batch_size``.
+    The constructor also accepts the arguments of 26.x, in their order: without config.json's object and the encoding,
+    with ``memory_plan``, ``return_hidden_states`` and ``max_batch_size``.
     """
 
     samples_in_graph: bool = False
     """Whether the graph takes :class:`SamplingInputs` and returns the next tokens."""
 
     model_config_cls: ClassVar[type[Any] | None] = None
-    """The class of the config in 26.x; by default that of ``SupportedArchitecture(config=…)``."""
+    """The class of the config in 26.x; by default the ``config`` of the `SupportedArchitecture`."""
 
     batch_processor_cls: ClassVar[type[Any] | None] = None
-    """Makes the inputs of batches and the outputs, if the model's own methods do not (26.x)."""
+    """The class that makes the inputs of batches and reads the outputs, if the model's methods do not (26.x)."""
 
     memory_plan: MemoryPlan | None = None
-    """What the memory holds, for models of 26.x."""
+    """The planned use of memory, for models of 26.x."""
 
     return_hidden_states: ReturnHiddenStates = ReturnHiddenStates.NONE
-    """The hidden states to return: none."""
+    """The hidden states to return: always none."""
 
     max_batch_size: int = 1
-    """The most requests that run at once, for models of 26.x."""
+    """The maximum number of concurrent requests, for models of 26.x."""
 
     @constructor_of_either_form
     def __init__(
@@ -186,14 +186,14 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
     @property
     def signal_buffers(self) -> list[Tensor]:
-        """Buffers of the collectives between devices, one a device; none on a single device."""
+        """Buffers of the collectives between devices, one per device; empty on a single device."""
         if len(self.devices) == 1:
             return []
         return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
 
     @property
     def arch_config(self) -> Any:
-        """The config of the architecture, of `model_config_cls`, read once.
+        """The config of the architecture, an object of `model_config_cls`; read once.
 
         Raises:
             TypeError: The model has no `model_config_cls`.
@@ -218,7 +218,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
     @property
     def batch_processor(self) -> Any:
-        """The object of `batch_processor_cls`; None without one."""
+        """The object of `batch_processor_cls`; None if the model has none."""
         if self._batch_processor is None and self.batch_processor_cls is not None:
             config = None if self.model_config_cls is None else self.arch_config
             self._batch_processor = self.batch_processor_cls(config, self._batch_runtime())
@@ -271,7 +271,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     def estimate_activation_memory(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """The bytes of the activations of one execution; 0 without an estimate.
+        """The bytes of the activations of one execution; 0 if there is no estimate.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -291,8 +291,8 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     ) -> int:
         """The default number of requests that run at once.
 
-        As many as the cache can hold at full length; at least 1, and at most 32 on a CPU, where
-        bigger batches gain no more, or 512 on an accelerator.
+        As many as the cache can hold at full length: at least 1, at most 32 on a CPU, where larger batches gain no
+        throughput, or 512 on an accelerator.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -320,9 +320,9 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
     @property
     def decoding_graph(self) -> Model | None:
-        """The graph that :meth:`execute` runs, if its steps can repeat without Python between them.
+        """The graph that :meth:`execute` runs, if its steps can repeat without Python in between.
 
-        Its inputs are :meth:`decoding_inputs`, its first output is the next tokens. None by default.
+        Its inputs are :meth:`decoding_inputs`; its first output is the next tokens. None by default.
         """
         return None
 
@@ -353,8 +353,8 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     ) -> ModelInputs:
         """Makes the inputs of a batch's first step from each request's ``next_tokens``.
 
-        By default `batch_processor` makes them. In 26.x the first parameter is ``replica_batches``: a batch for each
-        replica of the model, here of one.
+        By default `batch_processor` makes them. In 26.x the first parameter is ``replica_batches``, a batch per replica
+        of the model; here there is one replica.
 
         Args:
             context_batch: The requests.
@@ -374,7 +374,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
     @property
     def continues_steps(self) -> bool:
-        """Whether the inputs of a step are made of those of the step before, by `prepare_next_token_inputs`."""
+        """Whether `prepare_next_token_inputs` makes the inputs of a step from those of the previous step."""
         return type(self).prepare_next_token_inputs is not PipelineModel.prepare_next_token_inputs
 
     def prepare_next_token_inputs(
@@ -387,7 +387,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is already updated.
 
         Raises:
-            NotImplementedError: The model does not define it: each step has inputs of its own.
+            NotImplementedError: The model does not define it, as the inputs of each step are made anew.
         """
         raise NotImplementedError(
             f"{type(self).__name__} does not define prepare_next_token_inputs: each step has inputs of its own"
@@ -409,8 +409,8 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             model_inputs: The step's inputs.
             model_outputs: The step's outputs.
             next_tokens: The chosen tokens ``[batch]``.
-            batch_top_n: The number of top log-probabilities per request; 0 for none.
-            batch_echo: Whether each request wants its prompt's log-probabilities too.
+            batch_top_n: The number of top log-probabilities per request; 0: none.
+            batch_echo: Whether each request also asks for the log-probabilities of its prompt.
 
         Raises:
             NotImplementedError: The model does not support it.
@@ -419,7 +419,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
 
 class AlwaysSignalBuffersMixin:
-    """For models whose graph has collectives even on one device."""
+    """For models whose graph has collectives even on a single device."""
 
     devices: list[Device]
     """Where the model runs."""
@@ -429,5 +429,5 @@ class AlwaysSignalBuffersMixin:
         """One buffer per device, even on a single device."""
         if len(self.devices) > 1:
             return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
-        # on one device a collective is the identity, and does not read the buffer
+        # on a single device a collective is the identity, and does not read the buffer
         return [Tensor.zeros((1,), DType.uint8, device) for device in self.devices]

@@ -14,7 +14,7 @@ from max.nn.linear import Linear
 __all__ = ["LayerKind", "ModelSizes", "RecurrentForm"]
 
 LayerKind = Literal["attention", "recurrent", "both", "feed_forward"]
-"""The layers of a block besides norms: attention, a recurrent layer, both in parallel, or a feed-forward layer only."""
+"""The kinds of blocks: attention, a recurrent layer, both in parallel, or only a feed-forward layer."""
 
 
 class ModelSizes(Protocol):
@@ -32,10 +32,12 @@ class ModelSizes(Protocol):
 
 
 class RecurrentForm(Protocol):
-    """The form of a model's recurrent layers, a frozen dataclass: Mamba's, Mamba 2's, a short convolution."""
+    """The form of a model's recurrent layers, a frozen dataclass, for example of Mamba, Mamba 2 or short
+    convolutions.
+    """
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
-        """The states that a sequence has.
+        """The states that the cache keeps for each sequence.
 
         Args:
             layers: The number of recurrent layers.
@@ -50,10 +52,10 @@ class RecurrentForm(Protocol):
         device: DeviceRef,
         linear_cls: Callable[..., Linear],
     ) -> Module:
-        """A recurrent layer; it is called as `max.pipelines.models.decoder_attention.DecoderAttention` is.
+        """A recurrent layer, with the call signature of `max.pipelines.models.decoder_attention.DecoderAttention`.
 
-        ``layer_idx`` is its number among the recurrent layers. A sequence without cached tokens has a state of zero,
-        whatever its slot holds.
+        ``layer_idx`` is its index among the recurrent layers. A sequence without cached tokens starts from a zero
+        state, regardless of the contents of its slot.
 
         Args:
             config: The shape of the model.

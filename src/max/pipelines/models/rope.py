@@ -1,4 +1,4 @@
-"""The RoPE of a model, as its config.json describes it."""
+"""The rotary position embedding (RoPE) of a model, as described by its config.json."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
-"""The kinds of RoPE scaling, and the parameters that each requires."""
+"""The kinds of RoPE scaling, and the parameters that each kind requires."""
 
 _ALIASES = {"su": "longrope", "mrope": "default"}
-"""Other names of kinds; the three positions of M-RoPE are equal if all tokens are text."""
+"""Aliases of kinds; M-RoPE's three position components are equal for text tokens."""
 
 
 class FactorRotaryEmbedding(RotaryEmbedding):
-    """Rotary embedding with one divisor per frequency.
+    """Rotary embedding with a separate divisor for each frequency.
 
     Args:
         factors: The divisors ``[head_dim / 2]``.
@@ -65,7 +65,7 @@ class FactorRotaryEmbedding(RotaryEmbedding):
 
 
 class _YarnWithMagnitude(YarnRotaryEmbedding):
-    """`YarnRotaryEmbedding` with a stated factor of cosines and sines."""
+    """`YarnRotaryEmbedding` with an explicit factor of cosines and sines."""
 
     magnitude: float = 1.0
 
@@ -75,11 +75,11 @@ class _YarnWithMagnitude(YarnRotaryEmbedding):
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How positions rotate queries and keys.
+    """The rotation of queries and keys by position.
 
     Args:
-        kind: default, linear, dynamic, llama3, yarn, longrope, factors (one per frequency, from GGUF files), or
-            proportional (the frequencies of a whole head, of which a share rotates).
+        kind: default, linear, dynamic, llama3, yarn, longrope, factors (one divisor per frequency, from GGUF files), or
+            proportional (the frequencies of the whole head, of which only a fraction rotates).
         theta: The base of the frequencies.
         parameters: Parameters of the kind, by their names in config.json.
         rotated_dim: The number of rotated elements at the beginning of a head; None: the whole head.
@@ -105,10 +105,10 @@ class RopeConfig:
         Args:
             keys: The keys of config.json.
             theta: The base of the frequencies if the file states none.
-            head_dim: The size of a head; needed with `partial`.
-            section: The kind of layers, if ``rope_parameters`` has an object for each.
-            partial: The rotated share of a head if the file states none; None: heads are rotated as a whole, and a
-                file that states another share is refused.
+            head_dim: The size of a head; required with `partial`.
+            section: The layer type, if ``rope_parameters`` has an object per layer type.
+            partial: The rotated fraction of a head if the file states none; None: the whole head is rotated, and a
+                file that states another fraction is refused.
 
         Raises:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
@@ -129,7 +129,7 @@ class RopeConfig:
         head_dim: int | None = None,
         partial: float | None = None,
     ) -> RopeConfig:
-        """Reads an object such as ``rope_parameters``.
+        """Reads an object of the form of ``rope_parameters``.
 
         Args:
             keys: The keys of config.json.
@@ -154,7 +154,7 @@ class RopeConfig:
             return cls(kind, theta, parameters)
         rotated = _rotated_dim(keys, rope, head_dim, partial)
         parameters = _parameters(keys, rope)
-        # Hunyuan's files say dynamic, and state the growth of the base
+        # Hunyuan's files state kind dynamic with a fixed growth ``alpha`` of the base
         fixed = kind == "dynamic" and parameters["alpha"] is not None
         for name in () if fixed else _REQUIRED[kind]:
             if parameters.get(name) is None:
@@ -211,7 +211,7 @@ class RopeConfig:
             case "factors":
                 return FactorRotaryEmbedding(list(p["factors"]), **common)
             case "longrope":
-                # one set for all positions: cached keys must not depend on the length of their sequence so far
+                # one set for all positions, as cached keys must not depend on the current length of their sequence
                 which = "long" if max_seq_len > original else "short"
                 magnitude = p.get(f"{which}_mscale")
                 if magnitude is None:
@@ -225,14 +225,14 @@ class RopeConfig:
                 return RotaryEmbedding(**common)
 
     def base(self, rotated_dim: int, longest: int) -> float:
-        """The base of the frequencies: `theta`, which the kind dynamic scales (NTK-aware scaling).
+        """The base of the frequencies: `theta`, scaled for kind ``dynamic`` (NTK-aware scaling).
 
-        The base grows by ``growth ** (d / (d - 2))`` for ``d`` rotated elements. The growth is the parameter ``alpha``,
-        or ``factor * n / trained - (factor - 1)`` if the longest sequence ``n`` exceeds ``max_position_embeddings``.
+        The factor is ``growth ** (d / (d - 2))`` for ``d`` rotated elements. The growth is the parameter ``alpha``, or
+        ``factor * n / trained - (factor - 1)`` if the longest sequence ``n`` exceeds ``max_position_embeddings``.
 
         Args:
             rotated_dim: The number of rotated elements of a head.
-            longest: The longest sequence that is served: cached keys must not depend on the length of theirs so far.
+            longest: The longest sequence to serve, as cached keys must not depend on the current length.
         """
         p = self.parameters
         if self.kind != "dynamic":
@@ -247,14 +247,14 @@ class RopeConfig:
         """The longest sequence that the rotation supports.
 
         Args:
-            trained: The longest sequence of the training, ``max_position_embeddings``.
+            trained: The longest sequence in training, ``max_position_embeddings``.
         """
         if self.kind != "dynamic" or self.parameters["alpha"] is not None:
             return trained
         return min(max(trained, int(trained * self.parameters["factor"])), LONGEST_SEQUENCE)
 
     def proportional_divisors(self, head_dim: int) -> list[float]:
-        """The divisor of each pair's frequency where a share of a head rotates: infinity past the share.
+        """The divisors of the frequencies if only a fraction of a head rotates: infinity for pairs past the fraction.
 
         Args:
             head_dim: The size of a head.
@@ -280,7 +280,7 @@ class RopeConfig:
         return rope
 
     def stated_yarn_magnitude(self) -> float | None:
-        """The factor of cosines and sines of YaRN; None: that of `yarn_magnitude`, as nothing is stated."""
+        """The stated factor of cosines and sines of YaRN; None: the file states none, `yarn_magnitude` applies."""
         p = self.parameters
         magnitude = p.get("attention_factor")
         if magnitude is None and p.get("mscale") and p.get("mscale_all_dim"):
@@ -291,7 +291,7 @@ class RopeConfig:
         return magnitude
 
     def longrope_magnitude(self) -> float:
-        """The factor of cosines and sines of LongRoPE."""
+        """LongRoPE's factor of cosines and sines."""
         p = self.parameters
         if p.get("attention_factor") is not None:
             return p["attention_factor"]
@@ -305,7 +305,7 @@ def yarn_magnitude(factor: float, weight: float) -> float:
 
     Args:
         factor: The divisor of low frequencies.
-        weight: The share of the correction.
+        weight: The weight of the logarithm (``mscale``).
     """
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
@@ -325,7 +325,7 @@ def _rotated_dim(
         return None
     share = keys.number(name, over=0, most=1, default=partial)
     share = rope.number(name, over=0, most=1, default=share)
-    # a share that was divided out of a number of elements gives that number back
+    # the small term makes ``n / head_dim * head_dim`` round to n again
     rotated = int(head_dim * share + 1e-6)
     if rotated < 2 or rotated % 2:
         raise rope.error(name, f"a share of head_dim {head_dim} that is an even number from 2")
@@ -333,7 +333,7 @@ def _rotated_dim(
 
 
 def _parameters(keys: ConfigKeys, rope: ConfigKeys) -> dict[str, Any]:
-    """The parameters of all kinds, None if the file lacks one."""
+    """The parameters of all kinds; None if the file lacks one."""
     original, longest = "original_max_position_embeddings", "max_position_embeddings"
     trained = keys.integer(longest, 1, LONGEST_SEQUENCE, None)
     numbers = ("alpha", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")

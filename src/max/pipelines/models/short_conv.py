@@ -1,4 +1,4 @@
-"""Gated short convolutions, as LFM 2 has them."""
+"""Gated short convolutions, as in LFM 2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ShortConvForm:
 
     Args:
         channels: The size of hidden states.
-        taps: The taps of the convolution.
+        taps: The number of taps of the convolution.
         bias: Whether convolution and projections have biases.
     """
 
@@ -32,7 +32,7 @@ class ShortConvForm:
     bias: bool
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
-        """The last inputs of the convolution.
+        """The state of a sequence: the last inputs of the convolution.
 
         Args:
             layers: The number of recurrent layers.
@@ -52,7 +52,7 @@ class ShortConvForm:
 
 
 class ShortConv(Module):
-    """``out(c * conv(b * x))`` of the parts ``b``, ``c``, ``x`` of the projected input.
+    """``out(c * conv(b * x))``; ``b``, ``c`` and ``x`` are the three parts of the projected input.
 
     Weights: ``in_proj``, ``out_proj`` (`Linear`), ``conv`` (`CausalConv`).
 
@@ -88,10 +88,10 @@ class ShortConv(Module):
         """The layer's output ``[total_seq_len, channels]``, of x's dtype.
 
         Args:
-            layer_idx: The layer's number among the recurrent layers, uint32, rank 0.
+            layer_idx: The layer's index among the recurrent layers, uint32, rank 0.
             x: ``[total_seq_len, channels]``.
             kv_collection: The cache; the states of the sequences are updated.
-            positional: Nothing.
+            positional: Not used.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         b, c, y = ops.split(self.in_proj(x), [self.form.channels] * 3, axis=1)

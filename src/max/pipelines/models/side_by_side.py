@@ -1,4 +1,4 @@
-"""Blocks with attention and a recurrent layer in parallel, and the factors of their parts (Falcon-H1)."""
+"""Blocks with attention and a recurrent layer in parallel, and the factors of their branches (Falcon-H1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SideBySide:
 
     Args:
         attention_in: The factor of the attention's input.
-        attention_out: The factor of its output.
+        attention_out: The factor of the attention's output.
         recurrent_out: The factor of the recurrent layer's output.
         gate: The factor of the MLP's gate before its activation.
         down: The factor of the MLP's output.
@@ -35,7 +35,7 @@ class SideBySide:
 
 
 class SideBySideLayer(Module):
-    """The weighted sum of an attention and a recurrent layer of the same input.
+    """The weighted sum of the outputs of an attention and a recurrent layer with the same input.
 
     Weights: those of ``self_attn`` and of ``mixer``.
 
@@ -53,7 +53,7 @@ class SideBySideLayer(Module):
         """Replaces the attention by its parts on several devices.
 
         Args:
-            parts: Takes the attention's arguments, and gives its result.
+            parts: Takes the attention's arguments, and returns its result.
         """
         self._attend = parts
 
@@ -65,13 +65,13 @@ class SideBySideLayer(Module):
         positional: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """The sum; arguments as of `max.pipelines.models.decoder_attention.DecoderAttention`.
+        """The weighted sum; arguments as of `max.pipelines.models.decoder_attention.DecoderAttention`.
 
         Args:
-            layer_idx: The number of the layer, in the pages and in the states.
+            layer_idx: The layer's index, both in the pages and in the states.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache.
-            positional: What the attention takes of positions.
+            positional: The position-dependent inputs of the attention.
             input_row_offsets: The first row of each sequence.
         """
         factors, inputs = self.factors, (kv_collection, positional, input_row_offsets)
@@ -81,7 +81,7 @@ class SideBySideLayer(Module):
 
 
 class ScaledMLP(MLP):
-    """A gated MLP with factors of the gate and of the result.
+    """A gated MLP with factors on the gate and on the result.
 
     Args:
         factors: The factors.

@@ -1,5 +1,5 @@
-"""Latent attention over selected tokens (DeepSeek V3.2): an indexer scores the cached tokens, and heads see the best
-ones.
+"""Latent attention over selected tokens (DeepSeek V3.2): an indexer scores the cached tokens, and the attention heads
+read those with the highest scores.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["SparseLatentAttention", "TokenIndexer"]
 
 
 class TokenIndexer(Module):
-    """Selects the tokens that attention sees, by index keys in the second group of the cache.
+    """Selects the tokens that attention reads, by scoring index keys in the second cache group.
 
     Weights: ``wq_b.weight``, ``wk.weight``, ``k_norm.weight``, ``k_norm.bias``, ``weights_proj.weight``.
 
     Args:
         form: The sizes of the attention, with an `index`.
         hidden_size: The size of hidden states.
-        kv_params: The shape of the cache of index keys.
+        kv_params: The shape of the cache group of index keys.
         dtype: The dtype of the weights.
         device: Where it runs.
         linear_cls: The constructor of the projections.
@@ -71,10 +71,12 @@ class TokenIndexer(Module):
         )
 
     def __call__(self, inputs: LatentInputs) -> TensorValue:
-        """The tokens that each new token sees, int32 ``[total_seq_len, index.count]``; see `select_tokens`.
+        """The indices of the tokens that each new token sees, int32 ``[total_seq_len, index.count]``; see
+        `select_tokens`.
 
         Args:
-            inputs: The hidden states, the latents of queries and the cache, with the index keys of the new tokens.
+            inputs: The hidden states, the query latents and the cache, which already has the index keys of the new
+                tokens.
         """
         index, rows = self.index, inputs.x.shape[0]
         queries = ops.reshape(self.wq_b(inputs.query_latents), [rows, index.heads, index.dim])
@@ -91,7 +93,7 @@ class TokenIndexer(Module):
         )
 
     def _rotated(self, x: TensorValue, angles: TensorValue) -> TensorValue:
-        """Heads whose first elements are rotated; the elements of a pair are half of these apart."""
+        """Rotates the first elements of heads; the two elements of a pair are half of these apart."""
         turned = rotate_rows(x[:, :, : self.rotated_dim], angles, interleaved=False)
         if self.rotated_dim == self.index.dim:
             return turned
@@ -101,8 +103,8 @@ class TokenIndexer(Module):
 class SparseLatentAttention(DecoderLatentAttention):
     """Latent attention in which a token sees the ``form.index.count`` cached tokens that its indexer scores highest.
 
-    Index keys are in the second group of the cache. While no sequence of a batch is longer than that count, nothing is
-    scored.
+    Index keys are stored in the second cache group. No scores are computed while no sequence of the batch is longer
+    than that count.
 
     Weights: those of `DecoderLatentAttention`, and ``indexer`` (`TokenIndexer`).
 

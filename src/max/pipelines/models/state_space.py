@@ -1,4 +1,6 @@
-"""The recurrent layers of state-space models: those of Mamba, and those of Mamba 2."""
+"""The recurrent layers of state-space models: Mamba (https://arxiv.org/abs/2312.00752) and Mamba 2
+(https://arxiv.org/abs/2405.21060).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SCAN = "scan"
 
 
 class GatedNorm(Module):
-    """An RMS norm of groups of channels, multiplied by SiLU of a gate before it or after it.
+    """An RMS norm over groups of channels, multiplied by SiLU of a gate before or after normalising.
 
     Weights: ``weight`` ``[channels]``, float32.
 
@@ -34,7 +36,7 @@ class GatedNorm(Module):
         channels: The number of channels.
         groups: The number of groups.
         eps: Added to the mean square.
-        gate_first: Whether the gate comes before the norm.
+        gate_first: Whether the gate is applied before the norm.
         device: Where it runs.
     """
 
@@ -70,16 +72,16 @@ class Mamba2Form:
     Args:
         heads: The number of heads.
         head_dim: The size of a head.
-        groups: The number of groups of heads that share B and C.
-        state_size: States of each channel.
-        taps: The inputs that the convolution reads.
+        groups: The number of groups of heads; the heads of a group share B and C.
+        state_size: The number of states per channel.
+        taps: The number of inputs that an output of the convolution depends on.
         conv_bias: Whether the convolution has a bias.
-        in_bias: Whether the input's projection has one.
-        out_bias: Whether the output's projection has one.
-        limits: The least and the greatest step.
-        norm: The place of the norm of the scan's result: after its gate, before it, or none.
+        in_bias: Whether the input projection has a bias.
+        out_bias: Whether the output projection has a bias.
+        limits: The minimum and maximum step size.
+        norm: The place of the norm of the scan's result: after the gate, before it, or no norm.
         in_factor: The factor of the layer's input.
-        factors: Those of the projection's parts: gate, x, B, C, steps.
+        factors: The factors of the projection's parts: gate, x, B, C, steps.
     """
 
     heads: int
@@ -97,12 +99,12 @@ class Mamba2Form:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The sizes of the projection's parts: gate, x, B, C, steps."""
+        """The sizes of the input projection's parts: gate, x, B, C, steps."""
         inner, shared = self.heads * self.head_dim, self.groups * self.state_size
         return inner, inner, shared, shared, self.heads
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
-        """The states that a sequence has.
+        """The states that the cache keeps for each sequence.
 
         Args:
             layers: The number of recurrent layers.
@@ -127,8 +129,8 @@ class Mamba2Form:
 class Mamba2Layer(Module):
     """A layer of Mamba 2: projection, convolution, scan, gate and norm, projection.
 
-    Weights: ``in_proj``, ``out_proj`` (`Linear`), ``conv1d`` (`CausalConv`), ``norm`` (`GatedNorm`), ``A`` (the rates
-    of decay, negative), ``D``, ``dt_bias``; the last three ``[heads]``, float32.
+    Weights: ``in_proj``, ``out_proj`` (`Linear`), ``conv1d`` (`CausalConv`), ``norm`` (`GatedNorm`), ``A`` (the
+    negative decay rates), ``D``, ``dt_bias``; the last three ``[heads]``, float32.
 
     Args:
         form: The form of the layer.
@@ -173,7 +175,7 @@ class Mamba2Layer(Module):
         """The layer's output.
 
         Args:
-            layer_idx: Which layer of the states, uint32, rank 0.
+            layer_idx: The layer's index in the states, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; the states of the sequences are updated.
             positional: Not used.
@@ -219,12 +221,12 @@ class MambaForm:
 
     Args:
         channels: The number of channels.
-        state_size: States of each channel.
-        rank: The size between the two projections to steps.
-        taps: The inputs that the convolution reads.
+        state_size: The number of states per channel.
+        rank: The inner size of the low-rank projection to step sizes.
+        taps: The number of inputs that an output of the convolution depends on.
         conv_bias: Whether the convolution has a bias.
-        bias: Whether the input's and the output's projections have biases.
-        norms: Whether steps, B and C are normalised, as in Jamba.
+        bias: Whether the input and output projections have biases.
+        norms: Whether step sizes, B and C are normalised, as in Jamba.
     """
 
     channels: int
@@ -236,7 +238,7 @@ class MambaForm:
     norms: bool = False
 
     def states(self, layers: int) -> tuple[RecurrentState, ...]:
-        """The states that a sequence has.
+        """The states that the cache keeps for each sequence.
 
         Args:
             layers: The number of recurrent layers.
@@ -261,9 +263,9 @@ class MambaForm:
 class MambaLayer(Module):
     """A layer of Mamba: projection, convolution, projections to steps, B and C, scan, gate, projection.
 
-    Weights: ``in_proj``, ``x_proj``, ``dt_proj``, ``out_proj`` (`Linear`), ``conv1d`` (`CausalConv`), ``A`` (the rates
-    of decay, negative) ``[states, channels]``, ``D``, ``dt_bias`` ``[channels]``, float32; with norms ``dt_layernorm``,
-    ``b_layernorm``, ``c_layernorm``.
+    Weights: ``in_proj``, ``x_proj``, ``dt_proj``, ``out_proj`` (`Linear`), ``conv1d`` (`CausalConv`), ``A`` (the
+    negative decay rates) ``[states, channels]``, ``D``, ``dt_bias`` ``[channels]``, float32; with norms
+    ``dt_layernorm``, ``b_layernorm``, ``c_layernorm``.
 
     Args:
         form: The form of the layer.
@@ -310,7 +312,7 @@ class MambaLayer(Module):
         """The layer's output; arguments as of `Mamba2Layer`.
 
         Args:
-            layer_idx: Which layer of the states, uint32, rank 0.
+            layer_idx: The layer's index in the states, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; the states of the sequences are updated.
             positional: Not used.
@@ -344,6 +346,6 @@ class MambaLayer(Module):
 
 
 def _split(x: TensorValue, sizes: list[int]) -> list[TensorValue]:
-    """The columns of a matrix in parts."""
+    """Splits the columns of a matrix into parts of the given sizes."""
     bounds = [0, *np.cumsum(sizes).tolist()]
     return [x[:, begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]

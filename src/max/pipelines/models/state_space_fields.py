@@ -39,7 +39,9 @@ Array = npt.NDArray[Any]
 
 
 def _rates(logarithms: Array) -> Array:
-    """The rates of decay, from the logarithms that checkpoints have; Mamba's become ``[states, channels]``."""
+    """The decay rates ``-exp(x)`` of the logarithms in checkpoints; Mamba's are transposed to ``[states,
+    channels]``.
+    """
     return np.ascontiguousarray(-np.exp(logarithms.astype(np.float32)).T)
 
 
@@ -47,11 +49,11 @@ MIXER_FORMS: Mapping[str, Callable[[Array], Array]] = {
     "mixer.A": _rates,
     "mixer.conv1d.weight": conv_taps,
 }
-"""How the weights of recurrent layers are converted, by the ends of the decoder's names."""
+"""The conversions of recurrent layers' weights, by the ends of the decoder's names."""
 
 
 def _stored_rates(rates: Array) -> Array:
-    """Rates of GGUF files: of heads ``[heads]`` or ``[heads, 1]``, of Mamba's channels ``[channels, states]``."""
+    """The decay rates in GGUF files: ``[heads]`` or ``[heads, 1]``, in Mamba ``[channels, states]``."""
     if rates.ndim == 1:
         return rates
     return np.ascontiguousarray(rates[:, 0] if rates.shape[1] == 1 else rates.T)
@@ -72,7 +74,7 @@ GGUF_MIXER_FORMS: Mapping[str, Callable[[Array], Array]] = {
     "mixer.conv1d.weight": _stored_taps,
     "mixer.conv.weight": _stored_taps,
 }
-"""The same for GGUF files."""
+"""The conversions for GGUF files."""
 
 HYBRID_KEYS = {
     "heads": "mamba_n_heads",
@@ -86,7 +88,8 @@ HYBRID_KEYS = {
     "expand": "mamba_expand",
     "rank": "mamba_dt_rank",
 }
-"""The keys of the recurrent layers of hybrid models, by names of `mamba2_form` and `mamba_form`."""
+"""The keys of config.json for recurrent layers of hybrid models, by the names that `mamba2_form` and `mamba_form` use.
+"""
 
 MAMBA_KEYS = {
     "state_size": "state_size",
@@ -111,15 +114,15 @@ NEMOTRON_KEYS = {
 }
 
 HYBRID_TOP = {"final_layernorm": "norm"}
-"""Names in checkpoints of hybrid models outside of layers, and the decoder's."""
+"""Names outside of layers in checkpoints of hybrid models, and the decoder's names."""
 
 
 def mixer_names(stored: str, own: str = "mixer") -> dict[str, str]:
-    """The parts of names of recurrent layers, and the decoder's.
+    """The parts of names of recurrent layers in checkpoints, and the decoder's parts.
 
     Args:
-        stored: What checkpoints call the layer.
-        own: What the decoder calls it.
+        stored: The name of the layer in checkpoints.
+            own: The name of the layer in the decoder.
     """
     return {
         stored: own,
@@ -133,7 +136,7 @@ HYBRID_LAYER = {
     "feed_forward": "mlp",
     **mixer_names("mamba"),
 }
-"""The same within a layer."""
+"""Parts of names within a layer in checkpoints of hybrid models, and the decoder's parts."""
 
 NEMOTRON_LAYER = {
     "norm": "input_layernorm",
@@ -148,7 +151,7 @@ NEMOTRON_LAYER = {
     "mixer.fc2_latent_proj": "mlp.latent_out",
     **mixer_names("mixer"),
 }
-"""The same within a layer of Nemotron-H, which has a mixer of some kind."""
+"""Parts of names within a layer of Nemotron-H, in which each layer has one mixer of some kind."""
 
 
 def mamba2_form(
@@ -162,10 +165,10 @@ def mamba2_form(
 
     Args:
         keys: The keys of config.json.
-        names: The family's keys.
-        hidden_size: The size of hidden states, if the number of channels is a multiple of it; None: the file has the
-            number and size of heads.
-        inner: The channels of all heads, if a key states them.
+        names: The family's keys, by the names of this module.
+        hidden_size: The size of hidden states, if the number of channels is a multiple of it; None: the file states the
+            number and the size of heads.
+        inner: The number of channels of all heads, if a key states it.
         activation: The key of the convolution's activation.
 
     Raises:
@@ -199,7 +202,7 @@ def mamba2_form(
 
 
 def _limits(keys: ConfigKeys, key: str) -> tuple[float, float]:
-    """The least and the greatest step."""
+    """The minimum and maximum step size."""
     value = keys.value(key)
     if value is None:
         return 0.0, math.inf
@@ -212,8 +215,8 @@ def _limits(keys: ConfigKeys, key: str) -> tuple[float, float]:
 
 
 def _number(value: Any) -> float | None:
-    """A bound of the steps; an infinite one is ``{"__float__": "Infinity"}`` in files of transformers, else JSON's
-    Infinity.
+    """A limit of the step size; transformers writes an infinite one as ``{"__float__": "Infinity"}``, other files as
+    JSON's Infinity.
     """
     if isinstance(value, Mapping):
         value = value.get("__float__")
@@ -228,7 +231,7 @@ def mamba_form(keys: ConfigKeys, names: Mapping[str, str], hidden_size: int) -> 
     Args:
         keys: The keys of config.json.
         names: The family's keys.
-        hidden_size: The size of hidden states, by which the channels and an automatic rank are computed.
+        hidden_size: The size of hidden states, from which the number of channels and an automatic rank are computed.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
@@ -253,7 +256,7 @@ _KINDS: dict[str, LayerKind] = {
     "mlp": "feed_forward",
 }
 _PATTERN_TYPES = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-"""The types of layers that the letters of Nemotron-H's pattern name."""
+"""The layer types by the letters of Nemotron-H's pattern."""
 
 
 def kinds_of_layers(
@@ -264,11 +267,11 @@ def kinds_of_layers(
     Args:
         keys: The keys of config.json.
         key: The key.
-        count: The number of layers; None: that of the list.
+        count: The number of layers; None: the length of the list.
         attends: The layers with attention if the key is missing; the others are recurrent.
 
     Raises:
-        ModelFilesError: The value is no list of known kinds, or has another length.
+        ModelFilesError: The value is not a list of known kinds, or has another length.
     """
     value = keys.value(key)
     if value is None and count is not None:
@@ -287,7 +290,7 @@ def kinds_of_layers(
 def kinds_of_pattern(keys: ConfigKeys) -> tuple[tuple[LayerKind, ...], frozenset[int]]:
     """The kinds of Nemotron-H's layers, and the layers with experts.
 
-    They are those of ``layers_block_type``, else of the letters of ``hybrid_override_pattern``.
+    They come from ``layers_block_type``, else from the letters of ``hybrid_override_pattern``.
 
     Args:
         keys: The keys of config.json.
@@ -309,7 +312,7 @@ def kinds_of_pattern(keys: ConfigKeys) -> tuple[tuple[LayerKind, ...], frozenset
 
 
 def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
-    """The layers that a key lists; none if it is missing.
+    """The layers that a key lists; none if the key is missing.
 
     Args:
         keys: The keys of config.json.
@@ -317,7 +320,7 @@ def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
         count: The number of layers.
 
     Raises:
-        ModelFilesError: The value is no list of layers.
+        ModelFilesError: The value is not a list of layers.
     """
     value = keys.value(key)
     numbers: list[Any] = [] if value is None else value
@@ -329,11 +332,11 @@ def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
 
 
 def periodic_layers(keys: ConfigKeys, kind: str, period: int, offset: int) -> Callable[[int], bool]:
-    """A predicate of the layers that occur once a period.
+    """A predicate of the layers that occur once per period.
 
     Args:
         keys: The keys of config.json.
-        kind: The beginning of the keys ``…_layer_period`` and ``…_layer_offset``.
+        kind: The prefix of the keys ``…_layer_period`` and ``…_layer_offset``.
         period: The period if the file states none.
         offset: The first such layer if the file states none.
 
@@ -346,7 +349,7 @@ def periodic_layers(keys: ConfigKeys, kind: str, period: int, offset: int) -> Ca
 
 
 def factors(keys: ConfigKeys, key: str, count: int) -> tuple[float, ...]:
-    """The factors that a key lists; 1 if it is missing.
+    """The factors that a key lists; all 1 if the key is missing.
 
     Args:
         keys: The keys of config.json.
@@ -354,7 +357,7 @@ def factors(keys: ConfigKeys, key: str, count: int) -> tuple[float, ...]:
         count: Their number.
 
     Raises:
-        ModelFilesError: The value is no list of that many numbers.
+        ModelFilesError: The value is not a list of `count` numbers.
     """
     values = keys.numbers(key, over=-math.inf)
     if values is None:

@@ -1,10 +1,10 @@
 """Tensor parallelism of decoders: each device has a part of the heads, of the feed-forward features and of the
 vocabulary.
 
-A part of a model is a model of a smaller config; its weights are slices of the whole model's, wherever shapes differ.
-The first device holds the hidden states: it computes embeddings, norms, residual sums and recurrent layers. Attention
-and feed-forward layers run on all devices, from copies of the normalised hidden states; the first adds up their
-results.
+Each part is a model of a smaller config; its weights are slices of the whole model's weights if shapes differ.
+The first device holds the hidden states: it computes embeddings, norms, residual sums and recurrent layers.
+Attention and feed-forward layers run on all devices, from copies of the normalised hidden states; the first device
+adds up their results.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from max.pipelines.models.side_by_side import SideBySideLayer
 __all__ = ["part_config", "split_over_devices"]
 
 _BIASES = (("weight", "bias"), ("qweight", "bias"), ("down_proj", "down_proj_bias"))
-"""The attributes of matrices, and of the biases of their products."""
+"""The attributes of weight matrices, and of the biases that are added to their products."""
 
 
 def part_config(config: DecoderConfig, count: int, index: int) -> DecoderConfig:
     """The shape of one device's part of a model.
 
-    If features of a feed-forward layer do not divide, the first devices have one more.
+    If the features of a feed-forward layer do not divide evenly, the first devices have one more.
 
     Args:
         config: The shape of the model, which `DecoderConfig.check_split` accepts.
         count: The number of devices.
-        index: The number of the device.
+        index: The index of the device.
     """
 
     def share(size: int) -> int:
@@ -74,10 +74,10 @@ def split_over_devices(model: Decoder, devices: Sequence[DeviceRef]) -> None:
     """Splits attention, feed-forward layers and the output layer of a model; its weights stay whole and keep their
     names.
 
-    Recurrent layers, and feed-forward layers that cut gates by their distribution, run on the first device only.
+    Recurrent layers, and MLPs with sparse gates (`sparsity`), run on the first device only.
 
     Args:
-        model: The model, on the first of the devices; its weights have their names and encodings.
+        model: The model, on the first of the devices; its weights already have their names and encodings.
         devices: The devices.
 
     Raises:
@@ -137,7 +137,7 @@ def _split_block(
         elif isinstance(whole, MLP | PlainMLP | DecoderExperts) and type(whole) is not SparseMLP:
             _take_shards(whole, own, devices)
             for part in own[1:]:
-                # each projects its summand of the latents: the first one has the bias
+                # each part projects its summand of the latents, so only the first one adds the bias
                 if isinstance(part, DecoderExperts) and part.latent_out is not None:
                     part.latent_out.bias = None
             block.split(name, _sum_of(own, devices))
@@ -154,7 +154,7 @@ class _SplitAttention:
 
     def __init__(self, whole: Module, parts: Sequence[Any], devices: Sequence[DeviceRef]) -> None:
         self.parts, self.devices = parts, devices
-        # the layer of all heads, if a norm goes over them together
+        # the layer of all heads, used if a norm spans all heads
         self.together: DecoderAttention | None = None
         spec = whole.qk_norm if isinstance(whole, DecoderAttention) else None
         if isinstance(whole, DecoderAttention) and spec is not None and spec.over == "all":
@@ -163,7 +163,7 @@ class _SplitAttention:
                     "a norm over all heads is not split after a rotation, with gates, or if values are keys"
                 )
             self.together = whole
-            # queries and keys come to `attend` normalised
+            # `attend` receives normalised queries and keys, so the parts must not normalise again
             for part in parts:
                 part.q_norm = part.k_norm = None
 
@@ -204,12 +204,12 @@ class _SplitAttention:
     def _normalised(
         self, parts: list[TensorValue], norm: Module | None, all_heads: int
     ) -> list[TensorValue]:
-        """The heads of each device, after a norm over `all_heads` elements, which runs on the first device."""
+        """Normalises over `all_heads` elements on the first device, and returns the heads of each device."""
         if norm is None:
             return parts
         width = int(parts[0].shape[1])
         copies = width * len(parts) // all_heads
-        # devices that hold copies of the same KV heads project to the same keys
+        # devices with copies of the same KV heads compute the same keys: concatenate one of each
         whole = ops.concat([part.to(self.devices[0]) for part in parts[::copies]], axis=1)
         normed = norm(whole)
         firsts = [index // copies * width for index in range(len(parts))]
@@ -222,7 +222,7 @@ class _SplitAttention:
 def _sum_of(
     parts: Sequence[Callable[..., TensorValue]], devices: Sequence[DeviceRef]
 ) -> Callable[..., TensorValue]:
-    """A layer that adds up the results of its parts, on the first device."""
+    """The sum of the results of a layer's parts, on the first device."""
 
     def call(*values: TensorValue) -> TensorValue:
         outputs = [
@@ -237,7 +237,7 @@ def _sum_of(
 def _columns_of(
     parts: Sequence[Module], devices: Sequence[DeviceRef]
 ) -> Callable[[TensorValue], TensorValue]:
-    """A layer that puts the results of its parts side by side, on the first device."""
+    """The results of a layer's parts, concatenated along columns on the first device."""
 
     def call(x: TensorValue) -> TensorValue:
         outputs = [part(x.to(device)) for part, device in zip(parts, devices, strict=True)]
@@ -254,7 +254,7 @@ def _added(outputs: Sequence[TensorValue], device: DeviceRef) -> TensorValue:
 
 
 def _take_shards(whole: Module, parts: Sequence[Module], devices: Sequence[DeviceRef]) -> None:
-    """Replaces the weights of parts by slices of the whole layer's."""
+    """Replaces the weights of the parts by slices of the whole layer's weights."""
     split: set[str] = set()
     for name, weight in vars(whole).copy().items():
         if not isinstance(weight, Weight):
@@ -283,7 +283,7 @@ def _take_shards(whole: Module, parts: Sequence[Module], devices: Sequence[Devic
     if isinstance(whole, GPTQLinear):
         _check_groups(whole, parts)
     for matrix, bias in _BIASES:
-        # a product of a part of the inputs gives summands: the first one has the bias
+        # a matrix split along its inputs gives partial sums, so only the first part has the bias
         if matrix in split and bias not in split and getattr(whole, bias, None) is not None:
             for part in parts[1:]:
                 setattr(part, bias, None)
@@ -299,14 +299,14 @@ def _strategy(weight: Weight, shapes: Sequence[list[int]]) -> ShardingStrategy:
         return ShardingStrategy.replicate(count)
     (axis,) = axes
     sizes = [shape[axis] for shape in shapes]
-    # fewer KV heads than devices: neighbouring devices hold the same one
+    # fewer KV heads than devices: consecutive devices hold copies of the same head
     copies, uneven = divmod(sum(sizes), whole[axis])
     strategy = ShardingStrategy.axiswise(axis, count)
     return replace(strategy, copies=copies) if copies > 1 and not uneven else strategy
 
 
 def _elements(weight: Weight) -> list[int]:
-    """The shape of a weight in elements."""
+    """The shape of a weight in elements, as opposed to encoded bytes."""
     *others, last = (int(size) for size in weight.shape)
     encoding = weight.quantization_encoding
     if encoding is not None and encoding.is_gguf:
@@ -315,10 +315,10 @@ def _elements(weight: Weight) -> list[int]:
 
 
 def _check_groups(whole: GPTQLinear, parts: Sequence[Any]) -> None:
-    """Checks that each device has whole groups of the inputs.
+    """Checks that each device has whole quantisation groups of the inputs.
 
     Raises:
-        ConfigError: A group would be cut, or the inputs of a group are not neighbours.
+        ConfigError: A group would be cut, or the inputs of a group are not contiguous.
     """
     if all(part.qweight.shape[0] == whole.qweight.shape[0] for part in parts):
         return

@@ -102,7 +102,7 @@ GGUF_LAYER = {
     "ssm_norm": "mixer.norm",
     "ssm_out": "mixer.out_proj",
 }
-"""Parts of names within a layer, with or without the end ``weight`` or ``bias``, and the decoder's."""
+"""Parts of GGUF names within a layer, with or without the end ``weight`` or ``bias``, and the decoder's parts."""
 
 OUTPUT_NORMS = {
     "post_attention_layernorm": "attention_output_norm",
@@ -111,7 +111,7 @@ OUTPUT_NORMS = {
 """Names of norms in checkpoints of families that normalise the outputs of attention and MLP."""
 
 SANDWICH_NORMS = {**OUTPUT_NORMS, "pre_feedforward_layernorm": "post_attention_layernorm"}
-"""The same if the inputs are normalised too."""
+"""The same for families that also normalise the inputs."""
 
 
 @dataclass(frozen=True)
@@ -128,30 +128,29 @@ class WeightNames:
     ==================================  ==============================  ==============================
 
     The methods are weight adapters of a `SupportedArchitecture`. Fused projections (``self_attn.qkv_proj``,
-    ``mlp.gate_up_proj``) are split later, where the config is known.
+    ``mlp.gate_up_proj``) are split later, when the config is known.
 
     Args:
-        prefix: The beginning of all names but the output layer's in safetensors files, or several; files may lack it.
-        layers: The beginning of the names of layers, after the prefix.
-        top: The names outside of layers, and the decoder's.
-        layer: The parts of names within a layer, and the decoder's.
-        stacked: For weights of one name per index within a layer (``….0.weight``, ``….1.weight``), the decoder's name
-            of the weight that has them all, by the name before the index.
-        transposed: Ends of the decoder's names of weights that are stored ``[…, in_dim, out_dim]``; blocks of quantised
-            weights are stored by outputs.
-        vectors: Ends of the decoder's names of vectors that are stored with another number of dimensions.
-        converted: Functions of arrays by the ends of the decoder's names of weights that are stored in another form.
-        unused: Ends of the names of buffers in safetensors files that the engine computes.
-        unused_parts: Beginnings of the names of parts in safetensors files that the decoder lacks, after the prefix.
-        gguf_top: The names outside of layers of GGUF files, and the decoder's, if they differ from those of
-            `GGUF_TOP`.
-        gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, if they differ from
-            those of `GGUF_LAYER`.
-        gguf_stacked: The names outside of layers of GGUF files' weights that stack those of one name per index, and the
-            decoder's name before the index.
-        gguf_converted: Functions of arrays by the ends of the decoder's names of weights that GGUF files store in
-            another form.
-        gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
+        prefix: The prefix or prefixes of all names but the output layer's in safetensors files; files may lack it.
+            layers: The prefix of the names of layers, after `prefix`.
+        top: Stored names outside of layers, mapped to the decoder's names.
+            layer: Stored parts of names within a layer, mapped to the decoder's parts.
+        stacked: For weights that are stored as one tensor per index (``….0.weight``, ``….1.weight``): the name before
+            the index, mapped to the decoder's name of the stacked weight.
+        transposed: Ends of the decoder's names of weights that are stored as ``[…, in_dim, out_dim]``; encoded blocks
+            are always stored by output.
+        vectors: Ends of the decoder's names of vectors that are stored with another rank.
+        converted: Conversion functions of arrays, by the ends of the decoder's names, for weights in another form.
+        unused: Ends of the names of buffers in safetensors files that the engine computes itself.
+        unused_parts: Prefixes, after `prefix`, of the names of model parts that the decoder lacks.
+        gguf_top: GGUF names outside of layers, mapped to the decoder's names, as far as they differ from `GGUF_TOP`.
+            gguf_layer: GGUF parts of names within a layer, mapped to the decoder's parts, as far as they differ from
+                `GGUF_LAYER`.
+        gguf_stacked: GGUF names, outside of layers, of tensors that stack one weight per index, mapped to the decoder's
+            name before the index.
+        gguf_converted: Conversion functions of arrays, by the ends of the decoder's names, for weights that GGUF files
+            store in another form.
+        gguf_unused: Ends of the names of tables in GGUF files that the engine computes itself.
     """
 
     prefix: str | tuple[str, ...] = "model."
@@ -194,19 +193,19 @@ class WeightNames:
     def from_gguf(self, state_dict: Mapping[str, Any], **kwargs: object) -> dict[str, WeightData]:
         """The weights of a GGUF file by the decoder's names.
 
-        Rows of queries and keys keep their order: in files of Llama, pairs that rotate together are
-        neighbours, so the model is built with ``interleaved_rope``.
+        Rows of queries and keys keep their order: Llama's files store the two elements of a rotated pair adjacently,
+        so the model is built with ``interleaved_rope``.
 
         Args:
             state_dict: The file's weights by name (`WeightData`, or objects with ``data()``).
             kwargs: Arguments that pipelines pass to every adapter; unused.
 
         Raises:
-            WeightsError: The file has a weight that the architecture does not.
+            WeightsError: The file has a weight that the architecture lacks.
         """
         layer, top = {**GGUF_LAYER, **self.gguf_layer}, {**GGUF_TOP, **self.gguf_top}
         if any(name.endswith(".attn_norm_2.weight") for name in state_dict):
-            # Falcon's: the first norm is the MLP's if there are two
+            # Falcon: if there are two norms, `attn_norm` is the MLP's
             layer |= {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
         stacked = {name: own for name, own in self.gguf_stacked.items() if name in state_dict}
         renamed = {
@@ -239,7 +238,7 @@ class WeightNames:
         return _replaced(name, self.top)
 
     def _own_form(self, name: str, value: WeightData) -> WeightData:
-        """A weight as the decoder stores it: rows are outputs."""
+        """Converts a weight to the decoder's layout, in which rows are outputs."""
         for end, convert in self.converted.items():
             if name.endswith(f".{end}"):
                 array = convert(Tensor.from_dlpack(value.data).to_numpy())
@@ -255,7 +254,7 @@ class WeightNames:
 
 
 class SharedMLPNames(WeightNames):
-    """Names of checkpoints whose shared MLP is the block's only MLP if there are no experts."""
+    """Names of checkpoints in which the shared MLP is the block's only MLP if there are no experts."""
 
     def from_safetensors(
         self, state_dict: Mapping[str, Any], **kwargs: object
@@ -275,15 +274,15 @@ class SharedMLPNames(WeightNames):
 def renamed(
     name: str, prefixes: tuple[str, str], layer: Mapping[str, str], top: Mapping[str, str]
 ) -> str | None:
-    """The name of a weight under another naming of a model, such as that of GGUF files; None if the tables lack it.
+    """Translates the name of a weight to another naming scheme, such as that of GGUF; None if the tables lack it.
 
-    Tables have whole names of weights, or names without their last part.
+    The tables contain whole names of weights, or names without their last part.
 
     Args:
         name: The name.
-        prefixes: What the names of layers' weights begin with, before a number: in `name`, and in the result.
-        layer: The new names of the weights of a layer.
-        top: Those of the other weights.
+        prefixes: The prefixes of layers' weights, before the layer number: in `name`, and in the result.
+        layer: The new names of the weights within a layer.
+        top: The new names of the other weights.
     """
     before, after = prefixes
     prefix, names, part = "", top, name
@@ -313,7 +312,7 @@ def _own_name_of_gguf(name: str, layer: Mapping[str, str], top: Mapping[str, str
 def _stack(
     state_dict: Mapping[str, WeightData], stacked: Mapping[str, str], names: Mapping[str, str]
 ) -> dict[str, WeightData]:
-    """The weights, with those of one name per index stacked along a new first dimension."""
+    """Stacks the weights with one tensor per index along a new first dimension."""
     result: dict[str, WeightData] = {}
     groups: dict[str, dict[int, WeightData]] = {}
     for name, value in state_dict.items():
@@ -333,7 +332,7 @@ def _stack(
 
 
 def _unstacked(own: str, whole: WeightData) -> dict[str, WeightData]:
-    """The parts of a stacked weight, by the decoder's name before their index."""
+    """Splits a stacked weight into one weight per index, by the decoder's name before the index."""
     parts = Tensor.from_dlpack(whole.data).to_numpy()
     return {
         (name := f"{own}.{index}.weight"): WeightData(
@@ -348,7 +347,7 @@ def _unstacked(own: str, whole: WeightData) -> dict[str, WeightData]:
 
 
 def _replaced(name: str, names: Mapping[str, str]) -> str:
-    """A dotted name whose beginning is replaced by the longest match of a table; by nothing for an empty text."""
+    """Replaces the longest prefix of a dotted name that a table contains; an empty text removes the prefix."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         own = names.get(".".join(parts[:count]))
