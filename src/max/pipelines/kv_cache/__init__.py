@@ -1,4 +1,4 @@
-"""The paged KV cache: page tables without tensors (`page_manager.py`), and the tensors (`manager.py`)."""
+"""The paged KV cache: page tables (`page_manager.py`, without tensors), and the tensors (`manager.py`)."""
 
 from max._earlier import earlier_names
 

@@ -1,4 +1,4 @@
-"""The page tables of requests' contexts: the page manager's side of a KV cache. No tensors."""
+"""The page tables of requests, addressed by their contexts: the tensor-free side of a KV cache."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 
 
 class ContextPages:
-    """A page manager that reads tokens and lengths from requests' contexts.
+    """A page manager that reads tokens and lengths from the contexts of requests.
 
-    A request owns a slot of the recurrent states as long as it has a page table. The state of a request without
-    processed tokens is zero by definition, so a slot needs no reset: after a preemption the request begins anew.
+    A request owns a slot of the recurrent states as long as it has a page table. A request without processed tokens
+    starts from a zero state by definition, so slots need no reset; a preempted request is read again from its start.
 
     Args:
         pages: The page manager.
         slots: The slots of recurrent states; None: the model has none.
 
     Raises:
-        ValueError: Prefixes are shared, and there are states, which pages do not hold.
+        ValueError: Prefixes are cached although the model has recurrent states, which pages do not store.
     """
 
     def __init__(self, pages: PageManager, slots: StateSlots | None = None) -> None:
@@ -36,21 +36,21 @@ class ContextPages:
 
     @property
     def total_num_pages(self) -> int:
-        """The number of pages, of all groups of layers."""
+        """The number of pages, over all groups of layers."""
         return sum(pool.num_pages for pool in self.pages.pools)
 
     @property
     def used_pages(self) -> int:
-        """Pages that requests hold, of all groups of layers."""
+        """The number of pages that requests hold, over all groups of layers."""
         return self.pages.used_pages
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds, of the group that has the fewest."""
+        """The number of pages that no request holds, of the group of layers with the fewest."""
         return self.pages.free_pages
 
     def forget_prefixes(self) -> None:
-        """Makes all cached pages empty, and lets no page in use serve another request."""
+        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         self.pages.forget_prefixes()
 
     def contains(self, request_id: RequestID) -> bool:
@@ -68,7 +68,7 @@ class ContextPages:
             request_id: The request.
 
         Raises:
-            ValueError: It has one.
+            ValueError: The request already has a page table.
             OutOfSlotsError: No slot is free; nothing was changed.
         """
         self.pages.claim(request_id)
@@ -80,13 +80,13 @@ class ContextPages:
                 raise
 
     def reuse_prefix(self, context: TextGenerationContext) -> int:
-        """Shares cached pages that hold the first tokens of a request, and skips these tokens.
+        """Adds cached pages that hold the first tokens of a request to its table, and skips these tokens.
 
         Args:
             context: The request; its page table is empty.
 
         Returns:
-            The number of skipped tokens; 0 if tokens of the request were processed already.
+            The number of skipped tokens; 0 if tokens of the request were already processed.
         """
         salt = _salt(context)
         if context.start_idx != 0 or salt is None:
@@ -97,11 +97,11 @@ class ContextPages:
         return reused
 
     def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
-        """The number of pages that a request lacks, in each group of layers, for its next steps.
+        """The number of pages that a request lacks for its next steps, the same in each group of layers.
 
         Args:
             context: The request.
-            num_steps: The steps.
+            num_steps: The number of steps.
 
         Raises:
             KeyError: The request has no page table.
@@ -109,11 +109,11 @@ class ContextPages:
         return self.pages.missing_pages(context.request_id, _length_after(context, num_steps))
 
     def lacking(self, length: int, step: int) -> tuple[int, int] | None:
-        """Whether a request can never run; see :meth:`PageManager.lacking`.
+        """Checks whether a request can never run; see :meth:`PageManager.lacking`.
 
         Args:
-            length: The tokens of its whole sequence.
-            step: The most tokens of a step.
+            length: The number of tokens of its whole sequence.
+            step: The maximum number of tokens per step.
         """
         return self.pages.lacking(length, step)
 
@@ -122,7 +122,7 @@ class ContextPages:
 
         Args:
             context: The request.
-            num_steps: The steps.
+            num_steps: The number of steps.
 
         Raises:
             KeyError: The request has no page table.
@@ -131,11 +131,11 @@ class ContextPages:
         self.pages.reserve(context.request_id, _length_after(context, num_steps))
 
     def step(self, batch: Sequence[TextGenerationContext]) -> None:
-        """Records that the processed tokens of a batch are in the cache, and gives back pages that no layer can see any
-        more.
+        """Records that the processed tokens of a batch are in the cache, and releases pages that the windows have
+        passed.
 
         Args:
-            batch: The requests; their contexts were updated.
+            batch: The requests; their contexts are already updated.
         """
         for context in batch:
             salt = _salt(context)
@@ -145,7 +145,7 @@ class ContextPages:
             self.pages.return_unseen(context.request_id, context.start_idx)
 
     def release(self, request_id: RequestID) -> None:
-        """Removes a request's page table, and takes its slot back.
+        """Removes a request's page table, and frees its slot.
 
         Args:
             request_id: The request.
@@ -159,12 +159,12 @@ class ContextPages:
 
 
 def _length_after(context: TextGenerationContext, num_steps: int) -> int:
-    """The tokens in the cache after some steps: the last step's token is not written."""
+    """The number of cached tokens after some steps; the token of the last step is not written to the cache."""
     return context.active_idx + num_steps - 1
 
 
 def _salt(context: TextGenerationContext) -> bytes | None:
-    """The images that a request's cache depends on besides its tokens; None: its pages cannot be shared."""
+    """The digest of the images on which a request's cache depends besides tokens; None: its pages cannot be shared."""
     images: Sequence[ImageMetadata] = getattr(context, "images", ())
     if not images:
         return b""

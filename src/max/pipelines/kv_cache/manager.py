@@ -1,4 +1,4 @@
-"""The tensors of the paged KV cache: its blocks, and the page tables that a model's graph takes."""
+"""The tensors of the paged KV cache: its blocks, and the page tables that the graph of a model takes."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ logger = logging.getLogger("max.pipelines")
 
 @dataclass
 class _HostTables:
-    """The latest inputs and the arrays that share their memory, which the next step updates in place.
+    """The latest inputs, and the arrays that share their memory, which the next step updates in place.
 
     Args:
         inputs: The inputs.
-        tables: The page tables of each request, one for each group of layers.
-        cache_lengths: As in :meth:`PagedKVCacheManager.get_runtime_inputs`, as are the next two.
-        lookup_tables: The pages, for each group of layers.
+        tables: The page tables of each request, one per group of layers.
+        cache_lengths: As in :meth:`PagedKVCacheManager.get_runtime_inputs`; likewise the next two.
+        lookup_tables: The pages, one array per group of layers.
         max_lengths: One row.
         slots: The slot of each request; None if the model has no recurrent states.
     """
@@ -59,10 +59,10 @@ class _HostTables:
 
 
 class _HostPages:
-    """The slots of a swap area in host memory, each allocated at its first use.
+    """The slots of a swap area in host memory, each allocated on first use.
 
     Args:
-        blocks: The pages of a group of layers, on each device.
+        blocks: The pages of a group of layers on each device.
     """
 
     def __init__(self, blocks: Sequence[Tensor]) -> None:
@@ -81,7 +81,7 @@ class _HostPages:
 
 
 class _PageContents:
-    """The contents of cached pages, read while other threads may take the pages.
+    """The contents of cached pages, read while other threads may overwrite the pages.
 
     Args:
         pool: The pages of a group of layers.
@@ -100,35 +100,35 @@ class _PageContents:
         for host, block in zip(self._hosts, self._blocks, strict=True):
             host.inplace_copy_from(block[page, :, :, :, :, :])
         content = b"".join(host.to_numpy().tobytes() for host in self._hosts)
-        # a page is counted as taken before it is written
+        # `takes` changes before a page is overwritten, so an unchanged count proves that the copy is valid
         return content if self._pool.takes(page) == takes else None
 
 
 class PagedKVCacheManager(ContextPages):
     """The paged KV cache of a model.
 
-    ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of
-    the second axis, values at 1; of latents that axis has one element. The system zeroes its memory
-    on first use, so unused pages take none. If layers differ in shape or window, ``group_blocks`` has the pages
-    of further groups (`KVCacheParams.groups`). ``states`` has a tensor ``[slots, layers, …]`` for each
-    of ``params.states``, and a slot for each request of a batch. If no layer has keys, a page
-    table is one page of any length, without memory: requests own slots only.
+    ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of the second
+    axis, values at index 1; for latents that axis has one element. The operating system zeroes its memory on first use,
+    so unused pages take no memory. If layers differ in shape or window, ``group_blocks`` has the pages of further
+    groups (`KVCacheParams.groups`). ``states`` has a tensor ``[slots, layers, …]`` for each of ``params.states``, with
+    a slot per request. If no layer has keys, a page table is one page of unlimited length without memory: requests own
+    only slots.
 
-    On several devices each has pages for its own heads, ``blocks`` and ``other_blocks``; page tables and slots are the
-    same for all, and states are on the first.
+    On several devices each device has pages for its own heads, ``blocks`` and ``other_blocks``. Page tables and
+    slots are the same for all devices; states are on the first.
 
     Args:
         params: The cache's shape.
-        num_layers: The number of layers with keys and values, of the first group.
-        num_pages: The number of pages, of each group if there are several.
-        max_batch_size: Requests at once, the number of slots.
-        max_seq_len: The longest sequence.
+        num_layers: The number of layers with keys and values in the first group.
+        num_pages: The number of pages of the first group, or of each group if there are several.
+        max_batch_size: The maximum number of concurrent requests, which is the number of slots.
+        max_seq_len: The longest sequence, in tokens.
         devices: The model's devices.
         session: The model's session.
-        swap_slots: Pages of each group that the host's swap area holds; 0: there is none.
+        swap_slots: The number of pages of each group that the swap area in host memory holds; 0: there is none.
 
     Raises:
-        ValueError: The cache's shape is for another number of devices, or has no page size.
+        ValueError: The shape is for another number of devices, or has no page size.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class PagedKVCacheManager(ContextPages):
             StateSlots(max_batch_size) if params.states else None,
         )
         groups = group_shapes(params, num_layers)
-        # the pages of each group on each device
+        # for each group its pages on each device
         all_blocks = [
             [self._blocks(*group, count, device) for device in devices]
             for group, count in zip(groups, counts, strict=True)
@@ -195,7 +195,7 @@ class PagedKVCacheManager(ContextPages):
 
     @staticmethod
     def _blocks(shape: KVCacheParams, layers: int, count: int, device: Device) -> Tensor:
-        """The pages of a group on a device."""
+        """Allocates the pages of a group on a device."""
         kinds = 1 if shape.is_mla else 2
         heads, row = shape.n_kv_heads_per_device, shape.stored_head_dim
         sizes = (count, kinds, layers, page_size_of(shape), heads, row)
@@ -204,13 +204,14 @@ class PagedKVCacheManager(ContextPages):
     def cached_prefixes(
         self, most_bytes: int, kept: Sequence[Collection[bytes]] | None = None
     ) -> list[PageGroup]:
-        """The pages whose contents may serve a request; if they do not all fit, those used last.
+        """The pages whose contents may serve a request; if they do not all fit, the most recently used ones.
 
-        Another thread may read their contents while batches run; those of a page that is taken meanwhile are lost.
+        Another thread may read their contents while batches run; if a page is overwritten meanwhile, its contents are
+        lost.
 
         Args:
-            most_bytes: The most bytes of pages.
-            kept: For each group the hashes to leave out; None: none.
+            most_bytes: The maximum size of all pages, in bytes.
+            kept: For each group the hashes to leave out; None: no hash.
         """
         sizes = self._page_sizes()
         most = most_bytes // sum(sizes)
@@ -226,14 +227,14 @@ class PagedKVCacheManager(ContextPages):
         return groups
 
     def load_prefixes(self, path: Path, key: str) -> tuple[int, list[set[bytes]]]:
-        """Fills empty pages with those of a file; a file that does not fit is ignored.
+        """Fills empty pages with the pages of a file; a file that does not fit is ignored.
 
         Args:
             path: The file.
-            key: What its pages depend on besides tokens: the model and its form.
+            key: Identifies everything besides tokens on which pages depend: the model and its form.
 
         Returns:
-            The number of pages that were filled, and for each group the hashes of the file's pages.
+            The number of filled pages, and for each group the hashes of the file's pages.
         """
         count = 0
         hosts = [_host_copies(blocks) for blocks in self._all_blocks]
@@ -254,7 +255,7 @@ class PagedKVCacheManager(ContextPages):
         return count, hashes
 
     def _page_sizes(self) -> list[int]:
-        """The bytes of a page of each group, on all devices."""
+        """The bytes of one page of each group, over all devices."""
         return [
             sum(math.prod(block.shape[1:]) * block.dtype.size_in_bytes for block in blocks)
             for blocks in self._all_blocks
@@ -263,18 +264,18 @@ class PagedKVCacheManager(ContextPages):
     def get_runtime_inputs(
         self, batch: Sequence[TextGenerationContext], num_steps: int = 1
     ) -> RaggedKVCacheInputs:
-        """The inputs of a batch's first step.
+        """The inputs of the first step of a batch.
 
         Args:
-            batch: The requests in the batch's order; their pages are reserved (see :meth:`alloc`).
-            num_steps: The steps that follow each other without new inputs.
+            batch: The requests in batch order; their pages are reserved (see :meth:`alloc`).
+            num_steps: The number of steps that run without new inputs.
 
         Returns:
-            ``cache_lengths`` u32 ``[batch]``: tokens in the cache; ``lookup_table`` u32
-            ``[batch, max_pages]``: the pages, padded with 0, and for pages that the window has passed the number of
-            pages; ``max_lengths`` u32 ``[num_steps, 2]``: for each step the most new tokens of a request, and the most
-            tokens that a request has in the cache before it. Pages and table of further groups of layers. With
-            recurrent states their tensors, and ``slots`` u32 ``[batch]``.
+            ``cache_lengths`` u32 ``[batch]``: the number of cached tokens. ``lookup_table`` u32 ``[batch, max_pages]``:
+            the pages, padded with 0; entries for pages that the window has passed hold the number of pages.
+            ``max_lengths`` u32 ``[num_steps, 2]``: for each step the maximum number of new tokens of a request, and the
+            maximum number of tokens cached before the step. Pages and table of each further group of layers. With
+            recurrent states, their tensors and ``slots`` u32 ``[batch]``.
         """
         groups = range(len(self.pages.pools))
         tables = [
@@ -316,13 +317,13 @@ class PagedKVCacheManager(ContextPages):
     def advance(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext]
     ) -> RaggedKVCacheInputs:
-        """The inputs of the next step of the same batch, one token per request.
+        """The inputs of the next step of the same batch, with one token per request.
 
-        On the host the last step's inputs are overwritten.
+        On a host device, the inputs of the previous step are overwritten.
 
         Args:
-            inputs: The last step's inputs.
-            batch: The requests in the same order; their contexts were updated, their pages reserved.
+            inputs: The inputs of the previous step.
+            batch: The requests in the same order, with updated contexts and reserved pages.
         """
         last = self._host_tables
         if last is None or last.inputs is not inputs or len(last.tables) != len(batch):
@@ -344,12 +345,12 @@ class PagedKVCacheManager(ContextPages):
     def next_step(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext], step: int
     ) -> RaggedKVCacheInputs:
-        """The inputs of a further step, in an execution of several.
+        """The inputs of a further step within an execution of several steps.
 
         Args:
-            inputs: The last step's inputs.
+            inputs: The inputs of the previous step.
             batch: The requests, as they were before the first step.
-            step: The number of the step, from 1.
+            step: The index of the step, from 1.
         """
         lengths = np.array([context.active_idx + step - 1 for context in batch], np.uint32)
         return replace(
@@ -364,7 +365,7 @@ class PagedKVCacheManager(ContextPages):
 
 
 def _host_copies(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """A page of a group on each device, in the host's memory."""
+    """Host copies, with room for one page of a group on each device."""
     return [Tensor.zeros(tuple(block.shape)[1:], block.dtype, CPU()) for block in blocks]
 
 
@@ -380,19 +381,19 @@ def load_kv_manager(
     step_tokens: int | None = None,
     host_memory: int | None = None,
 ) -> PagedKVCacheManager:
-    """Makes a manager with the pages that a full batch needs, or that fit into memory.
+    """Creates a manager with the pages that a full batch needs, or that fit into memory.
 
     Args:
         params: The cache's shape.
-        max_batch_size: Requests at once; None: 1.
-        max_seq_len: The longest sequence.
-        num_layers: The number of layers, of the first group.
+        max_batch_size: The maximum number of concurrent requests; None: 1.
+        max_seq_len: The longest sequence, in tokens.
+        num_layers: The number of layers of the first group.
         devices: The model's devices.
         session: The model's session.
         available_cache_memory: Bytes for the cache; None: no limit.
         page_size: Tokens per page; None: that of `params`.
-        step_tokens: The most new tokens of a sequence in a step; None: all its tokens.
-        host_memory: Bytes of host memory for the cache and its swap area; None: no limit.
+        step_tokens: The maximum number of new tokens of a sequence per step; None: all its tokens.
+        host_memory: The bytes of host memory for the cache and its swap area; None: no limit.
 
     Raises:
         ValueError: `page_size` is not that of `params`, or one sequence of full length does not fit.
@@ -435,13 +436,13 @@ def estimate_kv_cache_size(
     available_cache_memory: int,
     devices: Sequence[Device],
 ) -> int:
-    """The bytes of a cache: what a full batch needs, limited by the available memory.
+    """The bytes of a cache for a full batch, at most the available memory.
 
     Args:
         params: The cache's shape.
-        max_batch_size: Requests at once; None: 1.
-        max_seq_len: The longest sequence.
-        num_layers: The number of layers, of the first group.
+        max_batch_size: The maximum number of concurrent requests; None: 1.
+        max_seq_len: The longest sequence, in tokens.
+        num_layers: The number of layers of the first group.
         available_cache_memory: Bytes for the cache.
         devices: The model's devices; not used.
     """

@@ -1,8 +1,8 @@
-"""The number of pages of a cache, and their memory.
+"""Computes the number of pages of a cache, and their memory.
 
-Each group of layers has a pool of pages. If memory is short, all pools have the same number of pages, at most what
-a full batch holds at once: short sequences need as many pages of a group with a window as of one without, and long
-sequences leave the pool of a window small.
+Each group of layers has a pool of pages. If memory is short, all pools have the same number of pages, but none has
+more than a full batch holds at once: short sequences need equally many pages in groups with and without a window,
+while the pool of a group with a window stays small for long sequences.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def group_shapes(params: KVCacheParams, num_layers: int) -> list[tuple[KVCachePa
 
 
 def page_bytes(params: KVCacheParams, num_layers: int) -> int:
-    """The bytes of one page of the first group, on all devices: keys and values of its tokens in all its layers, or
-    their latents.
+    """The bytes of one page of the first group over all devices: keys and values, or latents, of its tokens in all
+    layers of the group.
 
     Args:
         params: The cache's shape.
@@ -59,8 +59,8 @@ def state_bytes(params: KVCacheParams) -> int:
 
 
 def _held_pages(params: KVCacheParams, max_seq_len: int, step_tokens: int | None) -> int:
-    """The pages of the first group that a sequence holds at once: of all tokens, or of those that a step and its window
-    span.
+    """The number of pages of the first group that a sequence holds at once: for all tokens, or for those that a step
+    and the window span.
     """
     page, held = page_size_of(params), max_seq_len
     if params.window is not None and step_tokens is not None:
@@ -71,13 +71,13 @@ def _held_pages(params: KVCacheParams, max_seq_len: int, step_tokens: int | None
 def sequence_bytes(
     params: KVCacheParams, num_layers: int, max_seq_len: int, step_tokens: int | None = None
 ) -> int:
-    """The bytes of the pages that a sequence holds at once, of all groups.
+    """The bytes of the pages that a sequence holds at once, over all groups.
 
     Args:
         params: The cache's shape.
         num_layers: The number of layers of the first group.
-        max_seq_len: The longest sequence.
-        step_tokens: The most new tokens of a step; None: all tokens of a sequence.
+        max_seq_len: The longest sequence, in tokens.
+        step_tokens: The maximum number of new tokens per step; None: all tokens of a sequence.
     """
     return sum(
         _held_pages(shape, max_seq_len, step_tokens) * page_bytes(shape, layers)
@@ -92,14 +92,14 @@ def fitting_length(
     available_bytes: int,
     step_tokens: int | None = None,
 ) -> int:
-    """The longest sequence whose pages fit into memory: `max_seq_len`, or fewer tokens, which fill pages.
+    """The longest sequence whose pages fit into memory: `max_seq_len`, or fewer tokens that fill whole pages.
 
     Args:
         params: The cache's shape.
         num_layers: The number of layers of the first group.
-        max_seq_len: The longest sequence that is asked for.
-        available_bytes: Bytes for its pages.
-        step_tokens: The most new tokens of a step; None: all tokens of a sequence.
+        max_seq_len: The longest requested sequence, in tokens.
+        available_bytes: The bytes for its pages.
+        step_tokens: The maximum number of new tokens per step; None: all tokens of a sequence.
     """
     page = page_size_of(params)
 
@@ -118,13 +118,13 @@ def fitting_length(
 def swap_slots(
     params: KVCacheParams, num_layers: int, num_pages: Sequence[int], host_memory: int | None
 ) -> int:
-    """The pages of each group that the host's swap area has room for; 0 without one.
+    """The number of pages of each group that fit into a swap area in host memory; 0: there is no swap area.
 
     Args:
         params: The cache's shape.
         num_layers: The number of layers of the first group.
-        num_pages: The pages of the cache, of each group.
-        host_memory: Bytes of the host for cache and area; None: no limit.
+        num_pages: The number of pages of each group of the cache.
+        host_memory: The bytes of host memory for cache and swap area; None: no limit.
     """
     space = params.host_kvcache_swap_space_gb
     if not params.enable_kvcache_swapping_to_host or space is None or num_layers == 0:
@@ -144,14 +144,14 @@ def cache_bytes(
     max_seq_len: int,
     step_tokens: int | None = None,
 ) -> int:
-    """The bytes of a cache for a full batch of sequences of full length: pages and states.
+    """The bytes of a cache for a full batch of sequences of full length: pages and recurrent states.
 
     Args:
         params: The cache's shape.
         num_layers: The number of layers of the first group.
-        max_batch_size: Sequences at once.
-        max_seq_len: The longest sequence.
-        step_tokens: The most new tokens of a sequence in a step; None: all its tokens.
+        max_batch_size: The maximum number of concurrent sequences.
+        max_seq_len: The longest sequence, in tokens.
+        step_tokens: The maximum number of new tokens of a sequence per step; None: all its tokens.
     """
     pages = sequence_bytes(params, num_layers, max_seq_len, step_tokens)
     return max_batch_size * (pages + state_bytes(params))
@@ -166,20 +166,20 @@ def pages_for_memory(
     available_bytes: int | None,
     step_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The number of pages of each group that a full batch needs, limited by the memory beside its states.
+    """The number of pages of each group for a full batch, limited by the memory that the states leave.
 
-    If no layer has keys, a page is a sequence and has no memory.
+    If no layer has keys, a page stands for a sequence and has no memory.
 
     Args:
         params: The cache's shape.
         num_layers: The number of layers of the first group.
-        max_batch_size: Sequences at once.
-        max_seq_len: The longest sequence.
-        available_bytes: Bytes for the cache; None: no limit.
-        step_tokens: The most new tokens of a sequence in a step; None: all its tokens.
+        max_batch_size: The maximum number of concurrent sequences.
+        max_seq_len: The longest sequence, in tokens.
+        available_bytes: The bytes for the cache; None: no limit.
+        step_tokens: The maximum number of new tokens of a sequence per step; None: all its tokens.
 
     Raises:
-        ValueError: The states do not fit, or one sequence of full length does not.
+        ValueError: The states or one sequence of full length do not fit.
     """
     states = max_batch_size * state_bytes(params)
     if available_bytes is not None and states > available_bytes:
@@ -202,7 +202,7 @@ def pages_for_memory(
             f"{available_bytes / 2**20:.0f} MiB are available; give a smaller max_length"
         )
     sizes = [page_bytes(*group) for group in groups]
-    # shrink the pools of groups with windows, a sequence at a time, until one sequence of full length fits
+    # shrink the pools of window groups, one sequence at a time, until one sequence of full length fits in all pools
     batch = max_batch_size
     while True:
         pages = _equal_pools([batch * count for count in held], sizes, available_bytes)
@@ -212,12 +212,12 @@ def pages_for_memory(
 
 
 def _equal_pools(most: Sequence[int], sizes: Sequence[int], available: int) -> tuple[int, ...]:
-    """Pools of equal size that fill the memory; a pool is smaller only if its maximum is.
+    """Pools of equal size that fill the memory; a pool is smaller only if its maximum is smaller.
 
     Args:
-        most: The most pages of each pool.
-        sizes: The bytes of a page of each pool.
-        available: The bytes of all pools.
+        most: The maximum number of pages of each pool.
+        sizes: The bytes of one page of each pool.
+        available: The bytes for all pools.
     """
     low, high = 0, max(most)
     while low < high:

@@ -1,9 +1,9 @@
 """The page tables of requests over groups of layers, and prefix caching. No tensors.
 
-A group is the layers of one shape and one window; it has a pool of pages (`PagePool`), and a request has a table of
-pages in each pool. All tables of a request have the same length: a group whose window has passed a page gives the page
-back, and its place stays, so that page ``i`` is at index ``i``. A prefix is reused if each group has the pages of
-its last window::
+A group contains the layers of one shape and one window. It has a pool of pages (`PagePool`), and a request has one
+page table per pool. All tables of a request have the same length: if the window of a group has passed a page, the
+page is released, but its table entry stays, so that page ``i`` is always at index ``i``. A prefix can be reused if
+each group has cached the pages of the prefix's last window::
 
     tokens                  0 ……………………………… length - window + 1 ……… length
     table without a window  held      held     held             held   held
@@ -32,9 +32,9 @@ class OutOfPagesError(RuntimeError):
     """Fewer pages are free than a request needs.
 
     Args:
-        needed: The pages that it needs.
-        free: The free pages.
-        total: All pages.
+        needed: The number of pages that it needs.
+        free: The number of free pages.
+        total: The number of all pages.
     """
 
     def __init__(self, needed: int, free: int, total: int) -> None:
@@ -44,36 +44,36 @@ class OutOfPagesError(RuntimeError):
 
 @dataclass
 class _GroupTable:
-    """The pages of a request in one group."""
+    """The page table of a request in one group."""
 
     pages: list[int] = field(default_factory=list)
     returned: int = 0
-    """The number of leading pages that lie before the window: released, or never taken."""
+    """The number of leading pages that lie before the window: released, or never allocated."""
 
 
 @dataclass
 class _Table:
-    """The page tables of a request."""
+    """The page tables of a request in all groups."""
 
     groups: list[_GroupTable]
     hashes: list[bytes] = field(default_factory=list)
-    """A hash per full page, of all tokens up to the page's end."""
+    """A hash per full page; it covers all tokens up to the end of the page."""
     reused: int = 0
-    """Reused tokens that are not in the manager's count yet."""
+    """Reused tokens that are not yet in the manager's count."""
 
     def __len__(self) -> int:
         return len(self.groups[0].pages)
 
 
 class PageManager:
-    """Hands out the pages of a cache.
+    """Allocates the pages of a cache to requests.
 
     Args:
         num_pages: The number of pages of the first group of layers.
         page_size: Tokens per page, in all groups.
-        enable_prefix_caching: Whether requests with the same first tokens share pages.
-        window: The window of the first group; see `PagePool`, as for the next.
-        swap: Where cached pages of the first group go.
+        enable_prefix_caching: Whether requests with equal first tokens share pages.
+        window: The window of the first group, as in `PagePool`.
+        swap: The swap area of the first group, as in `PagePool`.
         more: The pools of further groups.
 
     Raises:
@@ -95,11 +95,11 @@ class PageManager:
             )
         self.page_size, self.enable_prefix_caching = page_size, enable_prefix_caching
         self.pools = (PagePool(num_pages, window, swap), *more)
-        """The pools of the groups."""
+        """The pools of all groups."""
         self._windowed = any(pool.window is not None for pool in self.pools)
         self._tables: dict[RequestID, _Table] = {}
         self.reused_tokens = 0
-        """Tokens that prefix caching has saved; a request counts from its first step."""
+        """The number of tokens that prefix caching saved; a request counts from its first step on."""
 
     @property
     def num_pages(self) -> int:
@@ -113,12 +113,12 @@ class PageManager:
 
     @property
     def free_pages(self) -> int:
-        """The pages in no table, of the group that has the fewest."""
+        """The number of pages in no table, of the group with the fewest."""
         return min(pool.free_pages for pool in self.pools)
 
     @property
     def used_pages(self) -> int:
-        """The pages in a table, of all groups."""
+        """The number of pages in tables, over all groups."""
         return sum(pool.num_pages - pool.free_pages for pool in self.pools)
 
     @property
@@ -136,7 +136,7 @@ class PageManager:
             request_id: The request.
 
         Raises:
-            ValueError: It has one.
+            ValueError: The request already has one.
         """
         if request_id in self._tables:
             raise ValueError(f"KV cache: request {request_id} has a page table already")
@@ -145,41 +145,41 @@ class PageManager:
     def pages(self, request_id: RequestID, group: int = 0) -> list[int]:
         """The table of a request: page ``i`` holds its tokens from ``i * page_size`` on.
 
-        An entry for a page before the window holds the number of the pool's pages, which names no page.
+        The entry of a page before the window is the number of pages of the pool, which is not a valid page.
 
         Args:
             request_id: The request.
             group: The group of layers.
 
         Raises:
-            KeyError: It has none.
+            KeyError: The request has no table.
         """
         return list(self._table(request_id).groups[group].pages)
 
     def tables(self, request_id: RequestID) -> list[list[int]]:
-        """The tables of a request, one for each group, as in :meth:`pages`; not to be changed.
+        """The tables of a request, one per group, as in :meth:`pages`; the caller must not change them.
 
         Args:
             request_id: The request.
 
         Raises:
-            KeyError: It has none.
+            KeyError: The request has no table.
         """
         return [group.pages for group in self._table(request_id).groups]
 
     def reuse_prefix(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> int:
         """Fills an empty table with cached pages that hold the first tokens of a request.
 
-        At least one token remains to be processed, since its logits are needed. Of a group with a window the pages are
-        taken that the next token sees.
+        At least one token remains to be processed, as its logits are needed. In a group with a window, only the pages
+        that the next token sees are added.
 
         Args:
             request_id: The request; its table is empty.
-            tokens: All its tokens.
-            salt: What the cache depends on besides the tokens, at most 64 bytes.
+            tokens: All tokens of the request.
+            salt: Identifies what the cache depends on besides the tokens, at most 64 bytes.
 
         Returns:
-            The number of tokens that are in the cache of every group, a multiple of the page size.
+            The number of tokens that the tables of all groups now cover, a multiple of the page size.
 
         Raises:
             KeyError: The request has no table.
@@ -205,7 +205,7 @@ class PageManager:
         return table.reused
 
     def _hashes(self, tokens: Tokens, salt: bytes) -> list[bytes]:
-        """The hashes of the full pages before the last token, up to one that a group without a window lacks."""
+        """The hashes of the full pages before the last token, up to the first that a group without a window lacks."""
         whole = [pool for pool in self.pools if pool.window is None]
         hashes: list[bytes] = []
         for index in range((len(tokens) - 1) // self.page_size):
@@ -215,13 +215,14 @@ class PageManager:
         return hashes
 
     def _cached_pages(self, hashes: list[bytes], on_device: bool = False) -> int:
-        """The number of pages of the longest prefix whose last window is cached in each group."""
+        """The length in pages of the longest prefix whose last window is cached in every group."""
         ends = [self._cached_ends(pool, hashes, on_device) for pool in self.pools]
         return max(set.intersection(*ends))
 
     def _cached_ends(self, pool: PagePool, hashes: list[bytes], on_device: bool) -> set[int]:
-        """The lengths in pages of the prefixes whose last window is cached in a pool; always contains 0."""
+        """The lengths in pages of all prefixes whose last window is cached in a pool; always contains 0."""
         ends, run = {0}, 0
+        # `run` is the first page of the current run of cached pages
         for index, page_hash in enumerate(hashes):
             if not pool.is_cached(page_hash, on_device):
                 run = index + 1
@@ -230,18 +231,19 @@ class PageManager:
         return ends
 
     def _first_visible(self, pool: PagePool, pages: int) -> int:
-        """The first page that the token after full pages sees."""
+        """The first page that the token after `pages` full pages sees."""
         return pool.first_visible(pages * self.page_size, self.page_size)
 
     def lacking(self, length: int, step: int) -> tuple[int, int] | None:
-        """Whether a request can never run: it needs more pages than a group has.
+        """Checks whether a request can never run because it needs more pages than a group has.
 
         Args:
-            length: The tokens of its whole sequence.
-            step: The most tokens of a step.
+            length: The number of tokens of its whole sequence.
+            step: The maximum number of tokens per step.
 
         Returns:
-            The most pages that it holds at once and the pages of that group; None: all groups have enough.
+            The maximum number of pages that it holds at once, and the number of pages of that group; None: all groups
+            have enough.
         """
         for pool in self.pools:
             needed = pool.most_pages(length, step, self.page_size)
@@ -254,10 +256,10 @@ class PageManager:
 
         Args:
             request_id: The request.
-            length: Its tokens that were processed: the next step begins after them.
+            length: The number of processed tokens; the next step begins after them.
 
         Returns:
-            The number of pages that it no longer holds, of all groups.
+            The number of released pages, over all groups.
 
         Raises:
             KeyError: The request has no table.
@@ -277,11 +279,11 @@ class PageManager:
         return count
 
     def missing_pages(self, request_id: RequestID, length: int) -> int:
-        """The number of pages that a request lacks, in each group, to hold a number of tokens.
+        """The number of pages that a request lacks to hold a number of tokens, the same in each group.
 
         Args:
             request_id: The request.
-            length: The tokens.
+            length: The number of tokens.
 
         Raises:
             KeyError: It has no table.
@@ -289,11 +291,11 @@ class PageManager:
         return max(0, pages_of(length, self.page_size) - len(self._table(request_id)))
 
     def reserve(self, request_id: RequestID, length: int) -> list[int]:
-        """Extends a request's tables to hold a number of tokens; all or nothing.
+        """Extends a request's tables to hold a number of tokens, in all groups or in none.
 
         Args:
             request_id: The request.
-            length: The tokens, including those that the tables hold already.
+            length: The number of tokens, including those that the tables already hold.
 
         Returns:
             The new pages of the first group.
@@ -305,6 +307,7 @@ class PageManager:
         missing = self.missing_pages(request_id, length)
         if not missing:
             return []
+        # check all groups before taking pages of any, so that a failure changes nothing
         for pool in self.pools:
             if missing > pool.free_pages:
                 raise OutOfPagesError(missing, pool.free_pages, pool.num_pages)
@@ -314,16 +317,16 @@ class PageManager:
         return groups[0].pages[len(groups[0].pages) - missing :]
 
     def commit(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> None:
-        """Records tokens as cached; other requests can reuse full pages from now on.
+        """Records that tokens are cached; from now on other requests can reuse the full pages.
 
         Args:
             request_id: The request.
-            tokens: All its tokens that are in the cache, from the first on.
+            tokens: All tokens of the request that are in the cache, from the first on.
             salt: As in :meth:`reuse_prefix`.
 
         Raises:
             KeyError: The request has no table.
-            ValueError: The table does not hold that many.
+            ValueError: The table does not hold that many tokens.
         """
         table = self._table(request_id)
         if len(tokens) > len(table) * self.page_size:
@@ -344,7 +347,7 @@ class PageManager:
                     pool.share(group.pages[index], page_hash)
 
     def release(self, request_id: RequestID) -> None:
-        """Removes a request's tables. Their full pages stay cached until they are needed.
+        """Removes a request's tables. Its full pages stay cached until their memory is needed.
 
         Args:
             request_id: The request.
@@ -355,12 +358,13 @@ class PageManager:
         table = self._table(request_id)
         del self._tables[request_id]
         for pool, group in zip(self.pools, table.groups, strict=True):
-            # free the last page first: more requests share the beginning of a prefix than its end
+            # free the last page first, as cached pages are reused in this order and more requests share the start of a
+            # prefix
             for page in reversed(group.pages[group.returned :]):
                 pool.drop(page)
 
     def forget_prefixes(self) -> None:
-        """Makes all cached pages empty, and lets no page in use serve another request."""
+        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         for pool in self.pools:
             pool.forget()
 
@@ -368,7 +372,7 @@ class PageManager:
         """Checks that every page is in exactly one state; for tests.
 
         Raises:
-            AssertionError: A page is lost or doubled.
+            AssertionError: A page is lost or counted twice.
         """
         for number, pool in enumerate(self.pools):
             users: list[int] = []
@@ -390,7 +394,9 @@ class PageManager:
             raise KeyError(f"KV cache: request {request_id} has no page table") from None
 
     def _hash(self, parent: bytes, tokens: Tokens, index: int) -> bytes:
-        """The hash of a page's tokens and, by the hash `parent`, of all tokens before them."""
+        """The hash of a page's tokens; `parent` is the key of the hash, so it also covers all tokens before the
+        page.
+        """
         block = tokens[index * self.page_size : (index + 1) * self.page_size]
         data = np.ascontiguousarray(block, dtype=np.int64).tobytes()
         return hashlib.blake2b(data, digest_size=16, key=parent).digest()

@@ -1,16 +1,16 @@
-"""The pages of one group of layers: users, contents by hash, the order in which they are taken. No tensors.
+"""The pages of one group of layers: their users, their contents by hash, and the order of reuse. No tensors.
 
 A page is in one of three states:
 
-- *in use*: in the table of one request, or of several that share a prefix;
-- *cached*: in no table, but its keys and values may serve a request with the same first tokens;
+- *in use*: in the table of one request, or of several requests that share a prefix;
+- *cached*: in no table, but its keys and values may serve a request with equal first tokens;
 - *empty*: in no table, without content.
 
-Cached and empty pages are free. A new page is an empty one, else the cached one that was freed first. Only full pages
-are shared, and a full page is never written again, so no write needs a copy.
+Cached and empty pages are free. An allocation takes an empty page, else the cached page that was freed first. Only
+full pages are shared, and a full page is never written again, so no copy-on-write is needed.
 
-With a `SwapArea` a cached page that is taken is copied to the host, and counts as cached: a request that needs it gets
-another page, and the copy back.
+With a `SwapArea`, a cached page that is reallocated is first copied to the host and still counts as cached: a request
+that needs it gets another page, filled from the copy.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from max.pipelines.kv_cache.swap_area import SwapArea
 
 
 def pages_of(length: int, page_size: int) -> int:
-    """The number of pages that hold a sequence.
+    """The number of pages that hold a sequence of `length` tokens.
 
     Args:
-        length: Its tokens.
+        length: The number of tokens.
         page_size: Tokens per page.
     """
     return -(-length // page_size)
 
 
 class PagePool:
-    """The pages of the layers that have one shape and one window.
+    """The pages of the layers of one shape and one window.
 
     Args:
         num_pages: The number of pages.
-        window: The most tokens that a token sees in any of the layers, itself included; None: all before it.
-        swap: Where cached pages go that are taken; None: they are lost.
+        window: The number of tokens that a token sees in these layers, including itself; None: all earlier tokens.
+        swap: Receives the contents of cached pages that are reallocated; None: these are lost.
 
     Raises:
         ValueError: ``num_pages`` or ``window`` is less than 1.
@@ -52,7 +52,7 @@ class PagePool:
             raise ValueError(f"PagePool: a window of {window} tokens; expected at least 1")
         self.num_pages, self.window, self.swap = num_pages, window, swap
         self._users = [0] * num_pages
-        # the free pages, the next one first; a prefix that is reused removes from the middle
+        # free pages in allocation order; ordered by key, as reuse of a prefix removes pages from the middle
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self._page_of_hash: dict[bytes, int] = {}
         self._hash_of_page: dict[int, bytes] = {}
@@ -64,60 +64,62 @@ class PagePool:
         return len(self._free)
 
     def first_visible(self, length: int, page_size: int) -> int:
-        """The first page that the token after `length` tokens sees.
+        """The first page that the next token sees after `length` tokens.
 
         Args:
-            length: The tokens.
+            length: The number of tokens.
             page_size: Tokens per page.
         """
         return 0 if self.window is None else max(0, length - self.window + 1) // page_size
 
     def most_pages(self, length: int, step: int, page_size: int) -> int:
-        """The most pages that a request holds at once.
+        """The maximum number of pages that a request holds at once.
 
         Args:
-            length: The tokens of its whole sequence.
-            step: The most tokens of a step.
+            length: The number of tokens of its whole sequence.
+            step: The maximum number of tokens per step.
             page_size: Tokens per page.
         """
         pages = pages_of(length, page_size)
         if self.window is None:
             return pages
+        # one more page, as the tokens may begin within a page
         return min(pages, pages_of(self.window - 1 + step, page_size) + 1)
 
     def is_cached(self, page_hash: bytes, on_device: bool = False) -> bool:
-        """Whether a page has a content, or the swap area.
+        """Whether a page or the swap area has a content.
 
         Args:
             page_hash: The hash of the content.
-            on_device: Whether the swap area does not count.
+            on_device: Whether to ignore the swap area.
         """
         if page_hash in self._page_of_hash:
             return True
         return not on_device and self.swap is not None and page_hash in self.swap
 
     def has_room_for(self, hashes: Sequence[bytes]) -> bool:
-        """Whether pages are free for the contents that are in the swap area.
+        """Whether enough pages are free to restore those contents that are only in the swap area.
 
         Args:
             hashes: The hashes of cached contents.
         """
+        # free cached pages among `hashes` will be held themselves, so they cannot receive other contents
         on_device = [self._page_of_hash[h] for h in hashes if h in self._page_of_hash]
         free = len(self._free) - sum(page in self._free for page in on_device)
         return len(hashes) - len(on_device) <= free
 
     def hold(self, hashes: Sequence[bytes]) -> list[int]:
-        """The pages of cached contents, with one user more; those of the swap area are copied back.
+        """The pages of cached contents, each with one more user; contents in the swap area are copied back.
 
         Args:
-            hashes: The hashes; there is room for them (:meth:`has_room_for`).
+            hashes: The hashes; the pool has room for them (:meth:`has_room_for`).
         """
         for page_hash in hashes:
             page = self._page_of_hash.get(page_hash)
             if page is not None:
                 self._free.pop(page, None)
                 self._users[page] += 1
-        # taking a page may swap out another one, so hold all slots first
+        # `take` may swap out another page and drop the oldest slot, so hold all needed slots first
         if self.swap is not None:
             swapped = [h for h in hashes if h not in self._page_of_hash]
             for page_hash, slot in [(h, self.swap.hold(h)) for h in swapped]:
@@ -127,7 +129,7 @@ class PagePool:
         return [self._page_of_hash[page_hash] for page_hash in hashes]
 
     def take(self) -> int:
-        """A free page for new tokens, with one user; at least one is free."""
+        """Allocates a free page for new tokens, with one user; the caller has checked that one is free."""
         page, _ = self._free.popitem(last=False)
         self._takes[page] += 1
         page_hash = self._hash_of_page.pop(page, None)
@@ -139,7 +141,7 @@ class PagePool:
         return page
 
     def takes(self, page: int) -> int:
-        """The number of times that a page was taken. It changes before a cached page is overwritten; from any thread.
+        """The number of times that a page was allocated, incremented before a cached page is overwritten; thread-safe.
 
         Args:
             page: The page.
@@ -147,7 +149,7 @@ class PagePool:
         return self._takes[page]
 
     def drop(self, page: int) -> None:
-        """Removes a page from a table. A page of no other table becomes free, and an empty one is taken next.
+        """Removes a page from a table. A page in no other table becomes free; a page without content is allocated next.
 
         Args:
             page: The page.
@@ -159,7 +161,7 @@ class PagePool:
                 self._free.move_to_end(page, last=False)
 
     def share(self, page: int, page_hash: bytes) -> None:
-        """Makes a full page available to other requests; of two pages with equal contents the first one counts.
+        """Makes a full page available to other requests; of two pages with equal contents only the first is shared.
 
         Args:
             page: The page, in use.
@@ -169,25 +171,25 @@ class PagePool:
             self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
 
     def cached(self) -> list[tuple[bytes, int]]:
-        """The cached contents that no table has: hashes and pages, the next one to be taken first."""
+        """The cached contents that no table holds, as hashes and pages, in allocation order."""
         return [(self._hash_of_page[p], p) for p in self._free if p in self._hash_of_page]
 
     def with_content(self) -> list[tuple[bytes, int]]:
         """All contents that may serve a request, as hashes and pages; pages in tables come last.
 
-        The first page of a table is the last one here, as it serves the most requests.
+        The first page of a table comes after its later pages, as it can serve the most requests.
         """
         held = [entry for entry in self._hash_of_page.items() if self._users[entry[0]]]
         return self.cached() + [(page_hash, page) for page, page_hash in reversed(held)]
 
     def fill(self, page_hash: bytes) -> int | None:
-        """A free page that counts as cached content from now on; the caller writes it.
+        """A free page that counts as cached from now on; the caller writes its content.
 
         Args:
             page_hash: The hash of the content.
 
         Returns:
-            The page; None if the content is cached already, or no empty page is free.
+            The page; None if the content is already cached, or no empty page is free.
         """
         page = next(iter(self._free), None)
         if page is None or page in self._hash_of_page or page_hash in self._page_of_hash:
@@ -197,7 +199,7 @@ class PagePool:
         return page
 
     def forget(self) -> None:
-        """Makes all cached pages empty, and lets no page in use serve another request."""
+        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         self._page_of_hash.clear()
         self._hash_of_page.clear()
         if self.swap is not None:
@@ -207,10 +209,10 @@ class PagePool:
         """Checks that every page is in exactly one state; for tests.
 
         Args:
-            held: The pages of all tables; a page occurs once for each of its users.
+            held: The pages of all tables; a page occurs once per user.
 
         Raises:
-            AssertionError: A page is lost or doubled.
+            AssertionError: A page is lost or counted twice.
         """
         users = [0] * self.num_pages
         for page in held:

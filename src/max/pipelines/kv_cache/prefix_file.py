@@ -1,8 +1,8 @@
-"""A file of cached pages, by which an engine finds the prefixes of an earlier one.
+"""A file of cached pages, from which an engine restores the prefixes of an earlier engine.
 
-The file has a magic line, the header's length and digest, the header as JSON, then the pages. The header names the
-key and, for each group of layers, the bytes of a page and each page's hash and digest. A page is used only if
-its digest fits, and the file only if its key does.
+Format: a magic line, the length and digest of the header, the header as JSON, then the pages. The header contains the
+key and, for each group of layers, the bytes of a page and the hash and digest of each page. The file is used only if
+its key matches, and a page only if its digest matches.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PageGroup:
     """The pages of a group of layers to write.
 
     Args:
-        page_bytes: The bytes of a page.
-        hashes: The hashes of their tokens, those used last at the end.
+        page_bytes: The bytes of one page.
+        hashes: The hashes of the pages' tokens, in order of use, the most recent last.
         content: Returns the bytes of a page by its index in ``hashes``; None if it is no longer cached.
     """
 
@@ -48,18 +48,18 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
     """Replaces the contents of the file atomically: a reader sees the old file or the whole new one.
 
     Args:
-        path: The file; its folder is made.
-        key: What the contents of pages depend on besides their tokens.
+        path: The file; its folder is created if needed.
+        key: Identifies everything besides tokens on which the contents of pages depend.
         groups: The pages.
 
     Returns:
-        The number of pages.
+        The number of written pages.
 
     Raises:
         OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # mode 600: the contents depend on the prompts
+    # mode 600 (of mkstemp), as the contents depend on prompts
     descriptor, part = tempfile.mkstemp(prefix=path.name, suffix=_PART_SUFFIX, dir=path.parent)
     count = 0
     try:
@@ -76,7 +76,7 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
             for entry, group in zip(entries, groups, strict=True):
                 for place, page_hash in enumerate(group.hashes):
                     content = group.content(place)
-                    if content is None:  # its digest stays 0, which fits no content
+                    if content is None:  # its digest stays 0, which no content has
                         file.seek(group.page_bytes, os.SEEK_CUR)
                         continue
                     file.write(content)
@@ -85,7 +85,7 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
             file.seek(0)
             file.write(
                 _header(key, entries)
-            )  # the same length as the header before, now with the digests
+            )  # same length as the placeholder header, now with the digests
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def write_pages(path: Path, key: str, groups: Sequence[PageGroup]) -> int:
 
 
 def remove_abandoned_parts(folder: Path) -> None:
-    """Deletes unfinished files of killed writers: those that were not written to for ten minutes.
+    """Deletes unfinished files of killed writers: those not written to for ten minutes.
 
     Args:
         folder: The folder of the files.
@@ -105,19 +105,19 @@ def remove_abandoned_parts(folder: Path) -> None:
             if part.stat().st_mtime < oldest:
                 part.unlink()
         except OSError:
-            pass  # another process has deleted it
+            pass  # another process deleted it first
 
 
 def read_pages(
     path: Path, key: str, page_bytes: Sequence[int]
 ) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yields the sound pages of a file; none if it is absent, damaged, or of another key. Of a file that is there,
-    a warning says what was left out.
+    """Yields the valid pages of a file; none if the file is absent, damaged, or has another key. If the file exists, a
+    warning states what was left out.
 
     Args:
         path: The file.
-        key: As it was written.
-        page_bytes: The bytes of a page of each group.
+        key: The key given to :func:`write_pages`.
+        page_bytes: The bytes of one page of each group.
 
     Yields:
         The group, the hash, and the content.
@@ -126,7 +126,7 @@ def read_pages(
     sound = 0
     reason = "the file is damaged, or not of this model"
     try:
-        if not path.is_file():  # opening a pipe would wait for its writer
+        if not path.is_file():  # opening a pipe would block until a writer opens it
             if os.path.lexists(path):
                 logger.warning("cached prefixes: %s is no file", path)
             return
@@ -142,7 +142,7 @@ def read_pages(
     except OSError as error:
         reason = error.strerror or str(error)
     except ValueError:
-        pass  # a hash is no hexadecimal number: the file ends here
+        pass  # a hash is not hexadecimal: nothing after it is read
     if entries is None:
         logger.warning("cached prefixes of %s are not used: %s", path, reason)
     elif sound < len(entries):
@@ -157,8 +157,8 @@ def read_pages(
 def _entries(
     header: object, key: str, page_bytes: Sequence[int]
 ) -> list[tuple[int, str, str]] | None:
-    """Group, hash and digest of each page that a header names; None if the header is not one of this key and these
-    pages.
+    """Group, hash and digest of each page that a header names; None if the header does not match this key and these
+    page sizes.
     """
     if not isinstance(header, dict) or header.get("key") != key:
         return None
@@ -185,7 +185,7 @@ def _header(key: str, groups: list[dict[str, Any]]) -> bytes:
 
 
 def _read_header(file: BinaryIO) -> Any:
-    """The header; None if the file has no whole one."""
+    """The header; None if the file does not contain a complete one."""
     if file.read(len(_MAGIC)) != _MAGIC:
         return None
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))

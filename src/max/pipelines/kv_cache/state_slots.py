@@ -1,4 +1,4 @@
-"""The slots of recurrent states: which sequence owns which. No tensors."""
+"""The slots of recurrent states and their owners. No tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class OutOfSlotsError(OutOfPagesError):
 
 
 class StateSlots:
-    """Hands out slots. The slot freed last comes next, as its memory is in the processor's caches.
+    """Allocates slots; the slot freed last is allocated first, as its memory is likely in the processor's caches.
 
     Args:
         num_slots: The number of slots.
 
     Raises:
-        ValueError: It is less than 1.
+        ValueError: `num_slots` is less than 1.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -43,14 +43,14 @@ class StateSlots:
         return len(self._free)
 
     def claim(self, request_id: RequestID) -> int:
-        """Gives a request a slot.
+        """Assigns a free slot to a request.
 
         Args:
-            request_id: The request; it owns none.
+            request_id: The request, which owns no slot.
 
         Raises:
-            OutOfSlotsError: None is free.
-            ValueError: The request owns one.
+            OutOfSlotsError: No slot is free.
+            ValueError: The request already owns a slot.
         """
         if request_id in self._slots:
             raise ValueError(f"recurrent states: request {request_id} has a slot already")
@@ -66,7 +66,7 @@ class StateSlots:
             request_id: The request.
 
         Raises:
-            KeyError: It has none.
+            KeyError: The request owns no slot.
         """
         try:
             return self._slots[request_id]
@@ -74,13 +74,13 @@ class StateSlots:
             raise KeyError(f"recurrent states: request {request_id} has no slot") from None
 
     def release(self, request_id: RequestID) -> None:
-        """Takes a request's slot back.
+        """Frees the slot of a request.
 
         Args:
             request_id: The request.
 
         Raises:
-            KeyError: It has none.
+            KeyError: The request owns no slot.
         """
         slot = self.slot(request_id)
         del self._slots[request_id]
@@ -90,7 +90,7 @@ class StateSlots:
         """Checks that every slot is free or has one owner; for tests.
 
         Raises:
-            AssertionError: A slot is lost or doubled.
+            AssertionError: A slot is lost or counted twice.
         """
         slots = [*self._free, *self._slots.values()]
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost or doubled"

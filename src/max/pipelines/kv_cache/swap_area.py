@@ -1,7 +1,7 @@
-"""The area in host memory for pages that the device's cache has no room for. No tensors.
+"""Host memory for cached pages that do not fit into the device's cache. No tensors.
 
-A cached page that is taken for other tokens is copied to a slot of the area; a request with the same first tokens, such
-as one that was preempted, gets it back by a copy. A full area drops the page that was copied first.
+A cached page that is reallocated is first copied to a slot of the area. A request with equal first tokens, for example
+one that was preempted, gets it back by a copy. A full area drops the page that was copied first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PageCopies(Protocol):
 
 
 class SwapArea:
-    """Which slot holds which page, by the hash of its tokens.
+    """Maps the hashes of pages to slots.
 
     Args:
         num_slots: The number of slots.
@@ -47,11 +47,11 @@ class SwapArea:
         if num_slots < 1:
             raise ValueError(f"SwapArea: {num_slots} slots; expected at least 1")
         self.num_slots, self._copies = num_slots, copies
-        # the page that was saved first comes first
+        # in order of saving, the oldest first
         self._slots: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(reversed(range(num_slots)))
         self.saved, self.restored = 0, 0
-        """Pages that were copied to the area, and back."""
+        """The number of pages copied to the area, and back."""
 
     def __contains__(self, page_hash: bytes) -> bool:
         return page_hash in self._slots
@@ -70,7 +70,7 @@ class SwapArea:
             return
         if not self._free:
             if not self._slots:
-                return  # all are being restored
+                return  # all slots are held for restoring
             _, oldest = self._slots.popitem(last=False)
             self._free.append(oldest)
         slot = self._free.pop()
@@ -79,10 +79,10 @@ class SwapArea:
         self.saved += 1
 
     def hold(self, page_hash: bytes) -> int:
-        """Takes a page out of the area; its slot stays as it is until :meth:`restore`.
+        """Removes a page from the area; its slot keeps the contents until :meth:`restore`.
 
         Args:
-            page_hash: The page's hash, which is in the area.
+            page_hash: The hash of a page in the area.
 
         Returns:
             The slot.
@@ -109,7 +109,7 @@ class SwapArea:
         """Checks that each slot is free or holds one page; for tests.
 
         Raises:
-            AssertionError: A slot is lost or doubled.
+            AssertionError: A slot is lost or counted twice.
         """
         slots = sorted([*self._free, *self._slots.values()])
         assert slots == list(range(self.num_slots)), "a slot is lost or doubled"

@@ -100,7 +100,7 @@ def gptq_v1(state_dict: Mapping[str, WeightData], bits: int) -> dict[str, Weight
 def without_trivial_groups(
     values: Mapping[str, WeightData], quantization: QuantizationConfig
 ) -> dict[str, WeightData]:
-    """The weights without ``g_idx`` if the groups of inputs are in order.
+    """Removes ``g_idx`` if it assigns the inputs to groups in order.
 
     Args:
         values: The weights by name.

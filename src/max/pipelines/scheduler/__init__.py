@@ -1,4 +1,4 @@
-"""The scheduler: which requests run in the next step, and who holds the pages. No tensors."""
+"""The scheduler: chooses the requests of the next step, and owns their page tables. No tensors."""
 
 from __future__ import annotations
 

@@ -12,19 +12,18 @@ class SchedulerLimits:
     """The limits of batches.
 
     Args:
-        max_batch_size: Requests that run at once.
-        max_ce_batch_size: Prompts that one step reads.
-        prefill_chunk_size: Prompt tokens that one step reads.
-        enable_chunked_prefill: Whether a prompt may be read in chunks; if not, a prompt that is
-            longer than ``prefill_chunk_size`` is read in a step of its own.
-        enable_in_flight_batching: Whether running requests get a token in steps that read prompts.
-        max_num_steps: Tokens per running request and execution.
-        max_seconds: The longest that an execution of several steps may take, estimated from recent
-            ones; None: no limit.
-        mixed_step_ratio: A step that reads a chunk of a prompt longer than ``prefill_chunk_size``
-            beside running requests takes at most that many times a step without prompts, estimated
-            from recent ones; more if more requests wait than run; None: no limit.
-        max_batch_context_length: Tokens of all requests of a batch; None: no limit.
+        max_batch_size: The maximum number of concurrent requests.
+        max_ce_batch_size: The maximum number of prompts per step.
+        prefill_chunk_size: The maximum number of prompt tokens per step.
+        enable_chunked_prefill: Whether a prompt may be read in chunks; if not, a prompt longer than
+            ``prefill_chunk_size`` is read in a step of its own.
+        enable_in_flight_batching: Whether running requests also decode in steps that read prompts.
+        max_num_steps: The maximum number of tokens per running request and execution.
+        max_seconds: The longest duration of an execution of several steps, estimated from recent steps; None: no limit.
+        mixed_step_ratio: Limits a step that reads a chunk of a long prompt (more than ``prefill_chunk_size`` tokens)
+            beside running requests: it takes at most this multiple of a decoding step, estimated from recent steps, or
+            more if more requests wait than run. None: no limit.
+        max_batch_context_length: The maximum number of tokens of all requests of a batch; None: no limit.
 
     Raises:
         ValueError: A limit is less than 1, ``max_seconds`` is not above 0, or ``mixed_step_ratio`` not

@@ -1,4 +1,4 @@
-"""The order of requests: by priority, then fair between clients, then by arrival."""
+"""The order of requests: by priority, then fairly between clients, then by arrival."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import TypeAlias
 from max.interfaces import RequestID, TextGenerationContext
 
 Rank: TypeAlias = tuple[int, float, int]
-"""Priority, virtual time, arrival; the least comes first."""
+"""Priority, virtual start time, arrival number; the smallest rank comes first."""
 MOST_COUNTED = 512
-"""The most new tokens in the cost of a request: few requests generate as many as their limit allows."""
+"""The maximum number of new tokens in the cost of a request, as few requests generate as many as their limit allows."""
 
 
 class RequestOrder:
-    """Ranks requests as they arrive; a rank never changes.
+    """Ranks requests on arrival; the rank of a request never changes.
 
-    Within a priority, clients share the engine by start-time fair queueing: a request's virtual time
-    is that at which its client's earlier ones would have ended, had each client an equal share of the
-    tokens. A client that was away does not save up its share. The requests of one client, and of
-    clients that do not queue, keep the order of their arrival.
+    Within a priority, clients share the engine by start-time fair queueing (Goyal et al., SIGCOMM 1996). The virtual
+    start time of a request is the current virtual time, or the virtual end of its client's previous request if that is
+    later; the end adds the tokens of the prompt and of the answer. A client without open requests saves up no share.
+    Requests of one client, and of clients that do not queue, keep the order of their arrival.
     """
 
     def __init__(self) -> None:
         self._ranks: dict[RequestID, Rank] = {}
         self._clients: dict[RequestID, str] = {}
         self._open: dict[str, int] = {}
-        self._ends: dict[str, float] = {}  # of each client with open requests, in virtual time
+        self._ends: dict[str, float] = {}  # the virtual end of the last request of each client with open requests
         self._now = 0.0
         self._arrivals = 0
 
@@ -41,7 +41,7 @@ class RequestOrder:
         Args:
             context: The request.
             priority: Its priority; lower comes first.
-            client: Whose it is.
+            client: The client that sent it.
         """
         key = context.request_id
         begin = max(self._now, self._ends.get(client, 0.0))
@@ -54,7 +54,7 @@ class RequestOrder:
         self._arrivals += 1
 
     def start(self, context: TextGenerationContext) -> None:
-        """Moves the virtual time to a request that begins to run.
+        """Advances the virtual time to the virtual start of a request that begins to run.
 
         Args:
             context: The request.
@@ -72,7 +72,7 @@ class RequestOrder:
         client = self._clients.pop(request_id)
         self._open[client] -= 1
         if not self._open[client]:
-            # a client that comes back begins at the current time
+            # a client that returns starts at the current virtual time
             del self._open[client], self._ends[client]
         return True
 
@@ -87,7 +87,7 @@ class RequestOrder:
     def sorted(
         self, contexts: dict[RequestID, TextGenerationContext]
     ) -> dict[RequestID, TextGenerationContext]:
-        """Requests by their ranks.
+        """The requests in the order of their ranks.
 
         Args:
             contexts: The requests.

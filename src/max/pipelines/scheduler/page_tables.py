@@ -1,4 +1,4 @@
-"""The owner of page tables: pages are claimed, extended and released here and nowhere else."""
+"""The owner of page tables: no other code of the scheduler claims, extends or releases pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from max.pipelines.kv_cache.page_manager import OutOfPagesError
 
 
 class PageSource(Protocol):
-    """The part of a KV cache that hands out pages; ``PagedKVCacheManager`` implements it."""
+    """The interface of a KV cache that provides pages; ``PagedKVCacheManager`` implements it."""
 
     @property
     def page_size(self) -> int:
@@ -19,21 +19,21 @@ class PageSource(Protocol):
 
     @property
     def total_num_pages(self) -> int:
-        """The number of pages, of all groups of layers."""
+        """The number of pages, over all groups of layers."""
         ...
 
     @property
     def used_pages(self) -> int:
-        """Pages that requests hold, of all groups of layers."""
+        """The number of pages that requests hold, over all groups of layers."""
         ...
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds, of the group that has the fewest."""
+        """The number of pages that no request holds, of the group of layers with the fewest."""
         ...
 
     def forget_prefixes(self) -> None:
-        """Makes all cached pages empty, and lets no page in use serve another request."""
+        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         ...
 
     def contains(self, request_id: RequestID) -> bool:
@@ -56,7 +56,7 @@ class PageSource(Protocol):
         ...
 
     def reuse_prefix(self, context: TextGenerationContext) -> int:
-        """Shares cached pages that hold the first tokens of a request, and skips these tokens.
+        """Adds cached pages that hold the first tokens of a request to its table, and skips these tokens.
 
         Args:
             context: The request; its page table is empty.
@@ -67,23 +67,24 @@ class PageSource(Protocol):
         ...
 
     def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
-        """The number of pages that a request lacks, in each group of layers, for its next steps.
+        """The number of pages that a request lacks for its next steps, the same in each group of layers.
 
         Args:
             context: The request.
-            num_steps: The steps.
+            num_steps: The number of steps.
         """
         ...
 
     def lacking(self, length: int, step: int) -> tuple[int, int] | None:
-        """Whether a request can never run: it needs more pages than a group of layers has.
+        """Checks whether a request can never run because it needs more pages than a group of layers has.
 
         Args:
-            length: The tokens of its whole sequence.
-            step: The most tokens of a step.
+            length: The number of tokens of its whole sequence.
+            step: The maximum number of tokens per step.
 
         Returns:
-            The most pages that it holds at once and the pages of that group; None: all groups have enough.
+            The maximum number of pages that it holds at once, and the number of pages of that group; None: all groups
+            have enough.
         """
         ...
 
@@ -92,7 +93,7 @@ class PageSource(Protocol):
 
         Args:
             context: The request.
-            num_steps: The steps.
+            num_steps: The number of steps.
 
         Raises:
             OutOfPagesError: Too few pages are free; nothing was changed.
@@ -111,8 +112,8 @@ class PageSource(Protocol):
 class PageTables:
     """Opens, extends and closes the page tables of requests.
 
-    The scheduler decides which requests hold pages; a pipeline whose ``execute`` is called without a
-    scheduler reserves through :meth:`reserve`. No other code claims or releases pages.
+    The scheduler decides which requests hold pages. A pipeline whose ``execute`` is called without a scheduler
+    reserves pages by :meth:`reserve`. No other code claims or releases pages.
 
     Args:
         source: The KV cache.
@@ -120,12 +121,12 @@ class PageTables:
 
     def __init__(self, source: PageSource) -> None:
         self._source = source
-        # tokens of each request when its table was opened, and those of them that were reused
+        # for each request the number of its tokens when its table was opened, and how many of these were reused
         self._opened: dict[RequestID, tuple[int, int]] = {}
         self.opened_tokens = 0
-        """The tokens of all requests, each time that they got a page table."""
+        """The total number of tokens of requests when their page table was opened, counted at each opening."""
         self.reused_tokens = 0
-        """Those of them that were in the cache."""
+        """The number of these tokens that were in the cache."""
 
     @property
     def page_size(self) -> int:
@@ -134,24 +135,24 @@ class PageTables:
 
     @property
     def total_pages(self) -> int:
-        """The number of pages, of all groups of layers."""
+        """The number of pages, over all groups of layers."""
         return self._source.total_num_pages
 
     @property
     def used_pages(self) -> int:
-        """Pages that requests hold, of all groups of layers."""
+        """The number of pages that requests hold, over all groups of layers."""
         return self._source.used_pages
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds, of the group that has the fewest."""
+        """The number of pages that no request holds, of the group of layers with the fewest."""
         return self._source.free_pages
 
     def __contains__(self, request_id: RequestID) -> bool:
         return self._source.contains(request_id)
 
     def open(self, context: TextGenerationContext) -> bool:
-        """Gives a request a page table, filled with the cached pages of its first tokens.
+        """Gives a request a page table that starts with the cached pages of its first tokens.
 
         If the model has recurrent states, the request gets a slot of them too.
 
@@ -159,7 +160,7 @@ class PageTables:
             context: The request; it skips the tokens that are cached.
 
         Returns:
-            Whether the table is new; False if the request has one.
+            Whether the table is new; False if the request already has one.
 
         Raises:
             OutOfPagesError: No slot of the recurrent states is free; nothing was changed.
@@ -174,7 +175,7 @@ class PageTables:
         return True
 
     def retract(self, request_id: RequestID) -> None:
-        """Removes a page table that :meth:`open` has just made, as if the request had never had it.
+        """Removes a page table that :meth:`open` has just made, and takes its tokens out of the counts.
 
         Args:
             request_id: The request; no step has run with the table.
@@ -185,20 +186,20 @@ class PageTables:
         self.close(request_id)
 
     def lacking(self, length: int, step: int) -> tuple[int, int] | None:
-        """Whether a request can never run; see :meth:`PageSource.lacking`.
+        """Checks whether a request can never run; see :meth:`PageSource.lacking`.
 
         Args:
-            length: The tokens of its whole sequence.
-            step: The most tokens of a step.
+            length: The number of tokens of its whole sequence.
+            step: The maximum number of tokens per step.
         """
         return self._source.lacking(length, step)
 
     def missing(self, context: TextGenerationContext, num_steps: int) -> int:
-        """The number of pages that a request lacks, in each group of layers, for its next steps.
+        """The number of pages that a request lacks for its next steps, the same in each group of layers.
 
         Args:
             context: The request; its table is open.
-            num_steps: The steps.
+            num_steps: The number of steps.
         """
         return self._source.missing_pages(context, num_steps)
 
@@ -207,7 +208,7 @@ class PageTables:
 
         Args:
             context: The request; its table is open.
-            num_steps: The steps.
+            num_steps: The number of steps.
 
         Raises:
             OutOfPagesError: Too few pages are free; nothing was changed.
@@ -215,15 +216,15 @@ class PageTables:
         self._source.alloc(context, num_steps)
 
     def reserve(self, batch: Sequence[TextGenerationContext], num_steps: int) -> None:
-        """Opens and extends the page tables of a batch; for batches of the scheduler a no-op.
+        """Opens and extends the page tables of a batch; a no-op for batches of the scheduler.
 
         Args:
             batch: The requests.
-            num_steps: The steps.
+            num_steps: The number of steps.
 
         Raises:
-            OutOfPagesError: Too few pages are free; no table was opened, and those that were open
-                may be longer.
+            OutOfPagesError: Too few pages are free; no table was opened, and tables that were already open may have
+                been extended.
         """
         opened: list[tuple[TextGenerationContext, int, int]] = []
         try:

@@ -1,10 +1,10 @@
 """Batches of text requests: prefill, decode, chunked prefill, preemption. No tensors.
 
-A request is *waiting* until its prompt is in the cache, read in one step or in chunks; then it is
-*running*, and each step adds a token. Prompts go first while there are pages for them. When pages
-run out, the request that is last in the order (:class:`RequestOrder`: priority, fairness, arrival) is
-preempted: it loses its pages, waits again, and its tokens are read again. The first request is never
-preempted for another, so every request ends unless ever more of a higher priority arrive.
+A request is *waiting* until its whole prompt is in the cache, read in one step or in chunks; then it is *running*,
+and each step adds a token. Prompts are read before requests decode, as long as pages are free. If pages run out,
+the request with the last rank (:class:`RequestOrder`: priority, fairness, arrival) is preempted: it loses its pages,
+waits again, and its tokens are read again. The first request in the order is never preempted for another, so every
+request ends unless requests of a higher priority keep arriving.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from max.pipelines.scheduler.step_times import StepEstimate
 
 
 class TextScheduler:
-    """Makes the batches of text requests, and reserves their pages.
+    """Forms the batches of text requests, and reserves their pages.
 
     Args:
         pages: The KV cache.
@@ -30,15 +30,15 @@ class TextScheduler:
 
     def __init__(self, pages: PageSource, limits: SchedulerLimits) -> None:
         self._tables, self._limits = PageTables(pages), limits
-        # both in the order of their ranks
+        # both dictionaries are sorted by rank
         self._waiting: dict[RequestID, TextGenerationContext] = {}
         self._running: dict[RequestID, TextGenerationContext] = {}
-        self._long: set[RequestID] = set()  # waiting requests whose prompts have several chunks
+        self._long: set[RequestID] = set()  # waiting requests whose prompts take several chunks
         self._order = RequestOrder()
         self._times = StepEstimate()
-        self._prompt_tokens, self._mixed = 0, False  # of the last step that reads prompts
+        self._prompt_tokens, self._mixed = 0, False  # of the last step that read prompts
         self.preemptions = 0
-        """The number of times that a request has lost its pages."""
+        """The number of times that a request lost its pages."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -47,7 +47,7 @@ class TextScheduler:
         return request_id in self._order
 
     def counts(self) -> dict[str, int]:
-        """The load: requests that run and that wait, used pages, preemptions, tokens read and reused."""
+        """The load: running and waiting requests, used pages, preemptions, tokens read and tokens reused."""
         tables = self._tables
         return {
             "running": len(self._running),
@@ -63,18 +63,18 @@ class TextScheduler:
 
         Args:
             context: The request.
-            priority: Requests of a lower value come first, whenever they arrive.
-            client: Whose request it is; clients share the engine equally.
+            priority: Lower values come first, regardless of arrival.
+            client: The client that sent it; clients share the engine equally.
 
         Raises:
-            InputError: It can never run: at full length it needs more pages than the cache has.
-            ValueError: The scheduler has it already.
+            InputError: The request can never run: at full length it needs more pages than the cache has.
+            ValueError: The scheduler already has it.
         """
         key = context.request_id
         if key in self._order:
             raise ValueError(f"request {key} is scheduled already")
         longest = context.max_length or context.current_length + 1
-        # the last token is never written to the cache
+        # a sequence of full length holds one token less, as the last token is never written to the cache
         limits = self._limits
         chunk = limits.prefill_chunk_size if limits.enable_chunked_prefill else longest
         lacking = self._tables.lacking(longest - 1, max(chunk, limits.max_num_steps))
@@ -88,7 +88,7 @@ class TextScheduler:
         self._order.add(context, priority, client)
         last = next(reversed(self._waiting.values()), None)
         self._waiting[key] = context
-        # sorted only if the new request does not come last, as a sort for each request would be quadratic
+        # sort only if the new request does not come last: a sort per request would make arrivals quadratic
         if last is not None and self._order.rank(last) > self._order.rank(context):
             self._waiting = self._order.sorted(self._waiting)
 
@@ -116,7 +116,7 @@ class TextScheduler:
     def schedule(self) -> TextGenerationInputs[TextGenerationContext] | None:
         """The next batch, with its pages reserved; None if no request is left.
 
-        Call :meth:`update` after the batch was run and its contexts were updated.
+        Call :meth:`update` after the batch has run and its contexts are updated.
         """
         prompts = self._prompts()
         if prompts:
@@ -130,34 +130,34 @@ class TextScheduler:
         batch = self._decodable(steps)
         if batch:
             return _inputs(batch, BatchType.TG, steps)
-        # every running request was preempted, so that a waiting one can take their pages
+        # decoding preempted every running request in favour of waiting ones: admit these now
         return self.schedule() if self._waiting else None
 
     def record_step(self, seconds: float, steps: int) -> None:
-        """Records the time of a decoding batch, by which :meth:`schedule` chooses the number of steps.
+        """Records the duration of a decoding batch, from which :meth:`schedule` chooses the number of steps.
 
         Args:
-            seconds: The time.
-            steps: The tokens that each request got.
+            seconds: The duration of the batch.
+            steps: The number of tokens that each request got.
         """
         self._times.record_plain(seconds, steps)
 
     def record_prompts(self, seconds: float) -> None:
-        """Records the time of the last batch with prompts, by which the next chunks are chosen.
+        """Records the duration of the last batch with prompts, from which the size of the next chunks is chosen.
 
         Args:
-            seconds: The time.
+            seconds: The duration of the batch.
         """
         self._times.record_prompts(seconds, self._prompt_tokens, self._mixed)
 
     def update(self, batch: Iterable[TextGenerationContext]) -> list[RequestID]:
-        """Updates the queues after a batch was run.
+        """Updates the queues after a batch has run.
 
         Args:
-            batch: Its contexts, updated.
+            batch: The contexts of the batch, updated.
 
         Returns:
-            The requests that have ended; their pages are free.
+            The requests that have ended; their pages are freed.
         """
         ended: list[RequestID] = []
         for context in batch:
@@ -167,7 +167,7 @@ class TextScheduler:
             if context.is_done:
                 self.remove(key)
                 ended.append(key)
-            elif key in self._waiting and not context.needs_ce:  # its whole prompt is in the cache
+            elif key in self._waiting and not context.needs_ce:  # the whole prompt is in the cache
                 del self._waiting[key]
                 self._long.discard(key)
                 self._running[key] = context
@@ -175,7 +175,7 @@ class TextScheduler:
         return ended
 
     def _prompts(self) -> list[TextGenerationContext]:
-        """The prompts, or chunks of them, that the next step reads; their pages are reserved."""
+        """The prompts, or chunks of prompts, that the next step reads; their pages are reserved."""
         limits = self._limits
         batch: list[TextGenerationContext] = []
         tokens_left, long_left = limits.prefill_chunk_size, self._chunk()
@@ -188,11 +188,11 @@ class TextScheduler:
             joins = self._may_read(context, long_left) and self._admit(
                 context, left, context_length, bool(batch)
             )
-            # asked again: the attempt above finds out whether the prompt has several chunks
+            # `_admit` may have found that the prompt takes several chunks: then a shorter prompt may still join
             if not joins and self._may_read(context, long_left):
                 break
             if not joins:
-                continue  # a prompt of a single chunk may follow
+                continue  # a later prompt that fits one chunk may join
             batch.append(context)
             self._order.start(context)
             tokens_left -= context.active_length
@@ -202,26 +202,26 @@ class TextScheduler:
         return batch
 
     def _chunk(self) -> int:
-        """The number of tokens that the next step may read of prompts with several chunks.
+        """The number of tokens that the next step may read of prompts that take several chunks.
 
-        Running requests wait while a chunk is read. Chunks are therefore so short that a step takes little longer
-        than a decoding step. The number grows if more requests wait than run.
+        Running requests wait while a chunk is read, so chunks are short enough that the step takes only
+        `mixed_step_ratio` times a decoding step. The number grows if more requests wait than run.
         """
         limits, ratio = self._limits, self._limits.mixed_step_ratio
         if ratio is None or not limits.enable_in_flight_batching or not self._running:
             return limits.prefill_chunk_size
         running = len(self._running)
         waiting = min(len(self._waiting), limits.max_batch_size - running)
-        # a step with a chunk may take `ratio` times a decoding step, longer if more requests wait than run
+        # the chunk's share of the step, relative to a decoding step
         chunk = self._times.chunk(max(ratio - 1, waiting / running))
         return min(limits.prefill_chunk_size, chunk or limits.prefill_chunk_size)
 
     def _may_read(self, context: TextGenerationContext, long_left: int) -> bool:
-        """Whether the step can read a prompt: those of several chunks share `long_left` tokens."""
+        """Whether the step can read a prompt; prompts of several chunks share `long_left` tokens."""
         return long_left > 0 or context.request_id not in self._long
 
     def _room(self, context: TextGenerationContext, tokens_left: int, long_left: int) -> int:
-        """The tokens of a prompt that the next step can read, if it reads chunks."""
+        """The number of tokens of a prompt that the next step can read, with chunked prefill."""
         if context.active_length > self._limits.prefill_chunk_size:
             self._long.add(context.request_id)
         return min(tokens_left, long_left) if context.request_id in self._long else tokens_left
@@ -236,17 +236,17 @@ class TextScheduler:
         """Reserves the pages of a prompt, or of its next chunk; False if it has to wait.
 
         Args:
-            context: The request, the first of those that wait and are not in the batch.
-            left: Prompt tokens that the step can still read: of all prompts, and of those of several chunks.
-            context_length: The tokens of all requests that run or are in the batch.
-            joins: Whether other prompts are in the batch.
+            context: The first waiting request that is not in the batch.
+            left: The tokens that the step can still read of all prompts, and of prompts of several chunks.
+            context_length: The number of tokens of all requests that run or are in the batch.
+            joins: Whether the batch already has prompts.
         """
         limits = self._limits
         busy = joins or bool(self._running)
         try:
             opened = self._tables.open(context)
         except OutOfPagesError:
-            # a request that was preempted within its prompt may hold the last slot
+            # a later waiting request with part of its prompt read may hold the last slot
             if not busy and self._preempt_last(after=context):
                 return self._admit(context, left, context_length, joins)
             return False
@@ -266,24 +266,24 @@ class TextScheduler:
         try:
             self._tables.extend(context)
         except OutOfPagesError:
-            # the first request takes pages from later ones that were preempted within their prompts
+            # nothing runs, so later waiting requests with part of their prompts read hold the pages
             if not busy and self._preempt_last(after=context):
                 return self._admit(context, left, context_length, joins)
             return self._put_off(context, opened)
-        # headroom of one page per request that grows: else one of them soon preempts this one
+        # keep one free page per request that grows: otherwise one of them would soon preempt this request
         if opened and self._tables.free_pages < sum(map(self._grows, self._running.values())):
             return self._put_off(context, opened)
         return True
 
     def _grows(self, context: TextGenerationContext) -> bool:
-        """Whether a running request needs more pages before it ends."""
+        """Whether a running request needs further pages before it ends."""
         if context.max_length is None:
             return True
         left = max(1, context.max_length - context.active_idx)
         return self._tables.missing(context, left) > 0
 
     def _put_off(self, context: TextGenerationContext, opened: bool) -> bool:
-        """Restores a waiting request as it was before :meth:`_admit`; returns False."""
+        """Restores a waiting request to its state before :meth:`_admit`; always returns False."""
         if opened:
             self._tables.retract(context.request_id)
             context.reset()
@@ -292,20 +292,20 @@ class TextScheduler:
         return False
 
     def _steps(self) -> int:
-        """The tokens that running requests get in one execution: the most that all of them have room for."""
+        """The number of tokens per running request in one execution, limited by the room left in each sequence."""
         room = [
             context.compute_num_available_steps(context.max_length)
             for context in self._running.values()
             if context.max_length is not None
         ]
         steps = min([self._limits.max_num_steps, *room])
-        # at most `max_num_steps` attempts
+        # ends after at most `max_num_steps` attempts
         while steps > 1 and not self._fits(steps):
             steps -= 1
         return steps
 
     def _fits(self, steps: int) -> bool:
-        """Whether an execution of several steps is short enough, and preempts no request."""
+        """Whether an execution of several steps is short enough and needs no preemption."""
         longest, step = self._limits.max_seconds, self._times.plain
         if longest is not None and (step is None or step * steps > longest):
             return False
@@ -318,8 +318,8 @@ class TextScheduler:
         """The running requests for the next steps, with their pages reserved.
 
         Args:
-            steps: The steps.
-            kept: Requests of the same batch, which keep their pages.
+            steps: The number of steps.
+            kept: Requests of the same batch, which must keep their pages.
         """
         batch: list[TextGenerationContext] = []
         for key, context in list(self._running.items()):
@@ -332,12 +332,12 @@ class TextScheduler:
                     if self._preempt_last(after=context, kept=kept):
                         continue
                     if kept:
-                        break  # it gets its token in the next step that reads no prompts
+                        break  # this request decodes in the next step that reads no prompts
                     self._preempt(context)
         return batch
 
     def _preempt_last(self, after: TextGenerationContext, kept: Collection[RequestID] = ()) -> bool:
-        """Preempts the last request of those with pages, if it comes after another in the order."""
+        """Preempts the request with the last rank among those with pages, if it ranks after `after`."""
         holders = [
             context
             for context in (*self._waiting.values(), *self._running.values())
@@ -350,7 +350,7 @@ class TextScheduler:
         return True
 
     def _preempt(self, context: TextGenerationContext) -> None:
-        """Releases the pages of a request and moves it to the waiting requests: its tokens are read again."""
+        """Releases the pages of a request and moves it to the waiting requests; its tokens are read again."""
         key = context.request_id
         self._tables.close(key)
         context.reset()

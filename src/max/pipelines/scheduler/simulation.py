@@ -1,4 +1,4 @@
-"""Runs the scheduler on a cost model instead of a pipeline: thousands of requests in seconds, no tensors."""
+"""Runs the scheduler on a cost model instead of a pipeline: thousands of requests within seconds, no tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from max.pipelines.scheduler.scheduler import TextScheduler
 
 @dataclass(frozen=True)
 class CostModel:
-    """The seconds that a step takes: a sum of four terms.
+    """The duration of a step in seconds, as a sum of four terms.
 
     Args:
-        step: Of each step, as for reading the weights.
-        prompt_token: Of each prompt token that the step reads.
-        sequence: Of each sequence that gets a token.
-        cached_token: Of each token of the KV cache that the step attends to.
+        step: The cost of each step, such as reading the weights.
+        prompt_token: The cost per prompt token that the step reads.
+        sequence: The cost per sequence that gets a token.
+        cached_token: The cost per cached token that the step attends to.
     """
 
     step: float = 10e-3
@@ -35,11 +35,11 @@ class CostModel:
     cached_token: float = 0.2e-6
 
     def seconds(self, batch: Sequence[TextGenerationContext], steps: int) -> float:
-        """The time of an execution.
+        """The duration of an execution.
 
         Args:
             batch: The requests.
-            steps: The tokens that each gets.
+            steps: The number of tokens that each request gets.
         """
         prompts = sum(context.active_length for context in batch if context.active_length > 1)
         cached = sum(context.current_length for context in batch)
@@ -52,11 +52,11 @@ class Arrival:
     """A request of a simulation.
 
     Args:
-        time: When it arrives, in seconds.
-        prompt: The tokens of its prompt.
-        output_tokens: The tokens that it generates.
-        client: Whose it is.
-        priority: Lower comes first.
+        time: The arrival time in seconds.
+        prompt: The tokens of the prompt.
+        output_tokens: The number of tokens that it generates.
+        client: The client that sent it.
+        priority: Lower values come first.
     """
 
     time: float
@@ -68,7 +68,7 @@ class Arrival:
 
 @dataclass
 class Timeline:
-    """The course of a request; times in seconds of the simulation.
+    """The course of a request, with times in seconds of simulated time.
 
     Args:
         arrival: The request.
@@ -85,10 +85,10 @@ class Machine:
 
     Args:
         limits: The limits of batches.
-        pages: The pages of the KV cache.
+        pages: The number of pages of the KV cache.
         page_size: Tokens per page.
         prefix_caching: Whether requests share the pages of equal prefixes.
-        cost: The time of steps.
+        cost: The cost model of steps.
     """
 
     limits: SchedulerLimits
@@ -99,17 +99,17 @@ class Machine:
 
 
 def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeline], int]:
-    """Runs requests through the scheduler, in the time of the cost model.
+    """Runs requests through the scheduler, in the simulated time of the cost model.
 
     Args:
         machine: The simulated machine.
         arrivals: The requests.
 
     Returns:
-        A timeline for each request, in their order, and the number of preemptions.
+        A timeline for each request, in the order of `arrivals`, and the number of preemptions.
 
     Raises:
-        InputError: A request needs more pages than there are.
+        InputError: A request needs more pages than the cache has.
     """
     cache = ContextPages(PageManager(machine.pages, machine.page_size, machine.prefix_caching))
     scheduler = TextScheduler(cache, machine.limits)
@@ -163,16 +163,16 @@ def random_arrivals(
     clients: int = 1,
     seed: int = 0,
 ) -> list[Arrival]:
-    """Requests at random times, with lengths around the given ones.
+    """Requests with random arrival times and lengths.
 
     Args:
         count: The number of requests.
-        rate: Requests a second on average; infinite: all at once.
-        prompt_tokens: Tokens of a prompt on average, from half of it to one and a half.
-        output_tokens: Tokens of an answer on average, likewise.
-        prefix_tokens: The first tokens of all prompts, which are equal.
-        clients: The clients that they come from.
-        seed: Of the random numbers.
+        rate: The mean number of requests per second (Poisson arrivals); infinite: all arrive at once.
+        prompt_tokens: The mean number of prompt tokens; lengths vary between 0.5 and 1.5 times the mean.
+        output_tokens: The mean number of output tokens, with the same variation.
+        prefix_tokens: The number of first tokens that all prompts share.
+        clients: The number of clients that send requests.
+        seed: The seed of the random numbers.
     """
     numbers = random.Random(seed)
 
@@ -183,7 +183,7 @@ def random_arrivals(
     now = 0.0
     for number in range(count):
         own = max(around(prompt_tokens) - prefix_tokens, 1)
-        # tokens that no other prompt has
+        # the rest of the prompt has tokens that no other prompt contains
         prompt = (*range(1, prefix_tokens + 1), *((number + 1) * 100_003 + i for i in range(own)))
         client = f"client-{numbers.randrange(clients)}"
         arrivals.append(Arrival(now, prompt, around(output_tokens), client))
