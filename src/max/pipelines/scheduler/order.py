@@ -25,7 +25,7 @@ class RequestOrder:
         self._ranks: dict[RequestID, Rank] = {}
         self._clients: dict[RequestID, str] = {}
         self._open: dict[str, int] = {}
-        self._ends: dict[str, float] = {}  # the virtual end of the last request of each client with open requests
+        self._ends: dict[str, float] = {}  # virtual end of each open client's last request
         self._now = 0.0
         self._arrivals = 0
 
