@@ -1,1 +1,1 @@
-"""A model's files: on disk or on the hub, config.json, GGUF metadata, and the headers of weight files."""
+"""The files of a model: on disk or on the hub, config.json, GGUF metadata, and the headers of weight files."""

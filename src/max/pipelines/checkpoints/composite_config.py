@@ -1,4 +1,6 @@
-"""Composite checkpoints: a text model beside models of images and audio; the text model's config and weights."""
+"""Composite checkpoints: a text model combined with image and audio models; reads the text model's config and
+weights.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ COMPOSITES: dict[str, dict[str, str]] = {
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
 }
-"""The classes of composite models, and for each ``model_type`` of a text_config the class of the text model.
+"""Maps each composite class to the classes of its text model, by the ``model_type`` of text_config.
 
-The first type is that of a text_config without a ``model_type``.
+The first entry applies to a text_config without a ``model_type``.
 """
 
 _ROTATION_OF_GEMMA4 = {
@@ -176,16 +178,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts": 256,
     },
 }
-"""For each ``model_type`` the values of keys that published files leave out, as transformers' config class has them.
+"""For each ``model_type`` the values of keys that published files omit: the defaults of transformers' config class.
 
-Values that the family's reader of fields sets by itself are not repeated.
+Values that the family's reader of fields sets itself are not repeated.
 """
 
 _TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "lfm2", "mistral", "ministral3")
-"""The types whose composite classes tie the output layer if neither config says so."""
+"""The types whose composite classes tie the output layer if neither config states it."""
 
 _TOP_KEYS = ("tie_word_embeddings", "quantization_config")
-"""Keys that count at the top level of a composite config.json, if it states them."""
+"""Keys that are also read from the top level of a composite config.json."""
 
 _OTHER_PARTS = (
     "vision_tower.",
@@ -196,21 +198,21 @@ _OTHER_PARTS = (
     "embed_vision.",
     "embed_audio.",
 )
-"""Beginnings of the names of the weights of images and audio, after ``model.`` if they have it."""
+"""Prefixes of the names of image and audio weights, after an optional ``model.``."""
 
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.")
-"""Beginnings of the names of the text model's weights, for its own ``model.``."""
+"""Prefixes of the names of the text model's weights, which replace its own ``model.``."""
 
 
 def text_model_type(config: HuggingFaceConfig, name: str) -> str:
     """The ``model_type`` of the text model of a composite config.json.
 
     Args:
-        config: The file.
+        config: The config.json.
         name: The composite class, a key of `COMPOSITES`.
 
     Raises:
-        ModelFilesError: The file has no text_config, or its ``model_type`` is none of the class's.
+        ModelFilesError: The file has no text_config, or its ``model_type`` is not a type of the class.
     """
     keys, kinds = ConfigKeys(config), tuple(COMPOSITES[name])
     section = keys.object("text_config")
@@ -222,14 +224,14 @@ def text_model_type(config: HuggingFaceConfig, name: str) -> str:
 
 
 def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
-    """The config of the text model of a composite config.json, with the defaults of its type.
+    """The text model's config from a composite config.json, with the defaults of its type.
 
     Args:
-        config: The file.
+        config: The config.json.
         name: The composite class, a key of `COMPOSITES`.
 
     Raises:
-        ModelFilesError: The file has no text_config, or its ``model_type`` is none of the class's.
+        ModelFilesError: The file has no text_config, or its ``model_type`` is not a type of the class.
     """
     kind = text_model_type(config, name)
     top = config.to_dict()
@@ -237,7 +239,7 @@ def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
     text = top if _is_flat(config) else top["text_config"]
     defaults = {"tie_word_embeddings": kind in _TIED, **DEFAULTS[kind]}
     own = {key: value for key, value in text.items() if key != "rope_parameters"}
-    # earlier files have the second key; null leaves the default
+    # earlier files use the second key; null leaves the default
     rotation = text.get("rope_parameters") or text.get("rope_scaling")
     if rotation:
         own["rope_parameters"] = rotation
@@ -252,11 +254,11 @@ def _is_flat(config: HuggingFaceConfig) -> bool:
 
 
 def text_class(config: HuggingFaceConfig, name: str) -> str:
-    """The class of the text model of a composite class; other classes stay.
+    """The class of the text model of a composite class; other classes are returned unchanged.
 
     Args:
         config: The config.json.
-        name: A class's name in its ``architectures``.
+        name: The name of a class in ``architectures``.
 
     Raises:
         ModelFilesError: As `text_model_type`.
@@ -265,10 +267,10 @@ def text_class(config: HuggingFaceConfig, name: str) -> str:
 
 
 def text_weight_name(stored: str) -> str | None:
-    """The name that a weight of a composite checkpoint has in checkpoints of the text model; None for other parts.
+    """The name of a weight of a composite checkpoint in checkpoints of the text model; None for weights of other parts.
 
     Args:
-        stored: The name. One that is of no part that composite checkpoints have stays.
+        stored: The name. A name without a known prefix is returned unchanged.
     """
     if stored.removeprefix("model.").startswith(_OTHER_PARTS):
         return None
@@ -279,13 +281,13 @@ def text_weight_name(stored: str) -> str | None:
 
 
 def text_weights(weights: Mapping[str, T]) -> dict[str, T]:
-    """The weights of the text model by the names that its own checkpoints have; those of other parts are left out.
+    """The weights of the text model, by the names in its own checkpoints; weights of other parts are left out.
 
     Args:
-        weights: The weights of a composite checkpoint, which are not read.
+        weights: The weights of a composite checkpoint; their data is not read.
 
     Raises:
-        WeightsError: There are weights, and none is the text model's.
+        WeightsError: There are weights, but none of the text model.
     """
     own: dict[str, T] = {}
     for stored, weight in weights.items():

@@ -1,4 +1,4 @@
-"""Checked values of a model's JSON files: an error names the file, the key, the value, and what would fit."""
+"""Checked values of a model's JSON files: an error names the file, the key, the value, and the expected values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConfigKeys:
 
     Args:
         config: The keys, as attributes or as a dictionary.
-        where: The name of the object in messages, as `rope_parameters`; empty for the file itself.
+        where: The name of the object in messages, for example `rope_parameters`; empty for the file itself.
         file: The name of the file in messages; by default the ``source`` of the config.
     """
 
@@ -35,11 +35,11 @@ class ConfigKeys:
 
     @property
     def config(self) -> Any:
-        """What the keys are read from."""
+        """The object that the keys are read from."""
         return self._config
 
     def states(self, key: str) -> bool:
-        """Whether the file has a key, even one whose value is null.
+        """Whether the file has a key, even if its value is null.
 
         Args:
             key: The key.
@@ -53,7 +53,7 @@ class ConfigKeys:
         """The same keys under other names.
 
         Args:
-            names: Names to read by, and the keys of the file.
+            names: Maps the names to read by to the keys of the file.
         """
         keys = ConfigKeys(self._config, self._where, self._file)
         keys._names = names
@@ -64,7 +64,7 @@ class ConfigKeys:
 
         Args:
             key: The key.
-            expected: What would fit.
+            expected: A description of the expected values.
         """
         name, value = self._name(key), self.value(key)
         if value is None:
@@ -89,8 +89,8 @@ class ConfigKeys:
         Args:
             key: The key.
             default: The default; `_REQUIRED` if the file must have the key.
-            expected: What would fit, for the error.
-            convert: Returns the value to use; None if it does not fit.
+            expected: A description of the expected values, for the error.
+            convert: Returns the value to use; None if the value does not fit.
         """
         value = self.value(key)
         if value is None and default is not _REQUIRED:
@@ -101,12 +101,12 @@ class ConfigKeys:
         return converted
 
     def integer(self, key: str, low: int, high: int, default: object = _REQUIRED) -> Any:
-        """An integer; a float without a fraction counts.
+        """An integer; a float without a fraction is accepted.
 
         Args:
             key: The key.
-            low: The least value that fits.
-            high: The greatest value that fits.
+            low: The smallest accepted value.
+            high: The largest accepted value.
             default: The value if the key is missing; without a default the key is required.
 
         Raises:
@@ -121,15 +121,15 @@ class ConfigKeys:
         return self._read(key, default, f"an integer from {low} to {high}", convert)
 
     def same_integer(self, key: str, low: int, high: int) -> int:
-        """An integer, or the one that a list has for every layer.
+        """An integer, or a list with the same integer for every layer.
 
         Args:
             key: The key.
-            low: The least value that fits.
-            high: The greatest value that fits.
+            low: The smallest accepted value.
+            high: The largest accepted value.
 
         Raises:
-            ModelFilesError: The value does not fit, or layers have several.
+            ModelFilesError: The value does not fit, or differs between layers.
         """
         values = self.value(key)
         if not isinstance(values, list):
@@ -153,9 +153,9 @@ class ConfigKeys:
 
         Args:
             key: The key.
-            over: The value must exceed it.
-            least: The least value that fits, if ``over`` is not given.
-            most: The greatest value that fits.
+            over: An exclusive lower bound.
+            least: The smallest accepted value, if ``over`` is not given.
+            most: The largest accepted value.
             default: The value if the key is missing; without a default the key is required.
 
         Raises:
@@ -163,7 +163,7 @@ class ConfigKeys:
         """
 
         def convert(value: object) -> float | None:
-            # an integer beyond 10^300 may exceed a float
+            # an integer beyond 10^300 may overflow the conversion to float
             if not isinstance(value, float) and not (type(value) is int and abs(value) < 10**300):
                 return None
             number = float(value)
@@ -179,7 +179,7 @@ class ConfigKeys:
 
         Args:
             key: The key.
-            over: Each number must exceed it.
+            over: An exclusive lower bound of each number.
 
         Raises:
             ModelFilesError: The value does not fit.
@@ -203,11 +203,11 @@ class ConfigKeys:
         return self._read(key, default, "true or false", _instance_of(bool))
 
     def choice(self, key: str, choices: Collection[str], default: str) -> str:
-        """One of a set of texts.
+        """One of a set of strings.
 
         Args:
             key: The key.
-            choices: The texts that fit.
+            choices: The accepted strings.
             default: The value if the key is missing.
 
         Raises:
@@ -220,17 +220,17 @@ class ConfigKeys:
         return self._read(key, default, f"one of {', '.join(choices)}", convert)
 
     def object(self, key: str) -> ConfigKeys | None:
-        """An object of the file; None if the key is missing.
+        """An object in the file; None if the key is missing.
 
         Args:
             key: The key.
 
         Raises:
-            ModelFilesError: The value is no object.
+            ModelFilesError: The value is not an object.
         """
 
         def convert(value: object) -> ConfigKeys | None:
-            # HuggingFaceConfig makes objects whose key ends in _config configs of their own
+            # HuggingFaceConfig converts objects whose key ends in _config to configs
             if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
                 return None
             return ConfigKeys(value, self._name(key), self._file)

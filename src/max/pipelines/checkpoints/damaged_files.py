@@ -1,4 +1,4 @@
-"""What to do about a model's file that cannot be read."""
+"""Advice for model files that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def remedy_for(*paths: str | Path) -> str:
-    """The remedy for files of which one cannot be read, for the second line of an error.
+    """The advice for a set of files of which one cannot be read, as the second line of an error.
 
-    A clone made without Git LFS holds small text files in place of the weights; the remedy then names the command that
-    gets them.
+    A clone made without Git LFS contains small text files (pointers) instead of the weights; the advice then names the
+    command that downloads them.
 
     Args:
         paths: The files.

@@ -10,7 +10,7 @@ from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.quantization import QuantizationEncoding
 
 QUANTISED_KINDS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "int8")
-"""The kinds that float checkpoints can be quantised to at load; ``int8`` has 8 bits and one scale per row."""
+"""The types that float checkpoints can be quantised to at load; ``int8`` has 8 bits and one scale per row."""
 
 
 class SupportedEncoding(str, Enum):
@@ -33,7 +33,7 @@ class SupportedEncoding(str, Enum):
 
     @property
     def quantization_encoding(self) -> QuantizationEncoding | None:
-        """The packed form of the graph's weights; None for a plain dtype."""
+        """The block encoding of the graph's weights; None for a plain dtype."""
         members: dict[str, QuantizationEncoding] = dict(QuantizationEncoding.__members__)
         return members.get(self.value.upper())
 
@@ -65,7 +65,7 @@ class SupportedEncoding(str, Enum):
 
     @classmethod
     def of_dtype(cls, dtype: str) -> SupportedEncoding | None:
-        """The encoding of a dtype; of a GGUF type without kernels, the encoding that it is converted to.
+        """The encoding of a dtype; for a GGUF type without kernels, the encoding that its weights are converted to.
 
         Args:
             dtype: The dtype as in safetensors ("BF16"), GGUF ("Q4_K") or config.json ("bfloat16") files.
@@ -83,7 +83,7 @@ class SupportedEncoding(str, Enum):
 
     @classmethod
     def parse_from_file_name(cls, name: str) -> SupportedEncoding | None:
-        """The encoding in a weight file's name, as in names of GGUF files; None without one.
+        """The encoding in a weight file's name, as GGUF file names contain it; None without one.
 
         Args:
             name: The file's name.
@@ -116,7 +116,7 @@ def supported_encoding_dtype(encoding: SupportedEncoding | str) -> DType:
 def supported_encoding_quantization(
     encoding: SupportedEncoding | str,
 ) -> QuantizationEncoding | None:
-    """The packed form of a graph's weights; None for a plain dtype.
+    """The block encoding of a graph's weights; None for a plain dtype.
 
     Args:
         encoding: The encoding, or its name.
@@ -137,10 +137,10 @@ def supported_encoding_supported_on(
 
 
 def is_float4_encoding(encoding: SupportedEncoding | str | None) -> bool:
-    """Whether an encoding has floats of 4 bits.
+    """Whether an encoding has 4-bit floats.
 
     Args:
-        encoding: The encoding, or its name; None: it is not known.
+        encoding: The encoding, or its name; None: unknown.
     """
     return encoding is not None and SupportedEncoding(encoding) is SupportedEncoding.float4_e2m1fnx2
 

@@ -1,4 +1,4 @@
-"""The config in a GGUF file's metadata, in the form of the Hugging Face layout.
+"""The config in a GGUF file's metadata, converted to the keys of a Hugging Face config.json.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -59,7 +59,7 @@ _BY_LAYER_OF_HYBRIDS = frozenset(
         "attention.sliding_window",
     }
 )
-"""Keys that may be 0, or have a number for each layer, in files of models with recurrent layers."""
+"""Keys that may be 0 or a list by layer, in files of models with recurrent layers."""
 _COUNTS = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
@@ -76,7 +76,7 @@ _COUNTS = {
     "q_lora_rank": "attention.q_lora_rank",
     "routed_scaling_factor": "expert_weights_scale",
 }
-"""Numbers of experts and latents; a file may state 0."""
+"""The keys of the numbers of experts and the sizes of latents; a file may state 0."""
 _BY_TENSOR = {
     "output_bias": ("output.bias",),
     "attention_bias": ("blk.*.attn_q.bias", "blk.*.attn_qkv.bias"),
@@ -84,17 +84,17 @@ _BY_TENSOR = {
     "mlp_bias": ("blk.*.ffn_down.bias",),
     "qk_norm": ("blk.*.attn_q_norm.weight",),
 }
-"""Flags of config.json, and the tensors of files where they are true; layers of hybrid models differ."""
+"""Flags of config.json, and the tensors whose presence in a file means true; in hybrid models layers differ."""
 
 _MOST_LAYERS = 4096
-"""More than a model has; bounds the time and memory that a config takes."""
+"""An upper bound of the number of layers, which limits the time and memory of building a config."""
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
 
 def config_of(file: GGUFFile) -> dict[str, Any]:
-    """The object of a config.json.
+    """Converts the metadata to the object of a config.json.
 
     Args:
         file: The file.
@@ -165,17 +165,17 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
 def _special(
     file: GGUFFile, name: str, config: Mapping[str, Any], head_dim: float
 ) -> dict[str, Any]:
-    """The keys that files of one family state in a way of their own, or leave out."""
+    """The keys that only files of one family state, or state differently, or omit."""
     if name in ("gemma2", "gemma3"):
-        # files lack it; the models of these numbers of layers, 27B, have the second
+        # files lack the key; the 27B models, recognised by their number of layers, use `hidden / heads`
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         large = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[name]
         return {"query_pre_attn_scalar": hidden / heads if large else head_dim}
     if name == "llama4":
-        # as llama.cpp tells Maverick, which has none, from Scout
+        # as in llama.cpp: Maverick has 128 experts and no QK norm, Scout has QK norm
         return {"use_qk_norm": config.get("num_experts") != 128}
     if name == "exaone4" and "sliding_window" not in config:
-        # the family's default is a window
+        # the default of the config class is a window
         return {
             "sliding_window": None,
             "layer_types": ["full_attention"] * config["num_hidden_layers"],
@@ -220,7 +220,7 @@ def _special(
 
 
 def _growth(file: GGUFFile, name: str) -> dict[str, Any]:
-    """Ministral 3: how queries grow with their positions, and YaRN's magnitude."""
+    """Ministral 3: the growth of queries with the position, and YaRN's magnitude."""
     rope: dict[str, Any] = {}
     for key, stored in (
         ("llama_4_scaling_beta", "attention.temperature_scale"),
@@ -228,12 +228,12 @@ def _growth(file: GGUFFile, name: str) -> dict[str, Any]:
     ):
         if _stated(file, f"{name}.{stored}"):
             rope[key] = _number(file, f"{name}.{stored}")
-    # files state the one that is not 1
+    # files state only the one that differs from 1
     return {**rope, "mscale": 1.0} if "mscale_all_dim" in rope else rope
 
 
 def _listed(file: GGUFFile, key: str, config: Mapping[str, Any]) -> list[float]:
-    """A number of each layer; one number counts for all."""
+    """A number per layer; a single number applies to all layers."""
     value: Any = file.metadata.get(key)
     count = int(config["num_hidden_layers"])
     values: list[Any] = value.tolist() if isinstance(value, np.ndarray) else [value] * count
@@ -245,7 +245,7 @@ def _listed(file: GGUFFile, key: str, config: Mapping[str, Any]) -> list[float]:
 
 
 def _greatest(file: GGUFFile, key: str) -> float:
-    """A number from 0; of a list with a number for each layer, the greatest."""
+    """A non-negative number; of a list by layer, the largest."""
     value: Any = file.metadata[key]
     values: list[Any] = value.tolist() if isinstance(value, np.ndarray) and value.size else [value]
     if not all(type(number) in (int, float) and 0 <= number < math.inf for number in values):
@@ -254,27 +254,27 @@ def _greatest(file: GGUFFile, key: str) -> float:
 
 
 def _number(file: GGUFFile, key: str) -> float:
-    """A number of the metadata; llama.cpp also has lists, for models whose layers differ."""
+    """A positive number of the metadata; lists, which llama.cpp writes if layers differ, are refused."""
     value: Any = file.metadata.get(key)
-    # false for NaN too
+    # the comparison is false for NaN too
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected a number over 0", _FOLDER)
     return value
 
 
 def _least(file: GGUFFile, key: str, default: float) -> float:
-    """A number from 0, or the default if the file does not state it."""
+    """A non-negative number, or the default if the file does not state it."""
     return _greatest(file, key) if key in file.metadata else default
 
 
 def _stated(file: GGUFFile, key: str) -> bool:
-    """Whether the file has a value other than 0."""
+    """Whether the file states a value other than 0."""
     value: Any = file.metadata.get(key)
     return value is not None and not (type(value) in (int, float) and value == 0)
 
 
 def _flag(file: GGUFFile, key: str, default: bool) -> bool:
-    """True or false, or the default if the file does not state it."""
+    """A flag, or the default if the file does not state it."""
     value = file.metadata.get(key, default)
     if type(value) not in (bool, int):
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected true or false", _FOLDER)
@@ -282,7 +282,7 @@ def _flag(file: GGUFFile, key: str, default: bool) -> bool:
 
 
 def _layers(file: GGUFFile, name: str, config: Mapping[str, Any]) -> int:
-    """The number of layers, without blocks for predicting further tokens: a config.json does not count those."""
+    """The number of layers, without those for multi-token prediction, which config.json does not count."""
     blocks, further = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     if type(blocks) is not int or blocks > _MOST_LAYERS:
         raise ModelFilesError(
@@ -298,7 +298,7 @@ def _layers(file: GGUFFile, name: str, config: Mapping[str, Any]) -> int:
 
 
 def _vector(file: GGUFFile, tensor: str) -> list[float]:
-    """The elements of a tensor of floats with one axis."""
+    """The elements of a one-dimensional tensor of floats."""
     stored = file.tensors.get(tensor)
     shape = None if stored is None else list(stored.shape)
     if (
@@ -313,7 +313,7 @@ def _vector(file: GGUFFile, tensor: str) -> list[float]:
 
 
 def _counts(file: GGUFFile, name: str) -> dict[str, Any]:
-    """The numbers of experts and latents that the metadata states, and whether weights of experts are normalised."""
+    """The numbers of experts and latent sizes in the metadata, and whether the weights of experts are normalised."""
     counts: dict[str, Any] = {}
     for key, stored in _COUNTS.items():
         value = file.metadata.get(f"{name}.{stored}")
@@ -364,14 +364,14 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
 
 
 def _yarn(file: GGUFFile, name: str) -> dict[str, Any]:
-    """The parameters of YaRN that files may leave out."""
+    """The optional parameters of YaRN in the metadata."""
     rope: dict[str, Any] = {}
     for key in ("beta_fast", "beta_slow"):
         if _stated(file, stored := f"{name}.rope.scaling.yarn_{key}"):
             rope[key] = _number(file, stored)
     for key in ("attn_factor", "yarn_attn_factor"):
         if _stated(file, stored := f"{name}.rope.scaling.{key}"):
-            # relative to what YaRN multiplies by itself
+            # the file states the magnitude relative to the one that YaRN computes
             factor = max(_number(file, f"{name}.rope.scaling.factor"), 1)
             rope["attention_factor"] = _number(file, stored) * (0.1 * math.log(factor) + 1)
     return rope

@@ -1,4 +1,4 @@
-"""The families of GGUF files: their names in llama.cpp, and what their metadata is called in a config.json."""
+"""The model families of GGUF files: their names in llama.cpp, and their keys in config.json."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class GGUFFamily:
     """A family of models in GGUF files.
 
     Args:
-        name: The class's name in ``architectures`` of config.json.
+        name: The name of the class in ``architectures`` of config.json.
         model_type: The model type in config.json.
-        keys: The family's names of config.json's keys, for those of Llama.
-        constants: Keys of config.json that GGUF files leave out, as all models of the family have the same value.
+        keys: Maps Llama's names of config.json keys to the family's names.
+        constants: Keys of config.json that GGUF files omit because all models of the family have the same value.
     """
 
     name: str
@@ -120,7 +120,7 @@ FAMILIES: dict[str, GGUFFamily] = {
             "moe_intermediate_size": "intermediate_size",
             "moe_layer_interval": "interleave_moe_layer_step",
         },
-        # files do not state these
+        # values that files do not state
         {
             "attention_chunk_size": 8192,
             "no_rope_layer_interval": 4,
@@ -149,7 +149,7 @@ FAMILIES: dict[str, GGUFFamily] = {
         num_experts="n_routed_experts",
         shared_expert_intermediate_size="moe_shared_expert_intermediate_size",
     ),
-    # listed after the form with experts: GGUF files of the class have this name by default
+    # listed after the form with experts, as this form is the default of the class's GGUF files
     "nemotron_h": _llama_like("NemotronH", "nemotron_h"),
     "nemotron": _llama_like("Nemotron", "nemotron", layer_norm_eps="norm_eps"),
     "olmo": _llama_like("Olmo", "olmo"),
@@ -180,7 +180,7 @@ FAMILIES: dict[str, GGUFFamily] = {
         {"layer_norm_eps": "norm_epsilon", "attention_bias": "use_bias"},
     ),
 }
-"""The families by llama.cpp's names of architectures."""
+"""The families, by llama.cpp's architecture names."""
 
 _VARIANTS = (
     ("llama", "expert_count", _llama_like("Mixtral", "mixtral", **_EXPERTS)),
@@ -188,7 +188,7 @@ _VARIANTS = (
     ("llama", "attention.sliding_window", _llama_like("Mistral", "mistral")),
     ("olmo2", "attention.sliding_window", _llama_like("Olmo3", "olmo3")),
 )
-"""Families that share an architecture's name, and the metadata key that tells them apart; the first match counts.
+"""Families that share an architecture name, and the metadata key that distinguishes them; the first match applies.
 """
 
 
@@ -209,7 +209,7 @@ def family_of(name: str, metadata: Mapping[str, object]) -> GGUFFamily | None:
 
 GGUF_ARCHITECTURES = frozenset(
     {family.name for family in (*FAMILIES.values(), *(family for _, _, family in _VARIANTS))}
-    # forms of granitemoe and deepseek2
+    # variants of granitemoe and deepseek2
     | {"GraniteMoeSharedForCausalLM", "DeepseekV3ForCausalLM"}
 )
-"""The classes of models in GGUF files."""
+"""The classes of all models that GGUF files may contain."""

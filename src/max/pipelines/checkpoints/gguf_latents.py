@@ -1,4 +1,4 @@
-"""Latent attention in GGUF files: sizes in the metadata, and weights that files split by heads."""
+"""Latent attention in GGUF files: sizes in the metadata, and weights that files split by head."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["joined_latents", "latents_of"]
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 _SIGMOID = 2
-"""llama.cpp's number of gates with sigmoids."""
+"""llama.cpp's code of routers with sigmoid scores."""
 
 
 def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of config.json that files of DeepSeek state in a way of their own.
+    """The keys of config.json that DeepSeek's GGUF files state in a family-specific form.
 
     Args:
         file: The file.
-        config: The keys of config.json that are known.
+        config: The keys of config.json that are already known.
 
     Raises:
         ModelFilesError: A number does not fit.
@@ -36,7 +36,7 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
 
     def number(key: str) -> Any:
         value = values.get(f"{name}.{key}", 0)
-        # false for NaN too
+        # the comparison is false for NaN too
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise ModelFilesError(
                 f"{file.path}: {name}.{key} is {value!r}, expected a number from 0", _FOLDER
@@ -46,7 +46,7 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
     def stated(key: str, otherwise: str) -> int:
         return int(number(key) or number(otherwise))
 
-    # files with a weight for the keys of each head state the sizes of latents first
+    # files with a separate key weight per head state the sizes with the suffix `_mla`
     head = stated("attention.key_length_mla", "attention.key_length")
     rotated = int(number("rope.dimension_count"))
     special: dict[str, Any] = {
@@ -67,14 +67,14 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined_latents(state_dict: dict[str, WeightData]) -> dict[str, WeightData]:
-    """The weights, where one ``kv_b_proj`` (floats) replaces the separate expansions of latents to keys and to values.
+    """Replaces the separate expansions of latents to keys and to values by one ``kv_b_proj``; the result is in floats.
 
     Args:
-        state_dict: The weights by the decoder's names; `k_b_proj` is ``[heads, latent, key]``, `v_b_proj` ``[heads,
-            value, latent]``.
+        state_dict: The weights by the decoder's names; `k_b_proj` is ``[heads, latent, key]``, `v_b_proj`
+            ``[heads, value, latent]``.
 
     Raises:
-        WeightsError: One of the two is missing, or they do not fit.
+        WeightsError: One of the two is missing, or their shapes do not match.
     """
     suffix, joined = ".k_b_proj.weight", dict(state_dict)
     for name in state_dict:

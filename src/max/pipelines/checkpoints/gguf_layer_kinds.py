@@ -1,4 +1,4 @@
-"""Layers of two kinds in GGUF files: which have a window, and Gemma 4's values by layer and what tensors tell."""
+"""GGUF files with two kinds of layers: which layers have a window, and the per-layer values of Gemma 3n and 4."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ BY_LAYER = {
     "gemma3n": ("feed_forward_length",),
     "gemma4": ("feed_forward_length", "attention.head_count_kv", "attention.key_length"),
 }
-"""Keys of the metadata that have a value for each layer, by architectures; `several_states_of` and `layer_kinds_of`
-read them.
-"""
+"""Metadata keys with a value per layer, by architecture; `several_states_of` and `layer_kinds_of` read them."""
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
 
 def layer_types_of(file: GGUFFile, name: str, count: int) -> dict[str, Any]:
-    """The keys of a config.json that tell which layers have a window, if the file states it.
+    """The keys of config.json that state which layers have a window, if the file states it.
 
     Args:
         file: The file.
@@ -47,7 +45,7 @@ def layer_types_of(file: GGUFFile, name: str, count: int) -> dict[str, Any]:
 
 
 def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a Gemma 4's config.json that its layers' kinds decide.
+    """The keys of Gemma 4's config.json that depend on the kinds of layers.
 
     Args:
         file: The file.
@@ -90,7 +88,7 @@ def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str,
         "num_global_key_value_heads": of_kind.get(False),
         "head_dim": integer("attention.key_length_swa", integer("attention.key_length")),
         "global_head_dim": integer("attention.key_length"),
-        # the values of layers without a projection of their own are the keys
+        # layers without a value projection use their keys as values
         "attention_k_eq_v": any(f"blk.{index}.attn_v.weight" not in file.tensors for index in full),
         "enable_moe_block": integer("expert_count", 0) > 0,
         "hidden_size_per_layer_input": integer("embedding_length_per_layer_input", 0),
@@ -103,7 +101,7 @@ def layer_kinds_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str,
 
 
 def several_states_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a Gemma 3n's config.json that are not those of other families.
+    """The keys that only Gemma 3n's config.json has.
 
     Args:
         file: The file.
@@ -117,7 +115,7 @@ def several_states_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[s
     key = f"{name}.activation_sparsity_scale"
     bounds: Any = values.get(key)
     count = read.integer("block_count")
-    # minus infinity: all activations of the layer are kept
+    # minus infinity keeps all activations of the layer
     if bounds is not None and not (
         isinstance(bounds, np.ndarray) and len(bounds) == count and (bounds < np.inf).all()
     ):
@@ -149,7 +147,7 @@ def several_states_of(file: GGUFFile, name: str, rope: dict[str, Any]) -> dict[s
 
 
 class _Values:
-    """Integers of the metadata of an architecture.
+    """Integers in the metadata of an architecture.
 
     Args:
         file: The file.
@@ -160,10 +158,10 @@ class _Values:
         self.file, self.name = file, name
 
     def integer(self, key: str, *default: int) -> int:
-        """An integer from 0.
+        """A non-negative integer.
 
         Raises:
-            ModelFilesError: It is missing without a default, or something else.
+            ModelFilesError: The key is missing and there is no default, or the value is not such an integer.
         """
         value = self.file.metadata.get(f"{self.name}.{key}", *default)
         if type(value) is not int or value < 0:
@@ -171,7 +169,7 @@ class _Values:
         return value
 
     def by_layer(self, key: str) -> list[Any]:
-        """A value of each layer; one integer counts for all.
+        """A value per layer; a single integer applies to all layers.
 
         Raises:
             ModelFilesError: The list has another length.

@@ -1,4 +1,4 @@
-"""Recurrent layers in the metadata of GGUF files, as keys of config.json."""
+"""Recurrent layers in the metadata of GGUF files, converted to keys of config.json."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and 
 
 
 class _Metadata:
-    """The metadata and the tensors of a file of an architecture.
+    """The metadata and the tensors of a file, for one architecture.
 
     Args:
         file: The file.
         name: llama.cpp's name of the architecture.
-        config: The keys of config.json so far.
+        config: The keys of config.json that are already known.
     """
 
     def __init__(self, file: GGUFFile, name: str, config: Mapping[str, Any]) -> None:
@@ -29,10 +29,10 @@ class _Metadata:
         self.layers = int(config["num_hidden_layers"])
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A number from 0.
+        """A non-negative integer.
 
         Raises:
-            ModelFilesError: It is missing without a default, or something else.
+            ModelFilesError: The key is missing and there is no default, or the value is not such an integer.
         """
         value = self.file.metadata.get(f"{self.name}.{key}", default)
         if type(value) not in (int, bool) or value < 0:
@@ -56,7 +56,7 @@ class _Metadata:
         return value
 
     def per_layer(self, key: str) -> list[int]:
-        """A number for each layer, which is 0 for layers of another kind.
+        """A number per layer; 0 for layers of another kind.
 
         Raises:
             ModelFilesError: The list has another length.
@@ -73,20 +73,20 @@ class _Metadata:
         return values
 
     def has(self, part: str) -> bool:
-        """Whether some layer has a tensor."""
+        """Whether any layer has a tensor."""
         return any(f"blk.{index}.{part}" in self.file.tensors for index in range(self.layers))
 
     def layers_with(self, part: str) -> list[int]:
-        """The layers that have a tensor."""
+        """The indices of the layers that have a tensor."""
         return [i for i in range(self.layers) if f"blk.{i}.{part}" in self.file.tensors]
 
     def types(self, attention: str, recurrent: str) -> list[str]:
-        """The kinds of layers: those without KV heads are recurrent."""
+        """The types of all layers: those without KV heads are recurrent."""
         return [attention if n else recurrent for n in self.per_layer("attention.head_count_kv")]
 
 
 def _scan(meta: _Metadata) -> dict[str, Any]:
-    """The sizes of Mamba's and Mamba 2's layers, by the keys of hybrid models."""
+    """The sizes of Mamba's and Mamba 2's layers, under the keys of hybrid models."""
     inner, heads = meta.number("ssm.inner_size"), meta.number("ssm.time_step_rank")
     return {
         "mamba_d_state": meta.number("ssm.state_size"),
@@ -135,7 +135,7 @@ def _jamba(meta: _Metadata) -> dict[str, Any]:
 
 
 def _falcon_h1(meta: _Metadata) -> dict[str, Any]:
-    """Factors are part of the weights in files."""
+    """Falcon-H1's factors are not keys: GGUF files multiply them into the weights."""
     return {
         **_scan(meta),
         "mamba_d_ssm": meta.number("ssm.inner_size"),
@@ -158,7 +158,7 @@ def _nemotron_h(meta: _Metadata) -> dict[str, Any]:
         **scan,
         "layers_block_type": kinds,
         "layer_norm_epsilon": meta.epsilon,
-        # files do not state the least step, and llama.cpp has none
+        # files do not state the minimum step size, as llama.cpp has none
         "time_step_min": 1e-30,
     }
 
@@ -191,7 +191,7 @@ def _lfm2(meta: _Metadata) -> dict[str, Any]:
 
 
 def dense_layers(file: GGUFFile, count: int) -> list[int]:
-    """The layers without a gate of experts.
+    """The indices of the layers without a router of experts.
 
     Args:
         file: The file.
@@ -201,7 +201,7 @@ def dense_layers(file: GGUFFile, count: int) -> list[int]:
 
 
 def _delta_nets(meta: _Metadata) -> dict[str, Any]:
-    """Qwen 3-Next's and 3.5's: layers with attention are those with a projection of queries."""
+    """The keys of Qwen 3-Next and 3.5: layers with a query projection have attention, the others are delta nets."""
     heads = meta.number("ssm.time_step_rank")
     attends = {*meta.layers_with("attn_q.weight")}
     return {
@@ -231,7 +231,7 @@ RECURRENT: Mapping[str, Callable[[_Metadata], dict[str, Any]]] = {
     "qwen35": _delta_nets,
     "qwen35moe": _delta_nets,
 }
-"""For architectures with recurrent layers, what reads their keys."""
+"""The functions that read the keys of architectures with recurrent layers."""
 
 
 def recurrent_keys(file: GGUFFile, name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""How byte-level tokenizers of GGUF files split texts before they merge pairs.
+"""How byte-level tokenizers of GGUF files split texts before merging pairs.
 
-``tokenizer.ggml.pre`` names the model family whose tokenizer.json has the patterns; here they are by those names. A
-name whose family splits by code (``kimi-k2``, ``afmoe``) is absent.
+``tokenizer.ggml.pre`` names the model family whose tokenizer.json defines the patterns; the table is keyed by these
+names. Families that split by code instead of patterns (``kimi-k2``, ``afmoe``) are absent.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ __all__ = ["SPLITS", "Split"]
 
 
 class Split(NamedTuple):
-    """How texts of a family are split.
+    """How the texts of a family are split.
 
     Args:
-        patterns: Each pattern splits the parts of the one before; matches and the texts between them become parts.
-        ignore_merges: Whether a part that is a token is not merged from its bytes.
-        adds_bos: Whether files without ``add_bos_token`` mean that it is added.
+        patterns: Applied in order to the parts that the previous pattern made; matches and the texts between them
+            become parts.
+        ignore_merges: Whether a part that is itself a token is taken as a whole, without merging its bytes.
+        adds_bos: Whether a begin token is added if the file has no ``add_bos_token``.
     """
 
     patterns: tuple[str, ...]
@@ -48,7 +49,7 @@ _EXAONE_MOE = (
     + _SPACES
 )
 
-# words of upper- and lower-case letters: an upper-case letter after a lower-case one begins a new word
+# words by letter case: an upper-case letter after a lower-case letter begins a new word
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _START = r"[^\r\n\p{L}\p{N}]?"
 
@@ -101,4 +102,4 @@ _FAMILIES: dict[Split, str] = {
 }
 
 SPLITS = {name: split for split, names in _FAMILIES.items() for name in names.split()}
-"""How texts are split, by the names of ``tokenizer.ggml.pre``."""
+"""How texts are split, by the values of ``tokenizer.ggml.pre``."""

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, as the tokenizer.json of its model would build it.
+"""The tokenizer in a GGUF file's metadata, built as the model's tokenizer.json would build it.
 
 ``tokenizer.ggml.model`` names the algorithm: ``gpt2`` (byte-level pairs, split by ``tokenizer.ggml.pre``), ``llama``
 (SentencePiece pairs), ``t5`` (SentencePiece unigrams) and ``bert`` (WordPiece). The keys are those of
@@ -24,7 +24,7 @@ __all__ = ["tokenizer_of"]
 _REMEDY = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""The character that SentencePiece writes for a space."""
 
 _SPECIAL = {
     "bos_token": ("bos",),
@@ -35,9 +35,9 @@ _SPECIAL = {
     "cls_token": ("cls", "bos"),
     "mask_token": ("mask",),
 }
-"""For each special token of tokenizer_config.json the names of its key, the first that the file has counts."""
+"""For each special token of tokenizer_config.json the names of its metadata key; the first one in the file applies."""
 INFILL_TOKENS = "infill_tokens"
-"""The key of the config for the tokens of ``_INFILL``, which tokenizer_config.json does not name."""
+"""The config key for the tokens of ``_INFILL``, for which tokenizer_config.json has no names."""
 _INFILL = {
     "prefix": ("fim_pre", "prefix"),
     "suffix": ("fim_suf", "suffix"),
@@ -47,15 +47,15 @@ _INFILL = {
     "separator": ("fim_sep",),
     "end": ("eot",),
 }
-"""For each mark of filling in the middle the names of its key, newer files' first."""
+"""For each fill-in-the-middle token the names of its metadata key, those of newer files first."""
 
 
 class Vocabulary(NamedTuple):
-    """The tokens of a file.
+    """The vocabulary of a file.
 
     Args:
-        texts: Their texts, by number.
-        kinds: Their kinds: normal, control and so on.
+        texts: The texts of the tokens, by token id.
+        kinds: The types of the tokens, by token id: normal, control and so on.
         special: The special tokens, by their names in tokenizer_config.json.
         values: The metadata.
         path: The file.
@@ -68,7 +68,7 @@ class Vocabulary(NamedTuple):
     path: str
 
     def flag(self, name: str, default: bool) -> bool:
-        """A flag of the metadata, under ``tokenizer.ggml``."""
+        """A flag of the metadata with the prefix ``tokenizer.ggml``."""
         return bool(self.values.get(f"tokenizer.ggml.{name}", default))
 
     @property
@@ -76,7 +76,7 @@ class Vocabulary(NamedTuple):
         """The scores of the tokens.
 
         Raises:
-            ModelFilesError: There is not one for each token.
+            ModelFilesError: The number of scores differs from the number of tokens.
         """
         scores: Any = self.values.get("tokenizer.ggml.scores")
         if not isinstance(scores, np.ndarray) or len(scores) != len(self.texts):
@@ -148,7 +148,7 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
             f"{file.path}: {len(kinds)} token types for {len(texts)} tokens", _REMEDY
         )
     special = _named_tokens(values, texts, _SPECIAL)
-    # the key of the begin token has that of a class if the algorithm is WordPiece
+    # GGUF has one key for the begin token, which WordPiece calls the class token
     special.pop("bos_token" if values.get("tokenizer.ggml.model") == "bert" else "cls_token", None)
     return Vocabulary(texts, [int(kind) for kind in kinds], special, values, file.path)
 
@@ -156,7 +156,7 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
 def _named_tokens(
     values: Mapping[str, Any], texts: Sequence[str], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """The texts of the tokens whose numbers the metadata has."""
+    """The texts of the special tokens whose ids the metadata states."""
     named: dict[str, str] = {}
     for key, names in keys.items():
         numbers = (values.get(f"tokenizer.ggml.{name}_token_id") for name in names)
@@ -174,14 +174,14 @@ def _numbers(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _byte_pairs(vocabulary: Vocabulary) -> Tokenizer:
-    """Pairs of bytes, whose texts are written with a character a byte."""
+    """Byte-level BPE; token texts have one character per byte."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     split = _split(vocabulary)
     stored: Any = vocabulary.values.get("tokenizer.ggml.merges")
     if not isinstance(stored, list):
         raise _broken(vocabulary.path, "tokenizer.ggml.merges is no list of texts")
-    # a token may begin with a space: the separator is the first space after it
+    # a token may begin with a space, so the separator is the first space after the first character
     pairs = [(merge[:at], merge[at + 1 :]) for merge in stored if (at := merge.find(" ", 1)) > 0]
     tokenizer = Tokenizer(
         models.BPE(
@@ -209,7 +209,7 @@ def _split(vocabulary: Vocabulary) -> Split:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
-    """Merges pairs of characters by the scores of the merged tokens; characters without a token become bytes."""
+    """SentencePiece BPE: merges pairs by the scores of the merged tokens; unknown characters become byte tokens."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     prefix = vocabulary.flag("add_space_prefix", True)
@@ -238,7 +238,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """All pairs of tokens whose concatenation is a token, the one with the highest score first."""
+    """All pairs of tokens whose concatenation is a token, in descending order of its score."""
     scores = vocabulary.scores
     numbers = {
         text: number
@@ -256,7 +256,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _unigrams(vocabulary: Vocabulary) -> Tokenizer:
-    """The likeliest sequence of tokens by their scores."""
+    """SentencePiece unigram: the most likely sequence of tokens by their scores."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     unknown = vocabulary.values.get("tokenizer.ggml.unknown_token_id", 0)
@@ -280,7 +280,7 @@ def _unigrams(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _wordpiece(vocabulary: Vocabulary) -> Tokenizer:
-    """The longest pieces of words; the file marks those that begin a word, tokenizer.json the others."""
+    """WordPiece; GGUF marks tokens that begin a word, tokenizer.json marks those that continue one."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pieces: dict[str, int] = {}
@@ -295,7 +295,7 @@ def _wordpiece(vocabulary: Vocabulary) -> Tokenizer:
     if unknown not in pieces:
         raise _broken(vocabulary.path, f"the unknown token {unknown!r} is no token")
     tokenizer = Tokenizer(models.WordPiece(vocab=pieces, unk_token=unknown))
-    # a vocabulary without upper-case letters is of a model that lowers them
+    # a vocabulary without upper-case letters implies that the model lower-cases its texts
     normal = zip(vocabulary.texts, vocabulary.kinds, strict=True)
     lowers = all(text == text.lower() for text, kind in normal if kind == _NORMAL)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowers)
@@ -308,7 +308,7 @@ def _wordpiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _add_ends(tokenizer: Tokenizer, model: str, vocabulary: Vocabulary) -> None:
-    """Adds the tokens that stand before, between and after texts."""
+    """Adds the post-processor that puts special tokens before, between and after texts."""
     from tokenizers import processors
 
     special = vocabulary.special

@@ -1,4 +1,4 @@
-"""A model's tokenizer.json as the metadata of a GGUF file: the inverse of `gguf_tokenizer`."""
+"""Converts a model's tokenizer.json to GGUF metadata: the inverse of `gguf_tokenizer`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def tokenizer_metadata(repo: HuggingFaceRepo, rows: int) -> dict[str, Any]:
 
     Args:
         repo: The model.
-        rows: The rows of its embedding; tokens are added up to them.
+        rows: The number of rows of its embedding; unused tokens are appended up to it.
 
     Raises:
-        ModelFilesError: The model has no tokenizer.json, or one that GGUF files do not describe.
+        ModelFilesError: The model has no tokenizer.json, or one that GGUF files cannot describe.
     """
     path = repo.file("tokenizer.json")
     if path is None:
@@ -79,7 +79,7 @@ def _byte_level(values: dict[str, Any], merges: Sequence[tuple[str, ...]]) -> di
 
 
 def _patterns(step: dict[str, Any]) -> tuple[str, ...]:
-    """The patterns by which a pre-tokenizer splits; one that no file has if it does something else."""
+    """The patterns by which a pre-tokenizer splits; a pattern that no family has if the step is of another kind."""
     gpt2 = SPLITS["gpt-2"].patterns
     match step.get("type"):
         case "Sequence":
@@ -100,7 +100,7 @@ def _sentencepiece(
     merges: Sequence[tuple[str, ...]],
     tokens: Sequence[str],
 ) -> dict[str, Any]:
-    """SentencePiece's pairs: a merge's place becomes the score of its token."""
+    """SentencePiece BPE: the rank of a merge becomes the score of the merged token."""
     places: dict[str, int] = {}
     for place, pair in enumerate(merges):
         places.setdefault("".join(pair), place)
@@ -117,7 +117,7 @@ def _sentencepiece(
 def _special(
     repo: HuggingFaceRepo, values: dict[str, Any], numbers: dict[str, int]
 ) -> dict[str, Any]:
-    """The special tokens, whether a begin token is added, and the chat template."""
+    """The metadata of special tokens, of the begin token flag, and of the chat template."""
     path = repo.file("tokenizer_config.json")
     config = {} if path is None else read_json(path)
     metadata: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Writes GGUF files: metadata, the list of tensors, and their data one after the other.
+"""Writes GGUF files: metadata, tensor descriptions, and the tensor data.
 
 The layout is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3, little-endian.
 """
@@ -25,11 +25,11 @@ class GGUFEntry(NamedTuple):
     """A tensor to write.
 
     Args:
-        name: Its name.
-        stored: The format's name of its type, such as ``Q4_K``.
-        shape: The sizes in elements, the fastest last.
+        name: The name of the tensor.
+        stored: The GGUF name of its type, such as ``Q4_K``.
+        shape: The shape in elements, outermost dimension first.
         nbytes: The bytes of its data.
-        data: Makes the data, when its turn comes.
+        data: Returns the data; called when the tensor is written.
     """
 
     name: str
@@ -40,7 +40,7 @@ class GGUFEntry(NamedTuple):
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEntry]) -> None:
-    """Writes a file; it has its name only once it is whole.
+    """Writes a file under a temporary name, and renames it when it is complete.
 
     Args:
         path: The file.
@@ -49,7 +49,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: Sequence[GGUFEn
         entries: The tensors.
 
     Raises:
-        ValueError: The data of a tensor has another size than its entry.
+        ValueError: The data of a tensor does not have the size of its entry.
         OSError: The file cannot be written.
     """
     head = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(metadata))]

@@ -1,7 +1,7 @@
-"""Models' files, in a folder or on the Hugging Face hub.
+"""The files of models, in a folder or on the Hugging Face hub.
 
-A path of this machine never touches the network; nor does a hub name when ``HF_HUB_OFFLINE`` is
-set, which the huggingface-hub package honours.
+A local path never causes network access; nor does a hub name if ``HF_HUB_OFFLINE`` is set, which the huggingface-hub
+package honours.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ _FORMATS = {".safetensors": "safetensors", ".gguf": "gguf", ".pt": "pytorch", ".
 
 
 def _looks_local(repo_id: str) -> bool:
-    """Whether a name that does not exist is a path, not a hub name.
+    """Whether a name that does not exist locally is meant as a path, not as a hub name.
 
-    A name in an existing folder counts as a path, so that a misspelt ``models/llama`` does not wait for
-    the hub.
+    A name inside an existing folder counts as a path, so that a misspelt ``models/llama`` causes no request to the hub.
     """
     return (
         ("/" in repo_id and Path(repo_id).parent.is_dir())
@@ -52,7 +51,7 @@ def _looks_local(repo_id: str) -> bool:
 
 
 class RepoType(str, Enum):
-    """Where a model's files are."""
+    """Where the files of a model are stored."""
 
     online = "online"
     local = "local"
@@ -65,8 +64,8 @@ class HuggingFaceRepo:
     Args:
         repo_id: A folder, a GGUF file, or a name on the hub.
         revision: The branch, tag or commit on the hub.
-        trust_remote_code: Whether code of the model may run.
-        repo_type: Where the files are; by default derived from the name.
+        trust_remote_code: Whether code from the model's repository may run.
+        repo_type: Where the files are stored; by default derived from the name.
 
     Raises:
         ModelFilesError: The name is a path that does not exist.
@@ -97,7 +96,7 @@ class HuggingFaceRepo:
 
     @property
     def _is_gguf_file(self) -> bool:
-        """Whether the model is one GGUF file, which holds its config and tokenizer."""
+        """Whether the model is a single GGUF file, which also contains config and tokenizer."""
         path = Path(self.repo_id).expanduser()
         return self.repo_type == RepoType.local and path.suffix == ".gguf" and path.is_file()
 
@@ -115,7 +114,7 @@ class HuggingFaceRepo:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of a local model; for a model on the hub, its snapshot in the cache, if any."""
+        """The folder of a local model; for a hub model, its snapshot in the cache if there is one."""
         if self.repo_type == RepoType.local:
             path = Path(self.repo_id).expanduser()
             return path.parent if self._is_gguf_file else path
@@ -142,7 +141,7 @@ class HuggingFaceRepo:
 
     @cached_property
     def _sizes(self) -> dict[str, int | None]:
-        """The model's files and their sizes."""
+        """The names of the model's files, and their sizes in bytes."""
         folder = self.folder
         if self._is_gguf_file:
             path = Path(self.repo_id).expanduser()
@@ -182,7 +181,7 @@ class HuggingFaceRepo:
         return self._sizes.get(filename)
 
     def file(self, filename: str) -> Path | None:
-        """The path of a file on this machine, downloaded if needed; None if the model has no such file.
+        """The local path of a file, downloaded if needed; None if the model has no such file.
 
         Args:
             filename: Its name, relative to the model.
@@ -205,7 +204,7 @@ class HuggingFaceRepo:
                 return Path(hf_hub_download(self.repo_id, filename, revision=self.revision))
             except errors.LocalEntryNotFoundError:
                 if folder is not None:
-                    return None  # the cached model has none
+                    return None  # the cached snapshot has no such file
                 raise
             except errors.EntryNotFoundError:
                 return None
@@ -214,7 +213,7 @@ class HuggingFaceRepo:
 
     @cached_property
     def weight_files(self) -> dict[WeightsFormat, list[str]]:
-        """The weight files by format; with an index, the shards that it names."""
+        """The weight files by format; if there is an index, the shards that it names."""
         files: dict[WeightsFormat, list[str]] = {}
         for name in sorted(self._sizes):
             suffix = Path(name).suffix
@@ -227,7 +226,7 @@ class HuggingFaceRepo:
             assert index is not None
             files[WeightsFormat.safetensors] = self._shards(index)
         elif len(tensors) > 1:
-            # some repositories also hold Meta's original files, or adapters
+            # some repositories also contain Meta's original files, or adapters
             own = [n for n in tensors if not n.startswith(("consolidated", "adapter"))]
             files[WeightsFormat.safetensors] = own or tensors
         return files
@@ -253,7 +252,7 @@ class HuggingFaceRepo:
 
     @property
     def formats_available(self) -> list[WeightsFormat]:
-        """The formats of its weight files."""
+        """The formats of the model's weight files."""
         return list(self.weight_files)
 
     def safetensors_entries(self, filename: str) -> list[TensorEntry]:
@@ -263,7 +262,7 @@ class HuggingFaceRepo:
             filename: Its name, relative to the model.
 
         Raises:
-            ModelFilesError: It is missing, cut off or broken.
+            ModelFilesError: The file is missing, truncated or damaged.
         """
         if filename not in self._headers:
             path = self.file(filename)
@@ -281,7 +280,7 @@ class HuggingFaceRepo:
             file: Its name, relative to the model.
 
         Raises:
-            ModelFilesError: It is unknown.
+            ModelFilesError: The encoding is unknown.
         """
         name = str(file)
         if name.endswith(".safetensors"):
@@ -301,13 +300,13 @@ class HuggingFaceRepo:
     def _safetensors_encoding(self, names: list[str]) -> SupportedEncoding | None:
         if self.repo_type == RepoType.local:
             return encoding_of([e for name in names for e in self.safetensors_entries(name)])
-        # config.json states it, without a download of gigabytes
+        # config.json states the dtype, which avoids the download of the weights
         path = self.file("config.json")
         values = read_json(path) if path is not None else {}
         return SupportedEncoding.of_dtype(str(values.get("dtype") or values.get("torch_dtype")))
 
     def _gguf_encoding(self, name: str) -> SupportedEncoding | None:
-        """The encoding of most bytes; for a file on the hub, the encoding in its name."""
+        """The encoding with the most bytes; for a file that is not downloaded, the encoding in its name."""
         if self.folder is None or not (self.folder / name).is_file():
             return SupportedEncoding.parse_from_file_name(Path(name).name)
         if name not in self._headers:
@@ -316,7 +315,7 @@ class HuggingFaceRepo:
 
     @cached_property
     def supported_encodings(self) -> list[SupportedEncoding]:
-        """The encodings of its weight files, each once."""
+        """The encodings of the model's weight files, without duplicates."""
         encodings: dict[SupportedEncoding, None] = {}
         for weights_format, names in self.weight_files.items():
             if weights_format == WeightsFormat.safetensors:
@@ -333,11 +332,11 @@ class HuggingFaceRepo:
     def files_for_encoding(
         self, encoding: SupportedEncoding, weights_format: WeightsFormat | None = None
     ) -> dict[WeightsFormat, list[Path]]:
-        """The weight files that hold an encoding, by format.
+        """The weight files that contain an encoding, by format.
 
         Args:
             encoding: The encoding.
-            weights_format: Only those of this format.
+            weights_format: Restricts the result to this format; None: all formats.
         """
         files: dict[WeightsFormat, list[Path]] = {}
         for each, names in self.weight_files.items():
@@ -359,17 +358,17 @@ def download_weight_files(
     force_download: bool = False,
     max_workers: int = 8,
 ) -> list[Path]:
-    """Downloads weight files from the hub; files on this machine are used in place.
+    """Downloads weight files from the hub; local files are used in place.
 
     Args:
         huggingface_model_id: The model's name on the hub, or its folder.
-        filenames: Names relative to the model, or paths of this machine.
+        filenames: Names relative to the model, or local paths.
         revision: The branch, tag or commit.
-        force_download: Whether to download files that are in the cache.
-        max_workers: The most downloads at once.
+        force_download: Whether to download files that are already in the cache.
+        max_workers: The maximum number of concurrent downloads.
 
     Returns:
-        The files' paths, in the order of their names.
+        The local paths of the files, in the order of `filenames`.
 
     Raises:
         ModelFilesError: A download fails.
@@ -403,7 +402,7 @@ def generate_local_model_path(repo_id: str, revision: str) -> str:
         revision: The commit.
 
     Raises:
-        FileNotFoundError: The cache does not have it.
+        FileNotFoundError: The cache does not contain it.
     """
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
@@ -416,7 +415,7 @@ def generate_local_model_path(repo_id: str, revision: str) -> str:
 
 
 def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | Any | None:
-    """The path of a model's file in the cache, without the network.
+    """The path of a model's file in the cache, without network access.
 
     Args:
         repo_id: The model's name on the hub.
@@ -424,7 +423,7 @@ def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | 
         revision: The branch, tag or commit.
 
     Returns:
-        The path; None if the cache lacks it; a marker if the hub is known to lack the file.
+        The path; None if the file is not cached; a marker object if the hub is known to lack the file.
     """
     from huggingface_hub import try_to_load_from_cache as load
 
@@ -432,7 +431,7 @@ def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | 
 
 
 def validate_hf_repo_access(repo_id: str, revision: str) -> None:
-    """Checks that the hub has a model, and that this user has access.
+    """Checks that a model exists on the hub and that the user has access.
 
     Args:
         repo_id: The model's name on the hub.

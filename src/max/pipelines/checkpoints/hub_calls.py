@@ -1,4 +1,4 @@
-"""Calls to the Hugging Face hub, whose errors say what to do."""
+"""Calls to the Hugging Face hub, with errors that name a remedy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def _fail_if_offline() -> None:
-    """Fails at once without a network; huggingface-hub would retry for half a minute.
+    """Fails at once if there is no network, as huggingface-hub would retry for half a minute.
 
     Raises:
-        OfflineModeIsEnabled: The hub's name does not resolve, and no proxy is set that might resolve it.
+        OfflineModeIsEnabled: The hub's host name does not resolve, and no proxy is set that might resolve it.
     """
     from huggingface_hub import constants, errors
 
@@ -40,11 +40,11 @@ def call_hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
 
     Args:
         action: The call.
-        repo_id: The model that it asks for.
+        repo_id: The model that the call is about.
         revision: Its branch, tag or commit.
 
     Raises:
-        ModelFilesError: The call fails, or the package huggingface-hub is not installed; it names a remedy.
+        ModelFilesError: The call fails, or huggingface-hub is not installed; the error names a remedy.
     """
     try:
         from huggingface_hub import errors

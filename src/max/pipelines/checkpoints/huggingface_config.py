@@ -17,7 +17,7 @@ from max.pipelines.core.exceptions import ModelFilesError
 
 
 class MissingKeyError(AttributeError):
-    """A config.json lacks a key."""
+    """A config.json lacks a requested key."""
 
 
 _OTHER_MODELS = {
@@ -25,11 +25,11 @@ _OTHER_MODELS = {
     "model_index.json": "The folder holds an image model of diffusers, which does not run: give a model of text.",
     "params.json": "The folder holds Meta's or Mistral's original files: give the model in the Hugging Face layout.",
 }
-"""Files that tell the kind of a folder without a config.json, and what to do."""
+"""Files that identify the kind of a folder without a config.json, and the advice for each."""
 
 
 def _remedy_without_config(repo: HuggingFaceRepo) -> str:
-    """What to do about a model without a config.json, by the other files that it has."""
+    """The advice for a model without a config.json, from the other files that it has."""
     for name, remedy in _OTHER_MODELS.items():
         if repo.file_exists(name):
             return remedy
@@ -40,10 +40,10 @@ def _remedy_without_config(repo: HuggingFaceRepo) -> str:
 
 
 class HuggingFaceConfig:
-    """A config.json as attributes, as transformers' ``AutoConfig`` has them.
+    """A config.json as attributes, like transformers' ``AutoConfig``.
 
-    An object whose key ends in ``_config`` becomes a config too; others stay dictionaries. A key
-    that the file lacks is not an attribute: ``getattr(config, "head_dim", None)`` reads an optional key.
+    An object whose key ends in ``_config`` also becomes a config; other objects stay dictionaries. A key that the file
+    lacks raises AttributeError: ``getattr(config, "head_dim", None)`` reads an optional key.
 
     Args:
         values: The file's object.
@@ -88,7 +88,7 @@ class HuggingFaceConfig:
 
     @property
     def architectures(self) -> list[str]:
-        """The names of the model's class, in order of preference.
+        """The class names of the model, in order of preference.
 
         Raises:
             ModelFilesError: The value is not a list of names.
@@ -104,18 +104,18 @@ class HuggingFaceConfig:
 
     @property
     def checkpoint_dtype(self) -> str | None:
-        """The dtype of the weights, under its new or its old key; that of text_config if the top level has none."""
+        """The dtype of the weights, under the new or the old key; from text_config if the top level has none."""
         value = self.stated("dtype") or self.stated("torch_dtype")
         return None if value is None else str(value)
 
     @property
     def quantisation(self) -> dict[str, Any] | None:
-        """The object ``quantization_config`` of the top level, or that of text_config; None without one."""
+        """The object ``quantization_config`` of the top level, or of text_config; None if there is none."""
         section = self.stated("quantization_config")
         return section if isinstance(section, dict) else None
 
     def stated(self, key: str) -> Any:
-        """The value of a key at the top level, or in text_config if the top level has none; None without one.
+        """The value of a key at the top level, or in text_config if the top level has none; None if neither has it.
 
         Args:
             key: The key.
@@ -146,7 +146,7 @@ class HuggingFaceConfig:
 
 @cache
 def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
-    """The config.json of a model, read once a process (``active_config.cache_clear()`` forgets all).
+    """The config.json of a model, read once per process; ``active_config.cache_clear()`` empties the cache.
 
     Args:
         repo: The model.
@@ -160,10 +160,10 @@ def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
 def sampling_defaults(
     generation_config: dict[str, Any], file: str = "generation_config.json"
 ) -> SamplingParamsGenerationConfigDefaults:
-    """The defaults of sampling parameters in a generation_config.json.
+    """The default sampling parameters in a generation_config.json.
 
     Args:
-        generation_config: The file's object; empty without a file.
+        generation_config: The file's object; empty if there is no file.
         file: The name of the file in messages.
 
     Raises:

@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
         path: The file.
 
     Raises:
-        ModelFilesError: It cannot be read, or holds something else.
+        ModelFilesError: The file cannot be read, or does not contain an object.
     """
     value = _read(path)
     if not isinstance(value, dict):
@@ -41,7 +41,7 @@ def read_json_objects(path: Path) -> list[dict[str, Any]]:
         path: The file.
 
     Raises:
-        ModelFilesError: It cannot be read, or holds something else.
+        ModelFilesError: The file cannot be read, or does not contain an array of objects.
     """
     value = _read(path)
     if not isinstance(value, list):
@@ -62,10 +62,10 @@ def _holds_other(path: Path, value: object, expected: str, where: str = "") -> M
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a byte order mark
+        text = path.read_text(encoding="utf-8-sig")  # accepts a byte order mark
         value = json.loads(text)
         if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # raises for half a pair
+            json.dumps(value, ensure_ascii=False).encode()  # raises for unpaired surrogates
     except OSError as error:
         raise ModelFilesError(
             f"{path} cannot be read: {error.strerror or error}", "Check the model's folder."

@@ -1,4 +1,4 @@
-"""Quantises the float weights of a checkpoint: by compiled kernels on all cores, remembered in the cache."""
+"""Quantises the float weights of a checkpoint with compiled kernels on all cores, and caches the result."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _MATRICES = re.compile(
 _STACKED = re.compile(r"\.experts\.\w+_proj\.weight$")
 _OF_TOKENS = re.compile(r"(^|\.)(lm_head|embed_tokens|embed_tokens_per_layer)\.weight$")
 _SMALLER = {"q4_k": "q4_0", "q5_k": "q8_0", "q6_k": "q8_0"}
-"""What a matrix is encoded in whose rows are no multiples of 256."""
+"""The encoding of matrices whose number of columns is not a multiple of 256."""
 _OF_8_BITS = ("q8_0", "int8")
 _BLOCKS_AT_ONCE = 1 << 15
 _FORMAT = 2
-"""The version of the encoders; cached weights of another version are not read."""
+"""The version of the encoders; cached weights of other versions are not read."""
 
 
 def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
-    """What a weight of a model is encoded in; None if it stays as it is.
+    """The encoding of a weight; None if the weight stays as it is.
 
-    Matrices of projections, stacked ones of experts among them, embeddings and output layer are encoded; the last two
-    have at least 6 bits, as in llama.cpp. Gates of experts, convolutions, Gemma 3n's small updates and the weights of
-    DeepSeek V3.2's index heads stay floats.
+    Encoded are the matrices of projections, including stacked ones of experts, of embeddings and of the output layer;
+    the last two with at least 6 bits, as in llama.cpp. Routers of experts, convolutions, Gemma 3n's small updates and
+    the index head weights of DeepSeek V3.2 stay floats.
 
     Args:
         name: The weight's name in the model.
@@ -62,11 +62,11 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
     stacked = len(shape) == 3 and _STACKED.search(name) is not None
     if not (stacked or len(shape) == 2) or not shape[-1] or not _MATRICES.search(name):
         return None
-    if name.endswith(".kv_b_proj.weight"):  # latent attention takes it apart
+    if name.endswith(".kv_b_proj.weight"):  # latent attention splits it at load
         return None
     if name.endswith(
         ".indexer.weights_proj.weight"
-    ):  # small, and it selects the tokens that attention reads
+    ):  # small, and errors would change which tokens attention reads
         return None
     if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
         kind = "q6_k"
@@ -76,10 +76,10 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
 
 
 class Quantiser:
-    """Encodes floats by kernels.
+    """Encodes float weights with kernels.
 
     Args:
-        session: Compiles and runs them.
+        session: Compiles and runs the kernels.
     """
 
     def __init__(self, session: InferenceSession) -> None:
@@ -89,13 +89,13 @@ class Quantiser:
     def encode(
         self, weight: WeightData, kind: str, importance: npt.NDArray[np.float32] | None = None
     ) -> WeightData:
-        """A weight in blocks.
+        """Encodes a weight in blocks.
 
         Args:
-            weight: Floats ``[…, rows, columns]``; columns are a multiple of the block's elements.
-            kind: One of `QUANTISED_KINDS`; ``int8`` has one scale a row, in blocks of Q8_0.
-            importance: The weight of each column's squared errors ``[columns]``, or for each matrix ``[…, columns]``;
-                encodings of 8 bits need none. None: all are equal.
+            weight: Floats ``[…, rows, columns]``; the number of columns is a multiple of the block size.
+            kind: One of `QUANTISED_KINDS`; ``int8`` has one scale per row, in blocks of Q8_0.
+            importance: The weights of the columns' squared errors, ``[columns]``, or ``[…, columns]`` for each matrix;
+                ignored by 8-bit encodings. None: all columns have equal weight.
 
         Returns:
             uint8 ``[…, rows, bytes]``.
@@ -135,7 +135,7 @@ class Quantiser:
         kind: str,
         importance: npt.NDArray[np.float32] | None,
     ) -> npt.NDArray[np.uint8]:
-        """The blocks of a matrix ``[rows, columns]``."""
+        """Encodes a matrix ``[rows, columns]``, and returns its blocks."""
         rows, columns = array.shape
         encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
         elements, size = BLOCK_FORMATS[encoding.value]
@@ -170,10 +170,10 @@ class Quantiser:
 
 
 def _check(name: str, values: np.ndarray[Any, Any]) -> None:
-    """Refuses what blocks do not hold."""
+    """Refuses values that blocks cannot represent."""
     with np.errstate(invalid="ignore"):
         largest = float(np.abs(values).max().astype(np.float64)) if values.size else 0.0
-    # a scale is the largest value over 8 at most
+    # a scale is at most the largest value divided by 8, and 65504 is the largest float16
     if not largest <= 65504 * 8:
         raise ModelFilesError(
             f"weight {name!r} has the value {largest}, which quantised blocks do not hold",
@@ -182,7 +182,7 @@ def _check(name: str, values: np.ndarray[Any, Any]) -> None:
 
 
 def _rows_of_int8(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Blocks of Q8_0 whose scales are those of whole rows."""
+    """Q8_0 blocks in which all blocks of a row have the same scale."""
     floats = values.astype(np.float32)
     half = (np.abs(floats).max(1, keepdims=True) / 127).astype(np.float16)
     scale = half.astype(np.float32)
@@ -199,16 +199,16 @@ def quantised_state_dict(
     session: InferenceSession,
     files: Sequence[Path],
 ) -> dict[str, WeightData]:
-    """The weights of a model, its float matrices quantised; read from the cache if they were quantised before.
+    """Quantises the float matrices of a model; reads them from the cache if they were quantised before.
 
     Args:
         state_dict: The weights by the model's names.
         kind: One of `QUANTISED_KINDS`.
         session: Compiles and runs the kernels.
-        files: The files of the weights, which tell cached weights apart.
+        files: The files of the weights, which identify cached weights.
 
     Raises:
-        ModelFilesError: A weight has values that blocks do not hold.
+        ModelFilesError: A weight has values that blocks cannot represent.
     """
     assert kind in QUANTISED_KINDS
     plan = dict(_plan(state_dict, kind))
@@ -263,7 +263,7 @@ def _cached(files: Sequence[Path], plan: Mapping[str, str]) -> dict[str, WeightD
 def _remember(
     files: Sequence[Path], plan: Mapping[str, str], weights: Mapping[str, WeightData]
 ) -> None:
-    """Writes quantised weights to the cache, in place of those of the same files in another encoding."""
+    """Writes quantised weights to the cache, and removes those of the same files in other encodings."""
     path = _key(files, plan)
     first = hashlib.sha256(os.path.realpath(files[0]).encode()).hexdigest()[:16]
     temporary = path.with_suffix(f".{os.getpid()}.part")

@@ -1,6 +1,6 @@
-"""Quantised checkpoints of the Hugging Face layout: their weights as blocks or plain floats that layers take.
+"""Quantised checkpoints of the Hugging Face layout: converts their weights to blocks or plain floats.
 
-``quantization_config`` of config.json names the method. GPTQ of 2, 4 and 8 bits has kernels; the others become:
+``quantization_config`` of config.json names the method. GPTQ of 2, 4 and 8 bits has kernels; the others are converted:
 
 ==================  ===================================================  =======================================
 method              stored                                               becomes
@@ -43,19 +43,19 @@ Config = Mapping[str, Any]
 
 _REMEDY = "Give the model's float checkpoint, with --quantize, or one of another method."
 _LARGEST = 2**16
-"""The greatest number of elements of a float8 block's side."""
+"""The maximum side length of a float8 block."""
 
 
 def convert_quantised(weights: Mapping[str, Any], config: Config) -> dict[str, WeightData]:
-    """The weights of a quantised checkpoint; those that are not quantised stay as they are.
+    """Converts the weights of a quantised checkpoint; unquantised weights are returned unchanged.
 
     Args:
         weights: The weights by the checkpoint's names (`WeightData`, or objects with ``data()``).
         config: The ``quantization_config`` of config.json.
 
     Raises:
-        ModelFilesError: The method or one of its options is not supported, or a weight's parts are missing or do not
-            fit.
+        ModelFilesError: The method or one of its options is not supported, or the tensors of a weight are missing or
+            inconsistent.
     """
     method = str(config.get("quant_method"))
     state = {n: v if isinstance(v, WeightData) else v.data() for n, v in weights.items()}
@@ -79,7 +79,7 @@ def _array(value: WeightData) -> Array:
 
 
 def _words(state: Mapping[str, WeightData], name: str) -> Array:
-    """A matrix of int32 words."""
+    """A matrix of int32 words; checks rank and dtype."""
     words = _array(state[name])
     if words.dtype != np.int32 or words.ndim != 2:
         raise ValueError(f"{name} is {words.dtype} {list(words.shape)}, expected an int32 matrix")
@@ -101,7 +101,7 @@ def _bfloat16(name: str, values: Array) -> WeightData:
 
 
 def _stems(state: Mapping[str, WeightData], suffix: str) -> list[str]:
-    """The names of layers that have a part."""
+    """The names of the layers that have a tensor with a suffix."""
     return [name.removesuffix(suffix) for name in state if name.endswith(suffix)]
 
 
@@ -113,14 +113,14 @@ def _refuse(what: str) -> ModelFilesError:
 
 
 def unpack_words(words: Array, bits: int) -> Array:
-    """The integers in 32-bit words along the first axis, the lowest bits first: ``[n, …]`` to ``[n * 32 / bits, …]``.
+    """Unpacks integers from 32-bit words along the first axis, lowest bits first: ``[n, …]`` to ``[n * 32 / bits, …]``.
 
     Args:
-        words: int32; for 3 bits a multiple of 3 words, in which integers cross from one to the next.
-        bits: Bits of an integer.
+        words: int32; for 3 bits the number of words is a multiple of 3, as integers cross word boundaries.
+        bits: The number of bits per integer.
 
     Raises:
-        ValueError: The number of words is no multiple of 3, for 3 bits.
+        ValueError: For 3 bits, the number of words is not a multiple of 3.
     """
     if len(words) % (3 if bits == 3 else 1):
         raise ValueError(f"{len(words)} words of {bits} bits, expected a multiple of 3")
@@ -137,11 +137,11 @@ def pack_words(values: Array, bits: int = 4) -> Array:
     """The inverse of `unpack_words` for 2, 4 and 8 bits.
 
     Args:
-        values: Integers ``[n, …]``, n a multiple of ``32 / bits``.
-        bits: Bits of an integer.
+        values: Integers ``[n, …]``; n is a multiple of ``32 / bits``.
+        bits: The number of bits per integer.
 
     Raises:
-        ValueError: n is no such multiple.
+        ValueError: n is not a multiple of ``32 / bits``.
     """
     count = 32 // bits
     if len(values) % count:
@@ -157,9 +157,7 @@ def pack_words(values: Array, bits: int = 4) -> Array:
 
 
 def _as_gptq(state: dict[str, WeightData], stem: str, q: Array, stored_zeros: Array) -> None:
-    """Replaces the integers ``[inputs, outputs]`` and zero points ``[groups, outputs]`` of a layer by GPTQ's words of 4
-    bits.
-    """
+    """Writes a layer's integers ``[inputs, outputs]`` and zero points ``[groups, outputs]`` as 4-bit GPTQ words."""
     for part, words in (("qweight", pack_words(q)), ("qzeros", pack_words(stored_zeros.T).T)):
         name = f"{stem}.{part}"
         state[name] = WeightData.from_numpy(np.ascontiguousarray(words), name)
@@ -176,7 +174,7 @@ def _gptq_of_3_bits(state: dict[str, WeightData], config: Config) -> dict[str, W
 
 
 _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""Where each of 8 neighbouring outputs is in a word, in units of 4 bits."""
+"""The position of each of 8 consecutive outputs within a word, in units of 4 bits."""
 
 
 def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
@@ -190,7 +188,7 @@ def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
     for stem in _stems(state, ".qweight"):
         zeros = in_order(_words(state, f"{stem}.qzeros")).astype(np.int32)
         q = in_order(_words(state, f"{stem}.qweight"))
-        # GPTQ stores zero points less 1
+        # GPTQ stores zero points minus 1
         _as_gptq(state, stem, q, zeros - 1 & 15)
     return state
 
@@ -199,8 +197,8 @@ def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
 
 
 def _int8_rows(name: str, q: Array, scales: Array) -> WeightData:
-    """Blocks of Q8_0 of int8 ``[outputs, inputs]`` with a scale a row, float32 ``[outputs, 1]``; float32 if inputs
-    are no multiple of 32.
+    """Q8_0 blocks from int8 ``[outputs, inputs]`` with a scale per row, float32 ``[outputs, 1]``; float32 weights if
+    the number of inputs is not a multiple of 32.
     """
     if q.shape[1] % 32 or np.abs(scales).max(initial=0) > 65504:
         return WeightData.from_numpy(q.astype(np.float32) * scales, name)
@@ -233,7 +231,7 @@ def _compressed_tensors(state: dict[str, WeightData], config: Config) -> dict[st
 
 
 def _pack_quantised(state: dict[str, WeightData], stem: str) -> None:
-    """4 bits, 8 to a word along inputs, less 8, with a scale a group of inputs: blocks of Q4_0."""
+    """Converts 4-bit integers (offset 8, 8 per word along inputs, a scale per group of inputs) to Q4_0 blocks."""
     name = f"{stem}.weight"
     outputs, inputs = (int(size) for size in _array(state.pop(f"{stem}.weight_shape")).reshape(-1))
     words = _words(state, f"{stem}.weight_packed")
@@ -264,7 +262,7 @@ def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
     for stem in _stems(state, ".weight_scale_inv"):
         name = f"{stem}.weight"
         values, scales = _floats(state[name]), _floats(state.pop(f"{stem}.weight_scale_inv"))
-        # static scales of activations: these stay floats here
+        # drop static activation scales: activations stay floats here
         state.pop(f"{stem}.activation_scale", None)
         if stated is None and scales.size == 1:
             state[name] = _bfloat16(name, values * scales.reshape(()))
@@ -296,7 +294,7 @@ def _bitsandbytes(state: dict[str, WeightData], config: Config) -> dict[str, Wei
 
 
 def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData:
-    """nf4 and fp4: the number of a level in each half of a byte, the high half first, and a maximum a block."""
+    """nf4 and fp4: two 4-bit level indices per byte, the high half first, and an absolute maximum per block."""
     try:
         settings: dict[str, Any] = json.loads(_array(state.pop(mark)).tobytes())
         shape, size = [int(s) for s in settings["shape"]], int(settings["blocksize"])
@@ -329,17 +327,17 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
 
 
 def _mxfp4(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
-    """Experts ``[experts, outputs, inputs]`` keep this order in blocks; in bfloat16 they are ``[experts, inputs,
-    outputs]``, as in float checkpoints.
+    """Converts experts ``[experts, outputs, inputs]``: blocks keep this order; bfloat16 weights become ``[experts,
+    inputs, outputs]``, as in float checkpoints.
     """
     for name in _stems(state, "_blocks"):
         blocks, scales = _array(state.pop(f"{name}_blocks")), _array(state.pop(f"{name}_scales"))
         if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
             raise ValueError(f"{name}: {list(blocks.shape)} blocks, {list(scales.shape)} scales")
-        # neighbours share a byte here; in GGUF's blocks they are the lower halves of neighbouring bytes
+        # a byte holds two consecutive elements here; a GGUF block stores elements i and i + 16 in byte i
         q = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
         halves = q[..., :16] | q[..., 16:] << 4
-        # exponents are 127 more than the power of 2 there, and levels are twice as large
+        # the exponent byte, with a bias of 127, is the same in both formats
         stored = np.concatenate([scales[..., None], halves], -1).reshape(*scales.shape[:-1], -1)
         converted = to_kernel_blocks(stored, "MXFP4")
         if converted is not None:
@@ -358,6 +356,6 @@ _CONVERTERS: dict[str, Callable[[dict[str, WeightData], Config], dict[str, Weigh
     "mxfp4": _mxfp4,
 }
 CONVERTED_METHODS = tuple(method for method in _CONVERTERS if method != "awq")
-"""The methods whose weights become blocks or plain floats."""
+"""The methods whose weights are converted to blocks or plain floats."""
 METHODS = ("gptq", *_CONVERTERS)
-"""All methods that are read."""
+"""All supported methods."""

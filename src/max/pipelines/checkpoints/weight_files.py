@@ -25,10 +25,10 @@ class TensorEntry:
 
     Args:
         name: Its name.
-        dtype: Its dtype, in the format's spelling.
+        dtype: Its dtype as the file format spells it.
         shape: Its shape.
-        begin: The offset of its first byte in the file.
-        end: The offset after its last byte.
+        begin: The byte offset of its data in the file.
+        end: The byte offset after its data.
     """
 
     name: str
@@ -45,7 +45,7 @@ def read_safetensors_header(path: Path) -> list[TensorEntry]:
         path: The file.
 
     Raises:
-        ModelFilesError: The file is missing, cut off, or no safetensors file.
+        ModelFilesError: The file is missing, truncated, or not a safetensors file.
     """
     entries = _opened(SafetensorsFile, path).entries
     return [
@@ -61,7 +61,7 @@ def read_gguf_entries(path: Path) -> list[TensorEntry]:
         path: The file.
 
     Raises:
-        ModelFilesError: The file is missing, cut off, or no GGUF file.
+        ModelFilesError: The file is missing, truncated, or not a GGUF file.
     """
     return [
         TensorEntry(t.name, t.stored, t.shape, t.begin, t.begin + (t.nbytes or 0))
@@ -76,7 +76,7 @@ def open_gguf(path: Path) -> GGUFFile:
         path: The file.
 
     Raises:
-        ModelFilesError: The file is missing, cut off, or no GGUF file.
+        ModelFilesError: The file is missing, truncated, or not a GGUF file.
     """
     return _opened(weights.open_gguf, path)
 
@@ -103,7 +103,7 @@ def encodings_in(entries: list[TensorEntry]) -> set[SupportedEncoding]:
 
 
 def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
-    """The encoding of most bytes; None if no dtype is an encoding.
+    """The encoding with the most bytes; None if no dtype has an encoding.
 
     Args:
         entries: The tensors of a checkpoint.
@@ -122,12 +122,12 @@ def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
 def bytes_of(
     entries: list[TensorEntry], encoding: SupportedEncoding, quantise: str | None = None
 ) -> int:
-    """The bytes of a checkpoint in memory, after floats are converted to an encoding and blocks to those of kernels.
+    """The bytes of a checkpoint in memory, after floats are converted to an encoding and blocks to those with kernels.
 
     Args:
         entries: The tensors of the checkpoint.
         encoding: The encoding.
-        quantise: What float matrices are quantised to.
+        quantise: The type that float matrices are quantised to; None: they are not quantised.
     """
     floats = {"F64", "F32", "F16", "BF16"}
     into = {"float32": 4, "float16": 2, "bfloat16": 2}.get(encoding.value)
@@ -138,7 +138,7 @@ def bytes_of(
             elements, bytes_ = BLOCK_FORMATS["Q8_0" if quantise == "int8" else quantise.upper()]
             size = size // _BYTES[entry.dtype] // elements * bytes_
         elif entry.dtype == "U8" and entry.name.endswith("_blocks"):
-            # 32 elements of MXFP4 in 16 bytes, which become a block of Q8_0
+            # 16 bytes of MXFP4 hold 32 elements, which become one Q8_0 block
             size = size // 16 * BLOCK_FORMATS["Q8_0"].bytes
         elif into is not None and entry.dtype in floats:
             size = size // _BYTES[entry.dtype] * into

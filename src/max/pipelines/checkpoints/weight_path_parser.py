@@ -1,4 +1,4 @@
-"""Weight files that stand in another repository than the model."""
+"""Weight files in another repository than the model's."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ __all__ = ["WeightPathParser"]
 
 
 class WeightPathParser:
-    """Divides paths of weight files into a repository on the hub and paths within it."""
+    """Splits paths of weight files into a hub repository and paths within it."""
 
     @staticmethod
     def parse(
         model_path: str, weight_path: Sequence[Path | str] | Path | str
     ) -> tuple[list[Path], str | None]:
-        """The paths of weight files, and the repository that they are in.
+        """The paths of weight files, and the repository that contains them.
 
         Args:
             model_path: The model's folder or name on the hub.
-            weight_path: Files: paths on this machine, within the model, or ``owner/repository/file``.
+            weight_path: Files as local paths, paths within the model, or ``owner/repository/file``.
 
         Returns:
-            The paths, within their repository if one is named; the repository, None: the model's.
+            The paths, relative to the repository if one is named; and the repository, None: the model's.
 
         Raises:
-            ValueError: The files are in several repositories.
+            ValueError: The files are in different repositories.
         """
         given = [weight_path] if isinstance(weight_path, (str, Path)) else list(weight_path)
         paths: list[Path] = []
