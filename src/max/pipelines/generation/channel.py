@@ -16,10 +16,10 @@ Sent = TypeVar("Sent")
 
 
 class Channel(Protocol[In, Out]):
-    """One end of a channel: messages in both directions, each direction in order."""
+    """One end of a channel that carries messages in both directions, in order per direction."""
 
     def send(self, message: Out) -> None:
-        """Sends a message; from any thread.
+        """Sends a message; thread-safe.
 
         Args:
             message: The message.
@@ -30,7 +30,7 @@ class Channel(Protocol[In, Out]):
         ...
 
     def send_all(self, messages: Sequence[Out]) -> None:
-        """Sends several messages as one frame; from any thread.
+        """Sends several messages as one frame; thread-safe.
 
         Args:
             messages: The messages; nothing is sent if there are none.
@@ -41,7 +41,7 @@ class Channel(Protocol[In, Out]):
         ...
 
     def receive(self) -> In:
-        """Waits for the next message; by one thread at a time.
+        """Waits for the next message; to be called by one thread at a time.
 
         Raises:
             EOFError: The other end is closed.
@@ -49,7 +49,7 @@ class Channel(Protocol[In, Out]):
         ...
 
     def receive_all(self) -> Sequence[In]:
-        """Waits for the next frame, and returns its messages; by one thread at a time.
+        """Waits for the next frame and returns its messages; to be called by one thread at a time.
 
         Raises:
             EOFError: The other end is closed.
@@ -62,10 +62,10 @@ class Channel(Protocol[In, Out]):
 
 
 class Codec(Protocol):
-    """The bytes of messages; both ends of a channel use the same."""
+    """Converts messages to bytes and back; both ends of a channel use the same codec."""
 
     def encode(self, messages: Sequence[Any]) -> bytes:
-        """The frame of messages.
+        """Encodes messages as one frame.
 
         Args:
             messages: The messages.
@@ -73,7 +73,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, frame: bytes) -> list[Any]:
-        """The messages of a frame.
+        """Decodes the messages of a frame.
 
         Args:
             frame: The frame.
@@ -82,10 +82,10 @@ class Codec(Protocol):
 
 
 class PickleCodec:
-    """Frames are pickled lists; needs no package, and takes messages of any type."""
+    """Pickles lists of messages of any type; requires no further package."""
 
     def encode(self, messages: Sequence[Any]) -> bytes:
-        """The frame of messages.
+        """Encodes messages as one frame.
 
         Args:
             messages: The messages.
@@ -93,7 +93,7 @@ class PickleCodec:
         return pickle.dumps(list(messages), pickle.HIGHEST_PROTOCOL)
 
     def decode(self, frame: bytes) -> list[Any]:
-        """The messages of a frame.
+        """Decodes the messages of a frame.
 
         Args:
             frame: The frame, from the other end of the channel.
@@ -105,7 +105,7 @@ class ConnectionChannel(Generic[Received, Sent]):
     """A channel over a connection of ``multiprocessing``.
 
     Args:
-        connection: One end of a pipe, or of a socket.
+        connection: One end of a pipe or socket.
         codec: Encodes the messages; None: they are pickled.
     """
 
@@ -113,10 +113,10 @@ class ConnectionChannel(Generic[Received, Sent]):
         self._connection = connection
         self._codec: Codec = codec or PickleCodec()
         self._sending = threading.Lock()
-        self._unread: deque[Received] = deque()  # of a frame that receive() has begun
+        self._unread: deque[Received] = deque()  # the rest of a frame that receive() began
 
     def send(self, message: Sent) -> None:
-        """Sends a message; from any thread.
+        """Sends a message; thread-safe.
 
         Args:
             message: The message.
@@ -127,7 +127,7 @@ class ConnectionChannel(Generic[Received, Sent]):
         self.send_all([message])
 
     def send_all(self, messages: Sequence[Sent]) -> None:
-        """Sends several messages as one frame; from any thread.
+        """Sends several messages as one frame; thread-safe.
 
         Args:
             messages: The messages; nothing is sent if there are none.
@@ -139,18 +139,18 @@ class ConnectionChannel(Generic[Received, Sent]):
             self.send_frame(self.frame(messages))
 
     def frame(self, messages: Sequence[Sent]) -> bytes:
-        """The bytes of messages, for :meth:`send_frame`.
+        """Encodes messages for :meth:`send_frame`.
 
         Args:
             messages: The messages.
 
         Raises:
-            Exception: The codec cannot encode one.
+            Exception: The codec cannot encode a message.
         """
         return self._codec.encode(messages)
 
     def send_frame(self, frame: bytes) -> None:
-        """Sends encoded messages; from any thread.
+        """Sends encoded messages; thread-safe.
 
         Args:
             frame: The bytes, from :meth:`frame`.
@@ -162,7 +162,7 @@ class ConnectionChannel(Generic[Received, Sent]):
             self._connection.send_bytes(frame)
 
     def receive(self) -> Received:
-        """Waits for the next message; by one thread at a time.
+        """Waits for the next message; to be called by one thread at a time.
 
         Raises:
             EOFError: The other end is closed.
@@ -172,7 +172,7 @@ class ConnectionChannel(Generic[Received, Sent]):
         return self._unread.popleft()
 
     def receive_all(self) -> list[Received]:
-        """Waits for the next frame, and returns its messages; by one thread at a time.
+        """Waits for the next frame and returns its messages; to be called by one thread at a time.
 
         Raises:
             EOFError: The other end is closed.
@@ -186,10 +186,10 @@ class ConnectionChannel(Generic[Received, Sent]):
     def _next_frame(self) -> list[Received]:
         try:
             frame = self._connection.recv_bytes()
-        except OSError as error:  # a reset connection, or a process that was killed
+        except OSError as error:  # the connection was reset, or the other process was killed
             raise EOFError(str(error)) from error
         except TypeError as error:
-            # a connection that another thread closes meanwhile has no handle to read from
+            # a TypeError is expected only if another thread closed the connection, which then has no handle
             if not self._connection.closed:
                 raise
             raise EOFError("the channel was closed") from error

@@ -1,4 +1,4 @@
-"""Runs coroutines from code that is not asynchronous."""
+"""Runs coroutines from synchronous code."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from max._lazy import lazy_module
 if TYPE_CHECKING:
     import asyncio
 else:
-    asyncio = lazy_module("asyncio")  # importing it takes as long as loading a small model
+    asyncio = lazy_module("asyncio")  # its import takes as long as loading a small model
 
 T = TypeVar("T")
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end: in this thread, or in another one if this one runs an event loop.
+    """Runs a coroutine to completion: in this thread, or in another one if this thread already runs an event loop.
 
     Args:
         coroutine: The coroutine.
 
     Returns:
-        Its result; an exception is raised here.
+        The result of the coroutine; its exception is raised here.
     """
     try:
         asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""Several decoding steps of a batch in one call, without Python between them.
+"""Runs several decoding steps of a batch in one call, without Python in between.
 
-The model's graph alternates with a small graph that makes the inputs of the next step from its tokens.
+The model's graph alternates with a small graph that makes the inputs of the next step from the new tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from max.pipelines.sampling.inputs import SEED_MASK
 
 
 def next_step_graph() -> Graph:
-    """The graph that updates the inputs of a decoding step in place for the next one.
+    """The graph that updates the inputs of a decoding step in place for the next step.
 
-    Its operands are those of ``mo.next_step.ragged.paged``: tensors, then the buffers that it writes.
+    Its operands are those of ``mo.next_step.ragged.paged``: tensors, then the buffers that it updates.
     """
     cpu = DeviceRef.CPU()
     types = [
@@ -63,8 +63,8 @@ class DecodeLoop:
     """Runs steps of a decoding batch until one of its sequences ends.
 
     Args:
-        session: Compiles the graph between two steps.
-        pipeline_model: The model; it has a :attr:`~PipelineModel.decoding_graph`.
+        session: Compiles the graph between steps.
+        pipeline_model: The model, which has a :attr:`~PipelineModel.decoding_graph`.
         model: That graph.
     """
 
@@ -95,11 +95,11 @@ class DecodeLoop:
 
     @property
     def usable(self) -> bool:
-        """Whether the model can be repeated now; not while it is profiled."""
+        """Whether the loop can run now; not while the model is profiled."""
         return ModelLoop.supports(self._model)
 
     def interrupt(self) -> None:
-        """Ends the current run after its current step, else the next run after its first; from any thread."""
+        """Ends the current run after its current step, or the next run after its first step; thread-safe."""
         self._interrupted[0] = 1
 
     def run(
@@ -109,22 +109,22 @@ class DecodeLoop:
         steps: int,
         reader: StepReader | None = None,
     ) -> tuple[ModelInputs, Tensor, npt.NDArray[np.int64]]:
-        """Runs a number of steps, or fewer.
+        """Runs up to a number of steps.
 
-        It ends early after a step that ends a sequence, and after :meth:`interrupt`.
+        The run ends early after a step that ends a sequence, and after :meth:`interrupt`.
 
         Args:
-            inputs: The first step's inputs, made for one step; they are updated in place.
+            inputs: The inputs of the first step, made for a single step; they are updated in place.
             batch: The requests in the batch's order; each has one new token, and pages for all steps.
-            steps: The most steps.
+            steps: The maximum number of steps.
             reader: Delivers the tokens of each step while the next one runs.
 
         Returns:
-            The inputs; the tokens of the last step ``[batch]``, which the next one takes as input; the
-            tokens of all steps ``[steps, batch]``.
+            The inputs; the tokens of the last step ``[batch]``, which are the input of the next step; the tokens of all
+                steps ``[steps, batch]``.
 
         Raises:
-            TypeError: The inputs are not those of a paged cache, or lack sampling parameters.
+            TypeError: The inputs have no paged cache, or no sampling parameters.
         """
         cache, sampling = inputs.kv_cache_inputs, inputs.sampling
         if not isinstance(cache, RaggedKVCacheInputs) or sampling is None:

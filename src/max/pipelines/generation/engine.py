@@ -1,6 +1,6 @@
 """Runs requests on a pipeline, batch by batch.
 
-The engine is the one place where scheduler and pipeline meet. It has no thread: a driver calls
+The engine is the only place that connects scheduler and pipeline. It has no thread: a driver calls
 :meth:`Engine.step` as long as there are requests. Drivers are :class:`~max.pipelines.generation.generation.Generation`
 for threads of this process, and :func:`~max.pipelines.generation.service.serve` for another process.
 """
@@ -31,16 +31,16 @@ from max.pipelines.generation.step_reader import StepReader
 from max.pipelines.scheduler import PageSource, SchedulerLimits, TextScheduler
 
 MAX_SECONDS = 0.04
-"""The time limit in seconds of an execution of several steps, if the configuration leaves their number open: streamed
-tokens then arrive one by one."""
+"""The time limit in seconds of an execution of several steps, if the configuration leaves their number open. It keeps
+streamed tokens arriving one by one."""
 
 MIXED_STEP_RATIO = 1.8
 """The time limit of a step that decodes and reads prompts, as a multiple of a decoding step. Running requests then wait
-at most twice as long for a token: the difference to 2 allows for errors of the estimate."""
+at most twice as long for a token; the difference to 2 leaves a margin for errors of the estimate."""
 
 
 class BatchPipeline(Protocol):
-    """The part of a pipeline that an engine uses; ``TextGenerationPipeline`` implements it."""
+    """The interface of a pipeline that an engine requires; ``TextGenerationPipeline`` implements it."""
 
     @property
     def kv_managers(self) -> Sequence[PageSource]:
@@ -51,7 +51,7 @@ class BatchPipeline(Protocol):
         """Runs a batch, and updates its contexts.
 
         Args:
-            inputs: The batch; its pages are reserved.
+            inputs: The batch, with reserved pages.
 
         Returns:
             The new tokens of each request.
@@ -59,13 +59,13 @@ class BatchPipeline(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Ends an execution of several steps after the current one; from any thread."""
+        """Ends an execution of several steps after the current step; thread-safe."""
         ...
 
 
 @runtime_checkable
 class ConfiguredPipeline(BatchPipeline, Protocol):
-    """A pipeline whose configuration has the limits of batches."""
+    """A pipeline whose configuration defines the limits of batches."""
 
     @property
     def pipeline_config(self) -> PipelineConfig:
@@ -83,10 +83,10 @@ class PreparingPipeline(BatchPipeline, Protocol):
     """A pipeline that can prepare a request before its first batch."""
 
     def prepare(self, context: Any) -> None:
-        """Prepares a request, for example compiles its grammar; from any thread, also while a batch runs.
+        """Prepares a request, for example compiles its grammar; thread-safe, even while a batch runs.
 
         Args:
-            context: The request; no batch has had it.
+            context: The request, which was in no batch yet.
 
         Raises:
             ValueError: The request is invalid.
@@ -96,22 +96,22 @@ class PreparingPipeline(BatchPipeline, Protocol):
 
 @runtime_checkable
 class WarmingPipeline(BatchPipeline, Protocol):
-    """A pipeline that can build state that requests share before the first request arrives."""
+    """A pipeline that can build state shared by requests before the first request arrives."""
 
     def warm_up(self) -> None:
-        """Builds the shared state; from any thread, also while a batch runs."""
+        """Builds the shared state; thread-safe, even while a batch runs."""
         ...
 
 
 @runtime_checkable
 class ReadablePipeline(BatchPipeline, Protocol):
-    """A pipeline whose tokens can be read while an execution of several steps runs."""
+    """A pipeline whose tokens can be read during an execution of several steps."""
 
     def read_steps(self, reader: StepReader | None) -> None:
         """Sets the reader of the tokens.
 
         Args:
-            reader: Delivers the tokens; None: there is no reader.
+            reader: Delivers the tokens; None: no reader.
         """
         ...
 
@@ -121,24 +121,24 @@ class KeepingPipeline(BatchPipeline, Protocol):
     """A pipeline that can store its cached prefixes for a later engine."""
 
     def load_prefixes(self) -> None:
-        """Fills the cache with the stored prefixes of an earlier engine; before the first batch."""
+        """Fills the cache with the prefixes that an earlier engine stored; called before the first batch."""
         ...
 
     def save_prefixes(self) -> None:
-        """Stores the cached prefixes; after the last batch."""
+        """Stores the cached prefixes; called after the last batch."""
         ...
 
     def new_prefixes(self) -> PrefixWrite | None:
-        """The cached prefixes that are not stored yet, for another thread to write; between two batches."""
+        """The cached prefixes that are not stored yet, to be written by another thread; called between two batches."""
         ...
 
     def forget_prefixes(self) -> None:
-        """Empties the cache and deletes the stored prefixes; between two batches, while no write runs."""
+        """Empties the cache and deletes the stored prefixes; called between two batches, while no write runs."""
         ...
 
 
 def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
-    """The limits of batches in a pipeline's configuration.
+    """The limits of batches from the configuration of a pipeline.
 
     Args:
         pipeline: The pipeline.
@@ -147,7 +147,7 @@ def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
     batch = config.max_batch_size or 1
     steps = max(config.max_num_steps, 1)
     if config.finds_num_steps and not pipeline.repeats_steps:
-        steps = 1  # more steps in one call save nothing
+        steps = 1  # several steps in one call would save no time
     return SchedulerLimits(
         max_batch_size=min(batch, config.max_queue_size_tg or batch),
         max_ce_batch_size=min(batch, config.max_ce_batch_size),
@@ -176,7 +176,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class _Submission:
-    """A request that no step has seen yet."""
+    """A request that has not been passed to the scheduler yet."""
 
     context: TextGenerationContext
     priority: int
@@ -184,22 +184,22 @@ class _Submission:
 
 
 Outcome: TypeAlias = TextGenerationOutput | Failure
-"""The result of a step for one request."""
+"""The result of a step for one request: new tokens, or its failure."""
 
 
 class StepRecorder:
-    """A histogram of step times, updated in place without allocation."""
+    """A histogram of step durations, updated in place without allocation."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(STEP_BOUNDS_MS) + 1)
         self._milliseconds = 0.0
 
     def record(self, seconds: float, steps: int = 1) -> None:
-        """Adds steps of one call.
+        """Adds the steps of one call.
 
         Args:
-            seconds: The time of all of them.
-            steps: Their number; none if it is 0.
+            seconds: The total duration of the steps.
+            steps: The number of steps; nothing is recorded if it is 0.
         """
         milliseconds = seconds * 1e3
         if steps:
@@ -208,21 +208,21 @@ class StepRecorder:
 
     @property
     def times(self) -> StepTimes:
-        """The times so far."""
+        """The durations recorded so far."""
         return StepTimes(tuple(self._counts), self._milliseconds)
 
 
 class Engine:
     """Runs requests on a pipeline.
 
-    :meth:`submit` and :meth:`cancel` may be called from any thread, :meth:`step` by one thread at a
-    time. The engine does not keep its pipeline alive.
+    :meth:`submit` and :meth:`cancel` may be called from any thread, :meth:`step` by one thread at a time. The engine
+    holds no reference that keeps its pipeline alive.
 
     Args:
-        pipeline: The pipeline; all its requests go through one engine.
+        pipeline: The pipeline; all its requests must go through one engine.
         limits: The limits of batches.
-        reader: Delivers the tokens of an execution of several steps while it runs, if the pipeline
-            can be read; :meth:`step` then returns those that it has not delivered.
+        reader: Delivers the tokens during an execution of several steps, if the pipeline supports it; :meth:`step` then
+            returns only tokens that were not delivered.
     """
 
     def __init__(
@@ -237,10 +237,10 @@ class Engine:
         self._stepping = False
         self._lock = threading.Lock()  # guards _changes
         self._changes: list[_Submission | RequestID] = []
-        # outcomes for the next return of step(): an interrupted step leaves its own here
+        # outcomes that the next step() returns: an interrupted step leaves its outcomes here
         self._outcomes: list[Outcome] = []
         self.prompt_steps, self.decode_steps = StepRecorder(), StepRecorder()
-        # requests that no batch has contained; requests whose first batch began since take_started()
+        # requests that were in no batch yet; requests whose first batch began since take_started()
         self._new: set[RequestID] = set()
         self._started: list[tuple[RequestID, float]] = []
         self._reader = reader if isinstance(pipeline, ReadablePipeline) else None
@@ -254,19 +254,19 @@ class Engine:
             return not (self._changes or self._outcomes or len(self.scheduler))
 
     def submit(self, context: TextGenerationContext, priority: int = 0, client: str = "") -> None:
-        """Adds a request before the next step.
+        """Submits a request; it is added before the next step.
 
         Args:
-            context: The request; the engine updates it. Its identifier is that of no open request.
-            priority: Requests of a lower value come first.
-            client: Whose request it is; clients share the engine equally.
+            context: The request, which the engine updates. No open request may have the same identifier.
+            priority: Requests with lower values come first.
+            client: The client that sent it; clients share the engine equally.
         """
         with self._lock:
             self._changes.append(_Submission(context, priority, client))
         self.interrupt()
 
     def cancel(self, request_id: RequestID) -> None:
-        """Ends a request before the next step, which returns its last output and frees its pages.
+        """Ends a request before the next step; that step returns its last output and frees its pages.
 
         Args:
             request_id: The request; nothing happens if it is not open.
@@ -276,13 +276,13 @@ class Engine:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Makes a running :meth:`step` return after its current decoding step."""
+        """Ends a running :meth:`step` after its current decoding step."""
         pipeline = self._pipeline() if self._stepping else None
         if pipeline is not None:
             pipeline.interrupt()
 
     def apply_changes(self) -> None:
-        """Adds and cancels requests without running a batch; only between two steps."""
+        """Adds and cancels requests without running a batch; to be called only between two steps."""
         with self._lock:
             changes, self._changes = self._changes, []
         for change in changes:
@@ -300,15 +300,14 @@ class Engine:
     def step(self) -> list[Outcome]:
         """Runs the next batch.
 
-        An error of the pipeline fails the requests of the batch and no others.
+        An error of the pipeline fails only the requests of the batch.
 
         Returns:
-            New tokens and ends of requests.
+            The new tokens and the ends of requests.
 
         Raises:
-            BaseException: The pipeline raised one that is not an ``Exception``, such as
-                ``KeyboardInterrupt``. The requests of the batch are preempted, and continue after the tokens that
-                were delivered.
+            BaseException: The pipeline raised an exception that is not an ``Exception``, such as ``KeyboardInterrupt``.
+                The requests of the batch are preempted, and continue after the tokens that were delivered.
         """
         self._stepping = True
         try:
@@ -322,7 +321,7 @@ class Engine:
         return outcomes
 
     def take_started(self) -> list[tuple[RequestID, float]]:
-        """Requests whose first batch began since the last call, with its time in seconds since the epoch."""
+        """The requests whose first batch began since the last call, with its time in seconds since the epoch."""
         started, self._started = self._started, []
         return started
 
@@ -376,15 +375,15 @@ class Engine:
                 self._outcomes.append(output)
 
     def _keep_delivered(self, batch: Sequence[TextGenerationContext]) -> None:
-        """Appends the tokens that an interrupted execution delivered to their sequences.
+        """Appends the tokens that an interrupted execution delivered to the sequences of their requests.
 
-        The next step continues after them, and samples the same tokens as without the interrupt: the seed of a token
-        is a function of its position.
+        The next step continues after them and samples the same tokens as without the interrupt, since the seed of a
+        token depends only on its position.
         """
         if self._reader is None:
             return
         for context, (begin, tokens) in zip(batch, self._reader.end_interrupted(), strict=False):
-            # the execution may have updated the context before the interrupt
+            # the execution may already have updated the context before the interrupt
             for token in tokens[context.current_length - begin :]:
                 context.update(token)
             output = context.to_generation_output()
@@ -393,5 +392,5 @@ class Engine:
                 self._outcomes.append(replace(output, tokens=later))
 
     def _end_reading(self, steps: int) -> list[int]:
-        """The number of tokens per request that were delivered while the batch ran; empty without a reader."""
+        """The number of delivered tokens per request during the batch; empty if there is no reader."""
         return [] if self._reader is None else self._reader.end(steps)

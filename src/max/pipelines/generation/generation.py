@@ -1,8 +1,7 @@
-"""Generates for threads of this process.
+"""Generates tokens for threads of this process.
 
-:class:`Generation` has no thread of its own. Of the threads that wait for tokens one drives at a
-time: it steps the engine, distributes the outcomes, and lets another thread drive when its own
-requests have ended.
+:class:`Generation` has no thread of its own. One of the threads that wait for tokens drives at a time: it steps the
+engine, distributes the outcomes, and hands over to another thread when its own requests have ended.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ ContextT = TypeVar("ContextT", bound=TextGenerationContext, contravariant=True)
 
 
 class TextGenerator(ABC, Generic[ContextT]):
-    """Generates tokens for requests, in this process or in another."""
+    """Generates tokens for requests, in this process or in another one."""
 
     @abstractmethod
     def stream(self, contexts: Sequence[ContextT]) -> Generator[TextGenerationOutput, None, None]:
         """Yields the tokens of requests as they are generated.
 
-        Requests that are open when the iterator is closed are cancelled.
+        Requests that are still open when the iterator is closed are cancelled.
 
         Args:
             contexts: The requests.
@@ -54,20 +53,20 @@ class TextGenerator(ABC, Generic[ContextT]):
 
     @abstractmethod
     def cancel(self, request_id: RequestID) -> None:
-        """Ends a request with status ``CANCELLED``; its pages are free before the next step.
+        """Ends a request with status ``CANCELLED``; its pages are freed before the next step.
 
         Args:
             request_id: The request; nothing happens if it has ended.
         """
 
     def run(self, contexts: Sequence[ContextT]) -> list[TextGenerationOutput]:
-        """Generates until requests have ended.
+        """Generates until all requests have ended.
 
         Args:
             contexts: The requests.
 
         Returns:
-            For each request, in their order, all its tokens.
+            All tokens of each request, in the order of the requests.
 
         Raises:
             InputError: A request can never run.
@@ -87,13 +86,13 @@ class TextGenerator(ABC, Generic[ContextT]):
 
 
 def by_request(contexts: Sequence[ContextT]) -> dict[RequestID, ContextT]:
-    """Contexts by the identifier of their request.
+    """Maps request identifiers to contexts.
 
     Args:
         contexts: The contexts.
 
     Raises:
-        ValueError: Two have the same one.
+        ValueError: Two contexts have the same identifier.
     """
     contexts_by_request = {context.request_id: context for context in contexts}
     if len(contexts_by_request) < len(contexts):
@@ -104,7 +103,7 @@ def by_request(contexts: Sequence[ContextT]) -> dict[RequestID, ContextT]:
 
 
 class _Call:
-    """The requests that one thread waits for."""
+    """The requests of one waiting thread."""
 
     def __init__(self, contexts: Sequence[TextGenerationContext]) -> None:
         self.contexts = by_request(contexts)
@@ -115,11 +114,11 @@ class _Call:
 
     @property
     def waits(self) -> bool:
-        """Whether only a step brings something new."""
+        """Whether no outcome is available without a further step."""
         return bool(self.open) and not self.outputs and self.error is None
 
     def take(self, outcome: Outcome) -> bool:
-        """Adds an outcome of an open request; returns whether it is the request's last."""
+        """Adds an outcome of an open request; returns whether it is the last of its request."""
         if isinstance(outcome, Failure):
             self.error = outcome.error
         else:
@@ -132,12 +131,12 @@ class _Call:
 
 
 class Generation(TextGenerator[TextGenerationContext]):
-    """Generates on a pipeline of this process, for any number of threads.
+    """Generates on a pipeline in this process, for any number of threads.
 
-    It updates the contexts of the requests. It does not keep the pipeline alive.
+    It updates the contexts of the requests. It holds no reference that keeps the pipeline alive.
 
     Args:
-        pipeline: The pipeline; all its requests go through one ``Generation``.
+        pipeline: The pipeline; all its requests must go through one ``Generation``.
         limits: The limits of batches.
     """
 
@@ -147,14 +146,14 @@ class Generation(TextGenerator[TextGenerationContext]):
     def __init__(self, pipeline: BatchPipeline, limits: SchedulerLimits) -> None:
         self.engine = Engine(pipeline, limits)
         self._driving = threading.Lock()
-        self._guard = threading.Lock()  # guards the next two, not the steps
+        self._guard = threading.Lock()  # guards the next two attributes, not the steps
         self._calls: list[_Call] = []
         self._call_of: dict[RequestID, _Call] = {}
-        """The call of each open request."""
+        """The call that waits for each open request."""
 
     @classmethod
     def of(cls, pipeline: ConfiguredPipeline) -> Generation:
-        """The generation of a pipeline, created at the first call, with the limits of its configuration.
+        """The generation of a pipeline, created on the first call, with the limits of its configuration.
 
         Args:
             pipeline: The pipeline.
@@ -174,7 +173,7 @@ class Generation(TextGenerator[TextGenerationContext]):
     ) -> Generator[TextGenerationOutput, None, None]:
         """Yields the tokens of requests as they are generated.
 
-        Requests that are open when the iterator is closed are cancelled.
+        Requests that are still open when the iterator is closed are cancelled.
 
         Args:
             contexts: The requests.
@@ -209,12 +208,12 @@ class Generation(TextGenerator[TextGenerationContext]):
             self._leave(call)
 
     def cancel(self, request_id: RequestID) -> None:
-        """Ends a request with status ``CANCELLED``; its pages are free before the next step.
+        """Ends a request with status ``CANCELLED``; its pages are freed before the next step.
 
         Args:
             request_id: The request; nothing happens if it has ended.
         """
-        # the request ends now, and not after the step that may be running
+        # report the end at once, not after the step that may be running
         with self._guard:
             call = self._call_of.get(request_id)
             if call is not None:
@@ -238,7 +237,7 @@ class Generation(TextGenerator[TextGenerationContext]):
                 del self._call_of[request_id]
         for request_id in call.open:
             self.engine.cancel(request_id)
-        # pages are freed now if no thread drives, else by the one that does
+        # free the pages now if no thread drives, else the driving thread frees them
         if self._driving.acquire(blocking=False):
             try:
                 self.engine.apply_changes()
@@ -246,14 +245,14 @@ class Generation(TextGenerator[TextGenerationContext]):
                 self._release_driving()
 
     def _release_driving(self) -> None:
-        """Lets another thread drive."""
+        """Hands over to another waiting thread."""
         self._driving.release()
         with self._guard:
             for call in self._calls:
                 call.news.set()
 
     def _distribute(self, outcomes: Sequence[Outcome]) -> None:
-        """Gives outcomes to the calls that wait for them; outcomes of closed calls are dropped."""
+        """Passes outcomes to the calls that wait for them; outcomes of closed calls are dropped."""
         with self._guard:
             for outcome in outcomes:
                 self._give(outcome)

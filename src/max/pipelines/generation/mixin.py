@@ -29,7 +29,7 @@ else:
 
 @runtime_checkable
 class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
-    """Adds :meth:`generate` to a text pipeline: from requests to their tokens."""
+    """Adds :meth:`generate`, which maps requests to their tokens, to a text pipeline."""
 
     @property
     def kv_managers(self) -> list[PagedKVCacheManager]:
@@ -68,11 +68,11 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
 
     @property
     def repeats_steps(self) -> bool:
-        """Whether several steps in one call save time; by default they do not."""
+        """Whether several steps in one call save time; False by default."""
         return False
 
     def interrupt(self) -> None:
-        """Ends an execution of several steps after the current one; by default there is none."""
+        """Ends an execution of several steps after the current step; does nothing by default."""
 
     def generate(self, prompts: RequestType | list[RequestType]) -> list[TextGenerationOutput]:
         """Generates until all requests have ended.
@@ -81,7 +81,7 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
             prompts: One request, or a list of them.
 
         Returns:
-            For each request, in their order, all its tokens.
+            All tokens of each request, in the order of the requests.
         """
         requests = prompts if isinstance(prompts, list) else [prompts]
 
@@ -91,7 +91,7 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
         return Generation.of(self).run(run_async(contexts()))
 
     async def generate_async(self, prompts: RequestType | list[RequestType]) -> Any:
-        """As :meth:`generate`, in a thread of its own.
+        """Runs :meth:`generate` in another thread.
 
         Args:
             prompts: One request, or a list of them.

@@ -1,4 +1,4 @@
-"""Writes cached prefixes in a thread: fast while an engine idles, slowly while requests run."""
+"""Writes cached prefixes in a thread: fast while the engine is idle, slowly while requests run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from max.pipelines.generation.prefix_store import PrefixWrite
 logger = logging.getLogger("max.pipelines")
 
 KEEP_DELAY_S = 1.0
-"""The idle time after which an engine stores its new prefixes."""
+"""The idle time in seconds after which an engine stores its new prefixes."""
 KEEP_INTERVAL_S = 30.0
 """The interval in seconds at which a busy engine stores its new prefixes."""
 BUSY_BYTES_PER_S = 8 << 20
-"""How fast prefixes are written while requests run."""
+"""The write rate in bytes per second while requests run."""
 
 
 class PrefixKeeper:
-    """Runs one write at a time; the engine's thread calls the methods."""
+    """Runs one write at a time; its methods are called by the engine's thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -26,14 +26,14 @@ class PrefixKeeper:
 
     @property
     def writes(self) -> bool:
-        """Whether a write is open."""
+        """Whether a write is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: PrefixWrite) -> None:
-        """Begins a write.
+        """Starts a write.
 
         Args:
-            write: The pages; the write before it has ended.
+            write: The pages to write; the previous write has ended.
         """
         self._stopped = False
         self._thread = threading.Thread(
@@ -42,15 +42,15 @@ class PrefixKeeper:
         self._thread.start()
 
     def resume(self) -> None:
-        """Continues the write at full speed; the engine is idle."""
+        """Continues the write at full speed, as the engine is idle."""
         self._idle.set()
 
     def pause(self) -> None:
-        """Slows the write down to `BUSY_BYTES_PER_S`; requests run."""
+        """Slows the write down to `BUSY_BYTES_PER_S`, as requests run."""
         self._idle.clear()
 
     def stop(self) -> None:
-        """Stops the current write and waits for it; an unfinished file is removed."""
+        """Stops the current write and waits for its end; an unfinished file is removed."""
         if self._thread is None:
             return
         self._stopped = True
@@ -61,7 +61,7 @@ class PrefixKeeper:
     def _run(self, write: PrefixWrite) -> None:
         try:
             write.run(self._go_on)
-        except Exception:  # the engine serves without it
+        except Exception:  # the engine works without stored prefixes
             logger.exception("cached prefixes cannot be kept")
 
     def _go_on(self, page_bytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""Stores the cached prefixes of an engine for the next engine with the same model."""
+"""Stores the cached prefixes of an engine for the next engine of the same model."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from max.pipelines.kv_cache.prefix_file import PageGroup, remove_abandoned_parts
 
 logger = logging.getLogger("max.pipelines")
 SUFFIX = ".prefixes"
-"""Of the files in the folder."""
+"""The suffix of the files in the folder."""
 MOST_ADDITIONS = 16
-"""The number of files that idle engines add before one file replaces them all."""
+"""The number of files that an idle engine adds before a single file replaces them."""
 JOINED_SHARE = 0.75
-"""The largest share of the folder's size that this one file takes."""
+"""The largest fraction of the folder's size limit that this single file takes."""
 BYTES_PER_S = 64 << 20
-"""The rate at which an idle engine writes."""
+"""The write rate of an idle engine in bytes per second."""
 
 
 class PrefixStore:
-    """The files with the cached pages of a model; use :meth:`of`.
+    """The files with the cached pages of a model; created by :meth:`of`.
 
-    One file has what an engine wrote when it stopped, further ones what it wrote while it idled: the pages that no
-    file had. They are joined when there are many, or when they leave too little room. One thread at a time uses a
-    store, but for a `PrefixWrite`, beside which only requests may run.
+    One file contains what an engine wrote when it stopped; further files contain what it wrote while it was idle, that
+    is, pages that no file had. The files are joined if they are many or leave too little room. One thread at a time
+    uses a store; while a `PrefixWrite` runs, only requests may run beside it.
 
     Args:
         cache: The cache.
-        path: The file.
-        key: What the contents of pages depend on besides their tokens.
-        most_bytes: The most bytes of pages.
+        path: The path of the main file.
+        key: Identifies everything besides tokens on which the contents of pages depend.
+        most_bytes: The maximum size of all pages, in bytes.
     """
 
     def __init__(self, cache: PagedKVCacheManager, path: Path, key: str, most_bytes: int) -> None:
         self._cache, self._path, self._key, self._most_bytes = cache, path, key, most_bytes
-        # for each group the hashes of the pages in the files
+        # for each group the hashes of the pages that the files contain
         self._kept: list[set[bytes]] = [set() for _ in cache.pages.pools]
         self._additions: list[Path] = []
         self._failed = False
 
     @classmethod
     def of(cls, config: PipelineConfig, cache: PagedKVCacheManager) -> PrefixStore | None:
-        """The store of a configuration; None without a folder, or if prefixes are not cached.
+        """The store for a configuration; None if it has no folder, or prefixes are not cached.
 
         Args:
             config: The configuration, resolved.
@@ -63,8 +63,8 @@ class PrefixStore:
         return cls(cache, path, key, int(options.kv_cache_folder_gb * 2**30))
 
     def load(self) -> None:
-        """Fills the cache with the pages of the files that are sound."""
-        # the names of additions have the time at which they were written
+        """Fills the cache with the valid pages of the files."""
+        # additions are named by their time of writing
         self._additions = sorted(self._path.parent.glob(f"{self._key}.*{SUFFIX}"))
         count = 0
         for path in (self._path, *self._additions):
@@ -77,11 +77,11 @@ class PrefixStore:
             logger.info("KV cache: %d pages of prefixes from %s", count, self._path)
 
     def save(self) -> None:
-        """Writes all cached pages in one file; a folder that cannot be written is a warning."""
+        """Writes all cached pages to one file; warns if the folder cannot be written."""
         self._write(self._path, self._cache.cached_prefixes(self._most_bytes))
 
     def new_pages(self) -> PrefixWrite | None:
-        """The cached pages that are in no file, for a write while the engine is idle; None if there are none."""
+        """The cached pages that are in no file, to be written while the engine is idle; None if there are none."""
         groups = self._cache.cached_prefixes(self._most_bytes, self._kept)
         size = _size_of(groups)
         if not size:
@@ -90,19 +90,19 @@ class PrefixStore:
         if files + size <= self._most_bytes and len(self._additions) < MOST_ADDITIONS:
             path = self._path.with_name(f"{self._key}.{time.time_ns()}{SUFFIX}")
             return PrefixWrite(groups, lambda paced: self._write(path, paced))
-        # leave room for later additions, so that not each of them rewrites the whole file
+        # leave room for later additions, so that not every addition rewrites the whole file
         groups = self._cache.cached_prefixes(int(self._most_bytes * JOINED_SHARE))
         return PrefixWrite(groups, lambda paced: self._write(self._path, paced))
 
     def forget(self) -> None:
-        """Deletes the files, so that the next engine does not load forgotten prefixes."""
+        """Deletes the files, so that the next engine does not load prefixes that were to be forgotten."""
         for path in (self._path, *self._additions):
             path.unlink(missing_ok=True)
         self._additions = []
         self._kept = [set() for _ in self._kept]
 
     def _write(self, path: Path, groups: Sequence[PageGroup]) -> None:
-        """Writes an addition, or the file that replaces them all."""
+        """Writes an addition, or the file that replaces all others."""
         try:
             count = write_pages(path, self._key, groups)
             hashes = [set(group.hashes) for group in groups]
@@ -116,14 +116,14 @@ class PrefixStore:
             self._remove_others()
             self._failed = False
         except OSError as error:
-            if not self._failed:  # an engine that idles often says it once
+            if not self._failed:  # warn once, as an idle engine retries often
                 logger.warning("cached prefixes cannot be kept in %s: %s", path, error)
             self._failed = True
         else:
             logger.info("KV cache: %d pages of prefixes to %s", count, path)
 
     def _remove_others(self) -> None:
-        """Removes the oldest files of other models until the folder fits its size."""
+        """Removes the oldest files of other models until the folder fits its size limit."""
         own = {self._path, *self._additions}
         left = self._most_bytes - sum(path.stat().st_size for path in own if path.exists())
         files = [(p.stat(), p) for p in self._path.parent.glob("*" + SUFFIX) if p not in own]
@@ -135,7 +135,7 @@ class PrefixStore:
 
 
 class PrefixWrite:
-    """Pages to be written by another thread.
+    """A set of pages for another thread to write.
 
     Args:
         groups: The pages.
@@ -148,11 +148,11 @@ class PrefixWrite:
         self._groups, self._write = groups, write
 
     def run(self, go_on: Callable[[int], bool]) -> None:
-        """Writes the pages, at most `BYTES_PER_S`.
+        """Writes the pages at a rate of at most `BYTES_PER_S`.
 
         Args:
-            go_on: Called before each page with its bytes. It waits while requests run, and returns whether to write
-                the page; if not, nothing is kept.
+            go_on: Called before each page with its size in bytes. It waits while requests run, and returns whether to
+                continue; if not, the file is discarded.
         """
         paced = [
             PageGroup(group.page_bytes, group.hashes, _paced(group, go_on))
@@ -183,7 +183,7 @@ def _size_of(groups: Sequence[PageGroup]) -> int:
 
 
 def _key_of(config: PipelineConfig, cache: PagedKVCacheManager) -> str:
-    """A digest of everything besides tokens that keys and values depend on: model, encoding, cache shape."""
+    """A digest of everything besides tokens that keys and values depend on: model, encoding, shape of the cache."""
     model = config.model_config
     files: list[Any] = []
     for path in model.weight_paths():

@@ -1,14 +1,14 @@
 """The messages between the users of an engine and the process that runs it.
 
-All messages are frozen dataclasses of numbers, texts and tuples: they pickle, they encode as msgpack,
-and neither side sees the other's state. A conversation::
+All messages are frozen dataclasses of numbers, strings and tuples: they can be pickled and encoded as msgpack, and
+neither side depends on the state of the other. A conversation::
 
     engine -> EngineReady                         the model is loaded
     user   -> GenerationRequest, CancelRequest    at any time, from any thread
-    engine -> PromptStarted                       per request: its prompt is read from now on
+    engine -> PromptStarted                       per request: its first batch has begun
     engine -> TokensGenerated ...                 per request, in the order of its tokens
     engine -> TokensGenerated | RequestFailed     the last event of each request
-    engine -> EngineStats                         now and then, if the engine was told to
+    engine -> EngineStats                         at intervals, if the engine is configured to
     user   -> ForgetPrefixes
     engine -> PrefixesForgotten
     user   -> Shutdown
@@ -73,13 +73,13 @@ class Sampling:
 
     @classmethod
     def of(cls, params: SamplingParams) -> Sampling:
-        """The fields of sampling parameters that an engine reads.
+        """Extracts the fields of sampling parameters that an engine reads.
 
         Args:
             params: The parameters.
 
         Raises:
-            ValueError: They have logits processors, which are callables of this process.
+            ValueError: The parameters have logits processors, which are callables of this process.
         """
         if params.logits_processors:
             raise ValueError("logits processors cannot be sent to the process of an engine")
@@ -87,30 +87,30 @@ class Sampling:
         return cls(**{**values, "logit_bias": tuple((params.logit_bias or {}).items())})
 
     def to_params(self) -> SamplingParams:
-        """The sampling parameters with these fields."""
+        """Creates sampling parameters with these fields."""
         return SamplingParams(**{**asdict(self), "logit_bias": dict(self.logit_bias) or None})
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Asks for tokens; the fields are those of ``TextContext``.
+    """Requests tokens; the fields are those of ``TextContext``.
 
     Args:
-        request_id: Identifies the request; no open request has the same.
+        request_id: Identifies the request; no open request may have the same identifier.
         tokens: The prompt.
-        max_length: The most tokens of the sequence, the prompt included.
+        max_length: The maximum number of tokens of the sequence, including the prompt.
         eos_token_ids: Tokens that end the sequence.
-        eos_sequences: Runs of tokens that end the sequence.
+        eos_sequences: Token sequences that end the sequence.
         log_probabilities: The number of top log-probabilities per token; 0: none are returned.
-        log_probabilities_echo: Whether those of the prompt are returned too.
-        ignore_eos: Whether the sequence goes on after one of ``eos_token_ids``.
-        json_schema: The schema of the text.
-        grammar: The grammar of the text.
-        reasoning_budget: How long the answer may reason; None: as long as it does.
+        log_probabilities_echo: Whether log-probabilities of the prompt are returned too.
+        ignore_eos: Whether the sequence continues after one of ``eos_token_ids``.
+        json_schema: The JSON schema that the text must match; None: any text.
+        grammar: The grammar that the text must match; None: any text.
+        reasoning_budget: The limit of the reasoning; None: no limit.
         model_name: The requested model.
         sampling: How tokens are chosen.
-        priority: Requests of a lower value come first.
-        client: Whose request it is; clients share the engine equally.
+        priority: Requests with lower values come first.
+        client: The client that sent it; clients share the engine equally.
     """
 
     request_id: str
@@ -131,13 +131,13 @@ class GenerationRequest:
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:
-        """The request that a context begins.
+        """The request that corresponds to a new context.
 
         Args:
-            context: The context; nothing was generated for it yet.
+            context: The context, for which nothing was generated yet.
 
         Raises:
-            ValueError: It has generated tokens, images or logits processors.
+            ValueError: The context has generated tokens, images or logits processors.
         """
         if len(context.generated_tokens):
             raise ValueError(
@@ -165,7 +165,7 @@ class GenerationRequest:
         )
 
     def with_grammar(self, grammar: str | None) -> GenerationRequest:
-        """The same request with a grammar.
+        """A copy of the request with a grammar.
 
         Args:
             grammar: The grammar; None: any text.
@@ -173,7 +173,7 @@ class GenerationRequest:
         return replace(self, grammar=grammar)
 
     def ending_with(self, tokens: Iterable[int]) -> GenerationRequest:
-        """The same request with more tokens that end it.
+        """A copy of the request with additional end tokens.
 
         Args:
             tokens: The tokens.
@@ -181,11 +181,11 @@ class GenerationRequest:
         return replace(self, eos_token_ids=tuple(sorted({*self.eos_token_ids, *tokens})))
 
     def to_context(self) -> TextContext:
-        """A new context of this request.
+        """Creates a new context from this request.
 
         Raises:
             InputError: The prompt is empty, or leaves no room for a token.
-            ValueError: A sampling parameter is out of its range.
+            ValueError: A sampling parameter is out of range.
         """
         return TextContext(
             request_id=RequestID(self.request_id),
@@ -217,10 +217,10 @@ class CancelRequest:
 
 @dataclass(frozen=True)
 class ForgetPrefixes:
-    """Empties the prefix cache; requests that run keep their pages.
+    """Empties the prefix cache; running requests keep their pages.
 
     Args:
-        number: Identifies the answer.
+        number: Identifies the answer to this command.
     """
 
     number: int
@@ -231,7 +231,7 @@ class PrefixesForgotten:
     """No request that starts after this event reuses tokens that were cached before it.
 
     Args:
-        number: That of the :class:`ForgetPrefixes`.
+        number: The number of the :class:`ForgetPrefixes` command.
     """
 
     number: int
@@ -250,13 +250,13 @@ class Shutdown:
 
 @dataclass(frozen=True)
 class ErrorInfo:
-    """An error as data.
+    """An error as plain data.
 
     Args:
-        kind: The name of the exception's class; of what the user can correct, `UserError` or the nearest of its
-            subclasses that both sides know (``InputError``, ``ModelFilesError``, ``NotFiniteError``, …).
-        problem: The error.
-        remedy: What corrects it, if that is known.
+        kind: The name of the exception's class. For errors that the user can correct: `UserError`, or its nearest
+            subclass that both sides know (``InputError``, ``ModelFilesError``, ``NotFiniteError``, …).
+        problem: The description of the error.
+        remedy: How to correct it; empty if unknown.
     """
 
     kind: str
@@ -265,19 +265,19 @@ class ErrorInfo:
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorInfo:
-        """An exception as data.
+        """Converts an exception to plain data.
 
         Args:
             error: The exception.
         """
         if isinstance(error, UserError):
-            # the other side knows these classes, not those derived of them
+            # the other side knows only these classes, not classes derived from them
             kind = next(c.__name__ for c in type(error).__mro__ if c.__name__ in _USER_ERRORS)
             return cls(kind, error.problem, error.remedy)
         return cls(type(error).__name__, str(error) or type(error).__name__)
 
     def to_exception(self) -> Exception:
-        """The user's error, or a RuntimeError that names the engine's."""
+        """The corresponding user error, or a RuntimeError that names the original class."""
         if self.kind in _USER_ERRORS:
             return _USER_ERRORS[self.kind](self.problem, self.remedy)
         return RuntimeError(f"generation failed: {self.problem}")
@@ -285,11 +285,11 @@ class ErrorInfo:
 
 @dataclass(frozen=True)
 class TokenLogProbabilities:
-    """``LogProbabilities`` as data.
+    """``LogProbabilities`` as plain data.
 
     Args:
         tokens: The log-probability of each token.
-        top: For each token the likeliest ones: pairs of token and log-probability.
+        top: For each token the most likely tokens, as pairs of token and log-probability.
     """
 
     tokens: tuple[float, ...]
@@ -302,8 +302,8 @@ class TokensGenerated:
 
     Args:
         request_id: The request.
-        tokens: The tokens; none if a cancellation ends the request.
-        status: ``ACTIVE``, or why the request has ended; then this is its last event.
+        tokens: The tokens; empty if a cancellation ended the request.
+        status: ``ACTIVE``, or the reason why the request has ended; then this is its last event.
         log_probabilities: One entry per token if they were requested.
     """
 
@@ -314,7 +314,7 @@ class TokensGenerated:
 
     @classmethod
     def of(cls, output: TextGenerationOutput) -> TokensGenerated:
-        """The event of an output.
+        """The event that corresponds to an output.
 
         Args:
             output: The output of a pipeline.
@@ -336,7 +336,7 @@ class TokensGenerated:
         )
 
     def to_output(self) -> TextGenerationOutput:
-        """The output that a pipeline would return."""
+        """The output that corresponds to this event."""
         entries = self.log_probabilities
         return TextGenerationOutput(
             RequestID(self.request_id),
@@ -353,11 +353,11 @@ class TokensGenerated:
 
 @dataclass(frozen=True)
 class PromptStarted:
-    """The first batch with a request has begun.
+    """The first batch that contains a request has begun.
 
     Args:
         request_id: The request.
-        at: When, in seconds since the epoch: another process reads it.
+        at: The time in seconds since the epoch, as another process reads it.
     """
 
     request_id: str
@@ -382,7 +382,7 @@ class EngineReady:
     """The first event: the model is loaded.
 
     Args:
-        max_batch_size: Requests that run at once.
+        max_batch_size: The maximum number of concurrent requests.
         page_size: Tokens per page of the KV cache.
         total_pages: The number of pages.
     """
@@ -393,16 +393,16 @@ class EngineReady:
 
 
 STEP_BOUNDS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
-"""The upper bounds of the buckets of :class:`StepTimes`, in milliseconds; a last bucket has no bound."""
+"""The upper bounds of the buckets of :class:`StepTimes`, in milliseconds; the last bucket is unbounded."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The times of steps as a histogram.
+    """A histogram of step durations.
 
     Args:
-        counts: The steps in each bucket of ``STEP_BOUNDS_MS``, and those beyond the last bound.
-        milliseconds: The sum of all times.
+        counts: The number of steps in each bucket of ``STEP_BOUNDS_MS``, then of those above the last bound.
+        milliseconds: The sum of all durations.
     """
 
     counts: tuple[int, ...] = (0,) * (len(STEP_BOUNDS_MS) + 1)
@@ -418,14 +418,14 @@ class EngineStats:
     """The load of the engine.
 
     Args:
-        running: Requests whose prompt is in the cache.
-        waiting: Requests whose prompt is not, or not whole.
+        running: Requests whose whole prompt is in the cache.
+        waiting: Requests whose prompt is not, or only partly, in the cache.
         used_pages: Pages of the KV cache that requests hold.
-        preemptions: The number of times that a request has lost its pages.
-        prompt_tokens: Tokens of prompts, each time that they got pages.
-        reused_tokens: Those of them that were in the cache.
-        prompt_steps: The times of steps that read prompts.
-        decode_steps: The times of the other steps.
+        preemptions: The number of times that a request lost its pages.
+        prompt_tokens: The number of tokens of requests, counted each time that a request gets pages.
+        reused_tokens: How many of these were already in the cache.
+        prompt_steps: The durations of steps that read prompts.
+        decode_steps: The durations of all other steps.
     """
 
     running: int = 0
@@ -443,14 +443,14 @@ class EngineStopped:
     """The last event.
 
     Args:
-        error: Why the engine could not be loaded or had to stop; None after a :class:`Shutdown`.
+        error: The reason why the engine could not be loaded or had to stop; None after a :class:`Shutdown`.
     """
 
     error: ErrorInfo | None = None
 
 
 Command: TypeAlias = GenerationRequest | CancelRequest | ForgetPrefixes | Shutdown
-"""What an engine receives."""
+"""The messages that an engine receives."""
 Event: TypeAlias = (
     EngineReady
     | PromptStarted
@@ -460,4 +460,4 @@ Event: TypeAlias = (
     | EngineStats
     | EngineStopped
 )
-"""What an engine sends."""
+"""The messages that an engine sends."""

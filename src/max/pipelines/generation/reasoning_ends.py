@@ -1,4 +1,4 @@
-"""Ends a reasoning whose budget is used up: its closing tokens replace the tokens that the model chose."""
+"""Ends a reasoning section whose budget is used up: closing tokens replace the tokens that the model chose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["reasoning_limit", "with_ended_reasoning"]
 
 
 def reasoning_limit(context: TextGenerationContext) -> ReasoningLimit | None:
-    """The limit on the reasoning of a request; contexts of other classes have none."""
+    """The limit on the reasoning of a request; contexts of other classes have no limit."""
     return context.reasoning_limit if isinstance(context, TextContext) else None
 
 
@@ -26,15 +26,15 @@ def with_ended_reasoning(
     batch: Sequence[TextGenerationContext],
     tokenizer: object,
 ) -> npt.NDArray[np.int64]:
-    """The tokens of a step; closing tokens replace those of reasonings whose budget is used up.
+    """The tokens of a step, with closing tokens in place of the chosen ones if a reasoning budget is used up.
 
     Args:
         chosen: The tokens that the model chose, ``[batch]``.
         batch: The requests.
-        tokenizer: The requests' tokenizer; a `TextTokenizer` if any reasoning has a budget.
+        tokenizer: The requests' tokenizer; it must be a `TextTokenizer` if any reasoning has a budget.
 
     Returns:
-        The same array, or a copy if a token was replaced: the model's own tensor is not changed.
+        The same array, or a copy if a token was replaced, as the model's own tensor must not change.
     """
     forced: dict[int, int] = {}
     for row, context in enumerate(batch):

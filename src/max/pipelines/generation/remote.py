@@ -32,14 +32,14 @@ _RequestEvent = TokensGenerated | RequestFailed | EngineStopped
 class RemoteGeneration(TextGenerator[TextContext]):
     """Generates on the engine at the other end of a channel, for any number of threads.
 
-    The contexts of requests are read, not updated: all state of a request is on the engine's side.
+    The contexts of requests are read but not updated; the engine's process holds all state of a request.
 
     Args:
         channel: The users' end of the channel.
 
     Raises:
         UserError: The engine could not load the model, for a reason that the user can correct.
-        RuntimeError: The engine could not load the model, or has ended.
+        RuntimeError: The engine could not load the model for another reason, or has ended.
     """
 
     def __init__(self, channel: Channel[Event, Command]) -> None:
@@ -48,9 +48,9 @@ class RemoteGeneration(TextGenerator[TextContext]):
         if not isinstance(first, EngineReady):
             raise _stop_error(first)
         self.ready = first
-        """The engine's limits."""
-        self._lock = threading.Lock()  # guards the next two
-        # the open requests; None: its call has ended, and the engine was told to cancel it
+        """The limits of the engine."""
+        self._lock = threading.Lock()  # guards the next two attributes
+        # the open requests; None: the call has ended, and a cancellation was sent to the engine
         self._calls: dict[str, queue.SimpleQueue[_RequestEvent] | None] = {}
         self._stopped: EngineStopped | None = None
         self._reader = threading.Thread(target=self._read, name="engine events", daemon=True)
@@ -61,7 +61,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
     ) -> Generator[TextGenerationOutput, None, None]:
         """Yields the tokens of requests as they are generated.
 
-        Requests that are open when the iterator is closed are cancelled.
+        Requests that are still open when the iterator is closed are cancelled.
 
         Args:
             contexts: The requests; they are not updated.
@@ -69,8 +69,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
         Raises:
             InputError: A request can never run.
             RuntimeError: A step failed, or the engine has ended.
-            ValueError: A request is open already, or cannot be sent: it has logits processors or
-                images.
+            ValueError: A request is already open, or cannot be sent because it has logits processors or images.
         """
         requests = [GenerationRequest.of(context) for context in by_request(contexts).values()]
         events: queue.SimpleQueue[_RequestEvent] = queue.SimpleQueue()
@@ -98,7 +97,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                 self._send(CancelRequest(request_id))
 
     def cancel(self, request_id: RequestID) -> None:
-        """Ends a request with status ``CANCELLED``; its pages are free before the next step.
+        """Ends a request with status ``CANCELLED``; its pages are freed before the next step.
 
         Args:
             request_id: The request; nothing happens if it has ended.
@@ -127,7 +126,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
         try:
             self._channel.send(command)
         except OSError:
-            pass  # the reader gets the reason, and ends every open request
+            pass  # the reading thread finds the reason, and ends every open request
 
     def _receive(self) -> Event:
         try:
@@ -136,7 +135,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
             return EngineStopped(ErrorInfo("EOFError", "the process of the engine has ended"))
 
     def _read(self) -> None:
-        """Gives each event to the call that waits for it; the last event of all to every call."""
+        """Passes each event to the call that waits for it, and the last event to every call."""
         while True:
             event = self._receive()
             with self._lock:

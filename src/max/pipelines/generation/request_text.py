@@ -1,4 +1,4 @@
-"""The text of a request while it is generated."""
+"""The text of a request during generation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from max.pipelines.tokenization.text_stream import StopStrings, TextStream
 
 
 class RequestText:
-    """The text of one request, decoded while its tokens arrive.
+    """The text of one request, decoded as its tokens arrive.
 
     Args:
-        decode: Decodes tokens into text, without special tokens.
+        decode: Decodes tokens to text, without special tokens.
         eos_token_ids: Tokens that end the sequence; they are not decoded.
-        stops: Texts that end it.
+        stops: Strings that end the text.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class RequestText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop text was generated."""
+        """Whether a stop string was generated."""
         return self._stops.found
 
     def push(self, output: TextGenerationOutput) -> str:
-        """Adds tokens, and returns the text that no later token changes.
+        """Adds tokens, and returns the new text that no later token can change.
 
         Args:
             output: The tokens.

@@ -49,7 +49,7 @@ from max.pipelines.structured.compile_threads import GrammarThreads
 
 logger = logging.getLogger("max.pipelines")
 WARM_UP_DELAY_S = 0.3
-"""The idle time after the start before an engine warms up its pipeline."""
+"""The idle time in seconds after the start before an engine warms up its pipeline."""
 
 
 def serve_pipeline(
@@ -59,14 +59,14 @@ def serve_pipeline(
 ) -> None:
     """Loads a pipeline and runs it for the requests of a channel; the main function of an engine process.
 
-    An error of loading is sent as :class:`EngineStopped`.
+    An error during loading is sent as :class:`EngineStopped`.
 
     Args:
-        load: Loads the pipeline, a ``ConfiguredPipeline``; such as
-            ``PIPELINE_REGISTRY.retrieve_factory`` returns.
+        load: Loads the pipeline, a ``ConfiguredPipeline``; for example the result of
+            ``PIPELINE_REGISTRY.retrieve_factory``.
         channel: The engine's end of the channel.
-        stats_interval: Seconds between two ``EngineStats`` while the engine works, and one when it
-            becomes idle; None: none are sent.
+        stats_interval: The number of seconds between two ``EngineStats`` while the engine works; one more is sent when
+            it becomes idle. None: none are sent.
     """
     try:
         pipeline = load()
@@ -87,20 +87,20 @@ def serve(
 ) -> None:
     """Runs a pipeline for the requests of a channel.
 
-    It returns after a :class:`Shutdown`, or when the other end of the channel is closed.
+    The function returns after a :class:`Shutdown`, or when the other end of the channel is closed.
 
     Args:
         pipeline: The pipeline.
         limits: The limits of batches.
         channel: The engine's end of the channel.
-        stats_interval: Seconds between two ``EngineStats``; None: none are sent.
+        stats_interval: The number of seconds between two ``EngineStats``; None: none are sent.
     """
     _Service(pipeline, limits, channel, stats_interval).run()
 
 
 @dataclass(frozen=True)
 class _Arrival:
-    """A request that the reader has prepared, or why it cannot run."""
+    """A request that the reading thread has prepared, or the reason why it cannot run."""
 
     request: GenerationRequest
     context: TextContext | None = None
@@ -111,7 +111,7 @@ _Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes | Shutdown
 
 
 class _Service:
-    """One engine, one channel, and the thread that reads the channel."""
+    """One engine, its channel, and the thread that reads the channel."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Service:
         channel: Channel[Command, Event],
         stats_interval: float | None,
     ) -> None:
-        self._pipeline = pipeline  # an engine does not keep it alive
+        self._pipeline = pipeline  # keeps the pipeline alive, which an engine does not
         self._reader = StepReader(self._send_early)
         self._engine = Engine(pipeline, limits, self._reader)
         self._channel, self._limits = channel, limits
@@ -130,10 +130,10 @@ class _Service:
         self._stats_interval, self._next_stats = stats_interval, 0.0
         self._keeper = PrefixKeeper()
         self._next_keep = time.monotonic() + KEEP_INTERVAL_S
-        self._has_new_prefixes = False  # there may be some since the last write
-        # grammars may take seconds: a thread compiles them beside the one that reads the channel
+        self._has_new_prefixes = False  # whether prefixes may have been cached since the last write
+        # a grammar may take seconds to compile, so another thread than the reading one compiles it
         self._compiler = GrammarThreads(1)
-        # requests of that thread that have not arrived; those of them that were cancelled
+        # requests that are still being compiled; those of them that were cancelled
         self._compiled_later: set[RequestID] = set()
         self._cancelled: set[RequestID] = set()
         self._warming: threading.Thread | None = None
@@ -179,9 +179,9 @@ class _Service:
         return self._engine.idle and not self._compiled_later
 
     def _read(self) -> None:
-        """Queues the commands, and interrupts an execution of several steps.
+        """Reads commands into the queue, and interrupts an execution of several steps.
 
-        New requests are prepared in this thread, so that running requests do not wait.
+        New requests are prepared in this thread, so that running requests are not delayed.
         """
         while True:
             try:
@@ -198,7 +198,7 @@ class _Service:
                 self._compiled_later.add(RequestID(command.request_id))
                 try:
                     compiled = self._compiler.submit(self._compiled, command)
-                except RuntimeError as error:  # there is no thread for it, or the engine has ended
+                except RuntimeError as error:  # no thread could be started, or the engine has ended
                     self._put(_Arrival(command, None, error))
                 else:
                     compiled.add_done_callback(partial(self._put_compiled, command))
@@ -206,25 +206,25 @@ class _Service:
                 return
 
     def _put(self, command: _Command) -> None:
-        """Queues a command, and lets an execution of several steps end for it."""
+        """Queues a command, and ends an execution of several steps so that it is handled soon."""
         self._commands.put(command)
         self._engine.interrupt()
 
     def _compiled(self, request: GenerationRequest) -> _Arrival:
-        """Prepares a request with a grammar, unless it was cancelled while others were compiled."""
+        """Prepares a request with a grammar, unless it was cancelled while it waited for the compiler."""
         if RequestID(request.request_id) in self._cancelled:
             return _Arrival(request)
         return self._arrival(request)
 
     def _put_compiled(self, request: GenerationRequest, compiled: Future[_Arrival]) -> None:
-        """Queues a request whose grammar was compiled, or took too long."""
+        """Queues a request whose grammar was compiled or took too long."""
         if compiled.cancelled():
             return  # the engine has ended
         error = compiled.exception()
         self._put(compiled.result() if error is None else _Arrival(request, None, error))
 
     def _warm_up(self, warm_up: Callable[[], None]) -> None:
-        """Warms up the pipeline when the engine is idle, as that may hold the interpreter lock for long."""
+        """Warms up the pipeline while the engine is idle, as warming up may hold the interpreter lock for long."""
         while not self._ends.wait(WARM_UP_DELAY_S):
             if self._engine.idle:
                 break
@@ -232,7 +232,7 @@ class _Service:
             return
         try:
             warm_up()
-        except Exception as error:  # the requests that need it fail for the same reason, and say so
+        except Exception as error:  # requests that need the state fail with the same error
             logger.debug("warm-up: %s", error)
 
     def _arrival(self, request: GenerationRequest) -> _Arrival:
@@ -245,7 +245,7 @@ class _Service:
         return _Arrival(request, context)
 
     def _obey(self, wait: bool) -> None:
-        """Carries out the queued commands; an idle engine waits for one."""
+        """Executes the queued commands; waits for one if the engine is idle."""
         while wait or not self._commands.empty():
             command = self._wait() if wait else self._commands.get()
             wait = False
@@ -266,10 +266,10 @@ class _Service:
                         return
 
     def _wait(self) -> _Command:
-        """Waits for a command; new prefixes are stored in longer idle times."""
+        """Waits for a command; if none arrives for some time, stores new prefixes."""
         self._keeper.resume()
         try:
-            # again if the write before is still open: what came after it has no other occasion
+            # retry if the previous write is still running, as an idle engine has no later occasion
             while self._has_new_prefixes and isinstance(self._pipeline, KeepingPipeline):
                 try:
                     return self._commands.get(timeout=KEEP_DELAY_S)
@@ -280,14 +280,14 @@ class _Service:
             self._keeper.pause()
 
     def _keep_under_load(self) -> None:
-        """Begins to store new prefixes of an engine that has not been idle for long."""
+        """Starts to store new prefixes if the engine has not been idle for long."""
         if not isinstance(self._pipeline, KeepingPipeline) or time.monotonic() < self._next_keep:
             return
         self._keep_new_prefixes(self._pipeline)
 
     def _keep_new_prefixes(self, pipeline: KeepingPipeline) -> None:
         if self._keeper.writes:
-            return  # the next time
+            return  # retried at the next interval
         self._has_new_prefixes = (
             not self._engine.idle
         )  # running requests add pages after this write
@@ -304,7 +304,7 @@ class _Service:
             cache.forget_prefixes()
 
     def _due_stats(self) -> list[EngineStats]:
-        """The report of the load, where it is due."""
+        """The report of the load, if it is due."""
         now = time.monotonic()
         if self._stats_interval is None or (now < self._next_stats and not self._engine.idle):
             return []
@@ -319,7 +319,7 @@ class _Service:
         ]
 
     def _started(self) -> list[PromptStarted]:
-        """The requests whose prompts are read since the last step, for users who want reports."""
+        """The requests whose first batch began in the last step, if reports are enabled."""
         started = self._engine.take_started()
         if not started or self._stats_interval is None:
             return []
@@ -349,7 +349,7 @@ class _Service:
         self._engine.submit(context, request.priority, request.client)
 
     def _event(self, outcome: Outcome) -> TokensGenerated | RequestFailed:
-        """The event of an outcome; a request that it ends is closed."""
+        """Converts an outcome to an event, and closes the request if it has ended."""
         request_id = outcome.request_id
         if isinstance(outcome, Failure):
             self._open.discard(request_id)
@@ -359,17 +359,17 @@ class _Service:
         return TokensGenerated.of(outcome)
 
     def _send_early(self, outputs: list[TextGenerationOutput]) -> None:
-        """Sends tokens of an execution that still runs; its result is sent after them."""
+        """Sends tokens of an execution that is still running; its result is sent after them."""
         self._channel.send_all([TokensGenerated.of(output) for output in outputs])
 
     def _stop(self, error: BaseException | None) -> None:
-        """Frees the pages of open requests. A shutdown cancels them; after an error the other side ends them, or
-        another engine runs them.
+        """Frees the pages of open requests. A shutdown cancels the requests; after an error, the other side fails them
+        or moves them to another engine.
         """
         self._reader.close()
         self._ends.set()
         if self._warming is not None:
-            self._warming.join()  # native code that runs while the interpreter ends may crash
+            self._warming.join()  # native code that still runs at interpreter shutdown may crash
         self._compiler.close()
         for request_id in self._open:
             self._engine.cancel(request_id)

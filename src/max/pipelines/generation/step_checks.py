@@ -1,4 +1,4 @@
-"""Checks of what a model has computed in a step."""
+"""Checks of the results of a step."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["fail_without_logits"]
 def fail_without_logits(
     outputs: ModelOutputs, batch: Sequence[TextGenerationContext], tokens: npt.NDArray[np.int64]
 ) -> None:
-    """Ends the requests whose logits are all NaN with an error, as no token can be chosen from them.
+    """Ends with an error the requests whose logits are all NaN, as no token can be chosen from them.
 
-    Sampling ignores NaN, and takes token 0 if nothing else is left: only the logits of rows with token 0 are read.
+    Sampling ignores NaN and chooses token 0 if no other value is left, so only rows with token 0 are checked.
 
     Args:
         outputs: The outputs of the step.
-        batch: The requests; those without logits get status ``CANCELLED`` and a ``failure``.
+        batch: The requests; those whose logits are all NaN get status ``CANCELLED`` and a ``failure``.
         tokens: The chosen tokens, ``[batch]``.
 
     Raises:
-        NotFiniteError: A context of such a request cannot hold an error.
+        NotFiniteError: The context of such a request has no field for an error.
     """
     if tokens.all():
         return

@@ -16,14 +16,14 @@ __all__ = ["last_logits", "log_probabilities_of_step"]
 
 
 def last_logits(outputs: ModelOutputs) -> Tensor:
-    """The logits of each request's last token."""
+    """The logits of the last token of each request, ``[batch, vocab]``."""
     return outputs.logits if outputs.next_token_logits is None else outputs.next_token_logits
 
 
 def log_probabilities_of_step(
     outputs: ModelOutputs, batch: Sequence[TextGenerationContext], tokens: npt.NDArray[np.int64]
 ) -> list[LogProbabilities | None]:
-    """The log-probabilities of a step's tokens, with echo preceded by those of the prompt.
+    """The log-probabilities of the tokens of a step; with echo, preceded by those of the prompt.
 
     Args:
         outputs: The outputs of the step.
@@ -31,10 +31,10 @@ def log_probabilities_of_step(
         tokens: The chosen tokens, ``[batch]``.
 
     Returns:
-        Those of each request; None for requests that do not ask for them.
+        The log-probabilities of each request; None for requests without log-probabilities.
 
     Raises:
-        ValueError: A request asks for those of its prompt, whose logits the model does not return.
+        ValueError: A request asks for log-probabilities of its prompt, but the model does not return these logits.
     """
     last = last_logits(outputs).to(CPU()).to_numpy()
     entries: list[LogProbabilities | None] = []

@@ -1,8 +1,8 @@
 """Delivers the tokens of an execution of several steps while it runs.
 
-The loop writes the tokens of each step into a row of its history, in native code without Python's lock.
-A thread reads the rows. Nothing orders the two: a row starts as ``NO_TOKEN``, tokens are never negative,
-and each is one aligned word, so any value but ``NO_TOKEN`` is a complete token.
+The loop writes the tokens of each step into a row of its history, in native code without Python's lock. A thread polls
+the rows. No synchronisation is needed: a row starts as ``NO_TOKEN``, tokens are never negative, and each is one aligned
+word, so any other value is a complete token.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ logger = logging.getLogger("max.pipelines")
 NO_TOKEN = -1
 """Marks the entries of a history that no step has written yet."""
 SHORTEST_INTERVAL_S = 2e-3
-"""The shortest time in seconds between two deliveries; tokens of faster steps are delivered together."""
-_FIRST_WAIT_S = 4e-3  # before a step was measured
-# in units of a step: the wait from a delivery to the first poll, and between polls
+"""The minimum time in seconds between two deliveries; tokens of faster steps are delivered together."""
+_FIRST_WAIT_S = 4e-3  # used until a step has been measured
+# as fractions of a step: the time from a delivery to the first poll, and between polls
 _FIRST_POLL, _POLL_INTERVAL = 0.9, 0.25
 
 
 @dataclass
 class _Run:
-    """An execution of several steps.
+    """The state of one execution of several steps.
 
     Args:
         batch: The requests, in the order of the history's columns.
-        ends: For each request the tokens that end it; None: its rows are not delivered.
+        ends: The tokens that end each request; None: the rows of this request are not delivered.
         history: The tokens ``[steps, batch]``.
-        begin: When it began.
-        lengths: The length of each request before it.
-        read: The rows that were delivered.
-        last: Whether the remaining rows wait until the execution has returned.
+        begin: The start time.
+        lengths: The length of each request before the execution.
+        read: The number of delivered rows.
+        last: Whether the remaining rows are left to the result of the execution.
     """
 
     batch: Sequence[TextGenerationContext]
@@ -54,30 +54,30 @@ class _Run:
 
 
 class StepReader:
-    """The thread that reads histories, one execution at a time.
+    """The thread that reads histories, of one execution at a time.
 
-    The last row, and a row with a token that ends a sequence, are left to the execution's own outputs, which
-    follow at once: they say why a sequence has ended. So are the tokens of requests that a run of tokens
-    may end (``eos_sequences``), since the loop does not look for those.
+    The last row, and a row with a token that ends a sequence, are not delivered, as the result of the execution follows
+    at once and states why a sequence has ended. Nor are tokens of requests with ``eos_sequences``, since the loop does
+    not check for these.
 
     Args:
-        deliver: Receives the new tokens, by request; in the reader's thread.
+        deliver: Receives the new tokens by request; called in the reader's thread.
     """
 
     def __init__(self, deliver: Callable[[list[TextGenerationOutput]], None]) -> None:
         self._deliver = deliver
-        self._changed = threading.Condition()  # guards the next four
+        self._changed = threading.Condition()  # guards the next four attributes
         self._run: _Run | None = None
         self._step_s: float | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def begin(self, batch: Sequence[TextGenerationContext], history: npt.NDArray[np.int64]) -> None:
-        """Delivers the rows of a history as they are written, until :meth:`end`.
+        """Starts to deliver the rows of a history as they are written, until :meth:`end`.
 
         Args:
-            batch: The requests; nothing changes them before :meth:`end`.
-            history: The tokens ``[steps, batch]``, all ``NO_TOKEN``.
+            batch: The requests, which must not change before :meth:`end`.
+            history: The tokens ``[steps, batch]``, initially all ``NO_TOKEN``.
         """
         with self._changed:
             if self._closed:
@@ -90,14 +90,13 @@ class StepReader:
             self._changed.notify()
 
     def end(self, steps: int) -> list[int]:
-        """Stops reading; nothing is delivered after it.
+        """Stops reading; nothing is delivered afterwards.
 
         Args:
-            steps: The steps that have run; 0 after an error.
+            steps: The number of steps that ran; 0 after an error.
 
         Returns:
-            For each request of the batch the number of its tokens that were delivered; an empty list
-            if no history was read.
+            The number of delivered tokens of each request in the batch; an empty list if no history was read.
         """
         with self._changed:
             run, self._run = self._run, None
@@ -108,11 +107,12 @@ class StepReader:
             return [0 if ends is None else run.read for ends in run.ends]
 
     def end_interrupted(self) -> list[tuple[int, list[int]]]:
-        """Stops reading an execution that has raised.
+        """Stops reading after the execution has raised an exception.
 
         Returns:
-            For each request of the batch its length before the execution, and its tokens that were delivered
-            although the execution returns none; an empty list if no history was read.
+            For each request of the batch its length before the execution, and the tokens that were delivered although
+            the
+                execution returns none; an empty list if no history was read.
         """
         with self._changed:
             run = self._run
@@ -145,7 +145,7 @@ class StepReader:
                     wait = self._wait_s(self._read(run))
 
     def _wait_s(self, delivered: bool) -> float:
-        """Seconds until the next poll: most of a step after a delivery, otherwise a fraction of a step."""
+        """The seconds until the next poll: most of a step after a delivery, otherwise a fraction of a step."""
         if self._step_s is None:
             return _FIRST_WAIT_S
         if delivered:
@@ -153,13 +153,13 @@ class StepReader:
         return max(SHORTEST_INTERVAL_S / 4, self._step_s * _POLL_INTERVAL)
 
     def _read(self, run: _Run) -> bool:
-        """Delivers the rows that are complete; returns whether there was one."""
+        """Delivers the complete rows; returns whether there were any."""
         first = run.read
         while not run.last and run.read < len(run.history) - 1:
             tokens = run.history[run.read].tolist()
             if min(tokens) < 0:
                 break
-            # only the returned execution shows which tokens follow the end of a sequence
+            # which tokens follow the end of a sequence is known only from the result of the execution
             run.last = any(
                 ends is not None and token in ends
                 for token, ends in zip(tokens, run.ends, strict=True)
@@ -183,7 +183,7 @@ class StepReader:
 
 
 def _ends(context: TextGenerationContext) -> frozenset[int] | None:
-    """The tokens that end a request; None if single tokens do not determine its end."""
+    """The tokens that end a request; None if its end does not depend on single tokens only."""
     if not isinstance(context, TextContext) or context.eos_sequences:
         return None
     return frozenset() if context.ignore_eos else frozenset(context.eos_token_ids)

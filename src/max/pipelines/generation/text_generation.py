@@ -59,9 +59,9 @@ class BatchInfo:
     """The shape of a batch, for statistics.
 
     Args:
-        past_seq_lens: Tokens of each request that were in the cache before.
-        seq_lens: New tokens of each request.
-        num_steps: The steps that were run.
+        past_seq_lens: The number of cached tokens of each request before the batch.
+        seq_lens: The number of new tokens of each request.
+        num_steps: The number of executed steps.
     """
 
     past_seq_lens: list[int]
@@ -74,16 +74,16 @@ class TextGenerationPipeline(
     GenerateMixin[TextGenerationContextType, TextGenerationRequest],
     Generic[TextGenerationContextType],
 ):
-    """Runs a text model: loads and compiles it, holds its KV cache, samples its tokens.
+    """Runs a text model: loads and compiles it, holds its KV cache, and samples its tokens.
 
-    The scheduler reserves the pages of its batches. A batch that does not come from a scheduler gets
-    its pages in :meth:`execute`, and its caller frees them with :meth:`release`.
+    The scheduler reserves the pages of its batches. If a batch does not come from a scheduler, :meth:`execute` reserves
+    its pages, and the caller frees them by :meth:`release`.
 
     Args:
         pipeline_config: The configuration, resolved.
         pipeline_model: The model's class.
         eos_token_id: The tokenizer's end token; not read, as each context names the tokens that end it.
-        weight_adapters: For each format the function that renames a checkpoint's weights.
+        weight_adapters: For each format of weights the function that renames a checkpoint's weights.
         tokenizer: Makes the contexts of requests.
 
     Raises:
@@ -114,11 +114,11 @@ class TextGenerationPipeline(
         )
         pipeline_config.configure_session(self._session)
         self._last_step: LastStep | None = None
-        # free memory minus the size of the weights: they must not be loaded yet
+        # computed before the weights are loaded, as it subtracts their size from the free memory
         available = pipeline_config.available_cache_memory()
         with ExitStack() as stack:
             if self._devices[0].is_host:
-                work = partial(next_step_model, self._session)  # of the decode loop
+                work = partial(next_step_model, self._session)  # the graph of the decode loop
                 stack.enter_context(while_compiling(self._session, work))
             self._pipeline_model = load_model(
                 pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
@@ -171,17 +171,17 @@ class TextGenerationPipeline(
         return self._session
 
     def calculate_num_steps(self, num_steps: int, context: TextGenerationContextType) -> int:
-        """The number of steps that a request has room for.
+        """The number of steps for which a request has room.
 
         Args:
-            num_steps: The most steps.
+            num_steps: The maximum number of steps.
             context: The request.
 
         Returns:
-            At least 1.
+            The number of steps, at least 1.
 
         Raises:
-            ValueError: The sequence is full.
+            ValueError: The sequence has no room for a token.
         """
         left = context.compute_num_available_steps(self._pipeline_model.max_seq_len)
         if left <= 0:
@@ -194,13 +194,13 @@ class TextGenerationPipeline(
     def initialize_bitmask(
         self, batch: list[TextGenerationContextType]
     ) -> npt.NDArray[np.int32] | None:
-        """A bitmask that forbids nothing, for a batch with structured output.
+        """A bitmask that allows all tokens, for a batch with structured output.
 
         Args:
             batch: The requests.
 
         Returns:
-            int32 ``[batch, words]``, a bit a token; None if no request has a schema or a grammar.
+            int32 ``[batch, words]``, one bit per token; None if no request has a schema or a grammar.
         """
         if not any(map(is_constrained, batch)):
             return None
@@ -216,7 +216,7 @@ class TextGenerationPipeline(
 
         Args:
             context: The request; it gets its matcher.
-            bitmask: The batch's bitmask, changed in place.
+            bitmask: The bitmask of the batch, changed in place.
             index: The request's row in it.
 
         Raises:
@@ -228,10 +228,10 @@ class TextGenerationPipeline(
             bitmask[index] = masks.result()[0]
 
     def prepare(self, context: TextGenerationContextType) -> None:
-        """Compiles a request's grammar before its first batch; from any thread, also while a batch runs.
+        """Compiles a request's grammar before its first batch; thread-safe, even while a batch runs.
 
         Args:
-            context: The request; no batch has had it.
+            context: The request, which was in no batch yet.
 
         Raises:
             ValueError: The schema or the grammar is invalid.
@@ -239,8 +239,8 @@ class TextGenerationPipeline(
         self._constraints.begin(context)
 
     def warm_up(self) -> None:
-        """Builds the vocabulary of structured output, so that the first request with a grammar does not wait for it;
-        from any thread. Does nothing if requests cannot have grammars."""
+        """Builds the vocabulary of structured output in advance, so that the first request with a grammar does not wait
+        for it; thread-safe. Does nothing if requests cannot have grammars."""
         if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
             self._constraints.warm_up(self._tokenizer.eos_token_ids)
 
@@ -250,16 +250,17 @@ class TextGenerationPipeline(
         """Reserves a batch's pages and makes the inputs of its first step.
 
         Args:
-            batches: One dictionary, of the only replica.
-            num_steps: The most steps.
+            batches: One dictionary, as there is a single replica.
+            num_steps: The maximum number of steps.
 
         Returns:
-            The inputs; the steps, as many as all sequences have room for; the bitmask of structured
-            output or None; the requests in order.
+            The inputs; the number of steps, limited by the room in all sequences; the bitmask of structured output or
+            None;
+                the requests in batch order.
 
         Raises:
             OutOfPagesError: Too few pages are free.
-            ValueError: A sequence is full, or has an invalid schema.
+            ValueError: A sequence has no room for a token, or an invalid schema.
         """
         flat, num_steps = self._reserve(batches, num_steps)
         bitmask = self.initialize_bitmask(flat)
@@ -271,13 +272,13 @@ class TextGenerationPipeline(
     def _reserve(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
     ) -> tuple[list[TextGenerationContextType], int]:
-        """The requests in order, and their number of steps, for which their pages are reserved."""
+        """Reserves the pages of a batch; returns the requests in batch order and the number of steps."""
         flat = [context for batch in batches for context in batch.values()]
         for context in flat:
             self._constraints.begin(context)
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
-                num_steps = 1  # a chunk has no next token; penalties depend on each token
+                num_steps = 1  # a chunk yields no token; penalties depend on every token
             if not self._pipeline_model.continues_steps:
                 num_steps = 1
             limit = reasoning_limit(context)
@@ -287,7 +288,7 @@ class TextGenerationPipeline(
         return flat, num_steps
 
     def _inputs(self, flat: list[TextGenerationContextType], num_steps: int) -> ModelInputs:
-        """The inputs of the first step, those of the last one updated if the batch is the same."""
+        """The inputs of the first step; if the batch is the same as before, those of its last step, updated."""
         last, self._last_step = self._last_step, None
         if last and num_steps == 1 and last.precedes(flat):
             cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
@@ -302,36 +303,36 @@ class TextGenerationPipeline(
 
     @property
     def repeats_steps(self) -> bool:
-        """Whether several steps in one call save time: the model's graph is repeated without Python."""
+        """Whether several steps in one call save time: the model's graph repeats without Python in between."""
         return self._loop is not None
 
     def interrupt(self) -> None:
-        """Ends an execution of several steps after the current one; from any thread."""
+        """Ends an execution of several steps after the current step; thread-safe."""
         if self._loop is not None:
             self._loop.interrupt()
 
     def read_steps(self, reader: StepReader | None) -> None:
-        """Sets the reader that delivers the tokens of an execution of several steps while it runs.
+        """Sets the reader that delivers tokens during an execution of several steps.
 
         Args:
-            reader: Delivers the tokens; None: there is no reader.
+            reader: Delivers the tokens; None: no reader.
         """
         self._step_reader = reader
 
     def execute(
         self, inputs: TextGenerationInputs[TextGenerationContextType]
     ) -> dict[RequestID, TextGenerationOutput]:
-        """Runs a batch for some steps, and updates its contexts.
+        """Runs a batch for one or several steps, and updates its contexts.
 
         Args:
             inputs: The batch.
 
         Returns:
-            The new tokens of each request; none after a chunk of a prompt that is not the last.
+            The new tokens of each request; none after a chunk of a prompt, unless it is the last.
 
         Raises:
             OutOfPagesError: The batch does not come from a scheduler, and too few pages are free.
-            ValueError: A sequence is full, or has an invalid schema.
+            ValueError: A sequence has no room for a token, or an invalid schema.
         """
         if not inputs:
             return {}
@@ -385,7 +386,7 @@ class TextGenerationPipeline(
         batch: list[TextGenerationContextType],
         num_steps: int,
     ) -> dict[RequestID, TextGenerationOutput]:
-        """Runs a decoding batch for some steps, or until one of its sequences ends."""
+        """Runs a decoding batch for several steps, or until one of its sequences ends."""
         model_inputs = self._inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
@@ -417,14 +418,14 @@ class TextGenerationPipeline(
         num_steps: int,
         enable_log_probs: bool,
     ) -> dict[RequestID, TextGenerationOutput]:
-        """Adds tokens to the contexts, up to the end of each sequence, and collects their outputs.
+        """Adds tokens to the contexts, up to the end of each sequence, and collects the outputs.
 
         Args:
             generated_tokens_host: The tokens ``[batch, steps]``.
-            batch_log_probabilities: For each step the log-probabilities of each request.
+            batch_log_probabilities: For each step, the log-probabilities of each request.
             flat_batch: The requests in the batch's order.
-            num_steps: The steps.
-            enable_log_probs: Whether log-probabilities are given.
+            num_steps: The number of steps.
+            enable_log_probs: Whether log-probabilities are returned.
 
         Returns:
             The new tokens of each request.
@@ -437,7 +438,7 @@ class TextGenerationPipeline(
                 logs = batch_log_probabilities[step][row] if enable_log_probs else None
                 token, chunk = int(generated_tokens_host[row, step]), context.end_idx
                 context.update(token, logs)
-                if context.end_idx > chunk:  # else the token after a chunk, which was dropped
+                if context.end_idx > chunk:  # otherwise the token followed a chunk and was dropped
                     self._constraints.advance(context, token)
             responses[context.request_id] = context.to_generation_output()
         return responses
