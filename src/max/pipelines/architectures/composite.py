@@ -1,5 +1,5 @@
-"""The text models of composite checkpoints: classes whose config.json has a text_config beside those of images and
-audio.
+"""The text models of composite checkpoints: classes whose config.json combines a text_config with configs of image and
+audio models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Declares families of decoders: what their configs and checkpoints differ in."""
+"""Declares families of decoders by the differences of their configs and checkpoints."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def decoder_family(
 def composite_family(
     name: str, example_repo_ids: Sequence[str], texts: Mapping[str, SupportedArchitecture]
 ) -> SupportedArchitecture:
-    """Declares an architecture whose models have a text model of `decoder_family` beside parts for images and audio.
+    """Declares an architecture that combines a text model of `decoder_family` with image and audio models.
 
-    The text model runs; the weights of other parts are not read.
+    Only the text model runs; the weights of other parts are not read.
 
     Args:
         name: The class's name in ``architectures`` of config.json, a key of `COMPOSITES`.
@@ -135,7 +135,7 @@ def composite_family(
         def shape_by_weights(
             cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
         ) -> DecoderConfig:
-            # files of untied models may lack the key, whose default ties
+            # files of untied models may omit the key, whose default is tied
             if "lm_head.weight" in state_dict:
                 return replace(config, tie_word_embeddings=False)
             return config
@@ -147,7 +147,7 @@ def composite_family(
 def _name_classes(
     name: str, stem: str, module: str, config: type[DecoderConfig], model: type[DecoderModel]
 ) -> None:
-    """Names the classes of an architecture's configs and models after it."""
+    """Derives the names of an architecture's classes of configs and models from its name."""
     for kind, declared in (("Config", config), ("Model", model)):
         declared.__name__ = declared.__qualname__ = stem + kind
         declared.__module__ = module

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: a Llama whose rotated pairs are neighbours."""
+"""ERNIE 4.5: a Llama whose rotated pairs are adjacent."""
 
 from __future__ import annotations
 

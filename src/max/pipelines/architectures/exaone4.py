@@ -1,4 +1,4 @@
-"""EXAONE 4: norms of outputs, QK norm; layers without a window are not rotated."""
+"""EXAONE 4: normalised outputs of layers, QK norm; layers without a window are not rotated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def exaone4_fields(keys: ConfigKeys) -> Fields:
     fields = base_fields(keys, eps=1e-5)
     layers, sliding = fields["num_layers"], window(keys, 4096)
     pattern = keys.value("sliding_window_pattern")
-    # a text such as LLLG has a letter for each layer of a period: local or global
+    # a string such as LLLG has a letter per layer of a period: local or global
     period = pattern if isinstance(pattern, str) else "L" * (int(pattern or 4) - 1) + "G"
     full = frozenset(index for index in range(layers) if period[index % len(period)] == "G")
     full = layers_of_type(keys, layers, full) if sliding is not None else frozenset(range(layers))

@@ -40,7 +40,7 @@ def gemma_fields(keys: ConfigKeys, act: str = "hidden_activation", **defaults: A
 def gemma1_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma's config."""
     fields = gemma_fields(keys, "hidden_act")
-    # the first files say gelu, and mean its approximation by tanh
+    # the first files state gelu but mean its tanh approximation
     return fields | ({"activation": "gelu_tanh"} if fields["activation"] == "gelu" else {})
 
 

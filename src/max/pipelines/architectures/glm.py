@@ -1,4 +1,4 @@
-"""GLM 4 (9B) and GLM-4-0414: partly rotated neighbours; the latter norms outputs too."""
+"""GLM 4 (9B) and GLM-4-0414: partly rotated heads with adjacent pairs; the latter also normalises outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP in parallel, partly rotated neighbours."""
+"""GPT-J: attention and MLP in parallel, partly rotated heads with adjacent pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Granite 4: blocks of Mamba 2 and of attention, with experts and an MLP that all tokens share, or the latter alone."""
+"""Granite 4: blocks of Mamba 2 or attention, with experts and a shared MLP, or only the shared MLP."""
 
 from __future__ import annotations
 

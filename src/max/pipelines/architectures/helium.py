@@ -1,4 +1,4 @@
-"""Helium: a Llama whose rotated pairs are neighbours."""
+"""Helium: a Llama whose rotated pairs are adjacent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hunyuan (experts): the dense model's attention, experts chosen by a softmax, and one that all tokens share."""
+"""Hunyuan (experts): the dense model's attention, experts selected by a softmax, and a shared expert."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ARCHITECTURES"]
 
 
 def hunyuan_moe_fields(keys: ConfigKeys) -> Fields:
-    """The fields of the config of a Hunyuan with experts; numbers that differ by layer are refused."""
+    """The fields of the config of a Hunyuan with experts; per-layer numbers that differ are refused."""
     fields = hunyuan_fields(keys)
     name = "num_experts" if keys.value("num_experts") is not None else "num_local_experts"
     count = keys.same_integer(name, 1, LONGEST_SEQUENCE)

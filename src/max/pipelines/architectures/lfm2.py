@@ -62,7 +62,7 @@ STORED_FORMS: dict[str, Any] = {
     "gguf_layer": {f"shortconv.{x}": f"mixer.{x}" for x in ("conv", "in_proj", "out_proj")},
     "gguf_converted": GGUF_MIXER_FORMS,
 }
-"""How convolutions are stored, and their names in GGUF files and that of the last norm."""
+"""The stored form of convolutions, their names in GGUF files, and the GGUF name of the last norm."""
 
 NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, **STORED_FORMS)
 

@@ -33,7 +33,7 @@ def llama4_fields(keys: ConfigKeys) -> Fields:
     size = keys.integer("intermediate_size", 1, LONGEST_SEQUENCE)
     chosen = keys.integer("num_experts_per_tok", 1, count, 1)
     routing, unrotated = ExpertRouting("sigmoid"), unrotated_layers(keys, layers)
-    # the first files count instead of true
+    # the first files state a count instead of true
     tuned = keys.value("attn_temperature_tuning")
     grows = bool(tuned) if type(tuned) is int else keys.flag("attn_temperature_tuning", True)
     growth = keys.number("attn_scale", default=0.1), keys.integer("floor_scale", 1, 2**31, 8192)

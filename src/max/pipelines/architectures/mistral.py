@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose tokens may see a sliding window only."""
+"""Mistral: a Llama with an optional sliding window."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def mixtral_fields(keys: ConfigKeys) -> Fields:
     experts = softmax_experts(
         keys, fields["num_layers"], count="num_local_experts", size="intermediate_size"
     )
-    # weights are a softmax over the chosen experts, which is that over all, normalised
+    # a softmax over the chosen experts equals the softmax over all experts, normalised over the chosen
     routing = replace(experts.routing, normalised=True)
     return fields | {
         "experts": replace(experts, routing=routing),

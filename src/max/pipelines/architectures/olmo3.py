@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows; the scaled rotation is for layers without one."""
+"""OLMo 3: OLMo 2 with windows; only layers without a window use the scaled rotation."""
 
 from __future__ import annotations
 

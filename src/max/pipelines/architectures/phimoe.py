@@ -1,4 +1,4 @@
-"""PhiMoE: layer norms, biases, experts that sparsemixer chooses."""
+"""PhiMoE: layer norms, biases, experts selected by sparsemixer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def phimoe_fields(keys: ConfigKeys) -> Fields:
     if fields["rope"].kind not in ("default", "longrope"):
         raise keys.error("rope_scaling", "the kind longrope, or none")
     if fields["rope"].kind == "longrope":
-        # transformers takes the short factors whatever the length is, and both magnitudes
+        # transformers uses the short factors for all lengths, and both magnitudes
         scaling = fields["rope"].parameters
         scaling = {**scaling, "long_factor": scaling["short_factor"]}
         fields["rope"] = replace(fields["rope"], parameters=scaling)
@@ -44,7 +44,7 @@ def phimoe_fields(keys: ConfigKeys) -> Fields:
 
 ARCHITECTURES = [
     decoder_family(name, ["microsoft/Phi-3.5-MoE-instruct"], phimoe_fields, names=NAMES)
-    # the name in the model's own files, and that in files of transformers
+    # the name in the model's own files, and the name in files of transformers
     for name in ("PhiMoEForCausalLM", "PhimoeForCausalLM")
 ]
 """The architectures of this module, for the registry."""

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: queries, keys and values have biases; later layers may see a window only."""
+"""Qwen2 and Qwen2.5: queries, keys and values have biases; later layers may have a window."""
 
 from __future__ import annotations
 

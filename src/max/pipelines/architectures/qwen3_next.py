@@ -15,7 +15,9 @@ __all__ = ["ARCHITECTURES"]
 
 
 def hybrid_fields(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Fields:
-    """The fields of the three; `fused` and `sized` tell them apart: the projections of delta nets, and MLPs."""
+    """The fields of all three; `fused` is the layout of delta net projections, `sized` tells whether layers have
+    MLPs.
+    """
     names = {} if sized else {"intermediate_size": ""}
     fields = base_fields(keys, names, head_dim=256, eps=1e-6, longest=32768, partial_rotation=0.25)
     fields |= biases(keys) | delta_net_fields(keys, fields["num_layers"], fused, not fused)
@@ -24,7 +26,7 @@ def hybrid_fields(keys: ConfigKeys, *, fused: bool, sized: bool = True) -> Field
 
 
 def experts(keys: ConfigKeys, layers: int) -> Fields:
-    """The experts, and one that all tokens share."""
+    """The experts, with one shared expert."""
     sizes = {"size": "moe_intermediate_size", "shared": "shared_expert_intermediate_size"}
     return {"experts": softmax_experts(keys, layers, normalised=True, **sizes)}
 

@@ -1,4 +1,4 @@
-"""Qwen2 MoE and Qwen3 MoE: layers of experts; the former shares one among all tokens."""
+"""Qwen2 MoE and Qwen3 MoE: layers of experts; the former has a shared expert."""
 
 from __future__ import annotations
 

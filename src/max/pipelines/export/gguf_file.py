@@ -1,4 +1,4 @@
-"""A checkpoint in the Hugging Face layout as a GGUF file: its config, tokenizer and weights, quantised."""
+"""Writes a checkpoint in the Hugging Face layout as a GGUF file: config, tokenizer and quantised weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 __all__ = ["EXPORT_TYPES", "architecture_of", "export_gguf"]
 
 EXPORT_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
-"""The types of matrices in written files; vectors are float32."""
+"""The types of matrices in written files; vectors are always float32."""
 
 _ARCHITECTURES = {family.name: name for name, family in FAMILIES.items()} | {
     "DeepseekV3ForCausalLM": "deepseek2",
@@ -57,8 +57,8 @@ _ARCHITECTURES = {family.name: name for name, family in FAMILIES.items()} | {
 _FLOAT32 = (
     ".A", ".D", ".dt_bias", "norm.weight", "conv1d.weight", "conv.weight", "gate_score.weight", "shared_gate.weight",
 )  # fmt: skip
-"""Ends of the decoder's names of matrices that files have in float32."""
-# llama.cpp's numbers of kinds of files
+"""Ends of the decoder's names of matrices that files store in float32."""
+# llama.cpp's codes of file types (general.file_type)
 _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q4_k": 15, "q5_k": 17, "q6_k": 18, "bf16": 32}  # fmt: skip
 _PLAIN: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
     "F32": lambda values: values.astype(np.float32),
@@ -75,16 +75,16 @@ def export_gguf(
     Args:
         folder: The folder, in the Hugging Face layout, with float weights.
         path: The file to write.
-        kind: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits; rows that blocks of 256 do not
-            fill are of a type with blocks of 32, others float16.
-        session: Compiles and runs the kernels that encode.
-        text: The text of an importance matrix, by which errors are weighted; None: all weigh the same.
+        kind: One of `EXPORT_TYPES`. Embedding and output layer have at least 6 bits. Matrices whose number of columns
+            is not a multiple of 256 use a type with blocks of 32, or else float16.
+        session: Compiles and runs the encoding kernels.
+        text: The text for an importance matrix, which weights the encoding errors; None: all errors have equal weight.
 
     Returns:
-        The bytes of the tensors.
+        The total number of bytes of the tensors.
 
     Raises:
-        ModelFilesError: The model's files are missing or broken, or of a family that is not written.
+        ModelFilesError: The model's files are missing or damaged, or its family has no GGUF form.
     """
     repo = HuggingFaceRepo(str(folder))
     source = HuggingFaceConfig.load(repo)
@@ -102,7 +102,7 @@ def export_gguf(
     if architecture == "nemotron_h" and config.experts is not None:
         architecture = "nemotron_h_moe"
     if isinstance(config.recurrence, DeltaNetForm):
-        # files have the parts of fused projections
+        # files store fused projections in separate parts
         config = replace(config, recurrence=replace(config.recurrence, fused=False))
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -151,7 +151,7 @@ def architecture_of(name: str) -> str | None:
 def _model_weights(
     model: type[DecoderModel], config: DecoderConfig, stored: dict[str, WeightData]
 ) -> tuple[DecoderConfig, dict[str, WeightData]]:
-    """The shape of a model, and the weights that it takes, by the decoder's names."""
+    """The shape of a model, and the weights that belong to it, by the decoder's names."""
     weights = model.weight_names.from_safetensors(stored)
     config = model.shape_by_weights(config, weights)
     weights = split_fused(config, weights)

@@ -1,4 +1,4 @@
-"""The shape of a decoder as metadata of a GGUF file: the inverse of `max.pipelines.checkpoints.gguf`.
+"""Converts the shape of a decoder to GGUF metadata: the inverse of `max.pipelines.checkpoints.gguf`.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of the ``gguf`` package.
 """
@@ -19,28 +19,28 @@ from max.pipelines.models.state_space import Mamba2Form, MambaForm
 __all__ = ["decoder_metadata"]
 
 _SCORINGS = {"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3}
-"""llama.cpp's numbers of gates."""
+"""llama.cpp's codes of router functions."""
 _COUNTS_SHARED = ("deepseek2", "dots1", "ernie4_5-moe", "glm4moe", "hunyuan-moe")
-"""Architectures whose files state the number of experts that all tokens share, and not the size of their MLP."""
+"""Architectures whose files state the number of shared experts instead of the size of the shared MLP."""
 _TELL_DENSE_LAYERS = ("jamba", "qwen2moe", "qwen3moe", "qwen3next", "qwen35moe")
-"""Architectures whose layers without experts are those without a tensor of their gate."""
+"""Architectures in whose files a layer without a router tensor has no experts."""
 _PUBLISHED_SWIGLU = (1.702, 7.0)
 _STATES_GATING = ("deepseek2", "dots1", "glm4moe", "lfm2moe", "minimax-m2")
 _PERIODS = {"cohere2": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4}
-"""The distance of layers without a window, if files leave it out."""
+"""The distance between layers without a window that files omit, by architecture."""
 _STATES_PATTERN = ("gemma3n", "olmo2")
 _STATES_FACTORS = ("granite", "granitemoe", "granitehybrid")
 
 
 def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """The metadata that describes a model, without the beginning ``name.`` of its keys.
+    """The metadata that describes a model; keys lack the prefix ``name.``.
 
     Args:
         config: The shape of the model.
         name: llama.cpp's name of the architecture.
 
     Raises:
-        ModelFilesError: The architecture's files do not describe such a model.
+        ModelFilesError: Files of the architecture cannot describe such a model.
     """
     values: dict[str, Any] = {
         "block_count": config.num_layers,
@@ -63,7 +63,7 @@ def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _check_fixed(config: DecoderConfig, name: str) -> None:
-    """Refuses models that differ from published ones in a value that GGUF files do not store."""
+    """Refuses models that differ from the published ones in a value that GGUF files do not store."""
     if name in ("gemma2", "gemma3"):
         large = config.num_layers == {"gemma2": 46, "gemma3": 62}[name]
         divisor = config.hidden_size / config.num_heads if large else config.head_dim
@@ -101,7 +101,7 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
         return {"attention.head_count": 0}
     heads = _one_or_list([config.num_kv_heads if yes else 0 for yes in attends])
     if isinstance(config.recurrence, DeltaNetForm):
-        # which layers attend is stated by their distance
+        # the distance between attention layers is stated instead
         heads = config.num_kv_heads
     values: dict[str, Any] = {"attention.head_count": config.num_heads}
     if config.latent is None:
@@ -110,7 +110,7 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
     else:
         latent = config.latent
         values |= {
-            # the cache has one latent for all heads
+            # the cache stores one latent for all heads
             "attention.head_count_kv": 1,
             "attention.kv_lora_rank": latent.rank,
             "attention.key_length": latent.rank + latent.rotated_dim,
@@ -130,7 +130,7 @@ def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _window_pattern(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """Which layers have a window, unless all have one, or the layers are those of all models of the family."""
+    """States which layers have a window, unless all have one or the family fixes the layers."""
     if config.sliding_window is None or config.chunked:
         return {}
     windowed = [i not in config.full_attention_layers for i in range(config.num_layers)]
@@ -142,7 +142,7 @@ def _window_pattern(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _layer_kinds(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """Gemma 3n and 4: what layers with and without a window differ in, and several hidden states."""
+    """Gemma 3n and 4: the differences between layers with and without a window, and the number of hidden states."""
     if name == "gemma3n":
         return _several_states(config, name)
     if name != "gemma4":
@@ -150,7 +150,7 @@ def _layer_kinds(config: DecoderConfig, name: str) -> dict[str, Any]:
     layers, inputs = range(config.num_layers), config.per_layer_inputs
     own = config.num_layers - config.shared_kv_layers
     windowed = [i not in config.full_attention_layers for i in layers]
-    # llama.cpp takes the keys of the last two layers before those that share
+    # llama.cpp takes shared keys from the last two layers with keys of their own
     if own < config.num_layers and windowed[max(own - 2, 0) : own] != [True, False]:
         raise _refused(
             name, "shared keys of other layers than the last with a window and the last without"
@@ -180,7 +180,7 @@ def _several_states(config: DecoderConfig, name: str) -> dict[str, Any]:
         "altup.active_idx": states.active,
         "altup.num_inputs": states.count,
         "attention.shared_kv_layers": config.shared_kv_layers,
-        # the bound of gates in deviations from their mean
+        # the bound of gates, in standard deviations from their mean
         "activation_sparsity_scale": [
             NormalDist().inv_cdf(share) if share else -math.inf for share in config.sparsity
         ],
@@ -189,7 +189,7 @@ def _several_states(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
     rope = config.rope
-    # of Granite's hybrid models some rotate heads
+    # among Granite's hybrid models only some rotate heads
     states = {"rope.scaling.finetuned": rope is not None} if name == "granitehybrid" else {}
     if rope is None:
         return states
@@ -213,7 +213,7 @@ def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
             )
         values["rope.freq_base_swa"] = float(config.local_rope.theta)
     if name in ("qwen35", "qwen35moe"):
-        # the pairs that positions of time, height and width rotate: those of texts are equal
+        # the numbers of pairs rotated by time, height and width; for text these positions are equal
         pairs = dim // 2
         values["rope.dimension_sections"] = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
     if config.query_growth is not None and name == "mistral3":
@@ -222,7 +222,7 @@ def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _scaling(rope: RopeConfig, config: DecoderConfig, name: str) -> dict[str, Any]:
-    """How the rotation is scaled; frequencies of Llama 3 and LongRoPE are tensors."""
+    """The scaling of the rotation; the frequency factors of Llama 3 and LongRoPE are tensors instead."""
     parameters, prefix = rope.parameters, "rope.scaling."
     original = int(parameters.get("original_max_position_embeddings") or 0)
     if rope.kind == "linear":
@@ -251,13 +251,13 @@ def _scaling(rope: RopeConfig, config: DecoderConfig, name: str) -> dict[str, An
     magnitude = rope.stated_yarn_magnitude()
     magnitude, default = unit if magnitude is None else magnitude, unit
     if config.latent is not None and all_dim:
-        # without a factor mscale counts as equal
+        # without a factor, mscale equals mscale_all_dim
         values[f"{prefix}yarn_log_multiplier"], default = 0.1 * float(all_dim), 1.0
     elif name == "mistral3" and own == 1 and all_dim:
         values[f"{prefix}yarn_log_multiplier"] = float(all_dim)
         default = unit / yarn_magnitude(factor, all_dim)
     if not math.isclose(magnitude, default):
-        # relative to what YaRN multiplies by itself
+        # relative to the magnitude that YaRN computes
         values[f"{prefix}attn_factor"] = magnitude / unit
     return values
 
@@ -315,7 +315,7 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
     elif name == "nemotron_h_moe":
         if any(config.feeds_forward(index) for index in experts.dense_layers):
             raise _refused(name, "layers with an MLP beside layers with experts")
-        # one MLP of the stated size
+        # one shared MLP of the stated size
         values["expert_shared_count"] = 1
         if experts.latent_size is not None:
             values["moe_latent_size"] = experts.latent_size
@@ -329,7 +329,7 @@ def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _step(config: DecoderConfig, name: str) -> int:
-    """The distance of layers with experts, of which the last of each group of layers is one."""
+    """The distance between layers with experts; the last layer of each period has experts."""
     dense = config.experts.dense_layers if config.experts is not None else frozenset[int]()
     for step in range(1, config.num_layers + 1):
         if dense == {i for i in range(config.num_layers) if (i + 1) % step}:
@@ -371,7 +371,7 @@ def _recurrence(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _interval(config: DecoderConfig, name: str) -> int:
-    """The distance of layers with attention, of which the last of each group of layers is one."""
+    """The distance between layers with attention; the last layer of each period has attention."""
     kinds = [config.kind_of(index) for index in range(config.num_layers)]
     for step in range(1, config.num_layers + 1):
         if all((kind == "attention") == ((i + 1) % step == 0) for i, kind in enumerate(kinds)):

@@ -1,4 +1,4 @@
-"""The weights of a decoder as tensors of a GGUF file: the inverse of `WeightNames.from_gguf`."""
+"""Converts the weights of a decoder to tensors of a GGUF file: the inverse of `WeightNames.from_gguf`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _STACKED = {
     "states.altup_projections": "altup_proj.weight",
     "states.altup_unembed_projections": "altup_unembd_proj.weight",
 }
-"""Beginnings of the decoder's names of weights that files stack, and the names in files."""
+"""Prefixes of the decoder's names of weights that files stack, and the names in files."""
 _FUSED_ROWS = {
     "qkv_proj": ("bloom", "falcon", "gpt2", "gptneox", "mpt", "phi2", "phi3"),
     "gate_up_proj": ("chatglm", "glm4", "phi3"),
     "in_proj_ba": ("qwen3next",),
 }
-"""Fused projections, and the architectures whose files have them."""
+"""Fused projections, and the architectures whose files contain them."""
 _MIXER = (
     ".mixer.A",
     ".mixer.D",
@@ -42,7 +42,7 @@ _MIXER = (
     ".mixer.conv1d.weight",
     ".mixer.conv.weight",
 )
-"""Ends of names of recurrent layers' parameters that files have in another shape."""
+"""Ends of the names of recurrent layers' parameters that files store in another shape."""
 _VECTORS_OF_TOKENS = "per_layer.embed_tokens_per_layer.weight"
 _PARTS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -59,8 +59,8 @@ class StoredWeight:
         own: The decoder's name of the weight.
         name: Its name in the file.
         shape: Its shape.
-        values: Makes its values.
-        column_order: The decoder's columns in the order of the file's; None: they are the same.
+        values: Computes the values.
+        column_order: The decoder's columns in the file's order; None: the order is the same.
     """
 
     own: str
@@ -71,7 +71,9 @@ class StoredWeight:
 
     @property
     def input_names(self) -> list[str]:
-        """The decoder's names of weights with the same input: its own, and those of the parts of a fused projection."""
+        """The decoder's names of the weights with the same input: its own, and those of all parts of a fused
+        projection.
+        """
         stem, _, end = self.own.rpartition(".")
         layer, _, projection = stem.rpartition(".")
         return [self.own, *(f"{layer}.{part}.{end}" for part in _PARTS.get(projection, ()))]
@@ -80,7 +82,7 @@ class StoredWeight:
 def activation_parameters(
     config: DecoderConfig, weights: Mapping[str, WeightData]
 ) -> tuple[dict[str, list[float]], dict[str, WeightData]]:
-    """The parameters of activations, which are metadata of files, and the other weights.
+    """Separates the parameters of activations, which files store as metadata, from the other weights.
 
     Args:
         config: The shape of the model.
@@ -113,17 +115,17 @@ def stored_weights(
     permuted: bool,
     weights: Mapping[str, WeightData],
 ) -> list[StoredWeight]:
-    """The tensors of a model's file.
+    """The tensors of the file of a model.
 
     Args:
         config: The shape of the model.
         architecture: llama.cpp's name of the architecture.
-        names: The names of weights in files of the family.
-        permuted: Whether the family's files have the elements of a rotated pair side by side, and checkpoints do not.
+        names: The weight names of the family.
+        permuted: Whether the family's files store the elements of a rotated pair adjacently while checkpoints do not.
         weights: Floats by the decoder's names, fused projections split.
 
     Raises:
-        ModelFilesError: A weight has no name in such files.
+        ModelFilesError: A weight has no name in files of the architecture.
     """
     inverse = _inverse(names.gguf_layer, GGUF_LAYER)
     top = _inverse(names.gguf_top, GGUF_TOP)
@@ -145,14 +147,14 @@ def stored_weights(
     for own, parts in _fused(architecture, weights).items():
         result.append(_stored(config, permuted, own, parts, _name(own, inverse, top, architecture)))
     if config.side_by_side is not None and "lm_head.weight" not in weights:
-        # factors of a tied output layer are others than those of the embedding
+        # a tied output layer with other factors than the embedding needs a tensor of its own
         parts = [weights["embed_tokens.weight"]]
         result.append(_stored(config, permuted, "lm_head.weight", parts, "output.weight"))
     return result
 
 
 def _inverse(own: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
-    """The names of files by the decoder's; a family's own come first."""
+    """The names in files by the decoder's names; a family's own names take precedence."""
     inverse = {part: stored for stored, part in own.items()}
     return inverse | {part: s for s, part in common.items() if s not in own and part not in inverse}
 
@@ -160,8 +162,8 @@ def _inverse(own: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str
 def _with_shared_keys(
     config: DecoderConfig, weights: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
-    """The weights with keys and values of all layers; those of layers that read another's are not used, and may be
-    missing.
+    """Completes the keys and values of layers that read those of another layer: files require them, although they are
+    not used.
     """
     whole = dict(weights)
     for index in range(config.num_layers - config.shared_kv_layers, config.num_layers):
@@ -176,7 +178,7 @@ def _with_shared_keys(
 def _split_latents(
     config: DecoderConfig, weights: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
-    """Splits the weights that expand latents: to keys of each head ``[heads, latent, key]``, and to values."""
+    """Splits the weights that expand latents into key weights ``[heads, latent, key]`` and value weights."""
     latent, split = config.latent, dict(weights)
     assert latent is not None
     for name in weights:
@@ -193,7 +195,7 @@ def _split_latents(
 
 
 def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, list[WeightData]]:
-    """The weights, those of some projections as parts of one."""
+    """Groups the weights: the parts of a fused projection form one group."""
     joined: dict[str, list[WeightData]] = {}
     for name, value in weights.items():
         stem, _, end = name.rpartition(".")
@@ -227,7 +229,7 @@ def _name(own: str, inverse: Mapping[str, str], top: Mapping[str, str], architec
 
 
 def _stack(own: str, name: str, parts: Sequence[WeightData]) -> StoredWeight:
-    """Weights of one shape as one, along a new first dimension."""
+    """Stacks weights of equal shape along a new first dimension."""
     shape = (len(parts), *(int(size) for size in parts[0].shape))
     return StoredWeight(
         own,
@@ -242,7 +244,7 @@ def _stored(
 ) -> StoredWeight:
     shapes = [tuple(int(size) for size in part.shape) for part in parts]
     shape = shapes[0]
-    # rows, of experts those of each
+    # the axis of rows; experts have a leading axis
     axis = 1 if len(shape) == 3 else 0
     if len(parts) > 1:
         rows = sum(sizes[axis] for sizes in shapes)
@@ -259,7 +261,7 @@ def _stored(
     if own == _VECTORS_OF_TOKENS:
         shape = (config.vocab_size, *shape[1:])
     if own.endswith(_MIXER):
-        # other conversions keep shapes
+        # all other conversions keep the shape
         shape = _mixer_form(config, own, np.empty(shape, np.int8)).shape
     order: Array | None = None
     if isinstance(config.recurrence, DeltaNetForm) and own.endswith(".mixer.out_proj.weight"):
@@ -268,7 +270,7 @@ def _stored(
 
 
 def _steps(config: DecoderConfig, permuted: bool, own: str) -> list[Callable[[Array], Array]]:
-    """What turns a weight of the decoder into that of the file."""
+    """The conversions from a weight of the decoder to the tensor of the file, in order."""
     steps: list[Callable[[Array], Array]] = []
     stem, _, end = own.rpartition(".")
     layer = stem.rpartition(".")[2]
@@ -289,30 +291,30 @@ def _steps(config: DecoderConfig, permuted: bool, own: str) -> list[Callable[[Ar
 
 
 def _delta_steps(form: DeltaNetForm, layer: str, own: str) -> list[Callable[[Array], Array]]:
-    """The order of rows that files of delta nets have."""
+    """The conversions of delta net weights to the row order of files."""
     if layer == "in_proj_ba":
         order = np.argsort(np.concatenate([*form.rows_of(layer).values()]))
         return [lambda array: array[order]]
     if not form.gguf_tiled or layer == "norm":
         return []
-    # of each value head, the elements of its part of a weight; keys come before values
+    # elements per value head; in fused weights the keys precede the values
     size = 1 if layer in ("in_proj_b", "in_proj_a", "mixer") else form.value_dim
     first = 2 * form.key_heads * form.key_dim if layer in ("in_proj_qkv", "conv1d") else 0
     values = _order_of_heads(form, size)
     order = np.concatenate([np.arange(first), first + values])
-    # the convolution has its channels, the last projection the heads as columns
+    # value heads are channels in the convolution, and columns in the last projection
     axis = -1 if layer in ("conv1d", "out_proj") else 0
     return [lambda array: np.take(array, order, axis)]
 
 
 def _order_of_heads(form: DeltaNetForm, size: int) -> Array:
-    """The elements of value heads, each of a size, in the order of files."""
+    """The indices that put value heads of `size` elements into the order of files."""
     heads = np.arange(form.heads * size).reshape(form.key_heads, -1, size)
     return (heads.swapaxes(0, 1) if form.gguf_tiled else heads).reshape(-1)
 
 
 def _norm_offset(config: DecoderConfig, stem: str) -> float:
-    """What a norm adds to its weight; files have the sum."""
+    """The offset that a norm adds to its weight; files store the sum."""
     if stem.endswith((".q_norm", ".k_norm")):
         return config.qk_norm.form.offset if config.qk_norm is not None else 0.0
     if "norm" not in stem or ".mixer." in stem or "layernorm" in stem and ".self_attn." in stem:
@@ -321,19 +323,19 @@ def _norm_offset(config: DecoderConfig, stem: str) -> float:
 
 
 def _padded(rows: Array, count: int) -> Array:
-    """Rows for all tokens: those past the table take the first one."""
+    """Pads the rows to one per token; tokens past the table get row 0."""
     more = np.broadcast_to(rows[:1], (max(count - len(rows), 0), *rows.shape[1:]))
     return np.concatenate([rows[:count], more])
 
 
 def _neighbours(rows: Array, heads: int) -> Array:
-    """Rows of heads whose pairs are half a head apart, with pairs side by side."""
+    """Reorders rows of heads so that the elements of a rotated pair, which are half a head apart, become adjacent."""
     pairs = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _factor(config: DecoderConfig, own: str) -> Array | None:
-    """The model's factor that is multiplied into a weight, as files cannot state it; a column if rows differ."""
+    """The factor of the model that is multiplied into a weight, as files cannot state it; a column if rows differ."""
     outer, form = config.side_by_side, config.recurrence
     if outer is None or not isinstance(form, Mamba2Form):
         return None
@@ -358,7 +360,7 @@ def _factor(config: DecoderConfig, own: str) -> Array | None:
 
 
 def _mixer_form(config: DecoderConfig, own: str, array: Array) -> Array:
-    """Parameters of recurrent layers in the shapes of files."""
+    """Converts parameters of recurrent layers to the shapes in files."""
     form = config.recurrence
     if own.endswith((".conv1d.weight", ".conv.weight")) or own.endswith(".A") and array.ndim == 2:
         return array.T
@@ -369,8 +371,7 @@ def _mixer_form(config: DecoderConfig, own: str, array: Array) -> Array:
 
 
 def rope_factors(config: DecoderConfig) -> dict[str, Array]:
-    """The tables by which files divide frequencies: of Llama 3's rotation, LongRoPE, and where a share of a head
-    rotates.
+    """The tensors of frequency divisors: for Llama 3's scaling, LongRoPE, and models that rotate a fraction of a head.
 
     Args:
         config: The shape of the model.
@@ -385,7 +386,7 @@ def rope_factors(config: DecoderConfig) -> dict[str, Array]:
         return {"rope_freqs.weight": np.array(parameters["factors"], np.float32)}
     if rope.kind == "proportional":
         dim = (config.full_attention_heads or (0, config.head_dim))[1]
-        # infinity has no place in files
+        # files store a large number instead of infinity
         divisors = np.minimum(rope.proportional_divisors(dim), 1e30)
         return {"rope_freqs.weight": divisors.astype(np.float32)}
     if rope.kind == "longrope":

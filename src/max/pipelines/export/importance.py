@@ -1,7 +1,7 @@
-"""Importance matrices: how much each column of a matrix matters, measured on the activations of a text.
+"""Importance matrices: the weight of each column of a matrix, measured from the activations of a text.
 
-An error in a column of a weight is multiplied by that column's input: the expected squared error of a product is the
-sum of the squared errors of the weight, each times the mean square of its input.
+An error in a column of a weight is multiplied by the column's input, so the expected squared error of a product is the
+sum of the squared errors of the weight, each times the mean square of its input (as llama.cpp's ``imatrix``).
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from max.pipelines.models.decoder_weights import weights_registry
 __all__ = ["WINDOW", "ImportanceMatrix", "importance_matrix"]
 
 WINDOW = 512
-"""Tokens of a window of the text; each window begins anew."""
+"""The number of tokens of a window of the text; each window starts from an empty cache."""
 _LEAST = 1e-4
-"""The least importance of a column, relative to the mean of its matrix: other texts may use other columns."""
+"""The minimum importance of a column relative to the mean of its matrix, as other texts may use other columns."""
 _HALF = (DType.bfloat16, DType.float16)
 
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """The inputs of a model's matrices over a text.
+    """Statistics of the inputs of a model's matrices over a text.
 
     Args:
-        sums: The sum of squares of each input column by the decoder's names of weights, float64 ``[columns]``, of
-            experts ``[experts, columns]``.
-        counts: The rows that were summed: int64 ``[]``, of experts ``[experts]``.
+        sums: The sum of squares of each input column, by the decoder's weight names, float64 ``[columns]``, for experts
+                ``[experts, columns]``.
+            counts: The number of summed rows: int64 ``[]``, for experts ``[experts]``.
     """
 
     sums: dict[str, npt.NDArray[np.float64]]
     counts: dict[str, npt.NDArray[np.int64]]
 
     def of(self, name: str) -> npt.NDArray[np.float32] | None:
-        """The importance of a matrix's columns, with mean 1; None if the text never used the matrix.
+        """The importance of the columns of a matrix, with mean 1; None if the text never used the matrix.
 
-        An expert that saw no token has the importance of all experts together. No column has less than 1/10,000 of the
+        An expert that received no token gets the importance over all experts. No column has less than 1/10,000 of the
         mean.
 
         Args:
             name: The decoder's name of the weight.
 
         Returns:
-            float32 ``[columns]``, of experts ``[experts, columns]``.
+            float32 ``[columns]``, for experts ``[experts, columns]``.
         """
         sums = self.sums.get(name)
         if sums is None or not sums.any():
@@ -71,7 +71,7 @@ class ImportanceMatrix:
         if sums.ndim > 1:
             unseen = ~sums.any(-1, keepdims=True)
             sums = np.where(unseen, sums.sum(0), sums)
-        # a factor of all columns changes no scale: the number of rows is left out
+        # the number of rows cancels, as the mean is normalised to 1
         share = sums / sums.mean(-1, keepdims=True)
         return np.maximum(share, _LEAST).astype(np.float32)
 
@@ -84,9 +84,9 @@ def importance_matrix(
     session: InferenceSession,
     window: int = WINDOW,
 ) -> ImportanceMatrix:
-    """Runs a text through a model, and sums the squares of the inputs of its matrices.
+    """Runs a text through a model, and sums the squares of the inputs of each matrix.
 
-    The text is read in windows, each from an empty cache; a last one that is shorter is left out.
+    The text is read in windows, each from an empty cache; an incomplete last window is left out.
 
     Args:
         decoder: The model's class.
@@ -94,10 +94,10 @@ def importance_matrix(
         weights: Floats by the decoder's names, fused projections split.
         tokens: The tokens of the text.
         session: Compiles and runs the model.
-        window: Tokens of a window, at most the model's context.
+        window: The number of tokens of a window, at most the model's context.
 
     Raises:
-        InputError: The text has fewer tokens than a window, or tokens that the model does not have.
+        InputError: The text has fewer tokens than a window, or tokens outside the vocabulary.
         ModelFilesError: The inputs of a matrix are not finite.
     """
     config = replace(config, max_seq_len=min(window, config.max_seq_len))
@@ -145,11 +145,11 @@ def importance_matrix(
 
 @contextmanager
 def _recorded() -> Iterator[list[str]]:
-    """Graphs of decoders that are staged here return two values for each matrix: sums of squares and their number of
-    rows.
+    """Within this context, a staged decoder graph also returns two values for each matrix: the sums of squares and the
+    number of rows.
 
     Yields:
-        The matrices' names, in the order of the values; complete once the graph is staged.
+        The names of the matrices, in the order of the values; complete when the graph is staged.
     """
     names: list[str] = []
     values: list[TensorValue] = []
@@ -164,7 +164,7 @@ def _recorded() -> Iterator[list[str]]:
     ) -> tuple[TensorValue, ...] | None:
         if isinstance(layer, Decoder):
             return tuple(values)
-        # a tied output layer has the embedding's weight, whose rows are looked up too
+        # skip a tied output layer, whose weight is the embedding: its rows are looked up too
         if isinstance(layer, Linear) and not layer.weight.name.startswith("embed_tokens."):
             record(layer.weight.name, *_of_rows(args[0]))
         elif isinstance(layer, ExpertProduct) and isinstance(layer.weight, Weight):
@@ -189,7 +189,7 @@ def _of_rows(x: TensorValue) -> tuple[TensorValue, TensorValue]:
 def _of_experts(
     x: TensorValue, of_rows: TensorValue, experts: int
 ) -> tuple[TensorValue, TensorValue]:
-    """The same for the rows of each expert: float32 ``[experts, columns]``, and ``[experts]``."""
+    """The same per expert: float32 ``[experts, columns]``, and ``[experts]``."""
     wide, rows = ops.cast(x, DType.float32), x.shape[0]
     ids = ops.constant(np.arange(experts), DType.int64, DeviceRef.CPU())
     chosen = ops.reshape(ops.cast(of_rows, DType.int64), [1, rows])
@@ -198,7 +198,7 @@ def _of_experts(
 
 
 def _empty_cache(config: DecoderConfig, params: KVCacheParams, window: int) -> list[Tensor]:
-    """The graph's inputs for one sequence that is not cached; a window is one page."""
+    """The cache inputs of the graph for one uncached sequence; a page holds a whole window."""
     pages = [
         Tensor.zeros((1, 1 if p.is_mla else 2, layers, window, p.n_kv_heads_per_device, p.stored_head_dim), p.dtype)
         for p, layers in group_shapes(params, config.num_cached_layers)

@@ -1,1 +1,1 @@
-"""Structured output: grammars, and the tokens that they allow, by llguidance (extra ``serve``)."""
+"""Structured output: grammars, and masks of the tokens they allow, by llguidance (extra ``serve``)."""

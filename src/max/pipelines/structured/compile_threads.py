@@ -1,4 +1,4 @@
-"""Threads that compile grammars within a time limit, for the server and its worker."""
+"""Threads that compile grammars with a time limit, for the server and its worker."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from max._dataclass import dataclass
 from max.pipelines.core.exceptions import GrammarsWaitError, GrammarTooSlowError, UserError
 
 COMPILE_S = 10.0
-"""The time limit in seconds of a grammar, from its request to its result."""
+"""The time limit in seconds of a grammar, from submission to result."""
 MOST_OVERDUE = 4
-"""The most threads that may be stuck in grammars beyond their time limit: nothing can end them."""
+"""The maximum number of threads stuck in grammars beyond their time limit, as a thread cannot be stopped."""
 _R = TypeVar("_R")
 
 
 @dataclass(eq=False)
 class _Job:
-    """A grammar that waits or is compiled."""
+    """A grammar that waits for a thread or is being compiled."""
 
     make: Callable[[], Any]
     future: Future[Any]
     deadline: float
     begin: float = 0.0
-    """When it was begun; 0: it waits."""
+    """The start time of its compilation; 0: it still waits."""
     over: bool = False
-    """Whether its future has a result."""
+    """Whether its future is completed."""
 
 
 class GrammarThreads:
-    """A few threads. A grammar that takes too long fails, and another thread replaces the one that compiles it.
+    """A small pool of threads. A grammar that exceeds the time limit fails, and a new thread replaces the stuck one.
 
     Args:
-        threads: The grammars that are compiled at once.
+        threads: The number of grammars that are compiled concurrently.
     """
 
     def __init__(self, threads: int) -> None:
         self._most = threads
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
-        self._open: dict[_Job, None] = {}  # in the order of their deadlines
+        self._open: dict[_Job, None] = {}  # in order of deadlines
         self._threads: set[threading.Thread] = set()
         self._overdue = 0
         self._watcher: threading.Thread | None = None
         self._closed = False
 
     def submit(self, make: Callable[..., _R], *arguments: object) -> Future[_R]:
-        """Calls a function that compiles a grammar, in a thread, with a limit of ``COMPILE_S`` seconds.
+        """Calls a function that compiles a grammar, in a thread, with a time limit of ``COMPILE_S`` seconds.
 
         Args:
             make: The function.
             arguments: Its arguments.
 
         Returns:
-            Its result, or its error. After the time it fails: with a :class:`GrammarsWaitError` where others kept
-            it waiting for half of it or longer, else with a :class:`GrammarTooSlowError`.
+            Its result or error. After the time limit it fails: with a :class:`GrammarsWaitError` if it waited for other
+                grammars for at least half of the time, else with a :class:`GrammarTooSlowError`.
 
         Raises:
-            RuntimeError: The threads are closed, or the system gives none.
+            RuntimeError: The pool is closed, or no thread can be started.
         """
         job = _Job(lambda: make(*arguments), Future(), time.monotonic() + COMPILE_S)
         with self._changed:
@@ -77,9 +77,10 @@ class GrammarThreads:
         return job.future
 
     def close(self) -> None:
-        """Cancels waiting grammars, and waits for those being compiled, at most until their time limit.
+        """Cancels waiting grammars, and waits for running ones, at most until their time limit.
 
-        A grammar that takes longer keeps its thread, for which the interpreter waits: native code must not outlive it.
+        A grammar that exceeds the limit keeps its thread, and interpreter exit waits for it: native code must not
+        outlive it.
         """
         with self._changed:
             self._closed = True
@@ -94,17 +95,17 @@ class GrammarThreads:
         wait(compiled)
 
     def _add_threads(self) -> None:
-        """Starts a thread for a job that waits, if there may be one more."""
+        """Starts a thread for a waiting job, if the limit allows."""
         if self._waiting and self._working() < self._most:
             thread = threading.Thread(target=self._work, name="grammars")
             try:
                 thread.start()
             except RuntimeError:
-                return  # no thread can be started now: the job waits for a running one, or fails at its time limit
+                return  # no thread can be started: the job waits for a running one, or fails at its time limit
             self._threads.add(thread)
 
     def _working(self) -> int:
-        """The threads, without those that others have replaced."""
+        """The number of threads, without those that were replaced."""
         return len(self._threads) - min(self._overdue, MOST_OVERDUE)
 
     def _work(self) -> None:
@@ -128,7 +129,7 @@ class GrammarThreads:
                 job.future.set_result(result)
 
     def _next(self) -> _Job | None:
-        """The next job; None if this thread is to end."""
+        """The next job; None if this thread should end."""
         with self._changed:
             while self._waiting and self._working() <= self._most:
                 job = self._waiting.popleft()
@@ -141,7 +142,7 @@ class GrammarThreads:
             return None
 
     def _watch(self) -> None:
-        """Fails the jobs whose time is over; ends if there are none left."""
+        """Fails jobs at their deadlines; returns when no job is open."""
         while True:
             with self._changed:
                 first = next(iter(self._open), None)
@@ -163,7 +164,7 @@ class GrammarThreads:
 
     @staticmethod
     def _fail(job: _Job) -> None:
-        """Fails a job; a grammar that had less than half of the time is not the slow one."""
+        """Fails a job; if it had less than half of its time to run, other grammars are to blame."""
         if not job.begin and not job.future.set_running_or_notify_cancel():
             return
         if job.begin and job.deadline - job.begin > COMPILE_S / 2:

@@ -1,4 +1,4 @@
-"""The tokens that the grammars of a batch allow."""
+"""Masks of the tokens that the grammars of a batch allow."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def is_constrained(context: TextGenerationContext) -> bool:
 
 
 class Constraints:
-    """Follows the grammars of requests, and makes the masks of their next tokens.
+    """Tracks the grammars of requests, and computes the masks of their next tokens.
 
     Args:
-        delegate: The tokenizer of a ``TextTokenizer``.
+        delegate: The underlying tokenizer of a ``TextTokenizer``.
     """
 
     def __init__(self, delegate: Any) -> None:
@@ -55,11 +55,11 @@ class Constraints:
         self._thread = MaskThread()
 
     def words(self) -> int:
-        """The width of a mask: words of 32 tokens."""
+        """The number of 32-bit words of a mask, one bit per token."""
         return (len(self._delegate) + 31) // 32
 
     def warm_up(self, eos_token_ids: Iterable[int]) -> None:
-        """Builds the vocabulary before the first request with a grammar needs it; from any thread.
+        """Builds the vocabulary before the first request with a grammar needs it; thread-safe.
 
         Args:
             eos_token_ids: The tokens that end the sequences of requests.
@@ -70,14 +70,14 @@ class Constraints:
         self._vocabulary(eos_token_ids)
 
     def begin(self, context: TextGenerationContext) -> None:
-        """Gives a request its matcher, if it has a grammar and no matcher.
+        """Creates the matcher of a request that has a grammar but no matcher.
 
         Args:
             context: The request.
 
         Raises:
             InputError: The grammar is invalid.
-            GrammarsWaitError: The masks of earlier requests take too long, and occupy all threads.
+            GrammarsWaitError: The masks of earlier requests exceed their time limit, and occupy all threads.
         """
         grammar = grammar_of(context)
         if context.matcher is not None or grammar is None:
@@ -97,7 +97,7 @@ class Constraints:
         """Refuses a grammar that cannot be followed beyond its first token.
 
         Raises:
-            InputError: It is such a grammar.
+            InputError: The grammar is of that kind.
         """
         copy = matcher.deep_copy()
         mask = np.full((1, self.words()), -1, np.int32)
@@ -112,14 +112,14 @@ class Constraints:
             )
 
     def start_masks(self, batch: Sequence[TextGenerationContext]) -> StepMasks | None:
-        """Begins to make the masks of a batch's next tokens, while the model runs.
+        """Starts to compute the masks of a batch's next tokens, while the model runs.
 
         Args:
             batch: The requests; those with a grammar have a matcher.
 
         Returns:
-            The masks ``[batch, words]``, a bit a token; None if no request of the batch, whose whole
-            prompt is read in this step, has a grammar.
+            The masks ``[batch, words]``, one bit per token; None if no request has a grammar among those whose whole
+                prompt is read in this step.
         """
         rows = [
             row
@@ -131,10 +131,11 @@ class Constraints:
         return StepMasks(self._thread, batch, rows, self.words())
 
     def advance(self, context: TextGenerationContext, token: int) -> None:
-        """Advances a request's matcher by a token. A request whose grammar cannot be followed ends with an error.
+        """Advances the matcher of a request by a token. If the grammar cannot be followed, the request ends with an
+        error.
 
         Args:
-            context: The request; it has the token already.
+            context: The request; the token is already part of it.
             token: The token.
         """
         matcher = context.matcher
@@ -167,15 +168,14 @@ class Constraints:
 
 
 def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Masks with a byte a token.
+    """Unpacks masks to one byte per token.
 
     Args:
-        masks: ``[batch, words]``, a bit a token.
-        vocabulary: The width of the logits; tokens beyond the mask are left out if the row has a
-            constraint.
+        masks: int32 ``[batch, words]``, one bit per token.
+        vocabulary: The width of the logits; tokens beyond the mask are disallowed if the row has a constraint.
 
     Returns:
-        bool ``[batch, vocabulary]``; True if a token may follow.
+        bool ``[batch, vocabulary]``; True if a token is allowed.
     """
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
     if bits.shape[1] >= vocabulary:

@@ -1,4 +1,4 @@
-"""Runs a function on a stack that is large enough for recursion over a long text."""
+"""Runs a function on a stack that is large enough for deep recursion over a long text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 STACK_BYTES = 384 << 20
-"""The size of the stack in bytes. It is address space; only touched pages take memory."""
-_START = threading.Lock()  # the size of stacks is a setting of the process
+"""The stack size in bytes. It reserves address space; only touched pages take memory."""
+_START = threading.Lock()  # the stack size of new threads is a process-wide setting
 _R = TypeVar("_R")
 
 
@@ -21,7 +21,7 @@ def on_deep_stack(function: Callable[[], _R]) -> _R:
 
     Raises:
         RuntimeError: The thread cannot be started.
-        BaseException: The function raises it.
+        BaseException: Any exception of the function.
     """
     result: Future[_R] = Future()
 

@@ -1,4 +1,4 @@
-"""Grammars of structured output, as texts of llguidance."""
+"""Grammars of structured output, in llguidance's text form."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from max.pipelines.structured.deep_stack import on_deep_stack
 from max.pipelines.structured.schema_limits import check_embedded_schemas, check_schema
 
 _SPACE = r"[ \t\r\n]{0,24}"
-"""The white space between the tokens of JSON: bounded, as small models may generate spaces for ever."""
+"""The white space between JSON tokens; bounded, as small models may generate spaces endlessly."""
 MAX_CHARACTERS = 256 << 10
-"""The longest grammar. llguidance recurses over rules that name rules: up to 750 bytes of stack a character."""
+"""The maximum length of a grammar. llguidance recurses over nested rules: up to 750 bytes of stack per character."""
 _INLINE_CHARACTERS = 4 << 10
-"""Grammars up to this length need less than a thread's usual stack."""
+"""Grammars up to this length fit the default stack of a thread."""
 
 
 def llguidance() -> ModuleType:
-    """The package llguidance.
+    """Imports the package llguidance.
 
     Raises:
         ConfigError: It is not installed.
@@ -45,7 +45,7 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         schema: The schema, or its text.
 
     Raises:
-        InputError: The schema is invalid, uses what cannot be enforced, or asks for too much.
+        InputError: The schema is invalid, uses features that cannot be enforced, or exceeds a limit.
     """
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
@@ -68,29 +68,29 @@ def of_any_object() -> str:
 
 
 def of_regex(pattern: str) -> str:
-    """The grammar of the texts that a regular expression matches whole.
+    """The grammar of the texts that a regular expression matches as a whole.
 
     Args:
-        pattern: The expression, in the syntax of Rust's crate regex: no references, no look-around.
+        pattern: The expression, in the syntax of Rust's regex crate: no backreferences, no look-around.
 
     Raises:
-        InputError: It is invalid.
+        InputError: The expression is invalid.
     """
     return _checked(llguidance().LLMatcher.grammar_from_regex(utf8(pattern)), "regular expression")
 
 
 def of_choices(choices: Sequence[str]) -> str:
-    """The grammar of some texts.
+    """The grammar of a fixed set of texts.
 
     Args:
         choices: The texts.
 
     Raises:
-        InputError: There are none, or one is empty.
+        InputError: There are no texts, or one is empty.
     """
     if not choices or not all(choices):
         raise InputError("the choices must be texts that are not empty", "Give at least one.")
-    # a terminal is one regular expression; alternatives of a rule take an item each, of which there are few
+    # one regular expression, as each alternative of a rule would take one of llguidance's limited items
     texts = " | ".join(json.dumps(utf8(choice), ensure_ascii=False) for choice in choices)
     return _checked(
         llguidance().LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"),
@@ -105,20 +105,20 @@ def of_lark(text: str) -> str:
         text: The grammar.
 
     Raises:
-        InputError: It is invalid.
+        InputError: The grammar is invalid.
     """
     check_embedded_schemas(text)
     return _checked(llguidance().LLMatcher.grammar_from_lark(utf8(text)), "grammar")
 
 
 def of_gbnf(text: str) -> str:
-    """A grammar in llama.cpp's syntax; its first rule is ``root``.
+    """A grammar in llama.cpp's syntax (GBNF); its first rule is ``root``.
 
     Args:
         text: The grammar.
 
     Raises:
-        InputError: It is invalid.
+        InputError: The grammar is invalid.
     """
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -126,18 +126,18 @@ def of_gbnf(text: str) -> str:
         return of_lark(gbnf_to_lark(text))
     except InputError:
         raise
-    except Exception as error:  # the converter raises whatever its parts raise
+    except Exception as error:  # the converter raises exceptions of any class
         raise InputError(f"the grammar is invalid: {error}", "Give a grammar in GBNF.") from error
 
 
 def of_grammar(text: str) -> str:
-    """A grammar in Lark's or in llama.cpp's syntax, by the sign that separates a rule from its name.
+    """A grammar in Lark's or in llama.cpp's syntax, recognised by the sign between a rule's name and its body.
 
     Args:
         text: The grammar.
 
     Raises:
-        InputError: It is invalid.
+        InputError: The grammar is invalid.
     """
     return of_gbnf(text) if "::=" in text else of_lark(text)
 
@@ -150,7 +150,7 @@ def matcher_of(vocabulary: object, grammar: str) -> Any:
         grammar: The grammar.
 
     Raises:
-        InputError: It is invalid or too long.
+        InputError: The grammar is invalid or too long.
     """
     check_length(grammar, "grammar")
 
@@ -164,14 +164,14 @@ def matcher_of(vocabulary: object, grammar: str) -> Any:
 
 
 def check_length(grammar: str, what: str) -> None:
-    """Refuses a grammar that is too long to be compiled.
+    """Refuses a grammar that is too long to compile.
 
     Args:
-        grammar: The grammar, as llguidance reads it.
-        what: What it was made of.
+        grammar: The grammar in llguidance's form.
+        what: The kind of input that it was made from, for the error.
 
     Raises:
-        InputError: It is longer than ``MAX_CHARACTERS``.
+        InputError: The grammar is longer than ``MAX_CHARACTERS``.
     """
     if len(grammar) > MAX_CHARACTERS:
         raise InputError(
@@ -181,10 +181,10 @@ def check_length(grammar: str, what: str) -> None:
 
 
 def first_line(problem: str) -> str:
-    """The first line of an error of llguidance, without the state and the grammar that follow.
+    """The first line of a llguidance error, without the parser state and grammar that follow.
 
     Args:
-        problem: Its message.
+        problem: The message of the error.
     """
     text = " ".join(re.split(r"<state>|<grammar>|<backtrace>", problem)[0].split())
     return text if len(text) <= 500 else f"{text[:500]} …"
@@ -200,7 +200,7 @@ def _checked(grammar: str, what: str) -> str:
     return grammar
 
 
-@lru_cache(128)  # clients send the same schema again and again
+@lru_cache(128)  # clients send the same schema repeatedly
 def _problem(grammar: str) -> str:
     validate = llguidance().LLMatcher.validate_grammar
     if len(grammar) <= _INLINE_CHARACTERS:

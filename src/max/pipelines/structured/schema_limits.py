@@ -1,4 +1,4 @@
-"""Limits of JSON schemas: beyond them llguidance takes minutes, or fails at the first token."""
+"""Limits of JSON schemas beyond which llguidance takes minutes, or fails at the first token."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from max.pipelines.core.exceptions import InputError
 
 MAX_OPTIONAL_PROPERTIES = 498
-"""The most optional properties of an object. Each takes four of the 2,000 items that llguidance follows at once."""
+"""The maximum number of optional properties of an object. Each takes 4 of the 2,000 items that llguidance tracks."""
 MAX_MULTIPLES = 100_000
-"""The most that the numbers of `multipleOf` in a schema add up to. Each remainder is a state: 10 µs, and no fuel ends
-it."""
+"""The maximum sum of all `multipleOf` values of a schema. Each remainder is an automaton state, which takes 10 µs and
+is not covered by llguidance's limits."""
 _EMBEDDED = re.compile(r"%json\b\s*")
 
 
 def check_schema(schema: object) -> None:
-    """Refuses a schema that the grammar library cannot follow, or that it takes too long for.
+    """Refuses a schema that llguidance cannot follow, or compiles too slowly.
 
     Args:
         schema: The schema, as JSON values.
 
     Raises:
-        InputError: An object has too many optional properties, or the numbers of ``multipleOf`` are too great.
+        InputError: An object has too many optional properties, or the sum of ``multipleOf`` values is too large.
     """
     multiples = 0
     for node in _objects(schema):
@@ -55,12 +55,12 @@ def check_embedded_schemas(grammar: str) -> None:
         try:
             schema, _ = json.JSONDecoder().raw_decode(grammar, match.end())
         except (ValueError, RecursionError):
-            continue  # in a text or a comment, else llguidance refuses it
+            continue  # inside a string or comment; otherwise llguidance refuses it
         check_schema(schema)
 
 
 def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    """All objects within JSON values; without recursion, as they may be deep."""
+    """All objects within a JSON value; iterative, as values may be deeply nested."""
     left = [value]
     while left:
         each = left.pop()
@@ -72,7 +72,7 @@ def _objects(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _optional(node: Mapping[str, Any]) -> int:
-    """The optional properties of a schema; the members of ``allOf`` are one object with it."""
+    """The number of optional properties of a schema; the members of ``allOf`` belong to the same object."""
     members: Any = node.get("allOf")
     parts = [node, *(members if isinstance(members, list) else [])]
     names: set[str] = set()
@@ -88,7 +88,7 @@ def _optional(node: Mapping[str, Any]) -> int:
 
 
 def _remainders(divisor: object) -> int:
-    """The remainders of a division; 0 if it is no number that can divide."""
+    """The number of remainders of a divisor; 0 if the value is not a valid divisor."""
     if isinstance(divisor, bool) or not isinstance(divisor, int | float):
         return 0
     exact = Decimal(divisor) if isinstance(divisor, int) else Decimal(repr(divisor))
@@ -97,5 +97,5 @@ def _remainders(divisor: object) -> int:
     digits, exponent = abs(exact).normalize().as_tuple()[1:]
     assert isinstance(exponent, int)
     if len(digits) + max(exponent, 0) > len(str(MAX_MULTIPLES)):
-        return MAX_MULTIPLES + 1  # a number of any length is not computed
+        return MAX_MULTIPLES + 1  # avoids computing numbers of arbitrary length
     return int("".join(map(str, digits))) * 10 ** max(exponent, 0)

@@ -1,4 +1,4 @@
-"""The masks of a step, which a thread computes while the model runs; a row that takes too long fails alone."""
+"""Computes the masks of a step in a thread while the model runs; a row that takes too long fails alone."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import numpy.typing as npt
 from max.interfaces import TextGenerationContext
 
 MASK_S = 1.0
-"""The longest time of a mask, of its thread where the system counts that: a batch waits for it. A regular expression of
-nested counts takes seconds, which no limit of llguidance ends."""
+"""The time limit of a mask in seconds, in CPU time of its thread if the system measures it, as the batch waits for it.
+A regular expression with nested counts takes seconds, which no limit of llguidance prevents."""
 Mask = npt.NDArray[np.int32]
 
 
 class OverdueMatcher:
-    """The matcher of a request whose mask was not computed in time: it allows no token."""
+    """The matcher of a request whose mask was not computed in time; it allows no token."""
 
     def consume_token(self, token: int) -> bool:
-        """Takes no token.
+        """Accepts no token.
 
         Args:
             token: The token.
@@ -32,26 +32,26 @@ class OverdueMatcher:
         return False
 
     def is_error(self) -> bool:
-        """Whether the grammar cannot be followed: it cannot."""
+        """Whether the grammar cannot be followed: always True."""
         return True
 
     def get_error(self) -> str:
-        """Why."""
+        """The reason."""
         return f"the tokens that may follow take more than {MASK_S:g} s to find"
 
 
 def fill(matcher: Any, line: npt.NDArray[np.int32]) -> None:
-    """Computes a mask; native code without the interpreter's lock.
+    """Computes a mask, in native code that releases the interpreter lock.
 
     Args:
         matcher: llguidance's matcher.
-        line: Receives the mask, a bit a token.
+        line: Receives the mask, one bit per token.
     """
     matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
 
 
 class MaskThread:
-    """The thread that makes masks."""
+    """The thread that computes masks."""
 
     def __init__(self) -> None:
         self._pool = self._new_pool()
@@ -62,24 +62,24 @@ class MaskThread:
         return ThreadPoolExecutor(1, "structured output")
 
     def submit(self, work: _Work) -> None:
-        """Lets the thread make the masks of a step.
+        """Queues the masks of a step for the thread.
 
         Args:
-            work: Makes them.
+            work: Computes the masks.
         """
         self._pool.submit(work.run)
 
     @property
     def overdue(self) -> int:
-        """The number of abandoned threads that still compute a mask."""
+        """The number of abandoned threads that are still computing a mask."""
         self._left = [work for work in self._left if not work.finished.is_set()]
         return len(self._left)
 
     def replace(self, work: _Work) -> None:
-        """Starts another thread and abandons the current one, as nothing can end its mask.
+        """Starts a new thread and abandons the current one, as its mask cannot be interrupted.
 
         Args:
-            work: What it does.
+            work: The work of the new thread.
         """
         self._left.append(work)
         self._pool.shutdown(wait=False)
@@ -87,12 +87,12 @@ class MaskThread:
 
 
 class _Work:
-    """What a thread does for a step: one row after the other."""
+    """The work of a thread for one step: the rows in order."""
 
     def __init__(self, masks: Mask, rows: deque[tuple[Any, int]]) -> None:
         self.masks, self.rows = masks, rows
         self.finished = threading.Event()
-        self.lock = threading.Lock()  # guards the row
+        self.lock = threading.Lock()  # guards `row`
         self.row = -1
         self.error: BaseException | None = None
         self._clock: int | None = None
@@ -115,7 +115,7 @@ class _Work:
             self.finished.set()
 
     def seconds(self) -> float:
-        """The time of the current row."""
+        """The time spent on the current row, in seconds."""
         with self.lock:
             return 0.0 if self.row < 0 else self._now() - self._begin
 
@@ -124,13 +124,13 @@ class _Work:
 
 
 class StepMasks:
-    """The masks of a step that are being made.
+    """The masks of a step that are being computed.
 
     Args:
-        thread: Makes them.
+        thread: Computes the masks.
         batch: The requests.
-        rows: Those that have a matcher.
-        words: The width of a mask: words of 32 tokens.
+        rows: The indices of the requests that have a matcher.
+        words: The number of 32-bit words of a mask.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class StepMasks:
         """Waits for the masks. A request whose mask takes too long gets a matcher that refuses its next token.
 
         Returns:
-            int32 ``[batch, words]``, a bit a token.
+            int32 ``[batch, words]``, one bit per token.
         """
         while not (work := self._work).finished.wait(max(MASK_S - work.seconds(), 0.01)):
             if work.seconds() > MASK_S:
@@ -159,12 +159,12 @@ class StepMasks:
         return work.masks
 
     def _give_up(self, work: _Work) -> None:
-        """Fails the row that the thread computes; another thread computes the rows after it."""
+        """Fails the row that the thread is computing; a new thread computes the rows after it."""
         with work.lock:
             left, work.rows = work.rows, deque()
             row = work.row
         self._batch[row].set_matcher(OverdueMatcher())
-        masks = work.masks.copy()  # the thread still writes to its own
+        masks = work.masks.copy()  # the abandoned thread still writes to its array
         masks[row] = -1
         self._work = _Work(masks, left)
         self._thread.replace(work)

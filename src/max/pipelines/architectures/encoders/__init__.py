@@ -1,1 +1,1 @@
-"""Encoders: what each family differs in from the base in `max.pipelines.encoders`."""
+"""Encoders: the differences of each family from the base in `max.pipelines.encoders`."""

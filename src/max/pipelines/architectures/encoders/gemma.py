@@ -1,4 +1,4 @@
-"""EmbeddingGemma: Gemma 3 whose tokens see the tokens after them, too."""
+"""EmbeddingGemma: a Gemma 3 with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EmbeddingGemma(EncoderModel):
             final_norm=True,
             rope=rope,
             local_rope=local,
-            # the window of config.json counts both sides
+            # the window of config.json counts tokens on both sides
             window=window if causal else window // 2 + 1,
             full_attention_layers=full_attention_every(keys, sizes["num_layers"], every, 1),
             causal=causal,

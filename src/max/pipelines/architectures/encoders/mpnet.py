@@ -48,9 +48,9 @@ class MPNetEncoder(RobertaEncoder):
             ModelFilesError: A value is missing, or does not fit.
         """
         config = super().read_config(keys)
-        # the published model has 32 buckets, whatever the key says; it says 32
+        # the published model has 32 buckets regardless of the key, so only this value is accepted
         buckets = keys.integer("relative_attention_num_buckets", 32, 32, 32)
-        # the padding token is 1, whatever the config says
+        # the padding token is 1 regardless of the config
         return replace(
             config,
             token_types=0,

@@ -44,7 +44,7 @@ class NomicBertEncoder(EncoderModel):
             "mlp.up_proj": "mlp.up_proj",
             "mlp.down_proj": "mlp.down_proj",
             "post_mlp_layernorm": "mlp_norm",
-            # the names of the model's own code
+            # names in checkpoints of the model's own code
             "attn.Wqkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
             "attn.out_proj": "attention.o_proj",
             "norm1": "attention_norm",
@@ -94,7 +94,7 @@ class NomicBertEncoder(EncoderModel):
 
 
 def _check_own(keys: ConfigKeys) -> None:
-    """Refuses options of the model's own code that this engine does not run."""
+    """Refuses options of the model's own code that this engine does not support."""
     keys.choice("activation_function", ("swiglu",), "swiglu")
     for key, expected in (("rotary_emb_fraction", 1.0), ("num_experts", 0)):
         if keys.number(key, default=expected) != expected:

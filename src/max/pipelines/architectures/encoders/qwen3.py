@@ -1,4 +1,4 @@
-"""Qwen 3 as an embedder or a ranker: a causal model without a cache."""
+"""Qwen 3 as an embedding or ranking model: a causal model without a cache."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Qwen3Classifier(Qwen3Encoder):
 
 
 ARCHITECTURES = [
-    # as a model of text, Qwen3ForCausalLM is another architecture: the registry looks for modules.json
+    # as a text generator, Qwen3ForCausalLM is another architecture: the registry checks for modules.json
     *encoders(("Qwen3Model", "Qwen3ForCausalLM"), Qwen3Encoder, ["Qwen/Qwen3-Embedding-0.6B"]),
     *encoders(
         ("Qwen3ForSequenceClassification",),

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R: BERT whose positions begin after the padding token's number."""
+"""RoBERTa and XLM-R: BERT with positions that start after the id of the padding token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama and what shares its form: RMS norms, rotary positions, grouped heads, a gated MLP.
+"""Llama and models of the same form: RMS norms, rotary positions, grouped heads, a gated MLP.
 
 Names are loaded when they are first used.
 """

@@ -1,4 +1,4 @@
-"""Llama as the registry knows it."""
+"""Llama's entries for the registry."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ llama_arch = SupportedArchitecture(
 """All models of the class ``LlamaForCausalLM``."""
 
 ARCHITECTURES = [llama_arch]
-"""What this package offers to the registry."""
+"""The architectures of this package, for the registry."""

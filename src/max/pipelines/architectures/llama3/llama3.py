@@ -13,7 +13,7 @@ __all__ = ["Llama3", "build_graph", "input_types", "weights_registry"]
 
 
 class Llama3(Decoder):
-    """A Llama: the decoder of the base as it is."""
+    """A Llama: the base decoder without changes."""
 
 
 build_graph = partial(build_decoder_graph, Llama3)

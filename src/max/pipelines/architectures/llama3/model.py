@@ -1,4 +1,4 @@
-"""Llama in pipelines."""
+"""The Llama model of pipelines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Llama3Model(DecoderModel):
     gguf_interleaves_rope = True
 
     attention_bias: bool = False
-    """For subclasses: queries, keys and values have biases, though config.json does not say so."""
+    """For subclasses whose queries, keys and values have biases that config.json does not state."""
 
     def configure(self, state_dict: Mapping[str, WeightData]) -> DecoderConfig:
         """The shape of the model; see `DecoderModel.configure`.
