@@ -1,8 +1,8 @@
-"""How products of many rows with packed weights are cut into tasks, K blocks and register tiles; shared by all GEMM
-paths and convolutions.
+"""The division of products with packed weights into tasks, K blocks and register tiles; shared by all GEMM paths and
+convolutions.
 
-A task is some tiles of rows by some panels (strips of 32 columns). It goes K block by K block, panel by panel, tile by
-tile::
+A task is a range of row tiles by a range of panels (strips of 32 columns). Its loops, from the outside, are over K
+blocks, panels and tiles::
 
                     K block 0  K block 1                 panels of B
                    ┌──────────┬──────────┐             p0     p1     p2
@@ -24,30 +24,30 @@ from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import Tiling, round_up
 
 STEP = 32
-"""Panels are filled up to a multiple of this along k."""
+"""Panels are zero-padded to a multiple of this along k."""
 LANES_K = 256
-"""Lanes of a K block: that of a panel two vectors wide takes 32 KB (AVX-512) of the L1 cache."""
+"""Lanes of a K block along k; the K block of a panel takes 32 KB of the L1 cache."""
 BLOCK_ROWS = 252
-"""The maximum number of rows of a task, a multiple of each tile's height: a K block of them stays in the L2 cache."""
+"""The maximum number of rows of a task, a multiple of each tile height: their K block stays in the L2 cache."""
 BLOCK_PANELS = 16
 """The maximum number of panels of a task."""
 BLOCK_SUMS = 1 << 16
 """The maximum number of sums of a task, which stay in the L2 cache between K blocks."""
 MIN_TILES, MIN_PANELS = 4, 1
-"""The minimum number of tiles and panels of a task: below, more tasks cost more than they balance."""
+"""The minimum number of tiles and panels of a task: smaller tasks cost more than their balance gains."""
 TASKS_PER_WORKER = 8
-"""Minimum number of tasks per worker: workers stay equally busy when other programs slow one of them down."""
+"""The minimum number of tasks per worker, so that workers stay balanced if other programs slow one of them down."""
 
 
 class Blocking(NamedTuple):
-    """How a product is cut into tasks.
+    """The division of a product into tasks.
 
     Args:
-        rows: Rows of A.
-        strips: Strips of columns.
-        height: Rows of a register tile.
-        tiles: Register tiles of rows of a task.
-        panels: Panels of a task.
+        rows: The number of rows of A.
+        strips: The number of strips of columns.
+        height: The number of rows of a register tile.
+        tiles: The number of row tiles of a task.
+        panels: The number of panels of a task.
     """
 
     rows: Any
@@ -58,7 +58,7 @@ class Blocking(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The rows and the strips of a task: the first row, the number of rows, the first strip, the number of strips."""
+    """The first row, the number of rows, the first strip and the number of strips of a task."""
 
     row: Any
     rows: Any
@@ -74,7 +74,7 @@ def tile_heights(t: Tiling) -> tuple[int, ...]:
 
 @k.inline
 def taller_from(count: Any, t: Tiling) -> Any:
-    """The first of `count` rows whose tiles are one row taller, so that no remainder is left; `count` if none are.
+    """The first of `count` rows whose tiles are one row taller, which avoids a remainder; `count` if no tile is taller.
 
     49 rows take 5 % less time as 3 × 12 + 13 than as 4 × 12 + 1.
     """
@@ -87,11 +87,11 @@ def taller_from(count: Any, t: Tiling) -> Any:
 
 @k.inline
 def choose_height(row: Any, count: Any, taller: Any, t: Tiling) -> Any:
-    """The height of the tile that begins at `row`. Two lower tiles take less time than a high one and a remainder.
+    """The height of the tile that begins at `row`. Two lower tiles take less time than a full tile and a remainder.
 
     Args:
         row: The tile's first row.
-        count: The rows of the task.
+        count: The number of rows of the task.
         taller: The row from which tiles are one row taller.
         t: The tiling.
     """
@@ -109,7 +109,7 @@ def choose_height(row: Any, count: Any, taller: Any, t: Tiling) -> Any:
 def cut_depth(size: Any, max_size: int, multiple: int) -> Any:
     """Cuts K into equal blocks of whole steps.
 
-    There is at least one block, which sets the sums to 0 if K is 0.
+    There is at least one block, even if K is 0, as the first block zeroes the sums.
 
     Args:
         size: K.
@@ -129,23 +129,23 @@ def plan(
     rows: Any, columns: Any, workers: Any, t: Tiling, max_rows: int = BLOCK_ROWS,
     max_sums: Any = BLOCK_SUMS, repeats: Any = 1,
 ) -> Any:  # fmt: skip
-    """The tiles of rows and the panels of a task.
+    """The number of row tiles and the number of panels of a task.
 
-    Tasks are as large as caches allow, rows first, unless that leaves too few tasks. Then the longer side is cut: a
-    task reads its rows and its columns, and the nearer it is to a square, the less it reads per product.
+    Tasks are as large as the caches allow, unless that leaves too few tasks. Then the longer side is cut
+    repeatedly: a task reads its rows and its columns, so a square task reads the least data per product.
 
     Args:
-        rows: Rows of A.
-        columns: Columns of B.
-        workers: Workers that share the tasks.
+        rows: The number of rows of A.
+        columns: The number of columns of B.
+        workers: The number of workers.
         t: The tiling.
         max_rows: The maximum number of rows of a task.
         max_sums: The maximum number of sums of a task.
-        repeats: How many times an element of A is multiplied by a column, as in the patches of a convolution.
+        repeats: How often an element of A is multiplied by the same column, as in the patches of a convolution.
     """
     sizes = k.tile(k.i64, 2)
     plan_sizes(sizes, rows, columns, workers, max_sums, repeats, t.height, max_rows)
-    # bounds that always hold, so that divisions by the sizes need no test
+    # bounds that always hold, so that the compiler proves the divisors positive
     max_tiles = max(max_rows // t.height, MIN_TILES)
     return k.min(k.max(sizes[0], 1), max_tiles), k.min(k.max(sizes[1], 1), BLOCK_PANELS)
 
@@ -155,7 +155,7 @@ def plan_sizes(
     sizes: Any, rows: Any, columns: Any, workers: Any, max_sums: k.i64, repeats: k.i64,  # pyright: ignore
     height: int, max_rows: int,
 ) -> None:  # fmt: skip
-    """Writes the tiles of rows and the panels of a task to `sizes`; see `plan`."""
+    """Writes the number of row tiles and of panels of a task to `sizes`; see `plan`."""
     tiles = k.max(k.ceildiv(rows, height), 1)
     strips = k.max(k.ceildiv(columns, COLUMNS), 1)
     blocks = k.ceildiv(tiles, max_rows // height)
@@ -180,13 +180,13 @@ def plan_sizes(
 
 @k.inline
 def _pieces(total: Any, size: Any) -> Any:
-    """The number of pieces of `size` in `total`; one where `size` is larger."""
+    """The number of pieces of `size` in `total`, at least one."""
     return k.ceildiv(total, k.min(k.max(size, 1), total))
 
 
 @k.inline
 def task_grid(b: Blocking) -> Any:
-    """The shape of the index space of tasks: blocks of rows, groups of panels."""
+    """The shape of the task index space: row blocks, groups of panels."""
     return (k.ceildiv(b.rows, b.tiles * b.height), k.ceildiv(b.strips, b.panels))
 
 
@@ -196,29 +196,29 @@ def task_at(b: Blocking, row_block: Any, group: Any) -> Task:
     row = row_block * b.tiles * b.height
     rows = k.min(b.tiles * b.height, b.rows - row)
     strip = group * b.panels
-    # no task is empty; known to be positive, the sizes divide without a test
+    # no task is empty; the maximum lets the compiler prove the divisors positive
     return Task(row, k.max(rows, 1), strip, k.max(k.min(b.panels, b.strips - strip), 1))
 
 
 @k.inline
 def sums_row(b: Blocking, row: Any, strip: Any, blocks: Any) -> Any:
-    """The row of the scratch memory of sums where those of a tile begin.
+    """The first row of a tile's sums in scratch memory.
 
-    With one K block a tile's sums are final, so that all tiles share the first rows.
+    With a single K block the sums of a tile are final at once, so all tiles share the first rows.
     """
     return row + strip * b.tiles * b.height if blocks > 1 else k.i64(0)
 
 
 @k.inline
 def next_panel(panels: Any, task: Task, turn: Any, blocks: Any, elements: Any) -> Any:
-    """The K block of a panel that a task multiplies after turn `turn`, the last one again at the end.
+    """The K block of a panel that a task multiplies after turn `turn`; at the end the last one again.
 
     Args:
         panels: `[panels, elements]`.
         task: The task.
-        turn: The number of the turn: K blocks by strips.
-        blocks: K blocks.
-        elements: Elements of a K block of a panel.
+        turn: The index of the turn: K block times strips, plus strip.
+        blocks: The number of K blocks.
+        elements: The number of elements of a panel's K block.
     """
     after = k.min(turn + 1, blocks * task.strips - 1)
     return panels[task.strip + after % task.strips, after // task.strips * elements :]

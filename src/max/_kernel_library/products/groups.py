@@ -1,6 +1,6 @@
-"""Groups of rows, each with a weight of its own: the experts of a mixture.
+"""Groups of rows, each multiplied by its own weight: the experts of a mixture.
 
-Rows are sorted by expert, so that a group is a range of rows. Row tiles do not cross groups; the tiles of a group begin
+Rows are sorted by expert, so that a group is a range of rows. Row tiles do not cross groups; the tiles of a group start
 at a multiple of the height::
 
     rows     │ group 0 (expert 5)   │ group 1 (expert 2) │ … │ rows of no group
@@ -18,17 +18,17 @@ from max._kernel_library.tiles.strips import COLUMNS, Results, store_strip
 from max.dtype import DType
 
 MEMORY_BOUND_ROWS = 4
-"""The maximum number of rows of a group whose product takes as long as its weight takes to read."""
+"""The maximum number of rows of a group for which reading its weight takes as long as the product."""
 
 
 class GroupOperands(NamedTuple):
-    """The operands that give the groups.
+    """The operands that define the groups.
 
     Args:
-        starts: The first row of each group and the end of the last one, `[n + 1]`; those past the number of groups are
-            not read.
+        starts: The first row of each group and the end of the last one, `[n + 1]`; elements past the number of groups
+            are not read.
         experts: The expert of each group, `[n]`.
-        stats: Most rows of a group, and the number of groups, `[2]`. The first is not read.
+        stats: The maximum number of rows of a group (not read), and the number of groups, `[2]`.
     """
 
     starts: k.Input
@@ -40,9 +40,9 @@ class Groups(NamedTuple):
     """The groups of a launch.
 
     Args:
-        starts: The first row of each group, and the row after the last one.
-        experts: The expert of each group; -1: the group's results are 0.
-        count: Groups.
+        starts: The first row of each group, and the end of the last one.
+        experts: The expert of each group; -1: the results of the group are 0.
+        count: The number of groups.
         max_rows: The maximum number of rows of a group.
     """
 
@@ -56,9 +56,9 @@ class Group(NamedTuple):
     """A group of rows.
 
     Args:
-        expert: Its expert.
-        first: Its first row.
-        rows: Its rows.
+        expert: The index of its expert.
+        first: The index of its first row.
+        rows: The number of its rows.
     """
 
     expert: Any
@@ -68,19 +68,19 @@ class Group(NamedTuple):
 
 @k.inline
 def group_at(groups: Groups, number: Any) -> Group:
-    """The group of a number."""
+    """The group with an index."""
     first = k.i64(groups.starts[number])
     return Group(k.i64(groups.experts[number]), first, k.i64(groups.starts[number + 1]) - first)
 
 
 @k.inline
 def read_groups(operands: GroupOperands, rows: Any, weights: Any) -> Groups:
-    """The groups of a launch, checked; every worker calls it.
+    """Reads and checks the groups of a launch; called by every worker.
 
     Args:
-        operands: The operands that give the groups.
-        rows: Rows of the launch.
-        weights: Experts that have a weight.
+        operands: The operands that define the groups.
+        rows: The number of rows of the launch.
+        weights: The number of experts.
     """
     starts, experts, stats = operands
     if stats.shape[0] != 2:
@@ -123,7 +123,7 @@ def zero_rows_of_no_group(out: Any, groups: Groups, width: int, ctx: Any) -> Non
 
 @k.inline
 def few_rows_grain(groups: Groups) -> Any:
-    """The grain of a loop over groups and strips: 0, long runs of memory, where reading weights limits the speed."""
+    """The grain of a loop over groups and strips: 0 (long runs of memory) if reading weights limits the speed."""
     return k.i64(0) if groups.max_rows <= MEMORY_BOUND_ROWS else k.i64(1)
 
 
@@ -131,15 +131,15 @@ def few_rows_grain(groups: Groups) -> Any:
 def store_zeros(
     results: Results, c: Any, scratch_rows: int, row: Any, rows: Any, strip: Any
 ) -> None:
-    """Stores the results of sums of 0, in a strip of some rows.
+    """Stores the results for sums of 0, for some rows of a strip.
 
     Args:
         results: The results.
-        c: Scratch memory of sums, `scratch_rows` rows of a strip.
-        scratch_rows: Rows of the scratch memory.
+        c: Scratch memory for the sums, `scratch_rows` rows of a strip.
+        scratch_rows: The number of rows of the scratch memory.
         row: The first row.
         rows: The number of rows.
-        strip: The number of the strip.
+        strip: The index of the strip.
     """
     zero = k.splat(k.cast(0, c.dtype), results.width)
     for i in range(0, k.min(rows, scratch_rows) * COLUMNS, results.width):
@@ -167,7 +167,7 @@ def check_groups_dtypes(op: str, operands: list[Operand]) -> None:
         operands: The three operands.
 
     Raises:
-        NotImplementedError: One is no 32-bit integer.
+        NotImplementedError: An operand does not have 32-bit integers.
     """
     for operand in operands:
         if operand.dtype not in (DType.uint32, DType.int32):

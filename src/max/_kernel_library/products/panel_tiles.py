@@ -12,7 +12,7 @@
               │        │  │       │       │
               └────────┘  └───────┴───────┘
 
-How a register tile is computed is an argument, a `MultiplyRows`: `dense.gemm.multiply_rows`,
+The function that computes a register tile is an argument, a `MultiplyRows`: `dense.gemm.multiply_rows` or
 `int8.gemm.multiply_rows_int8`.
 """
 
@@ -41,20 +41,20 @@ Its loop over k is `for_each_step`.
 """
 NOTHING, PANEL, ROWS = 0, 1, 2
 """The data that a register tile prefetches. Most tiles prefetch nothing and have a loop without tests; the other two
-cases share a loop, which tests at run time.
+cases share a loop with a run-time test.
 """
 CACHE_LANES = 16
-"""Lanes of 32 bits of a cache line."""
+"""The number of 32-bit lanes of a cache line."""
 
 
 class KBlock(NamedTuple):
     """A K block of a task's rows and of one panel.
 
     Args:
-        rows: The rows, as the `MultiplyRows` reads them.
-        panel: The panel, flat, from its first column on: `COLUMNS` columns for each lane in k.
-        depth: Lanes in k.
-        first: Whether this is the first K block, which sets the sums.
+        rows: The rows, in the form that the `MultiplyRows` reads.
+        panel: The panel, flat, from its first column on, with `COLUMNS` columns per lane in k.
+        depth: The number of lanes in k.
+        first: Whether this is the first K block, which sets the sums instead of adding to them.
     """
 
     rows: Any
@@ -68,9 +68,9 @@ class PanelStep(NamedTuple):
 
     Args:
         x: The operands.
-        strip: The number of the panel in the task.
-        blocks: K blocks.
-        n: The number of this one.
+        strip: The index of the panel in the task.
+        blocks: The number of K blocks.
+        n: The index of this K block.
         ahead: The panel that is multiplied next.
     """
 
@@ -92,11 +92,11 @@ def prefetch_step(
         ahead: The panel that is multiplied next.
         next_row: The row of the next tile that the part prefetches.
         n: The step.
-        part_step: The step, counted from the part's first one.
+        part_step: The step, relative to the part's first step.
         prefetches: The data to prefetch, `PANEL` or `ROWS`.
         height: Rows of the tile.
-        lane: Elements of the panel's view in a column of a lane.
-        lines: Cache lines of the panel for each step.
+        lane: The number of elements of the panel's view per column of a lane.
+        lines: The number of cache lines of the panel per step.
     """
     if prefetches == ROWS:
         next_row.prefetch(part_step * height)
@@ -112,18 +112,18 @@ def for_each_step(
 ) -> None:  # fmt: skip
     """The loop over k of a register tile, with its prefetches.
 
-    Tiles without prefetches have a loop of their own: a test in the loop makes them 4 to 12 % slower. The other loop
-    runs in as many parts as the tile has rows; a part prefetches one row of the next tile.
+    Tiles without prefetches use a separate loop: a test in the loop makes them 4 to 12 % slower. The other loop runs in
+    as many parts as the tile has rows; each part prefetches one row of the next tile.
 
     Args:
-        step: Multiplies one lane in k, whose number is the argument.
+        step: Multiplies the lane in k with the given index.
         x: The operands.
         row: The tile's first row.
         height: Rows of the tile.
         ahead: The panel that is multiplied next.
         prefetches: The data to prefetch.
-        lane: Elements of the panel's view in a column of a lane.
-        lines: Cache lines of the panel for each step.
+        lane: The number of elements of the panel's view per column of a lane.
+        lines: The number of cache lines of the panel per step.
     """
     if prefetches == NOTHING:
         for n in range(x.depth):
@@ -144,7 +144,8 @@ def multiply_tile_row(
 ) -> None:
     """Multiplies `height` rows by all columns of a panel, two vectors at a time.
 
-    The first tile of a panel prefetches the next panel, the tiles of the first panel the rows of the next tile.
+    The first tile of a panel prefetches the next panel; the tiles of the first panel prefetch the rows of the next
+    tile.
     """
     x = step.x
     for half in range(0, COLUMNS, 2 * t.width):
@@ -186,7 +187,7 @@ def multiply_panel(
         multiply: Computes a register tile.
         heights: The heights of register tiles.
         taller: The row of the task from which tiles are one row taller.
-        lane: Elements of the panel's view in a column of a lane.
+        lane: The number of elements of the panel's view per column of a lane.
     """
     row = k.i64(0)
     while row < task.rows:

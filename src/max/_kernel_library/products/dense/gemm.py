@@ -1,8 +1,8 @@
 """GEMM with packed dense weights: tasks of rows by panels (`max._kernel_library.products.blocking`), in register tiles.
 
 A is not packed, so that no worker waits for a packing phase: elements of a tile's rows are broadcast in place, each row
-at its own offset. K blocks of rows are copied to scratch memory where elements must be widened, where rows do not begin
-at whole lanes, and where they share the sets of the L1 cache. The loops, from the outside::
+at its own offset. K blocks of rows are copied to scratch memory if elements must be widened, if rows are not aligned
+to whole lanes, or if rows map to the same sets of the L1 cache. The loops, from the outside::
 
     task (rows × panels, of a counter) → K block → panel → register tile (12 × 2 vectors, AVX2 6 × 2) → k
 
@@ -46,7 +46,7 @@ from max.dtype import DType
 
 
 class DenseRows(NamedTuple):
-    """A K block of a task's rows.
+    """A K block of the rows of a task.
 
     Args:
         elements: Flat lanes of A, from the first row and lane on.
@@ -61,7 +61,7 @@ class DenseRows(NamedTuple):
 
 @k.inline
 def multiply_step(sums: Any, a: Any, rows: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
-    """Adds the products of lane `n` of `height` rows, which begin at the lanes `rows`, with two vectors of columns."""
+    """Adds the products of lane `n` of `height` rows, at the offsets `rows`, with two vectors of columns."""
     low = b.load(n * COLUMNS, width=t.width)
     high = b.load(n * COLUMNS + t.width, width=t.width)
     for i in k.static_range(height):
@@ -80,7 +80,7 @@ def multiply_rows(
     if not x.first:
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     rows = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
-    # two steps of a widened panel multiply one row of pairs
+    # a widened panel has two steps per row of pairs, so each step prefetches half a row
     widens = ahead.dtype != x.panel.dtype
     lines = COLUMNS // CACHE_LANES // (2 if widens else 1)
     for_each_step(
@@ -91,15 +91,15 @@ def multiply_rows(
 
 
 def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
-    """Whether the rows of the left operand are read in place, else K blocks of them are copied.
+    """Whether the rows of the left operand are read in place; otherwise their K blocks are copied.
 
     They are copied if a row of pairs does not end with a pair, and if all rows of a tile share the sets of the
     L1 cache: with 12 rows in 8 ways no element is read from it.
 
     Args:
         x: The dtype of the rows.
-        panels: That of the packed weights.
-        inner: K; not an int if only a run knows it.
+        panels: The dtype of the packed weights.
+        inner: K; not an int if it is known only at run time.
     """
     is_static = isinstance(inner, int)
     whole_pairs = DType.bfloat16 not in (x, panels) or (is_static and inner % 2 == 0)
@@ -140,26 +140,26 @@ def gemm_task(
         memory: Scratch memory.
         task: The task.
         b: The blocking.
-        copied: What the copy of rows holds: the number of its first row times the K blocks, plus that of its group of
-            K blocks; -1: nothing.
-        in_place: Whether A is read in place, else copied.
+        copied: The contents of the copy of rows: the index of its first row times the number of K blocks, plus the
+            index of its group of K blocks; -1: empty.
+        in_place: Whether A is read in place instead of copied.
         t: The tiling.
 
     Returns:
-        What the copy of rows holds now.
+        The new contents of the copy of rows.
     """
     stored = storage(k.target(), panels.dtype)
     widens = stored.pair != t.pair
     rows, size = a.shape[0], a.shape[1]
     blocks, block = cut_depth(size, LANES_K * t.pair, STEP)
-    held = k.max(BLOCK_ROWS // task.rows, 1)  # K blocks that the copy has room for
+    held = k.max(BLOCK_ROWS // task.rows, 1)  # the number of K blocks that fit the copy
     for turn in range(blocks * task.strips):
         n, strip = turn // task.strips, turn % task.strips
         begin = n * block
         length = k.min(block, size - begin)
         depth = k.ceildiv(length, t.pair)
         if not in_place:
-            # the copy serves all panels of its K blocks, and the next task of the same rows
+            # the copy is reused for all panels of its K blocks, and for the next task of the same rows
             group = n // held
             if copied != task.row * blocks + group:
                 copied = task.row * blocks + group
@@ -188,13 +188,13 @@ def gemm_task(
 
 @k.inline
 def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling, ctx: Any) -> None:
-    """`results` of `a` `[M, K]` by `panels` `[panels, elements]`.
+    """Computes `results` from `a` `[M, K]` and `panels` `[panels, elements]`.
 
     Args:
         results: The results.
         a: The left operand.
         panels: The packed weights.
-        in_place: Whether A is read in place, else copied.
+        in_place: Whether A is read in place instead of copied.
         t: The tiling.
         ctx: The context.
     """

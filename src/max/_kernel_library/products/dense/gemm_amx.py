@@ -43,12 +43,12 @@ ROWS = 2 * HEIGHT
 BLOCK_ROWS = 256
 """The maximum number of rows of a task."""
 BLOCK_SUMS = 1 << 17
-"""The maximum number of sums of a task: with the copied rows they stay in the L2 cache, 2 MB on processors with AMX."""
+"""The maximum number of sums of a task: with the copied rows they fit the L2 cache, 2 MB on processors with AMX."""
 LINES = DEPTH // 2 * COLUMNS * 4 // 64
-"""Cache lines of a panel for one step in k."""
+"""Cache lines of a panel per step in k."""
 SPREAD = BLOCK_ROWS // ROWS
-"""Passes over the rows of a full task, which share the prefetches of the next panel; in smaller tasks the first pass
-prefetches all of it.
+"""The number of passes over the rows of a full task; they share the prefetches of the next panel. In smaller tasks the
+first pass prefetches all of it.
 """
 
 
@@ -57,17 +57,17 @@ def multiply_tiles(
     tiles: Any, sums: Any, left: Any, panel: Any, steps: Any, first: Any, remaining: Any, tile: Any,
     spread: Any, ahead: Any,
 ) -> None:  # fmt: skip
-    """Multiplies one or two tiles of rows by a panel, which share the prefetches of the next one.
+    """Multiplies one or two row tiles by a panel; the passes share the prefetches of the next panel.
 
     Args:
         tiles: The matrix tiles.
         sums: The sums of the rows, flat.
-        left: The rows' tiles, flat.
+        left: The tiles of the rows, flat.
         panel: The panel, flat.
-        steps: Tiles along k.
+        steps: The number of tiles along k.
         first: Whether this is the first K block.
-        remaining: Rows from the first one of these tiles to the end of the task.
-        tile: The number of the pass over the rows.
+        remaining: The number of rows from the first of these tiles to the end of the task.
+        tile: The index of the pass over the rows.
         spread: Whether several passes share the prefetches.
         ahead: The next panel, flat.
     """
@@ -104,7 +104,7 @@ def amx_memory(ctx: Any) -> AmxMemory:
 def gemm_task_amx(
     results: Results, a: Any, panels: Any, memory: AmxMemory, tiles: Any, task: Task, b: Blocking
 ) -> None:
-    """Multiplies the rows of a task by its panels; `tiles`: the matrix tiles; other arguments as in `gemm_task`."""
+    """Multiplies the rows of a task by its panels; `tiles` are the matrix tiles, see `gemm_task` for the others."""
     size = a.shape[1]
     blocks, block = cut_depth(size, BLOCK_DEPTH, DEPTH)
     spread = task.rows > (SPREAD - 1) * ROWS
@@ -133,7 +133,7 @@ def gemm_task_amx(
 
 @k.inline
 def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
-    """`results` of `a` `[M, K]` by `panels` `[panels, elements]`, both bf16.
+    """Computes `results` from `a` `[M, K]` and `panels` `[panels, elements]`, both bf16.
 
     Args:
         results: The results.

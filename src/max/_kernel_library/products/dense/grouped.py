@@ -1,7 +1,7 @@
-"""Products of groups of rows with the dense weights of their experts, which are not packed.
+"""Products of row groups with the unpacked dense weights of their experts.
 
-Groups of few rows multiply by a weight row by row, at the speed of memory. A task of a larger group packs a strip of
-the weight and multiplies all rows of the group by it; budgets are those of `max._kernel_library.products.dense.matmul`.
+Groups of few rows are multiplied row by row, limited by memory bandwidth. A task of a larger group packs a strip of
+the weight and multiplies all rows of the group by it; see `max._kernel_library.products.dense.matmul` for the budgets.
 Weights of experts without rows are not read::
 
     workspace   [group][K block][row tile][lanes][height]     the rows of large groups, packed by all workers
@@ -41,14 +41,14 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling, round_up, tiling
 from max.dtype import DType
 
 COLUMNS = 32
-"""Columns of a task."""
+"""The number of columns of a task."""
 
 
 @k.inline
 def pack_groups(
     packed: Any, x: Any, groups: Groups, limit: Any, block: Any, in_tiles: bool, t: Tiling, ctx: Any
 ) -> None:
-    """Packs the rows of groups of more than `limit` rows; see `pack_row_tile`."""
+    """Packs the rows of all groups with more than `limit` rows; see `pack_row_tile`."""
     lanes = round_up(k.ceildiv(x.shape[1], t.pair), t.width)
     for number, tile in ctx.parallel((groups.count, k.ceildiv(groups.max_rows, t.height))):
         group = group_at(groups, number)
@@ -63,7 +63,7 @@ def pack_groups(
 def store_block(
     out: Any, c: Any, stride: Any, row: Any, rows: Any, column: Any, columns: Any, width: int
 ) -> None:
-    """Stores sums, `stride` a row."""
+    """Stores sums with `stride` elements per row."""
     for i in range(rows):
         for j, mask in k.vectors(columns, width):
             v = c.load(i * stride + j, width=width)
@@ -79,8 +79,8 @@ def grouped_matmul(
     workspace: k.InOut,
     ctx: k.Context,
 ) -> None:
-    """`out[i] = w[experts[g]] @ x[i]` of each row `i` of group `g`; `x` is `[M, K]`, `w` `[experts, N, K]`. Rows of no
-    group are 0.
+    """`out[i] = w[experts[g]] @ x[i]` for each row `i` of group `g`; `x` is `[M, K]`, `w` `[experts, N, K]`. Rows
+    outside all groups are 0.
     """
     t = tiling(ctx.target, x.dtype, w.dtype)
     in_tiles = amx_tiles.takes_tiles(ctx.target, t)

@@ -1,7 +1,7 @@
-"""Products of groups of rows with the packed dense weights of their experts, whose panels follow each other.
+"""Products of row groups with the packed dense weights of their experts, stored expert after expert.
 
-First all groups of few rows: a task is a group and a panel, which is multiplied as it is read. Then the larger groups,
-in register tiles or matrix tiles: a task is some rows and some panels of one group. Budgets are those of
+First all groups of few rows: a task multiplies a group by a panel as the panel is read. Then the larger groups, in
+register tiles or matrix tiles: a task is a range of rows by a range of panels of one group. For the budgets see
 `max._kernel_library.products.dense.packed_matmul` and `gemm`. Panels of experts without rows are not read::
 
     panels   │ expert 0: strips panels │ expert 1 │ …
@@ -51,18 +51,18 @@ def grouped_panels(
     parts: Parts,
     epilogue: Any = identity_of_parts,
 ) -> None:
-    """The products of each row of group `g` with the panels of `experts[g]`; `panels` `[panels, elements]` has those of
-    expert after expert.
+    """The products of each row of group `g` with the panels of `experts[g]`; `panels` `[panels, elements]` stores the
+    panels expert after expert.
 
-    There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0.
-    For `in_place` see `reads_rows_in_place`.
+    There is one part of one or two products (`max._kernel_library.tiles.strips`). Sums of rows outside all groups are
+    0. For `in_place` see `reads_rows_in_place`.
     """
     t = tiling(ctx.target, x.dtype, panels.dtype)
     results = Results(out, extra, epilogue, t.width, parts)
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     groups = read_groups(group_operands, x.shape[0], panels.shape[0] // k.max(strips, 1))
     c = ctx.scratch(t.sums, (ROW_THRESHOLD * COLUMNS,))
-    # rows of an odd number of elements are not rows of pairs
+    # the GEMV path requires rows of whole pairs
     limit = k.i64(0) if x.shape[1] % t.pair == 1 else k.i64(ROW_THRESHOLD)
     grain = few_rows_grain(groups)
     for number, strip in ctx.parallel((groups.count, strips), grain=grain):
@@ -79,7 +79,7 @@ def grouped_panels(
     direct = in_place and (t.pair == 2 or x.dtype == t.lane)
     tall = replace(t, height=gemm_amx.ROWS if matrix_tiles else t.height)
     if groups.max_rows > limit:
-        # groups divide the work already: large tasks read the least memory
+        # groups already divide the work, so large tasks, which read the least memory, keep all workers busy
         workers = k.ceildiv(ctx.num_workers, k.max(groups.count, 1))
         task_tiles, task_panels = plan(groups.max_rows, strips * COLUMNS, workers, tall)
         b = Blocking(groups.max_rows, strips, tall.height, task_tiles, task_panels)

@@ -1,19 +1,19 @@
-"""Matrix multiplication with an epilogue, of operands that are not packed: graph inputs and intermediate results.
+"""Matrix multiplication with an epilogue, for unpacked operands: graph inputs and intermediate results.
 
 One kernel, which branches on the number of rows M at run time:
 
-- GEMV path: B is read in place, in long runs, at the speed of memory. For B `[N, K]` it computes dot products with rows
-  of B; for B `[K, N]` it adds up rows of B, for a large B in slices along k, whose sums all workers then add up;
-- GEMM path: all workers pack A into a shared workspace; then each takes blocks of columns from the counter, packs its
-  strip of B into scratch memory and multiplies by register tiles, K block by K block::
+- GEMV path: B is read in place, in long runs, limited by memory bandwidth. For B `[N, K]` it computes dot products with
+  rows of B; for B `[K, N]` it accumulates rows of B. A large B is split into slices along k, whose sums are then added;
+- GEMM path: all workers pack A into a shared workspace. Then each worker takes blocks of columns from a counter, packs
+  its strip of B into scratch memory and multiplies by register tiles, K block by K block::
 
       workspace   [batch][K block][row tile][lanes][height]   all of A, packed by all workers
       panel       [lanes][2 vectors]                          a K block of a strip, packed by the worker that uses it
 
 Register budget: GEMM, see `max._kernel_library.tiles.tiling.Tiling`; GEMV, see `dot_rows`, `dot_rows_in_order` and
 `add_row_products` in `max._kernel_library.tiles.micro_kernels`. Cache budget: the panel (32 KB) stays in the L1 cache,
-a K block of the row tiles and the sums of a task (504 × 32 × 4 bytes, 63 KB) in the L2 cache. Sums are f32 (of f64 and
-integers: the same dtype); the epilogue gets them before they are stored.
+a K block of the row tiles and the sums of a task (504 × 32 × 4 bytes, 63 KB) in the L2 cache. Sums are f32 (for f64 and
+integers: the same dtype); the epilogue is applied before they are stored.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling, round_up, tiling
 from max.dtype import DType
 
 GEMV_PASSES = 4
-"""Maximum number of passes of the GEMV path; with more, packing B is faster than further dot products."""
+"""The maximum number of passes of the GEMV path; with more, packing B is faster than further dot products."""
 GEMV_COLUMNS = 32
-"""Columns of a task of the GEMV path where B is `[N, K]`, the layout of checkpoints."""
+"""Columns of a GEMV task if B is `[N, K]`, the layout of checkpoints."""
 STREAMS = 4
-"""Rows of B `[K, N]` that the GEMV path adds at once, each a stream of memory."""
+"""Rows of B `[K, N]` that the GEMV path adds at once; each is a stream for the prefetcher."""
 RUN = 4096
-"""The maximum number of columns of a task that adds a slice: its sums and one run of each stream fit the caches."""
+"""The maximum number of columns of a slice task: its sums and one run of each stream fit the caches."""
 SLICES, SLICE_ROWS, SLICE_BYTES = 16, 48, 1 << 17
-"""The maximum number of slices of B along k, and the minimum rows and bytes of each: adding up their sums is cheap."""
+"""The maximum number of slices of B along k, and the minimum rows and bytes of each, so that adding sums is cheap."""
 CACHED = 4096
-"""The maximum number of elements of rows of A that stay in the L1 cache while B passes through it."""
+"""The maximum number of elements of A that stay in the L1 cache while B streams through it."""
 SUM_COLUMNS = 256
-"""The maximum number of columns of a task that adds up slices, or multiplies all of B along k."""
+"""The maximum number of columns of a task that adds slices, or multiplies B along all of k."""
 BLOCK_ROWS = 504
 """The maximum number of rows of a task, in whole tiles: its sums stay in the L2 cache."""
 MAX_TILE_ROWS, MAX_WIDTH = 16, 16
-"""The maximum number of rows of a tile and lanes of a vector: packed A is filled up to multiples of them."""
+"""The maximum tile height and vector width, to whose multiples packed A is padded."""
 
 
 class PackedRows(NamedTuple):
     """Row tiles of one batch of A.
 
     Args:
-        elements: Packed lanes, K block by K block, in each the row tiles.
-        tiles: Row tiles of the batch.
-        first: The first tile of the task.
-        last: The tile after the last of the task.
+        elements: Packed lanes in the order [K block][row tile].
+        tiles: The number of row tiles of the batch.
+        first: The first row tile of the task.
+        last: The row tile after the last one of the task.
     """
 
     elements: Any
@@ -76,13 +76,13 @@ class Strip(NamedTuple):
     """A strip of B, two vectors of columns wide.
 
     Args:
-        elements: B from the strip's first column on, `[K, N]`, or `[N, K]` where `transpose_b`.
-        transpose_b: Whether columns are rows of the view.
-        columns: Columns of the strip.
+        elements: B from the strip's first column on, `[K, N]`, or `[N, K]` if `transpose_b`.
+        transpose_b: Whether B is stored as `[N, K]`.
+        columns: The number of columns of the strip.
         panel: Scratch memory for a packed K block.
         size: K.
-        block: Elements along k of a K block.
-        next_strip: Columns from this strip to the one that its worker is likely to take next.
+        block: The number of elements along k of a K block.
+        next_strip: The distance in columns to the strip that the worker is likely to process next.
     """
 
     elements: Any
@@ -96,20 +96,20 @@ class Strip(NamedTuple):
 
 @k.inline
 def multiply_rows_of_b(c: Matrix, a: Any, b: Any, columns: Any, t: Tiling) -> None:
-    """Multiplies all rows of A by a block of rows of B, read in place.
+    """Multiplies all rows of A by a block of rows of B `[N, K]`, read in place.
 
     Args:
         c: The sums.
         a: `[rows, K]`.
-        b: `[columns, K]`, from the block's first row on.
-        columns: Rows of the block.
+        b: `[columns, K]`, starting at the block's first row.
+        columns: The number of rows of the block.
         t: The tiling.
     """
     rows, height = a.shape[0], t.gemv_rows
     together = height <= rows and height * a.shape[1] <= CACHED
     for j in range(0, columns, 4):
         i = k.i64(0)
-        # the first pass reads B from memory, later ones from the cache
+        # the first pass reads B from memory, later passes from the cache
         for first in k.static_range(1, height + 1, height - 1):
             if (first == height) == together:
                 dot_rows_in_order(Matrix(c.elements[j:], c.row), a, b[j:], first, t)
@@ -124,10 +124,10 @@ def multiply_rows_of_b(c: Matrix, a: Any, b: Any, columns: Any, t: Tiling) -> No
 
 @k.inline
 def multiply_runs(c: Matrix, a: Any, b: Any, t: Tiling) -> None:
-    """Multiplies all rows of A by a block of B, whose rows are long runs, read in place.
+    """Multiplies all rows of A by a block of columns of B `[K, N]`, whose rows are long runs, read in place.
 
     Args:
-        c: The sums, each row up to a whole vector.
+        c: The sums; each row is padded to a whole vector.
         a: `[rows, K]`.
         b: `[K, columns]`.
         t: The tiling.
@@ -163,12 +163,12 @@ def add_run(c: Matrix, a: Any, b: Any, depth: int, gap: Any, t: Tiling) -> None:
 def add_slices(
     c: Matrix, partial: Any, pitch: Any, slices: Any, rows: Any, columns: Any, t: Tiling
 ) -> None:
-    """Adds up the sums of all slices.
+    """Adds the sums of all slices.
 
     Args:
         c: The sums.
-        partial: The sums of slices, `[slices, rows, pitch]`, flat, from the first column on.
-        pitch: Elements from row to row.
+        partial: The sums of the slices, `[slices, rows, pitch]`, flat, starting at the first column.
+        pitch: The distance between rows in elements.
         slices: The number of slices.
         rows: Rows of A.
         columns: The number of columns.
@@ -184,7 +184,7 @@ def add_slices(
 
 @k.inline
 def slices_of(size: Any, columns: Any, itemsize: int) -> Any:
-    """The number of slices along k of B `[K, columns]`, each a task; it depends on the shape only."""
+    """The number of slices of B `[K, columns]` along k, one task each; depends only on the shape."""
     blocks = k.max(k.ceildiv(columns, RUN), 1)
     slices = k.max(k.ceildiv(SLICES, blocks), 2)
     return k.max(
@@ -199,12 +199,12 @@ def pack_row_tile(
     """Packs one row tile of A `[M, K]`.
 
     Args:
-        packed: The workspace of the batch, flat lanes; see the file's docstring.
+        packed: The workspace of the batch, flat lanes; see the module docstring for the layout.
         a: `[M, K]`.
-        tile: The number of the tile.
-        tiles: Row tiles of A.
-        block: Elements along k of a K block.
-        matrix_tiles: Whether the row tile is copied to matrix tiles.
+        tile: The index of the tile.
+        tiles: The number of row tiles of A.
+        block: The number of elements along k of a K block.
+        matrix_tiles: Whether the row tile is packed for matrix tiles.
         t: The tiling.
     """
     for n in range(k.ceildiv(a.shape[1], block)):
@@ -235,7 +235,7 @@ def pack_strip(strip: Strip, begin: Any, length: Any, t: Tiling) -> None:
 
 @k.inline
 def rows_ahead(strip: Strip, begin: Any) -> Any:
-    """The rows of B `[N, K]` that are packed next: the next K block, or the first one of the likely next strip."""
+    """The rows of B `[N, K]` that will be packed next: the next K block, or the first one of the likely next strip."""
     last = begin + strip.block >= strip.size
     return strip.elements[strip.next_strip if last else 0 :, 0 if last else begin + strip.block :]
 
@@ -248,7 +248,7 @@ def multiply_matrix_tiles(
     depth = k.ceildiv(length, t.pair)
     amx_tiles.zero_panel_tail(strip.panel, length)
     if strip.transpose_b:
-        # prefetched before the products, which leave no issue slots for prefetches
+        # prefetch before the products, which leave no issue slots for prefetches
         ahead = rows_ahead(strip, begin)
         for row in range(2 * t.width):
             for i in range(0, length, 32):
@@ -286,16 +286,16 @@ def multiply_register_tiles(
 
 @k.inline
 def gemm_block(c: Matrix, a: PackedRows, strip: Strip, tiles: Any, t: Tiling) -> None:
-    """Multiplies row tiles of the packed A by a strip, K block by K block.
+    """Multiplies row tiles of packed A by a strip, K block by K block.
 
     Args:
-        c: The sums of the rows, two vectors a row.
+        c: The sums, two vectors per row.
         a: The row tiles.
         strip: The strip.
-        tiles: The matrix tiles; None: register tiles.
+        tiles: The matrix tiles; None: register tiles are used.
         t: The tiling.
     """
-    # one block at least: it sets the sums to 0 if K is 0
+    # at least one block, even if K is 0, as the first block zeroes the sums
     for n in range(k.max(k.ceildiv(strip.size, strip.block), 1)):
         begin = n * strip.block
         length = k.min(strip.block, strip.size - begin)
@@ -310,14 +310,14 @@ def gemm_block(c: Matrix, a: PackedRows, strip: Strip, tiles: Any, t: Tiling) ->
 def multiply_slices(
     partial: Any, a: Any, b: Any, slices: Any, pitch: Any, t: Tiling, ctx: Any
 ) -> None:
-    """Multiplies all rows of A by each slice of B along k; when it returns all workers may read the sums.
+    """Multiplies all rows of A by each slice of B along k; on return all workers may read the sums.
 
     Args:
         partial: The sums, `[slices, rows, pitch]`, flat.
         a: `[rows, K]`.
         b: `[K, columns]`.
         slices: The number of slices.
-        pitch: Elements from row to row of the sums.
+        pitch: The distance between rows of sums in elements.
         t: The tiling.
         ctx: The context.
     """
@@ -357,10 +357,10 @@ def matmul(
 
     gemm = rows > (0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows)
     tiles = k.ceildiv(rows, t.height)
-    # K is cut into equal blocks of whole vectors
+    # divide K into equal blocks of whole vectors
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
     block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)
-    # lanes of one batch's packed A: rows and K are filled up to whole tiles and vectors
+    # the lanes of one batch of packed A, with rows and K padded to whole tiles and vectors
     packed_size = tiles * t.height * round_up(k.ceildiv(size, t.pair), t.width)
     stride = k.i64(GEMV_COLUMNS)
     slices = k.i64(1)
@@ -379,7 +379,7 @@ def matmul(
         if in_tiles:
             matrix_tiles.configure()
         stride = k.i64(2 * t.width)
-        # at least four tasks per worker, but no task of less than four tiles
+        # at least four tasks per worker, unless a task would have fewer than four tiles
         min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1))
         row_blocks = k.max(k.ceildiv(rows, max_rows), k.min(min_blocks, k.ceildiv(tiles, 4)))
     if slices > 1:
@@ -459,7 +459,7 @@ def _lower_matmul(
 
 
 def _partial_shape(x: Operand, y: Operand, transpose_b: bool, target: k.Target) -> Dims:
-    """Room for the sums of slices of rank-2 B; see `slices_of`."""
+    """The shape of the workspace for the sums of slices of a rank-2 B; see `slices_of`."""
     size, columns = y.shape[-2:]
     rows = product(x.shape[:-1])
     limit = GEMV_PASSES * tiling(target, k.f32, k.f32).gemv_rows

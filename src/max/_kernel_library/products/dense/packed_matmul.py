@@ -2,13 +2,14 @@
 
 One kernel, which branches on the number of rows at run time:
 
-- GEMV path, up to the row threshold: a task is a panel; passes of up to eight rows multiply it as it is read, at the
-  speed of memory;
+- GEMV path, up to the row threshold: a task is a panel; passes of up to eight rows multiply it as it is read, limited
+by
+  memory bandwidth;
 - GEMM path: tasks of rows by panels, in register tiles (`gemm`) or matrix tiles (`gemm_amx`).
 
-Register budget of the GEMV path: 8 × 2 accumulators with 32 registers, 4 × 2 with 16; one or two rows take all columns
-of a panel, 2 × 2 vectors with AVX-512 and 2 × 4 with AVX2. Cache budget: the rows and `MAX_GEMV_ROWS` × 32 sums (8 KB)
-stay in the L1 cache while a panel streams past them.
+Register budget of the GEMV path: 8 × 2 accumulators with 32 registers, 4 × 2 with 16; one or two rows use all columns
+of a panel at once, 2 × 2 vectors with AVX-512 and 2 × 4 with AVX2. Cache budget: the rows and `MAX_GEMV_ROWS` × 32
+sums (8 KB) stay in the L1 cache while a panel streams through it.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add, tilin
 ROW_THRESHOLD = 8
 """Default row threshold for the GEMV path, used when no measurement exists."""
 MAX_GEMV_ROWS = 64
-"""The maximum number of rows of the GEMV path: its sums are in scratch memory."""
+"""The maximum number of rows of the GEMV path, as its sums are in scratch memory of fixed size."""
 GEMV_PASSES = (8, 4, 2, 1)
-"""Rows per pass of the GEMV path; the first entry is for 32 registers."""
+"""Rows per pass of the GEMV path, for 32 registers and for fewer."""
 
 
 class GemvRows(NamedTuple):
     """Rows of A on the GEMV path.
 
     Args:
-        elements: The rows, flat, one after the other.
-        size: Elements of a row.
-        count: The number of rows; passes that reach past them read the last one (the results are discarded).
+        elements: The rows, flat and contiguous.
+        size: The number of elements of a row.
+        count: The number of rows; passes beyond the end read the last row again (those results are discarded).
     """
 
     elements: Any
@@ -60,18 +61,18 @@ class GemvRows(NamedTuple):
 def gemv_panel(
     c: Any, a: GemvRows, panel: Any, first: Any, rows: int, vectors: int, t: Tiling
 ) -> None:  # fmt: skip
-    """Multiplies `rows` rows of A by some vectors of columns of a panel, a stream for the hardware prefetcher.
+    """Multiplies `rows` rows of A by some vectors of columns of a panel, a single stream for the hardware prefetcher.
 
-    Register budget: rows × vectors accumulators (16 at most), a vector of B (two where it is widened) and a broadcast
+    Register budget: rows × vectors accumulators (16 at most), a vector of B (two if B is widened) and a broadcast
     element of A.
 
     Args:
-        c: The sums, `COLUMNS` a row.
+        c: The sums, `COLUMNS` per row.
         a: The rows.
         panel: The panel.
-        first: The first column, within the panel.
-        rows: Rows per pass.
-        vectors: Vectors of columns.
+        first: The index of the first column in the panel.
+        rows: The number of rows per pass.
+        vectors: The number of vectors of columns.
         t: The tiling.
     """
     stored = storage(k.target(), panel.dtype)
@@ -94,7 +95,7 @@ def gemv_panel(
                     for i in k.static_range(2):
                         sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
     if stored.pair != t.pair and size % 2 == 1:
-        # the last element has no neighbour
+        # the last element of an odd K has no pair
         for v in k.static_range(vectors):
             right = b.load(size // 2 * COLUMNS + first + v * t.width, width=t.width)
             both = widened(right, panel.dtype)
@@ -106,7 +107,7 @@ def gemv_panel(
 
 @k.outlined
 def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
-    """Multiplies all rows of `a` `[M, K]`, some per pass, by a panel; `c` are the sums, `COLUMNS` a row."""
+    """Multiplies all rows of `a` `[M, K]`, in passes, by a panel; `c` holds the sums, `COLUMNS` per row."""
     rows, size = a.shape[0], a.shape[1]
     i = k.i64(0)
     flat = a.reshape(rows * size)
@@ -115,9 +116,9 @@ def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
         done = k.i64(0)
         for count in k.unroll(GEMV_PASSES[k.target().registers < 32 :]):
             if done == 0 and remaining > count // 2:
-                # with one row or two all columns of a panel are in registers: whole cache lines are read
+                # for one or two rows all columns of a panel fit the registers, so whole cache lines are read
                 vectors = COLUMNS // t.width if count <= 2 else 2
-                # at run time: code of one pass serves all columns
+                # a run-time loop, so that one copy of the code serves all columns
                 for first in range(0, COLUMNS, vectors * t.width):
                     pass_rows = GemvRows(flat[i * size :], size, remaining)
                     gemv_panel(c[i * COLUMNS :], pass_rows, panel, first, count, vectors, t)
@@ -127,7 +128,7 @@ def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
 
 @k.inline
 def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
-    """`results` of up to `MAX_GEMV_ROWS` rows of `a` `[M, K]` by `panels`: a task is a panel."""
+    """Computes `results` from up to `MAX_GEMV_ROWS` rows of `a` `[M, K]` and `panels`; a task is a panel."""
     c = ctx.scratch(t.sums, (MAX_GEMV_ROWS * COLUMNS,))
     for strip in ctx.parallel(panels.shape[0]):
         gemv_by_panel(c, a, panels[strip], t)
@@ -141,9 +142,9 @@ def multiply_dense(
     """The products of a launch; see `matmul_panels`."""
     rows, size = a.shape[0], a.shape[1]
     matrix_tiles = a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
-    # matrix tiles round sums in another order, and a measurement must not change results
+    # a fixed limit with matrix tiles: these round sums in another order, and a measured limit would change results
     limit = k.i64(ROW_THRESHOLD) if matrix_tiles else k.min(row_threshold, MAX_GEMV_ROWS)
-    # rows of an odd number of elements are not rows of pairs
+    # the GEMV path requires rows of whole pairs
     if rows > limit or size % t.pair == 1:
         if matrix_tiles:
             gemm_panels_amx(results, a, panels, t, ctx)
@@ -190,7 +191,7 @@ def matmul_normalised(
     parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
-    """`matmul_panels` of the RMS norm of `a`; see `max._kernel_library.products.row_norms`."""
+    """`matmul_panels` on the RMS norm of `a`; see `max._kernel_library.products.row_norms`."""
     rows = normalise(a, norm_operands, norm, ctx)
     t = tiling(ctx.target, a.dtype, panels.dtype)
     results = Results(out, extra, epilogue, t.width, parts)
@@ -203,7 +204,7 @@ def lower_matmul(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The product of x `[…, K]`, or of its norm, and panels; with `parts` several products."""
+    """The launch of a product of x `[…, K]`, or of its norm, with panels; with `parts` of several products."""
     x, out = operands[0], results[0]
     parts: Parts = attributes.get("parts", ())
     norm_args, norm_params, memory = norm_arguments(operands, attributes, 0)

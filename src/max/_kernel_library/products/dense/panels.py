@@ -1,14 +1,14 @@
-"""The layout of packed dense weights, and their packing when a model is loaded.
+"""The layout of packed dense weights, and the packing at model load.
 
-A panel holds 32 columns of the right operand B `[K, N]`, row after row; with elements of 16 bits pairs of rows,
-neighbours in k side by side::
+A panel holds 32 columns of the right operand B `[K, N]`, row by row; 16-bit elements are stored as pairs of rows that
+are adjacent in k::
 
     f32          column 0 1 2 … 31         bf16, f16       column 0     1     …  31
           k = 0  │ b b b …  b │                   k = 0, 1 │ b₀b₁  b₀b₁  …  b₀b₁ │
           k = 1  │ b b b …  b │                   k = 2, 3 │ b₂b₃  b₂b₃  …  b₂b₃ │
 
-Rows past K are 0, columns past N are 0 or copies of the last one. A panel takes `panel_elements(K)` elements, and is
-one sequential stream. A vector of B holds columns, so that no sum crosses lanes.
+Rows past K are 0; columns past N are 0 or copies of the last one. A panel has `panel_elements(K)` elements and is one
+sequential stream. A vector of B holds columns, so that no sum crosses lanes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from max.dtype import DType
 from max.kernel import Target
 
 CHUNK = 512
-"""Elements along k of a panel that a worker packs per task."""
+"""The number of elements along k of a panel that a worker packs per task."""
 COPY_STRIDE = LANES_K + 16
-"""Lanes from row to row of a copy of A: not a power of two, so that rows do not share sets of the cache."""
+"""The distance in lanes between rows of a copy of A; not a power of two, so that rows use different cache sets."""
 DTYPES = (DType.float32, DType.bfloat16, DType.float16)
-"""The element types that have panels."""
+"""The element types for which panels exist."""
 
 
 def panel_elements(inner: int) -> int:
-    """The elements of a panel.
+    """The number of elements of a panel.
 
     Args:
         inner: K, the rows of B.
@@ -43,7 +43,7 @@ def panel_elements(inner: int) -> int:
 
 
 def storage(target: Target, dtype: k.ScalarType) -> Tiling:
-    """The lanes of panels: two 16-bit elements share a lane of 32 bits, whether the target multiplies pairs or not."""
+    """The lanes of panels: two 16-bit elements share a 32-bit lane, even if the target cannot multiply pairs."""
     width = target.width(k.f32)
     if dtype.bits == 16:
         return Tiling(k.f32, k.i32, 2, width, 0, 0)
@@ -53,7 +53,7 @@ def storage(target: Target, dtype: k.ScalarType) -> Tiling:
 @k.inline
 def widened(pairs: Any, dtype: Any) -> Any:
     """The first and the second 16-bit elements of the lanes, as two vectors of f32."""
-    if dtype == k.bf16:  # the upper half of an f32
+    if dtype == k.bf16:  # a bf16 is the upper half of an f32
         bits = k.bitcast(pairs, k.u32)
         return k.bitcast(bits << 16, k.f32), k.bitcast(bits & 0xFFFF0000, k.f32)
     return k.deinterleave(k.cast(k.bitcast(pairs, dtype), k.f32))
@@ -61,12 +61,12 @@ def widened(pairs: Any, dtype: Any) -> Any:
 
 @k.inline
 def widen_block(panel: Any, b: Any, depth: Any, dtype: Any, t: Tiling) -> None:
-    """Converts a K block of a panel of pairs to f32, row by row.
+    """Widens a K block of a panel of pairs to f32, row by row.
 
     Args:
         panel: The result, `[2 * depth][COLUMNS]`, flat.
         b: Lanes of the panel, flat.
-        depth: Lanes in k.
+        depth: The number of lanes in k.
         dtype: Element type of the weight.
         t: The tiling.
     """
@@ -79,10 +79,10 @@ def widen_block(panel: Any, b: Any, depth: Any, dtype: Any, t: Tiling) -> None:
 
 @k.inline
 def copy_rows(copy: Any, rows: Any, t: Tiling) -> None:
-    """Copies a K block of rows of A as lanes; the second half of a last half lane is 0.
+    """Copies a K block of rows of A as lanes; an incomplete last lane is zero-padded.
 
     Args:
-        copy: Flat view of lanes, `COPY_STRIDE` a row.
+        copy: Flat view of lanes, `COPY_STRIDE` per row.
         rows: `[rows, k]`.
         t: The tiling.
     """
@@ -96,9 +96,9 @@ def copy_rows(copy: Any, rows: Any, t: Tiling) -> None:
 def pack_panels(
     out: k.Output, w: k.Input, width: k.i64, first: k.i64, ctx: k.Context, *, by_rows: bool,  # pyright: ignore
 ) -> None:  # fmt: skip
-    """`out` `[panels, elements]` from `w` `[N, K]` where `by_rows`, else `[K, N]`.
+    """Packs `w`, `[N, K]` if `by_rows`, else `[K, N]`, into `out` `[panels, elements]`.
 
-    The weight has `width` columns of each panel, from `first` on; both are multiples of the lanes of a vector.
+    The weight fills `width` columns of each panel, from `first` on; both are multiples of the vector width.
     """
     t = storage(ctx.target, w.dtype)
     inner = w.shape[1] if by_rows else w.shape[0]
@@ -108,7 +108,7 @@ def pack_panels(
         length = k.min(CHUNK, inner - begin)
         target = out[panel, begin * COLUMNS :].view(t.lane)[first:]
         if by_rows:
-            # a loop at run time, as a transpose takes a lot of code
+            # a run-time loop, as an unrolled transpose takes much code
             for column in range(0, width, t.width):  # pyright: ignore
                 # columns past the last one are copies of it
                 at = k.min(panel * width + column, columns - 1)
@@ -120,7 +120,7 @@ def pack_panels(
                 source = w[begin : begin + length, at : k.min(at + t.width, columns)]
                 pack_columns(target[column:], source, 1, t, COLUMNS)
         if begin + length == inner:
-            # matrix tiles multiply the tail along k too
+            # zero the tail along k, as matrix tiles multiply it too
             zeros = k.splat(k.cast(0, t.lane), t.width)
             end = (out.shape[1] // COLUMNS - begin) // t.pair
             for i in range(k.ceildiv(length, t.pair), end):
@@ -135,9 +135,9 @@ def lower_pack(
     shares: int = 1,
     share: int = 0,
 ) -> KernelCall:
-    """The packing of a weight `[N, K]` where `by_rows`, else `[K, N]`; see `pack_panels`.
+    """The launch that packs a weight, `[N, K]` if `by_rows`, else `[K, N]`; see `pack_panels`.
 
-    Where `shares` weights have equal parts of each panel, this is number `share`.
+    If `shares` weights share each panel equally, this one has index `share`.
     """
     width = COLUMNS // shares
     args = (

@@ -41,7 +41,7 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling
 def multiply_step_int8(
     sums: Any, x: KBlock, row_lanes: Any, n: Any, height: int, second: bool, t: Tiling
 ) -> None:
-    """Adds the products of lane `n` of `height` rows, which begin at `row_lanes`, with two vectors of columns."""
+    """Adds the products of lane `n` of `height` rows, at the offsets `row_lanes`, with two vectors of columns."""
     low = x.panel.load(FOUR * n * COLUMNS, width=FOUR * t.width)
     high = x.panel.load(FOUR * (n * COLUMNS + t.width), width=FOUR * t.width)
     for i in k.static_range(height):
@@ -56,7 +56,7 @@ def multiply_rows_int8(
 ) -> None:
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`.
 
-    Magnitudes take a second pass over the rows if an element is -128, which has no magnitude.
+    With magnitudes, a second pass over the rows runs if an element is -128, whose magnitude does not fit.
     """
     a = x.rows
     sums = k.tile(k.i32, (height, 2), width=t.width, fill=0)
@@ -85,14 +85,14 @@ def multiply_rows_int8(
 def gemm_int8(
     results: Results, a: Matrix, panels: Any, magnitude: bool, copied: bool, t: Tiling, ctx: Any
 ) -> None:
-    """`results` of rows `a` by `panels` `[panels, bytes]`.
+    """Computes `results` from rows `a` and `panels` `[panels, bytes]`.
 
     Args:
         results: The results.
         a: Lanes of A.
         panels: The packed weights.
         magnitude: Whether magnitudes are multiplied; see `by_magnitude`.
-        copied: Whether K blocks of the rows are copied, else they are read in place.
+        copied: Whether K blocks of the rows are copied instead of read in place.
         t: The tiling.
         ctx: The context.
     """

@@ -1,8 +1,8 @@
 """GEMM with packed weights of 8-bit integers in the matrix tiles of AMX; exact.
 
-A tile of the weight, 16 lanes of four bytes by 16 columns, is loaded from the panel in place, its rows 128 bytes apart.
-Panels end with whole tiles or with half of one, which has tile shapes of its own. Rows of A are copied, K block by K
-block, zero-filled, to tiles (see `max._kernel_library.tiles.amx_tiles` for the cache budget)::
+A tile of the weight, 16 lanes of four bytes by 16 columns, is loaded from the panel in place; its rows are 128 bytes
+apart. Panels end with a whole tile or half a tile, for which separate tile shapes are configured. Rows of A are
+copied to zero-padded tiles, K block by K block (see `max._kernel_library.tiles.amx_tiles` for the cache budget)::
 
     A  [tiles of rows][tiles of k][16][64]        panel  [K / 4][32][4]        sums  2 tiles of 16 × 16
 """
@@ -32,31 +32,31 @@ LANES = 16
 TILE = HEIGHT * LANES
 """Lanes of a tile."""
 SHAPES = ((16, 64), (16, 64), (16, 64), (16, 64), (16, 64), (16, 32), (8, 64), (8, 64))
-"""Sums are in tiles 0 and 1, rows in 2, columns in 3 and 4; the last half of a tile's depth in 5, 6 and 7."""
+"""Sums are in tiles 0 and 1, rows in 2, columns in 3 and 4; tiles 5, 6 and 7 hold the half tile at the end of k."""
 BLOCK_LANES = 128
-"""The maximum number of lanes along k of a K block: that of a panel takes 16 KB."""
+"""The maximum number of lanes along k of a K block; the K block of a panel takes 16 KB."""
 ROWS = 32
-"""Rows of a task are a multiple of this."""
+"""The number of rows of a task is a multiple of this."""
 BLOCK_ROWS = 256
 """The maximum number of rows of a task."""
 BLOCK_SUMS = 1 << 17
-"""The maximum number of sums of a task: with the copied rows they stay in the L2 cache."""
+"""The maximum number of sums of a task: with the copied rows they fit the L2 cache."""
 LINES = LANES * COLUMNS * 4 // 64
-"""Cache lines of a panel for one step in k."""
+"""Cache lines of a panel per step in k."""
 
 
 @k.inline
 def copy_rows_amx(
     packed: Any, zero_sums: Any, a: Matrix, count: Any, depth: Any, first: Any
 ) -> None:
-    """Copies a K block of rows to tiles, and adds -128 times their elements to their zero sums.
+    """Copies a K block of rows to tiles, and adds -128 times the sums of their elements to the zero sums.
 
     Args:
         packed: The tiles: lanes, flat.
         zero_sums: -128 times the sum of each row so far.
-        a: Lanes of A from the first row and the block on.
-        count: Rows.
-        depth: Lanes in k.
+        a: Lanes of A, from the first row and the block's start on.
+        count: The number of rows.
+        depth: The number of lanes in k.
         first: Whether this is the first K block.
     """
     steps = k.ceildiv(depth, LANES)
@@ -83,12 +83,12 @@ def multiply_amx_int8(
 
     Args:
         tiles: The matrix tiles, of `SHAPES`.
-        c: The sums, `COLUMNS` a row, flat; set where `first`, else added to.
+        c: The sums, `COLUMNS` per row, flat; set if `first`, else added to.
         packed: The rows from their first tile on, flat.
         panel: Bytes of the panel, flat.
-        lanes: Lanes along k of the panel, a multiple of 8.
+        lanes: The number of lanes of the panel along k, a multiple of 8.
         first: Whether this is the first K block.
-        ahead: The bytes of a panel that are multiplied next and prefetched meanwhile; None: nothing.
+        ahead: The bytes of the panel that is multiplied next, to be prefetched; None: nothing is prefetched.
     """
     if first:
         for half in k.static_range(2):
@@ -129,7 +129,7 @@ def add_zero_sums(sums: Any, zero_sums: Any, rows: Any, width: int) -> None:
 
 @k.inline
 def gemm_int8_amx(results: Results, a: Matrix, panels: Any, t: Tiling, ctx: Any) -> None:
-    """`results` of rows `a` by `panels` `[panels, bytes]`.
+    """Computes `results` from rows `a` and `panels` `[panels, bytes]`.
 
     Args:
         results: The results.

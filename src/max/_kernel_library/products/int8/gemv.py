@@ -1,8 +1,8 @@
-"""GEMV with packed weights of 8-bit integers, and the products of four bytes that all paths without AMX share.
+"""GEMV with packed 8-bit integer weights, and the four-byte products that all paths without AMX share.
 
-A panel is read once, line by line, for all rows of a pass; what limits the speed is the memory. Where magnitudes are
-multiplied (AVX2), -128 has none: the pass takes -127 for it, and a second pass, which most inputs do not need, adds the
-missing -1.
+A panel is read once, line by line, for all rows of a pass; memory bandwidth limits the speed. If magnitudes are
+multiplied (AVX2), -128 has no 8-bit magnitude: the pass uses -127 for it, and a second pass, which most inputs do not
+need, adds the missing -1.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Int8Rows(NamedTuple):
 
     Args:
         elements: Lanes of four bytes, flat, from the first row and lane on.
-        stride: Lanes from row to row.
-        count: The number of rows; tiles that reach past them read the last one (their results are discarded).
+        stride: The distance between rows in lanes.
+        count: The number of rows; tiles beyond the end read the last row again (those results are discarded).
         zero_sums: -128 times the sum of each row; see `sum_rows`.
-        has_lowest: 1 if an element is -128, which has no magnitude; see `sum_rows`.
+        has_lowest: 1 if an element is -128, which has no 8-bit magnitude; see `sum_rows`.
         magnitude: Whether magnitudes are multiplied; see `by_magnitude`.
     """
 
@@ -45,8 +45,8 @@ def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitud
         acc: The sums of some columns.
         elements: Four elements of each column.
         word: Four elements of a row of A.
-        second: With magnitudes: whether this is the second pass, which multiplies by -1 if x is -128, else by 0; the
-            first pass takes -127.
+        second: With magnitudes, whether this is the second pass, which multiplies by -1 if x is -128, else by 0; the
+            first pass uses -127.
         magnitude: Whether magnitudes are multiplied.
     """
     x = k.bitcast(k.splat(word, acc.width), k.i8)
@@ -63,13 +63,13 @@ def sum_rows(rows: Int8Rows, depth: Any, width: int, copy: Any = None) -> Any:
     """Writes the zero sums of rows: -128 times the sum of each, or 0 if signed bytes are multiplied.
 
     Args:
-        rows: The rows; with magnitudes their zero sums are not written.
-        depth: Lanes in k.
-        width: Lanes of a vector.
-        copy: Lanes that the rows are copied to, `COPY_STRIDE` a row; None: they are not copied.
+        rows: The rows; with magnitudes, their zero sums are not written.
+        depth: The number of lanes in k.
+        width: The vector width in lanes.
+        copy: Receives a copy of the rows as lanes, `COPY_STRIDE` per row; None: no copy.
 
     Returns:
-        With magnitudes 1 if a row has a -128, else 0.
+        With magnitudes, 1 if a row contains -128, else 0.
     """
     has_lowest = k.i64(0)
     for r in range(rows.count):
@@ -98,13 +98,13 @@ def gemv_int8(
     Register budget: rows × vectors accumulators (16 at most), a vector of elements and a broadcast word.
 
     Args:
-        c: The sums, `COLUMNS` a row.
+        c: The sums, `COLUMNS` per row.
         a: The rows.
         panel: The panel's bytes.
-        depth: Lanes in k.
+        depth: The number of lanes in k.
         first: The first column.
-        rows: Rows per pass.
-        vectors: Vectors of columns.
+        rows: The number of rows per pass.
+        vectors: The number of vectors of columns.
         t: The tiling.
     """
     sums = k.tile(k.i32, (rows, vectors), width=t.width, fill=0)

@@ -23,21 +23,21 @@ from max.dtype import DType
 ROW_THRESHOLD = 8
 """The maximum number of rows of the GEMV path."""
 L1_WAYS = 8
-"""Ways of the L1 cache: more rows than this that share its sets evict each other."""
+"""The associativity of the L1 cache: more rows than this in the same sets evict each other."""
 GEMV_PASSES = (8, 4, 2, 1)
-"""Rows per pass of the GEMV path; the first entry is for 32 registers."""
+"""Rows per pass of the GEMV path, for 32 registers and for fewer."""
 
 
 @k.inline
 def lanes_of(a: Any, workspace: Any, in_place: bool, width: int, ctx: Any) -> Matrix:
-    """The rows of `a` `[M, K]` as lanes of four bytes; rows that are not whole lanes are copied to the workspace,
-    zero-filled.
+    """The rows of `a` `[M, K]` as lanes of four bytes; rows that are not whole lanes are copied to the workspace and
+    zero-padded.
 
     Args:
         a: The rows.
         workspace: Bytes for the copy.
-        in_place: Whether rows are whole lanes.
-        width: Lanes of a vector.
+        in_place: Whether rows consist of whole lanes.
+        width: The vector width in lanes.
         ctx: The context.
     """
     rows, size = a.shape[0], a.shape[1]
@@ -58,7 +58,7 @@ def lanes_of(a: Any, workspace: Any, in_place: bool, width: int, ctx: Any) -> Ma
 def gemv_panels_int8(
     results: Results, a: Matrix, panels: Any, magnitude: bool, t: Tiling, ctx: Any
 ) -> None:
-    """`results` of up to `ROW_THRESHOLD` rows `a` by `panels`: a task is a panel."""
+    """Computes `results` from up to `ROW_THRESHOLD` rows `a` and `panels`; a task is a panel."""
     rows, stride = results.out.shape[0], a.row
     c = ctx.scratch(k.i32, (ROW_THRESHOLD * COLUMNS,))
     zero_sums = ctx.scratch(k.i32, (ROW_THRESHOLD,))
@@ -71,7 +71,7 @@ def gemv_panels_int8(
             done = k.i64(0)
             for count in k.unroll(GEMV_PASSES[ctx.target.registers < 32 :]):
                 if done == 0 and remaining > count // 2:
-                    # with one row or two all columns of a panel are in registers: whole cache lines are read
+                    # for one or two rows all columns of a panel fit the registers, so whole cache lines are read
                     vectors = COLUMNS // t.width if count <= 2 else 2
                     left = Int8Rows(
                         a.elements[i * stride :], stride, remaining, zero_sums[i:], has_lowest,
@@ -100,7 +100,7 @@ def matmul_int8(
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, bytes]` of b.
 
-    `in_place` says that rows are whole lanes, `shares_sets` that all of them share the sets of the L1 cache.
+    `in_place`: rows consist of whole lanes. `shares_sets`: all rows of a tile map to the same sets of the L1 cache.
     """
     t = int8_tiling(ctx.target)
     magnitude = by_magnitude(ctx.target)

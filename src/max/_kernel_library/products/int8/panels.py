@@ -1,13 +1,13 @@
-"""The layout of packed weights of 8-bit integers, and their packing when a model is loaded.
+"""The layout of packed 8-bit integer weights, and the packing at model load.
 
-A panel holds 32 columns of the right operand B `[K, N]`, four neighbours in k of each side by side::
+A panel holds 32 columns of the right operand B `[K, N]`, with four elements adjacent in k side by side::
 
     [K / 4][32][4]      line k/4   │ column 0: b₀ b₁ b₂ b₃ │ column 1: b₀ b₁ b₂ b₃ │ … │ column 31 │      128 bytes
 
-as instructions for products of bytes take them. Elements are unsigned: 128 is added to each, and 128 times the sum of a
-row of A is subtracted from the row's sums. Targets that multiply signed bytes only subtract the 128 again before the
-product. AVX2 sums pairs of products in 16 bits, where products of unsigned bytes overflow: kernels multiply magnitudes
-there and move the signs to A.
+This is the operand layout of byte dot product instructions. Elements are unsigned: 128 is added to each, and 128 times
+the sum of a row of A is subtracted from the row's sums. Targets that only multiply signed bytes subtract the 128 again
+before the product. AVX2 sums pairs of products in 16 bits, which overflows with unsigned bytes: there kernels multiply
+magnitudes and move the signs to A.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from max._kernel_library.tiles.tiling import Tiling
 from max.kernel import Target
 
 ENCODINGS = {"int8 rows": True, "int8 columns": False}
-"""The encodings of weights, and whether they are `[N, K]`."""
+"""The encodings of weights, and whether their layout is `[N, K]`."""
 FOUR = 4
-"""Neighbours in k that share a lane."""
+"""The number of elements adjacent in k that share a lane."""
 CHUNK = 512
-"""Elements along k of a panel that a worker packs per task."""
+"""The number of elements along k of a panel that a worker packs per task."""
 PACKED_BYTES = 16
-"""Bytes of a row that are packed per step."""
+"""The number of bytes of a row that are packed per step."""
 
 
 def int8_tiling(target: Target) -> Tiling:
@@ -41,7 +41,7 @@ def int8_tiling(target: Target) -> Tiling:
 
 
 def by_magnitude(target: Target) -> bool:
-    """Whether magnitudes are multiplied: where instructions sum pairs of products in 16 bits.
+    """Whether kernels multiply magnitudes: if instructions sum pairs of products in 16 bits.
 
     Args:
         target: The target.
@@ -52,7 +52,7 @@ def by_magnitude(target: Target) -> bool:
 
 @k.kernel
 def pack_int8(out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool) -> None:
-    """`out` `[panels, bytes]` from `w` `[N, K]` where `by_rows`, else `[K, N]`."""
+    """Packs `w`, `[N, K]` if `by_rows`, else `[K, N]`, into `out` `[panels, bytes]`."""
     inner = w.shape[1] if by_rows else w.shape[0]
     columns = w.shape[0] if by_rows else w.shape[1]
     for panel, chunk in ctx.parallel((out.shape[0], k.ceildiv(inner, CHUNK))):
@@ -73,7 +73,7 @@ def pack_int8(out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool) -> No
             first = panel * COLUMNS
             mask = k.iota(k.i64, COLUMNS) + first < columns
             for i in range(0, length, FOUR):
-                # rows past K are multiplied by zeros of A
+                # rows past K may have any value, as A is zero there
                 rows = [
                     w.load(k.min(begin + i + j, inner - 1), first, width=COLUMNS, mask=mask)
                     for j in k.static_range(FOUR)
@@ -86,6 +86,6 @@ def pack_int8(out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool) -> No
 def lower_pack(
     operands: Sequence[Operand], results: Sequence[Operand], encoding: str
 ) -> KernelCall:
-    """The packing of a weight."""
+    """The launch that packs a weight."""
     args = run_time_views(results[:1], operands[:1])
     return KernelCall(pack_int8, args, {"by_rows": ENCODINGS[encoding]})
