@@ -24,9 +24,10 @@ def expert_order(
 ) -> None:
     """Sorts rows by the expert in `ids` `[n]`; rows of one expert keep their order.
 
-    Row `order[p]` comes to place `p`, row `i` to place `restored[i]`. Group `g` has the rows of expert `experts[g]`,
-    from place `starts[g]` on; only experts with rows have groups. The other elements of `experts` `[count]` are -1,
-    those of `starts` `[count + 1]` are n. `stats` is the most rows of a group, and the number of groups.
+    Row `order[p]` is at position `p` of the sorted rows; row `i` is at position `restored[i]`. Group `g` contains the
+    rows of expert `experts[g]`, from position `starts[g]` on; only experts with rows form groups. The remaining
+    elements of `experts` `[count]` are -1, those of `starts` `[count + 1]` are n. `stats` `[2]` is the maximum number
+    of rows of a group, and the number of groups.
     """
     places = ctx.scratch(k.i64, (count,))
     rows = ids.shape[0]

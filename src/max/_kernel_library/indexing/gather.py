@@ -18,10 +18,10 @@ def copy_row(target: Any, source: Any, width: int) -> None:
 
 @k.inline
 def checked_index(index: Any, size: Any, axis: int) -> Any:
-    """An index as a position: negative ones count from the end; raises if it is out of range."""
+    """Converts an index to a position: negative indices count from the end; raises if it is out of range."""
     position = k.i64(index)
     if index.dtype.kind == "u":
-        # compared as unsigned: indices from 2**63 on become negative in i64
+        # compare as unsigned: indices from 2**63 on become negative in i64
         if k.u64(index) >= k.u64(size):
             raise IndexError("index {} is out of range for axis {} of size {}", index, axis, size)
         return position
@@ -35,7 +35,7 @@ def checked_index(index: Any, size: Any, axis: int) -> Any:
 
 @k.inline
 def as_rows(x: Any, axes: Any) -> Any:
-    """A contiguous view with its first `axes` axes as one, and the others as one (any of them may be of size 0)."""
+    """A contiguous view as a matrix: its first `axes` axes are merged, and so are the others (any may have size 0)."""
     rows = 1
     for d in k.static_range(axes):
         rows = rows * x.shape[d]
@@ -52,7 +52,7 @@ def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis:
     """
     width = ctx.target.width(out.dtype)
     outer = out.shape[0]
-    # indices are checked also if the result is empty
+    # indices are checked even if the result is empty
     for o, i in ctx.parallel((k.max(outer, 1), out.shape[1])):
         at = checked_index(indices[i], x.shape[1], axis)
         if outer > 0:

@@ -10,7 +10,7 @@ from max._kernel_library.indexing.gather import as_rows, copy_row
 from max._kernel_library.lowering import KernelCall, Operand, operand_views, view
 
 CHUNK = 4096
-"""Elements of a concatenated row that a task copies."""
+"""The number of elements of a concatenated row that a task copies."""
 
 
 @k.kernel
@@ -54,8 +54,8 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
 
 @k.inline
 def elements_between(first: Any, last: Any, by: Any) -> Any:
-    """The number of elements of a range, as an unsigned integer, which holds any; raises if the step is 0 or the range
-    has no size.
+    """The number of elements of a range, as an unsigned integer, which cannot overflow; raises if the step is 0 or the
+    bounds have no finite distance.
     """
     if by == 0:
         raise ValueError("the step is 0")
@@ -98,7 +98,7 @@ def number_range(
 
 @k.inline
 def clamped(index: Any, size: Any, low: Any, high: Any) -> Any:
-    """A bound of a Python slice as a position in `[low, high]`; negative ones count from the end."""
+    """Converts a bound of a Python slice to a position in `[low, high]`; negative bounds count from the end."""
     at = index + size if index < 0 else index
     return k.min(k.max(at, low), high)
 
@@ -114,7 +114,7 @@ def slice_bounds(
         size = whole.shape[axis]
         if step[axis] == 0:
             raise ValueError("the step along axis {} is 0", axis)
-        # clamped so that products do not overflow; a clamped step also leaves the axis after one element
+        # clamped so that products do not overflow; a clamped step still leaves the axis after one element
         stride = k.min(k.max(k.i64(step[axis]), -size - 1), size + 1)
         distance = k.i64(0)
         if stride > 0:
@@ -143,7 +143,7 @@ def slice_bounds(
 
 @k.inline
 def row_start(row: Any, begin: Any, by: Any, whole: Any, part: Any) -> Any:
-    """The element of `whole`, flat, where a row of `part` begins."""
+    """The flat index in `whole` at which a row of `part` begins."""
     rank = whole.rank
     remaining = k.i64(row)
     at = begin[rank - 1] * 1
@@ -223,7 +223,7 @@ def _lower_range(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    # the bounds are scalars, as views of one element
+    # the bounds are scalars, passed as views of one element
     return KernelCall(
         number_range, (view("result", 0, results[0]), *operand_views(operands, ((),)))
     )

@@ -1,4 +1,4 @@
-"""Indices of the elements that are not 0: chunks are counted, worker 0 adds up the counts, chunks write their rows."""
+"""Indices of non-zero elements: workers count per chunk, worker 0 sums the counts, workers write the rows of chunks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from max._kernel_library.lowering import KernelCall, Operand, Workspace, product
 from max.dtype import DType
 
 CHUNK = 4096
-"""Elements of a task."""
+"""The number of elements of a task."""
 
 
 @k.kernel
 def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> None:
-    """A row of `out` for each true element of `mask`, in row-major order: its index along each axis.
+    """Writes a row of `out` for each true element of `mask`, in row-major order: its index along each axis.
 
-    `starts` receives for each chunk the number of true elements before it.
+    `starts` receives the number of true elements before each chunk.
     """
     flat = mask.reshape(mask.size)
     size = flat.shape[0]

@@ -16,7 +16,7 @@ from max._kernel_library.indexing.gather import as_rows, checked_index, copy_row
 from max._kernel_library.lowering import KernelCall, Operand, view
 
 COPY = 16384
-"""Elements of a copying task."""
+"""The number of elements of a copying task."""
 
 
 @k.inline
@@ -74,8 +74,8 @@ def scatter(
     axis: int,
     reduction: str,
 ) -> None:
-    """`out = x`, then `out[…, indices[i], …]` takes `updates[i]` along `axis`, for each place `i` of `indices`, which
-    has the rank of `x`.
+    """`out = x`, then `out[…, indices[i], …]` is combined with `updates[i]` along `axis`, for each position `i` of
+    `indices`, which has the rank of `x`.
     """
     copy_all(out, x, ctx)
     ctx.barrier()
@@ -116,15 +116,15 @@ def scatter_nd(
     *,
     reduction: str,
 ) -> None:
-    """`out = x`, then `out[*indices[i]]` takes `updates[i]`, for rows: `x` is `[d0, d1, …, inner]`, `indices` `[n,
-    depth]`, `updates` `[n, inner]`.
+    """`out = x`, then `out[*indices[i]]` is combined with `updates[i]`, by rows: `x` is `[d0, d1, …, inner]`, `indices`
+    `[n, depth]`, `updates` `[n, inner]`.
     """
     copy_all(out, x, ctx)
     ctx.barrier()
     depth = indices.shape[1]
     width = ctx.target.width(out.dtype)
     rows = as_rows(out, depth)
-    # a worker writes its rows only, in order, so that no two workers write one row
+    # each worker writes only its own rows, in order, so that no two workers write the same row
     for part in ctx.parallel(ctx.num_workers, grain=1):
         for i in range(indices.shape[0]):
             row = k.i64(0)

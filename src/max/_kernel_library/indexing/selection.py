@@ -1,7 +1,7 @@
 """The best elements of a row: a binary heap of (value, index) pairs in memory, and the best element of a row.
 
-The root of the heap is the worst element that is kept. A vector of a row is compared with the root first; most vectors
-of a long row have no better element and are skipped. Equal elements rank by index, the lower one first.
+The root of the heap is the worst kept element. A vector of a row is compared with the root first; most vectors of a
+long row have no better element and are skipped. Equal elements are ordered by index, the lower one first.
 
 `sign` (compile time) is 1 if the greatest elements are best, and -1 if the smallest are. NaN counts as the
 greatest element, so it is the best or the worst.
@@ -33,7 +33,7 @@ def better(value: Any, index: Any, other_value: Any, other_index: Any, sign: int
 
 @k.inline
 def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, sign: int) -> None:
-    """Replaces the root, the worst of `size` elements, by an element and restores the heap."""
+    """Replaces the root, the worst of `size` elements, by a new element and restores the heap."""
     hole = k.i64(0)
     moving = True
     while moving:
@@ -92,7 +92,7 @@ def sort_heap(values: Any, indices: Any, size: Any, sign: int) -> None:
 
 @k.inline
 def candidate(value: Any, nan_is_best: bool) -> Any:
-    """The key of an element in comparisons: NaN as itself, which is best, or as -inf."""
+    """The key of an element in comparisons: NaN stays NaN if it is best, else it becomes -inf."""
     if nan_is_best:
         return value
     else:
@@ -109,9 +109,9 @@ def keep_best(
         values: The heap's elements.
         places: Their indices.
         row: Rank 1, any strides.
-        count: The size of the heap, 1 or more; a shorter row is kept whole.
+        count: The size of the heap, at least 1; a shorter row is kept whole.
         nan_is_best: Whether NaN counts as the greatest element, or as -inf (f32 only).
-        width: Lanes that are compared with the heap's worst element at once; of contiguous rows.
+        width: The number of lanes compared with the worst kept element at once, for contiguous rows.
         sign: 1 for the greatest elements, -1 for the smallest (compile time).
     """
     size = row.shape[0]
@@ -130,7 +130,7 @@ def keep_best(
             end = k.min(at + width, size)
         for j in range(at, end):
             value = candidate(row[j], nan_is_best)
-            # of equal elements the heap keeps the earlier one
+            # among equal elements the heap keeps the earlier one
             if precedes(value, values[0], sign):
                 sift_down(values, places, count, value, k.i64(j), sign)
         at = end
@@ -138,7 +138,7 @@ def keep_best(
 
 @k.inline
 def rises_above(candidates: Any, worst: Any, sign: int) -> Any:
-    """Whether elements may be better than the worst one that is kept; true if one of them is NaN."""
+    """Whether elements may be better than the worst kept element; true if one of them is NaN."""
     if sign > 0:
         return ~(candidates <= worst)
     else:
@@ -147,7 +147,7 @@ def rises_above(candidates: Any, worst: Any, sign: int) -> Any:
 
 @k.inline
 def best_of_row(row: Any, sign: int, width: int) -> Any:
-    """Value and index of the greatest element of a row of rank 1 (`sign` -1: of the smallest), the first of equals; NaN
+    """Value and index of the greatest element of a row of rank 1 (`sign` -1: the smallest), the first of equals; NaN
     is the greatest.
 
     Args:
@@ -202,7 +202,7 @@ def beats(a: Any, b: Any, sign: int) -> Any:
 
 @k.inline
 def same(a: Any, b: Any) -> Any:
-    """Whether two elements are equal, NaN to NaN."""
+    """Whether two elements are equal; NaN equals NaN."""
     if a.dtype.is_float:
         return (a == b) | (k.isnan(a) & k.isnan(b))
     else:

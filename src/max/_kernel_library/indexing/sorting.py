@@ -1,8 +1,8 @@
 """Sorting along an axis: stable merge sort of (value, index) pairs.
 
-A column is cut into up to 16 runs. A task sorts one run: pieces of `INSERTION_RUN` elements by insertion, then merges.
-Afterwards four levels merge pairs of runs; a task writes one piece of a merged run, whose beginnings in both runs
-`merged_from_first` finds by bisection::
+A column is cut into up to 16 runs. A task sorts one run: pieces of `INSERTION_RUN` elements by insertion, then by
+merging. Four levels then merge pairs of runs; a task writes one piece of a merged run, whose start positions in both
+runs `merged_from_first` finds by bisection::
 
     runs       0   1   2   3 …          values and indices alternate between two workspaces from level to level
     level 0   [0 1] [2 3] …
@@ -20,11 +20,11 @@ from max._kernel_library.lowering import KernelCall, Operand, Workspace, around,
 from max.dtype import DType
 
 LEVELS = 4
-"""Levels of merges of pairs of runs."""
+"""The number of levels that merge pairs of runs."""
 MIN_RUN = 1024
-"""Minimum number of elements of a run."""
+"""The minimum number of elements of a run."""
 INSERTION_RUN = 16
-"""Elements that are sorted by insertion."""
+"""The number of elements of a piece that is sorted by insertion."""
 
 
 @k.inline
@@ -38,7 +38,7 @@ def merge(
     values: Any, indices: Any, from_values: Any, from_indices: Any,
     at: Any, a: Any, a_end: Any, b: Any, b_end: Any, end: Any, ascending: bool,
 ) -> None:  # fmt: skip
-    """Merges the sorted elements from `a` and from `b` on into those from `at` to `end`."""
+    """Merges two sorted runs, which begin at `a` and `b`, into the positions `at` to `end`."""
     while at < end:
         second = b < b_end
         if second and a < a_end:
@@ -57,7 +57,7 @@ def merge(
 def merged_from_first(
     values: Any, a: Any, a_size: Any, b: Any, b_size: Any, count: Any, ascending: bool
 ) -> Any:
-    """How many of the first `count` elements of two merged runs come from the first run."""
+    """How many of the first `count` elements of the merge of two runs come from the first run."""
     low = k.max(count - b_size, 0)
     high = k.min(count, a_size)
     while low < high:
@@ -93,7 +93,7 @@ def sort_run(
             indices[hole] = index
     width = k.i64(INSERTION_RUN)
     while width < size:
-        # two merges, so that the elements end in the views in which they began
+        # two merges per round, so that the elements end in the views in which they began
         merge_pairs(other_values, other_indices, values, indices, width, size, ascending)
         merge_pairs(values, indices, other_values, other_indices, 2 * width, size, ascending)
         width = 4 * width
@@ -104,7 +104,7 @@ def merge_pairs(
     values: Any, indices: Any, from_values: Any, from_indices: Any, width: Any, size: Any,
     ascending: bool,
 ) -> None:  # fmt: skip
-    """Merges each pair of neighbouring runs of `width` elements."""
+    """Merges each pair of adjacent runs of `width` elements."""
     start = k.i64(0)
     while start < size:
         middle = k.min(start + width, size)
@@ -145,7 +145,7 @@ def argsort(
         )
     ctx.barrier()
     for level in k.static_range(LEVELS):
-        # a single run is sorted already
+        # a single run is already sorted
         if pieces > 1:
             source = level % 2
             pair = run * 2 ** (level + 1)

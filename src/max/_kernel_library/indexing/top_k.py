@@ -21,7 +21,7 @@ def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context, *, si
     width = 4 * ctx.target.width(k.f32)
     if count > 0:
         for o, i in ctx.parallel((x.shape[0], x.shape[2])):
-            # the results' own memory holds the heap
+            # the results' memory is used for the heap
             best = values[o][:, i]
             places = indices[o][:, i]
             keep_best(best, places, x[o][:, i], count, True, width, sign)

@@ -1,7 +1,7 @@
 """RMS norms of the rows of a product's left operand, in the product's own launch.
 
 Each worker normalises a small activation itself, which takes less time than a barrier. The workspace then holds one
-copy per worker, else one for all::
+copy per worker, otherwise a single copy::
 
     small    worker 0: SMALL_ELEMENTS │ worker 1: SMALL_ELEMENTS │ …
     large    x [M, K], each row by one worker, then a barrier
@@ -19,7 +19,7 @@ SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
 """Maximum size of an activation, and maximum number of workers, if each worker normalises all of it itself."""
 
 Norm = tuple[float, float, bool]
-"""Epsilon, the offset that is added to gamma, and whether gamma is multiplied before a row is rounded to its dtype."""
+"""Epsilon, the offset of gamma, and whether gamma is applied before a row is rounded to its dtype."""
 
 
 class NormOperands(NamedTuple):
@@ -36,7 +36,7 @@ class NormOperands(NamedTuple):
 
 @k.inline
 def is_small(elements: Any, ctx: Any) -> Any:
-    """Whether each worker computes an activation of `elements` elements itself."""
+    """Whether each worker normalises an activation of `elements` elements itself."""
     return elements <= SMALL_ELEMENTS and ctx.num_workers <= SMALL_WORKERS
 
 
@@ -62,7 +62,7 @@ def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
 
 @k.inline
 def normalise(x: Any, operands: NormOperands, norm: Norm, ctx: Any) -> Any:
-    """The rows of `x` `[M, K]`, normalised, in the workspace; when it returns this worker may read all of them."""
+    """Normalises the rows of `x` `[M, K]` into the workspace; on return this worker may read all of them."""
     gamma, memory = operands
     rows, size = x.shape[0], x.shape[1]
     width = ctx.target.width(k.f32)
@@ -86,7 +86,7 @@ def norm_arguments(
     Args:
         operands: x `[…, K]`, the weight, and gamma `[K]`.
         attributes: The op's attributes; `norm` is a `Norm`.
-        number: The number of the workspace.
+        number: The index of the workspace.
     """
     if "norm" not in attributes:
         return (), {}, ()

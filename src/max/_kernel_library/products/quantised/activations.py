@@ -1,13 +1,14 @@
 """Activations rounded to 8 bits, with a scale for each block of 32 neighbours, for products with packed quantised
 weights.
 
-Rows are rounded in tiles, so that a register tile reads one stream. For each tile of ``height`` rows and each block::
+Rows are rounded in tiles, so that a register tile reads a single stream. For each tile of ``height`` rows and each
+block::
 
     words      [tile][block][height][8]       32 elements of a row in 8 words
     scales     [tile][block][height]          x = scale · q
     zero_sums  [tile][block][parts][height]   -zero times the sum of a part; with offsets the scaled sum of the block
 
-A worker rounds all rows of a tile: otherwise workers share cache lines (110 µs of 190 µs in one measurement).
+A worker rounds all rows of a tile, as workers would otherwise share cache lines (110 µs of 190 µs in one measurement).
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from max._kernel_library.products.row_norms import SMALL_ELEMENTS
 from max._kernel_library.tiles.transpose import FIRST_4, LAST_4
 
 TASK_BLOCKS = 8
-"""Blocks of a tile of x that a worker rounds per task."""
+"""The number of blocks of a row tile that a worker rounds per task."""
 SMALL_WORDS = SMALL_ELEMENTS // BLOCK * 12
 """Workspace words per worker when each worker rounds a small activation itself; whole cache lines."""
 
 
 class Rounded(NamedTuple):
-    """Rounded rows of one tile.
+    """The rounded rows of one tile.
 
     Args:
         words: Elements, four in a word, `[blocks, height, 8]`, flat.
         scales: `[blocks, height]`, flat.
         zero_sums: `[blocks, parts, height]`, flat; see `round_block`.
-        height: Rows of the tile.
+        height: The number of rows of the tile.
     """
 
     words: Any
@@ -46,13 +47,13 @@ def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
     """Rounds 32 elements of a row: ``x = scale q``.
 
     Args:
-        q: The results, from the block's row on.
+        q: Receives the results, from the block's row on.
         x: The elements.
         form: The weight's format.
-        zero: The zero of the weight's elements.
+        zero: The zero point of the weight's elements.
     """
     v = k.cast(x.load(0, width=BLOCK), k.f32)
-    # magnitudes are ordered as their bits are, NaN last
+    # the bits of non-negative floats are ordered like their values, NaN last
     top = k.reduce_max(k.bitcast(k.abs(v), k.u32))
     d = k.bitcast(top, k.f32) / 127.0
     inverse = k.f32(0) if d == 0.0 else 1.0 / d
@@ -72,13 +73,13 @@ def round_block(q: Rounded, x: Any, form: PackedFormat, zero: int) -> None:
 
 @k.inline
 def block_of(q: Rounded, tile_size: Any, tile: Any, block: Any, form: PackedFormat) -> Rounded:
-    """Rounded rows from a block of a tile on.
+    """The rounded rows, from a block of a tile on.
 
     Args:
         q: All rows.
-        tile_size: Blocks times rows of a tile.
-        tile: The number of the tile.
-        block: The number of the block.
+        tile_size: The number of blocks times the number of rows of a tile.
+        tile: The index of the tile.
+        block: The index of the block.
         form: The weight's format.
     """
     at = tile * tile_size + block * q.height
@@ -87,7 +88,7 @@ def block_of(q: Rounded, tile_size: Any, tile: Any, block: Any, form: PackedForm
 
 @k.inline
 def row_of(q: Rounded, row: Any) -> Rounded:
-    """Rounded rows of a tile from a row on."""
+    """The rounded rows of a tile, from a row on."""
     return Rounded(q.words[8 * row :], q.scales[row:], q.zero_sums[row:], q.height)
 
 
@@ -95,15 +96,15 @@ def row_of(q: Rounded, row: Any) -> Rounded:
 def round_rows(
     x: Any, memory: Any, height: Any, small: Any, form: PackedFormat, zero: int, ctx: Any
 ) -> Rounded:
-    """Rounds all rows of `x` `[M, K]`; when it returns this worker may read all of them.
+    """Rounds all rows of `x` `[M, K]`; on return this worker may read all of them.
 
     Args:
         x: The rows.
         memory: A workspace of f32.
-        height: Rows of a tile.
-        small: Whether each worker rounds all of x itself; there is one tile then.
+        height: The number of rows of a tile.
+        small: Whether each worker rounds all of x itself; then there is one tile.
         form: The weight's format.
-        zero: The zero of the weight's elements.
+        zero: The zero point of the weight's elements.
         ctx: The context.
     """
     rows, blocks = x.shape[0], x.shape[1] // BLOCK

@@ -10,19 +10,19 @@ from max._kernel_library.lowering import KernelCall, Operand, view
 from max.dtype.blocks import BLOCK_FORMATS
 
 WIDTH = 16
-"""Lanes of a vector: half of a block of 32."""
+"""The vector width in lanes: half of a block of 32."""
 
 
 @k.inline
 def half_at(block: Any, at: int) -> Any:
-    """The float16 at a byte of a block, which need not be aligned."""
+    """Loads the float16 at a byte offset of a block, which may be unaligned."""
     bits = k.u16(block[at]) | k.u16(block[at + 1]) << 8
     return k.f32(k.bitcast(bits, k.f16))
 
 
 @k.inline
 def store_scaled(out: Any, at: Any, q: Any, scale: Any, offset: Any) -> None:
-    """Writes ``scale q - offset``."""
+    """Stores ``scale q - offset``."""
     out.store(at, value=k.cast(q, k.f32) * scale - offset)
 
 

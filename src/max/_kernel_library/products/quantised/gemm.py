@@ -1,4 +1,4 @@
-"""GEMM with packed quantised weights: strips are unpacked to bytes in scratch memory and multiplied by tiles of rows.
+"""GEMM with packed quantised weights: strips are unpacked to bytes in scratch memory and multiplied by row tiles.
 
 The loops, from the outside: strip → panel (`PANEL` blocks of 32, unpacked once) → tile of rows → two vectors of columns
 → block → word of x. Cache budget: a panel with its scales (24 × 1 KB, and 3 KB of scales) stays in the L1 cache; the
@@ -24,7 +24,7 @@ from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS, L2
 from max._kernel_library.tiles.tiling import Matrix
 
 PANEL = 24
-"""Blocks of k that are unpacked together, whole units: with their scales they fit the L1 cache."""
+"""The number of blocks of k that are unpacked together, in whole units: with their scales they fit the L1 cache."""
 
 
 class Ahead(NamedTuple):
@@ -32,7 +32,7 @@ class Ahead(NamedTuple):
 
     Args:
         packed: The packed bytes from a strip on.
-        at: The first byte.
+        at: The offset of the first byte to prefetch.
     """
 
     packed: Any
@@ -40,10 +40,10 @@ class Ahead(NamedTuple):
 
 
 def prefetched_lines(t: QuantisedTiling) -> int:
-    """Cache lines that a register tile prefetches per block; the tiles of 12 rows by a strip, six, prefetch a panel.
+    """The number of cache lines that a register tile prefetches per block; six tiles of 12 rows prefetch a whole panel.
 
-    The product of a strip and few rows takes less time than the load of the next strip: without prefetches 16 rows by
-    Q8_0 take 1.4 times as long. Nothing is prefetched if a product is one instruction.
+    The product of a strip and few rows takes less time than loading the next strip: without prefetches, 16 rows by Q8_0
+    take 1.4 times as long. Nothing is prefetched if a product is a single instruction.
     """
     block_bytes = -(-t.form.unit_bytes // t.form.span)
     return -(-block_bytes // (6 * CACHE_LINE)) if t.narrow else 0
@@ -70,7 +70,7 @@ def multiply_block(
     unroll = 2 if t.narrow else 1
     for begin in range(p * steps, (p + 1) * steps, fold):
         pairs = k.tile(k.i16, (rows, 2), width=2 * width, fill=0)
-        # not unrolled further, as LLVM hoists the loads of all steps and spills the sums
+        # no further unrolling, as LLVM would hoist the loads of all steps and spill the sums
         for even in range(begin, begin + fold, unroll):
             for i in k.static_range(unroll):
                 j = even + i
@@ -112,10 +112,10 @@ def multiply_strip(
 ) -> None:  # fmt: skip
     """Adds the products of a tile of rows of x with two vectors of columns of an unpacked strip, over some blocks.
 
-    Register budget: rows × 2 sums in f32, as many accumulators in i32, two vectors of elements.
+    Register budget: rows × 2 sums in f32, as many accumulators in i32, and two vectors of elements.
 
     Args:
-        c: The sums, `COLUMNS` a row.
+        c: The sums, `COLUMNS` per row.
         q: The rounded rows, from the first block on.
         strip: The unpacked blocks.
         count: The number of blocks.
@@ -130,7 +130,7 @@ def multiply_strip(
     load_sums(sums, tile, rows, 2, t.width)
     for n in range(count):
         for i in k.static_range(lines):
-            # into the L2 cache: the L1 cache holds this panel
+            # into the L2 cache, as the L1 cache holds the current panel
             byte = ahead.at + (n * lines + i) * CACHE_LINE
             ahead.packed.prefetch(byte, locality=L2)
         for p in k.static_range(t.form.parts):

@@ -4,10 +4,9 @@ A block of 32 elements along k of an unpacked strip is a tile of 8 lines of 16 c
 16 rows of rounded x are a tile in their packed order::
 
     x  [block][16 rows][8 words]      strip  [block][8 lines][32 columns][4]      sums  2 tiles of 16 × 16, exact i32
-
-Zeros are subtracted when elements are unpacked, so that both sides are signed. The exact sums of `GROUP` blocks go
-through memory to vectors, which convert, scale and add them in f32, block by block, in the order of k: results equal
-those without AMX bit by bit.
+Zero points are subtracted when elements are unpacked, so that both operands are signed. The exact sums of `GROUP`
+blocks are stored to memory and loaded as vectors, which are converted, scaled and added in f32, block by block in the
+order of k, so results are bit-identical to those without AMX.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
 
 TILE_ROWS = 16
-"""Rows of x in a tile."""
+"""The number of rows of x in a tile."""
 GROUP = 4
-"""Blocks whose exact sums are in memory at once (8 KB, Q6_K 16 KB): they stay in the L1 cache with a strip."""
+"""The number of blocks whose exact sums are in memory at once (8 KB, Q6_K 16 KB), to fit the L1 cache with a strip."""
 
 
 def tile_shapes(form: PackedFormat) -> tuple[tuple[int, int], ...]:
     """The matrix tiles: sums of 2 × 16 columns, rows of x, and 2 × 16 columns of the weight.
 
     Args:
-        form: The weight's format, which has one or two scales a block.
+        form: The weight's format, which has one or two scales per block.
     """
     sums, columns = (TILE_ROWS, 64), (8 // form.parts, 64)
     return (sums, sums, (TILE_ROWS, 32 // form.parts), columns, columns)
@@ -46,7 +45,7 @@ def add_scaled(
     """Scales the exact sums of some blocks and adds them to a register tile of rows by two vectors of columns.
 
     Args:
-        c: The sums in f32, `COLUMNS` a row.
+        c: The sums in f32, `COLUMNS` per row.
         products: Exact sums, `[blocks * parts * TILE_ROWS, COLUMNS]`.
         q: The rounded rows.
         strip: The unpacked strip.
@@ -54,7 +53,7 @@ def add_scaled(
         first: The first column.
         begin: The first block.
         count: The number of blocks.
-        rows: Rows of the register tile.
+        rows: The number of rows of the register tile.
         t: The tiling.
     """
     form, width = t.form, t.width
@@ -91,7 +90,7 @@ def multiply_strip_amx(
 
     Args:
         tiles: The matrix tiles, see `tile_shapes`.
-        c: The sums, `COLUMNS` a row.
+        c: The sums, `COLUMNS` per row.
         products: Scratch memory for the exact sums of `GROUP` blocks, `[GROUP * parts * TILE_ROWS, COLUMNS]`.
         q: The rounded rows, from the first block on.
         strip: The unpacked strip, of signed bytes.
@@ -100,7 +99,7 @@ def multiply_strip_amx(
     """
     form = t.form
     lines = 8 // form.parts
-    # taller register tiles spill
+    # taller register tiles would spill
     rows = 4 if form.affine else 8
     for begin in range(0, count, GROUP):
         group = k.min(GROUP, count - begin)

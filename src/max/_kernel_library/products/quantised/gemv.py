@@ -1,7 +1,7 @@
-"""GEMV with packed quantised weights: lines are unpacked in registers and multiplied, at the speed of memory.
+"""GEMV with packed quantised weights: lines are unpacked in registers and multiplied, limited by memory bandwidth.
 
-The loops, from the outside: strip → unit → block of 32 → part (a scale) → word of x (four neighbours in k). A line is
-unpacked once for all rows of a pass. Integer sums of a part are exact; f32 adds up the scaled parts.
+The loops, from the outside: strip → unit → block of 32 → part (one scale) → word of x (four elements adjacent in k).
+A line is unpacked once for all rows of a pass. Integer sums of a part are exact; the scaled parts are added in f32.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
 
 AHEAD = 4096
-"""Prefetch distance of lines, in bytes."""
+"""The prefetch distance of lines, in bytes."""
 
 
 class PackedStrip(NamedTuple):
     """A strip of a packed weight.
 
     Args:
-        groups: The packed groups from this strip's on, `[groups, bytes]`.
-        blocks: Blocks of 32 along k.
-        locality: Locality of prefetches.
+        groups: The packed groups from this strip on, `[groups, bytes]`.
+        blocks: The number of blocks of 32 along k.
+        locality: The locality of prefetches, as in `k.prefetch`.
     """
 
     groups: Any
@@ -45,7 +45,7 @@ class PackedStrip(NamedTuple):
 def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, form: PackedFormat) -> None:
     """Prefetches a block's share of the unit `AHEAD` bytes later, in this strip or the next one.
 
-    The prefetches of a unit are spread over its blocks: many prefetches at once delay each other.
+    The prefetches of a unit are spread over its blocks, as many prefetches at once would delay each other.
     """
     end = strip.groups.shape[1]
     share = form.unit_bytes // form.span
@@ -67,11 +67,11 @@ def add_word(
     Args:
         acc: A tile of sums in i32 or i16.
         lines: The lines of the block.
-        words: The words of the block, eight a row.
-        j: The number of the word.
-        vectors: The numbers of the vectors.
+        words: The words of the block, eight per row.
+        j: The index of the word.
+        vectors: The indices of the vectors.
         first: The first column of vector 0.
-        rows: Rows of x.
+        rows: The number of rows of x.
         t: The tiling.
     """
     for i in k.static_range(len(vectors)):
@@ -91,12 +91,12 @@ def add_packed_block(
     Args:
         sums: A tile of sums, f32.
         q: The rounded rows.
-        b: The number of the block.
-        scales: The scales of the block's unit, and the number of the block in it.
-        lines: The strip's bytes, and where the block's lines begin.
-        vectors: The numbers of the vectors.
+        b: The index of the block.
+        scales: The scales of the block's unit, and the index of the block in the unit.
+        lines: The strip's bytes, and the offset of the block's lines.
+        vectors: The indices of the vectors.
         first: The first column of vector 0.
-        rows: Rows of x.
+        rows: The number of rows of x.
         t: The tiling.
     """
     form, width = t.form, t.width
@@ -148,17 +148,17 @@ def gemv_packed(
     two vectors at a time.
 
     Args:
-        c: The sums, `COLUMNS` a row.
+        c: The sums, `COLUMNS` per row.
         q: The rounded rows.
         strip: The strip.
         first: The first column.
-        rows: Rows of x per pass.
-        vectors: Vectors of columns.
+        rows: The number of rows of x per pass.
+        vectors: The number of vectors of columns.
         t: The tiling.
     """
     form = t.form
     sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
-    # all rows use the unpacked elements; with vectors of 4 lanes the registers hold those of two vectors
+    # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
     together = min(vectors, 2) if t.width == 4 else vectors
     packed = strip.groups[0]
     for unit in range(strip.blocks // form.span):

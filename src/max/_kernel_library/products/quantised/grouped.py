@@ -1,13 +1,13 @@
-"""Products of groups of rows with the quantised weights of their experts, for a mixture of experts.
+"""Products of row groups with the quantised weights of their experts, for a mixture of experts.
 
-Packed weights have the strips of expert after expert (`max._kernel_library.products.quantised.packed`); rows are
-rounded to 8 bits, as for other products with packed weights, and both paths give the same sums:
+Packed weights store the strips expert after expert (`max._kernel_library.products.quantised.packed`). Rows are
+rounded to 8 bits, as for other products with packed weights, and both paths compute the same sums:
 
 - groups of up to `default_threshold` rows: packed lines are unpacked in registers;
-- others: strips are unpacked to bytes in scratch memory.
+- larger groups: strips are unpacked to bytes in scratch memory.
 
-A weight that is not packed is decoded to f32 in scratch memory, some rows at a time. Weights of experts without rows
-are not touched.
+An unpacked weight is decoded to f32 in scratch memory, some rows at a time. Weights of experts without rows are not
+read.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ def rounded_group(
     memory: Any, first: Any, number: Any, rows: Any, blocks: Any, workspace_rows: Any, tile: int,
     t: QuantisedTiling,
 ) -> Rounded:  # fmt: skip
-    """The rounded rows of a group: one tile of few rows, or tiles of `tile` rows.
+    """The rounded rows of a group: a single tile if it has few rows, otherwise tiles of `tile` rows.
 
     Args:
         memory: A workspace of f32: words, then scales, then zero sums of `workspace_rows` rows.
         first: The first row of the group.
-        number: Its number.
-        rows: Its rows.
-        blocks: Blocks along k.
-        workspace_rows: Rows of the workspace.
-        tile: Rows of a tile.
+        number: The index of the group.
+        rows: The number of its rows.
+        blocks: The number of blocks along k.
+        workspace_rows: The number of rows of the workspace.
+        tile: The number of rows of a tile.
         t: The tiling.
     """
     base = (first // tile + number) * tile * blocks
@@ -99,7 +99,7 @@ def round_groups(
     t: QuantisedTiling,
     ctx: Any,
 ) -> None:
-    """Rounds the rows of all groups; a task has all rows of a group or a tile of them, in some blocks."""
+    """Rounds the rows of all groups; a task rounds all rows of a group, or of one tile, in some blocks."""
     blocks = x.shape[1] // BLOCK
     shape = (
         groups.count,
@@ -132,10 +132,11 @@ def grouped_qmatmul_packed(
     parts: Parts,
     epilogue: Any = identity_of_parts,
 ) -> None:
-    """The products of each row of group `g` with the strips of `experts[g]`; `w` `[strips, bytes]` has those of expert
-    after expert.
+    """The products of each row of group `g` with the strips of `experts[g]`; `w` `[strips, bytes]` stores the strips
+    expert after expert.
 
-    There is one part, of one or two products (`max._kernel_library.tiles.strips`). The sums of rows of no group are 0.
+    There is one part of one or two products (`max._kernel_library.tiles.strips`). Sums of rows outside all groups are
+    0.
     """
     t = quantised_tiling(ctx.target, FORMATS[encoding])
     in_tiles = ctx.target.tile_products
@@ -189,7 +190,7 @@ def grouped_qmatmul(
     *,
     encoding: str,
 ) -> None:
-    """`grouped_qmatmul_packed` with rows of blocks `w` `[experts, N, bytes]`; rows of `x` are not rounded."""
+    """`grouped_qmatmul_packed` for unpacked rows of blocks `w` `[experts, N, bytes]`; rows of `x` are not rounded."""
     elements, size = BLOCK_FORMATS[encoding]
     width = ctx.target.width(k.f32)
     decoded = ctx.scratch(k.f32, (qmatmul.COLUMNS, qmatmul.DEPTH))
@@ -212,7 +213,7 @@ def grouped_qmatmul(
                 for begin in range(0, inner, qmatmul.DEPTH):
                     depth = k.min(inner - begin, qmatmul.DEPTH)
                     for c in k.static_range(qmatmul.COLUMNS):
-                        # columns past the last one decode it again (their results are discarded)
+                        # beyond the last column, decode it again (those results are discarded)
                         at = k.min(column + c, out.shape[1] - 1)
                         for b in range(depth // elements):
                             block = w[group.expert, at, (begin // elements + b) * size :]

@@ -1,8 +1,8 @@
-"""The layout of packed quantised weights, and their packing when a model is loaded.
+"""The layout of packed quantised weights, and the packing at model load.
 
-Rows of a weight are packed in groups of 32. A group is a sequence of units, one for each block of the encoding along k
-(32 or 256 elements). A unit holds its scales, then its elements, for each 32 neighbours in k 4, 5, 6 or 8 lines of 128
-bytes::
+Rows of a weight are packed in groups of 32. A group is a sequence of units, one per block of the encoding along k (32
+or 256 elements). A unit holds its scales, then its elements: for each 32 elements adjacent in k, 4, 5, 6 or 8 lines of
+128 bytes::
 
     group   │ unit 0           │ unit 1           │ …
     unit    │ scales │ lines of block 0 │ lines of block 1 │ …
@@ -14,12 +14,12 @@ bytes::
   ``2 (j % 4)`` of line ``j // 4``;
 - 8 bits: byte ``4 r + i`` of line ``j`` has element ``4 j + i``.
 
-So four neighbours in k of each row are adjacent, as instructions for products of bytes take them, for every vector
-size, and a group is one sequential stream. Elements are unsigned: the zero sums of x account for the zero that is
-subtracted from them.
+Four elements of a row that are adjacent in k are adjacent in memory, as byte dot product instructions require, for
+every vector width, and a group is a single sequential stream. Elements are unsigned: the zero sums of x account for
+the zero point.
 
-Scales are 32 halves (float16). Units of 256 elements have 32 halves (and 32 more for the offsets), then bytes that
-multiply them, 32 for each part of 32 elements (Q6_K: of 16), those of the offsets after all those of the scales.
+Scales are 32 values of float16. Units of 256 elements have 32 float16 scales (and 32 for the offsets), followed by
+integer multipliers, 32 for each part of 32 elements (Q6_K: of 16); those of the offsets follow those of the scales.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from max._kernel_library.products.quantised.dequantise import scale_and_offset
 from max.dtype.blocks import BLOCK_FORMATS
 
 ROWS = 32
-"""Rows of a group."""
+"""The number of rows of a group."""
 BLOCK = 32
-"""Elements of a block along k."""
+"""The number of elements of a block along k."""
 LINE = 4 * ROWS
-"""Bytes of a line."""
+"""The number of bytes of a line."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class PackedFormat:
 
     Args:
         encoding: The encoding of the checkpoint.
-        bits: Bits of an element: 4, 5, 6 or 8.
-        zero: What is subtracted from the unsigned elements.
-        parts: Scales of a block of 32.
+        bits: The number of bits of an element: 4, 5, 6 or 8.
+        zero: The zero point, which is subtracted from the unsigned elements.
+        parts: The number of scales of a block of 32.
         affine: Whether offsets are subtracted from scaled elements.
     """
 
@@ -63,27 +63,27 @@ class PackedFormat:
 
     @property
     def lines(self) -> int:
-        """Lines of a block."""
+        """The number of lines of a block."""
         return self.bits
 
     @property
     def super_block(self) -> int:
-        """Elements of a row in a unit, which share a float16 scale."""
+        """The number of elements of a row in a unit, which share a float16 scale."""
         return BLOCK_FORMATS[self.encoding].elements
 
     @property
     def two_levels(self) -> bool:
-        """Whether bytes multiply the float16 scales."""
+        """Whether integer multipliers refine the float16 scales."""
         return self.super_block > BLOCK
 
     @property
     def halves(self) -> int:
-        """Bytes of the float16 scales of a unit."""
+        """The bytes of the float16 scales of a unit."""
         return 2 * ROWS * (2 if self.affine else 1)
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scales of a unit."""
+        """The bytes of all scales of a unit."""
         if not self.two_levels:
             return self.halves
         parts = self.span * self.parts
@@ -91,16 +91,16 @@ class PackedFormat:
 
     @property
     def span(self) -> int:
-        """Blocks of 32 elements of a unit."""
+        """The number of blocks of 32 elements in a unit."""
         return self.super_block // BLOCK
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of a unit."""
+        """The bytes of a unit."""
         return self.scale_bytes + self.span * self.lines * LINE
 
     def group_bytes(self, inner: Any) -> Any:
-        """Bytes of a group of rows of `inner` elements."""
+        """The bytes of a group of rows of `inner` elements."""
         return inner // self.super_block * self.unit_bytes
 
 
@@ -115,12 +115,12 @@ FORMATS: Mapping[str, PackedFormat] = {
     )
 }
 DENSE = ("rows", "columns")
-"""The encodings of dense weights: `[N, K]` and `[K, N]`."""
+"""The encodings of dense weights, for layouts `[N, K]` and `[K, N]`."""
 
 
 @k.inline
 def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
-    """Writes 16 bytes of a row: four of each line from `first` on."""
+    """Writes 16 bytes of a row: four to each line, from line `first` on."""
     words = k.bitcast(bytes_, k.u32)
     for j in k.static_range(4):
         lines[(first + j) * ROWS + row] = words[j]
@@ -128,7 +128,7 @@ def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
 
 @k.inline
 def pack_q4_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
-    """Packs a block of Q4_0, whose bytes keep their order."""
+    """Packs a block of Q4_0; its bytes keep their order."""
     scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     store_words(lines, row, 0, block.load(2, width=16))
 
@@ -143,13 +143,13 @@ def pack_q8_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
 
 @k.inline
 def nibbles(low: Any, high: Any) -> Any:
-    """Elements 0 to 15 and 16 to 31 of a block, less than 16, in one vector of bytes."""
+    """Elements 0 to 15 and 16 to 31 of a block, each less than 16, as one vector of bytes."""
     return low | high << 4
 
 
 @k.inline
 def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedFormat) -> None:
-    """Packs a block of Q4_K or Q5_K, which is eight blocks of 32."""
+    """Packs a block of Q4_K or Q5_K, which consists of eight blocks of 32."""
     halves = scales.view(k.u16)
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[2 * i]) | k.u16(block[2 * i + 1]) << 8
@@ -177,7 +177,7 @@ def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedForma
 
 @k.inline
 def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
-    """Packs a block of Q6_K, which is eight blocks of 32 with two scales each."""
+    """Packs a block of Q6_K, which consists of eight blocks of 32 with two scales each."""
     scales.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
     for part in k.static_range(16):
         scales[2 * ROWS + part * ROWS + row] = block[192 + part]
@@ -203,9 +203,10 @@ def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
 def pack(
     out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str, shares: int = 1, share: int = 0
 ) -> None:
-    """`out` `[groups, group_bytes]` from rows of blocks `w` `[N, bytes]`; rows past the last one are copies of it.
+    """Packs rows of blocks `w` `[N, bytes]` into `out` `[groups, group_bytes]`; missing rows are copies of the last
+    one.
 
-    Where `shares` weights have equal parts of each group, this is number `share`.
+    If `shares` weights share each group equally, this one has index `share`.
     """
     form = FORMATS[encoding]
     size = BLOCK_FORMATS[encoding].bytes

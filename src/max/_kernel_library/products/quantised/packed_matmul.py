@@ -1,16 +1,16 @@
-"""Products with packed quantised weights, in integers: rows of x are rounded to 8 bits with a scale for each 32
-neighbours.
+"""Integer products with packed quantised weights: rows of x are rounded to 8 bits, with a scale per 32 adjacent
+elements.
 
 One kernel, which branches on the number of rows at run time:
 
 - GEMV path, up to the row threshold: packed lines are unpacked in registers (`gemv`);
-- GEMM path: strips of 32 columns are unpacked to bytes in scratch memory, by which all rows of a task are multiplied
+- GEMM path: strips of 32 columns are unpacked to bytes in scratch memory and multiplied by all rows of a task
   (`gemm`, `gemm_amx`).
 
-The sums of a block of 32 are exact integers; f32 adds up the blocks, in the order of k whatever the number of workers.
-So results do not depend on the path.
+The sums of a block of 32 are exact integers; blocks are added in f32 in the order of k, independent of the number of
+workers. Results therefore do not depend on the path.
 
-Cache budget of the GEMM path: the unpacked panel of a strip (`PANEL` × 1 KB, half of that if it has signs too) in
+Cache budget of the GEMM path: the unpacked panel of a strip (`PANEL` × 1 KB, half of that if it includes signs) in
 the L1 cache; the sums of a task (`BLOCK_ROWS` × 32 × 4 bytes, 30 KB) and its rounded rows in the L2 cache. Register
 tiles are 6 or 4 rows by two vectors, see `gemm.multiply_strip`.
 """
@@ -70,38 +70,38 @@ from max.dtype import DType
 ROW_THRESHOLD, NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 4, 8, 64
 """Default row thresholds for the GEMV path, used when no measurement exists.
 
-The first is for targets with one instruction for a product of bytes; the second for those with several, if a pass
-shares unpacking, signs and scales; the third for matrix tiles, which take 16 rows and must be configured.
+The first is for targets with a single instruction per byte product; the second for targets with several, where a
+pass shares unpacking, signs and scales; the third for matrix tiles, which take 16 rows and must be configured.
 """
 GEMV_PASSES = (4, 2, 1)
-"""Rows of x per pass of the GEMV path."""
+"""The number of rows of x per pass of the GEMV path."""
 BLOCK_ROWS = 240
 """The maximum number of rows of a task, a multiple of each tile height."""
 MAX_TILE_ROWS = 6
-"""Rows of a tile with 32 registers."""
+"""The number of rows of a tile with 32 registers."""
 MIN_TILE_ROWS = 4
-"""Rows of a tile with 16 registers, which spills its sums in f32."""
+"""The number of rows of a tile with 16 registers; its sums in f32 are spilled."""
 STREAMED, KEPT = 0, 3
-"""Localities of prefetches: of weights larger than the caches, so that they displace no other data, and of others."""
+"""Localities of prefetches: for weights larger than the caches, which must displace no other data, and for others."""
 
 
 def tile_rows(target: k.Target) -> int:
-    """Rows of a tile of the GEMM path on a target."""
+    """The number of rows of a tile of the GEMM path on a target."""
     if target.tile_products:
         return gemm_amx.TILE_ROWS
     return MAX_TILE_ROWS if target.registers >= 32 else MIN_TILE_ROWS
 
 
 def panel_blocks(t: QuantisedTiling, matrix_tiles: bool) -> int:
-    """Blocks of k that are unpacked together: half as many if they have signs too."""
+    """The number of blocks of k that are unpacked together, half as many if signs are stored separately."""
     return PANEL // 2 if t.splits_signs and not matrix_tiles else PANEL
 
 
 @k.inline
 def panel_length(blocks: Any, t: QuantisedTiling, matrix_tiles: bool) -> Any:
-    """Blocks of a panel of a strip of `blocks`.
+    """The number of blocks of a panel, for a strip of `blocks` blocks.
 
-    Where panels are prefetched they have equal lengths, so that each tile has a share of the next one to prefetch.
+    If panels are prefetched, they have equal lengths, so that each tile prefetches a share of the next one.
     """
     max_blocks = panel_blocks(t, matrix_tiles)
     if not prefetched_lines(t) or matrix_tiles:
@@ -158,10 +158,10 @@ def quantised_scratch(t: QuantisedTiling, tile: int, matrix_tiles: bool, ctx: An
 
 @k.outlined
 def gemv_strip(c: Any, q: Rounded, strip: PackedStrip, rows: Any, t: QuantisedTiling) -> None:
-    """Multiplies all rows by a strip, some rows per pass."""
+    """Multiplies all rows by a strip, in passes."""
     i = k.i64(0)
     for count in k.unroll(GEMV_PASSES):
-        # a single row takes all columns of a strip: whole cache lines are read
+        # a single row processes all columns of a strip at once, so whole cache lines are read
         vectors = COLUMNS // t.width if count == 1 else 2
         while i + count <= rows:
             for first in range(0, COLUMNS, vectors * t.width):
@@ -174,17 +174,17 @@ def gemm_strip(
     memory: Scratch, q: Rounded, packed: Any, blocks: Any, first_tile: Any, last_tile: Any, tile: int,
     tiles: Any, t: QuantisedTiling,
 ) -> None:  # fmt: skip
-    """Multiplies tiles of rows by a strip.
+    """Multiplies row tiles by a strip.
 
     Args:
         memory: Scratch memory.
         q: The rounded rows.
         packed: The packed bytes of the strip.
-        blocks: Blocks along k.
-        first_tile: The first tile.
-        last_tile: The tile after the last one.
-        tile: Rows of a tile.
-        tiles: The matrix tiles; None: register tiles.
+        blocks: The number of blocks along k.
+        first_tile: The index of the first tile.
+        last_tile: The index after the last tile.
+        tile: The number of rows of a tile.
+        tiles: The matrix tiles; None: register tiles are used.
         t: The tiling.
     """
     c, width = memory.sums, t.width
@@ -199,7 +199,7 @@ def gemm_strip(
         zero = form.zero if tiles is not None else t.lowered
         splits_signs = t.splits_signs and tiles is None
         unpack_strip(memory.strip, packed, begin, length, zero, t, splits_signs)
-        # each register tile prefetches a share of the next panel, which may be the first one of the next strip
+        # each register tile prefetches a share of the next panel, which may belong to the next strip
         ahead = (begin + length) // form.span * form.unit_bytes
         last_ahead = ahead + panel_bytes
         share = length * (prefetched_lines(t) * CACHE_LINE)
@@ -230,7 +230,7 @@ def multiply_quantised(
     rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
     blocks = inner // BLOCK
     gemm = rows > k.min(row_threshold, BLOCK_ROWS)
-    # the GEMV path has one tile of all rows
+    # on the GEMV path all rows form one tile
     height = k.i64(tile) if gemm else rows
     small = not gemm and is_small(rows * inner, ctx)
     q = round_rows(x, workspace, height, small, form, t.zero, ctx)
@@ -241,7 +241,7 @@ def multiply_quantised(
     if gemm:
         if in_tiles:
             matrix_tiles.configure()
-        # at least four tasks per worker, but no task of less than four tiles
+        # at least four tasks per worker, unless a task would have fewer than four tiles
         min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
         row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(min_blocks, k.ceildiv(tiles, 4)))
     task_tiles = k.ceildiv(tiles, row_blocks)
@@ -303,7 +303,7 @@ def qmatmul_normalised(
     parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
-    """`qmatmul_packed` of the RMS norm of `x`; see `max._kernel_library.products.row_norms`."""
+    """`qmatmul_packed` on the RMS norm of `x`; see `max._kernel_library.products.row_norms`."""
     rows = normalise(operands.x, norm_operands, norm, ctx)
     t = quantised_tiling(ctx.target, FORMATS[encoding])
     results = Results(out, extra, epilogue, t.width, parts)

@@ -1,7 +1,7 @@
-"""Products with quantised weights that are not packed: parts of the weight are decoded to f32 in scratch memory.
+"""Products with unpacked quantised weights: parts of the weight are decoded to f32 in scratch memory.
 
-These kernels take every format on every target; rows of x are not rounded. A task is up to 64 rows of x by 4 rows of
-the weight (GPTQ: by a vector of columns). Register budget: 2 × 4 accumulators, 4 vectors of the weight and one of x
+These kernels support every format on every target; rows of x are not rounded. A task is up to 64 rows of x by 4 rows
+of the weight (GPTQ: by a vector of columns). Register budget: 2 × 4 accumulators, 4 vectors of the weight, one of x
 (GPTQ: 4 accumulators). Cache budget: the decoded part, 4 × 1024 × 4 bytes (16 KB), stays in the L1 cache.
 """
 
@@ -16,17 +16,17 @@ from max._kernel_library.products.quantised.dequantise import decode_block
 from max.dtype.blocks import BLOCK_FORMATS
 
 COLUMNS = 4
-"""Rows of the weight that are decoded together."""
+"""The number of rows of the weight that are decoded together."""
 DEPTH = 1024
-"""Elements of each that are decoded together: whole blocks of every format."""
+"""The number of elements of each row that are decoded together: whole blocks of every format."""
 ROWS = 64
 """The maximum number of rows of x that share a decoded part."""
 PASS_ROWS = 2
-"""Rows of x per pass."""
+"""The number of rows of x per pass."""
 GPTQ_DEPTH = 256
-"""Inputs of a GPTQ weight that are decoded together."""
+"""The number of inputs of a GPTQ weight that are decoded together."""
 GPTQ_PASS_ROWS = 4
-"""Rows of x per pass by a GPTQ weight."""
+"""The number of rows of x per pass by a GPTQ weight."""
 
 
 @k.inline
@@ -63,7 +63,7 @@ def qmatmul(out: k.Output, x: k.Input, w: k.Input, ctx: k.Context, *, encoding: 
         for begin in range(0, inner, DEPTH):
             depth = k.min(inner - begin, DEPTH)
             for c in k.static_range(COLUMNS):
-                # columns past the last one decode it again (their results are discarded)
+                # beyond the last column, decode it again (those results are discarded)
                 at = k.min(column + c, out.shape[1] - 1)
                 for b in range(depth // elements):
                     block = w[at, (begin // elements + b) * size :]
@@ -107,13 +107,13 @@ def qmatmul_gptq(
     bits: int,
     group_size: int,
 ) -> None:
-    """`out` `[M, N]` from `x` `[M, K]` and a GPTQ weight; `g_idx` `[K]` has the group of each input."""
+    """`out` `[M, N]` from `x` `[M, K]` and a GPTQ weight; `g_idx` `[K]` is the group of each input."""
     width = ctx.target.width(k.f32)
     packed, mask = 32 // bits, 2**bits - 1
     decoded = ctx.scratch(k.f32, (GPTQ_DEPTH, width))
     sums = ctx.scratch(k.f32, (ROWS, width))
     inner = x.shape[1]
-    # one task at least: groups are checked also for an empty result
+    # at least one task, so that groups are checked even if the result is empty
     tasks = (k.max(k.ceildiv(out.shape[0], ROWS), 1), k.max(k.ceildiv(out.shape[1], width), 1))
     for row_block, column_block in ctx.parallel(tasks):
         first = row_block * ROWS

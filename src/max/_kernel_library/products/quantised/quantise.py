@@ -1,15 +1,14 @@
-"""Quantisation of floats: plain rounding for Q8_0 and Q4_0, fitted scales for the K formats and for weighted elements.
+"""Quantisation of floats: plain rounding for Q8_0 and Q4_0, fitted scales for K formats and with importance weights.
 
-Q4_0 and Q8_0 without weights round as `max.dtype.blocks.encode` does, bit by bit. The other encodings try several
-scales (`TRIES`, `WEIGHTED_TRIES`) and keep the one of the least squared error. Lane `i` of a vector is attempt `i`, so
-that 16 attempts are fitted at once; the sums over a part's elements are transposed from elements to attempts by
-shuffles::
+Without weights, Q4_0 and Q8_0 are bit-identical to `max.dtype.blocks.encode`. The other encodings try several scales
+(`TRIES`, `WEIGHTED_TRIES`) and keep the one with the least squared error. Lane `i` of a vector is attempt `i`, so 16
+attempts are fitted at once; shuffles transpose the sums over a part's elements so that lanes become attempts::
 
     affine_sums    attempt 0: lanes = elements ┐
                    attempt 1: lanes = elements ├→ 4 steps of `joined_halves` →  lane i = sum of attempt i
                    …                           ┘
 
-A task is one block; all of it is in registers and in scratch memory of some hundred bytes.
+A task is one block; its data is in registers and some hundred bytes of scratch memory.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from max._kernel_library.products.quantised.dequantise import (
 from max.dtype.blocks import BLOCK_FORMATS
 
 TRIES = 15
-"""Attempts to fit the scale of a part of a K block."""
+"""The number of attempts to fit the scale of a part of a K block."""
 WEIGHTED_TRIES = 31
-"""Attempts where elements have weights."""
+"""The number of attempts if elements have weights."""
 UNFITTED = 3e38
-"""Larger than every error of an attempt."""
+"""Larger than the error of any attempt."""
 
 
 @k.inline
 def store_half(block: Any, at: int, value: Any) -> None:
-    """Writes a float16 at a byte of a block."""
+    """Stores a float16 at a byte offset of a block."""
     bits = k.bitcast(k.f16(value), k.u16)
     block[at] = k.u8(bits & 255)
     block[at + 1] = k.u8(bits >> 8)
@@ -45,7 +44,7 @@ def store_half(block: Any, at: int, value: Any) -> None:
 
 @k.inline
 def inverse(scale: Any) -> Any:
-    """The reciprocal of a scale; 0 for 0."""
+    """The reciprocal of a scale; 0 for scale 0."""
     return k.f32(0) if scale == 0.0 else 1.0 / scale
 
 
@@ -67,7 +66,7 @@ def encode_q8_0(out: Any, x: Any) -> None:
 
 @k.inline
 def encode_q4_0(out: Any, x: Any) -> None:
-    """Encodes a block of Q4_0: the element of the greatest magnitude becomes -8."""
+    """Encodes a block of Q4_0: the element of largest magnitude becomes -8."""
     largest = k.f32(0)
     for i in range(32):
         value = k.f32(x[i])
@@ -77,7 +76,7 @@ def encode_q4_0(out: Any, x: Any) -> None:
     store_half(out, 0, d)
     scale = k.f64(inverse(d))
     for i in range(16):
-        # in f64 and then in f32, as the reference rounds
+        # in f64, then in f32, to match the rounding of the reference
         low = k.f32(k.f64(k.f32(x[i])) * scale + 8.5)
         high = k.f32(k.f64(k.f32(x[i + 16])) * scale + 8.5)
         out[2 + i] = k.u8(k.min(low, 15.0)) | k.u8(k.min(high, 15.0)) << 4
@@ -85,13 +84,13 @@ def encode_q4_0(out: Any, x: Any) -> None:
 
 @k.inline
 def load_half_part(x: Any, at: Any) -> Any:
-    """16 neighbours as f32."""
+    """Loads 16 adjacent elements as f32."""
     return k.cast(x.load(at, width=WIDTH), k.f32)
 
 
 @k.inline
 def load_weights(w: Any, at: Any, weighted: bool) -> Any:
-    """The weights of 16 neighbours; 1 if all are equal."""
+    """Loads the weights of 16 adjacent elements; 1 if all are equal."""
     if weighted:
         return load_half_part(w, at)
     return k.splat(k.f32(1), WIDTH)
@@ -101,7 +100,7 @@ def load_weights(w: Any, at: Any, weighted: bool) -> Any:
 def levels_of(max_q: int, attempt: Any, weighted: bool) -> Any:
     """The number of steps into which an attempt divides the range.
 
-    It is ``max_q - 1`` to ``max_q + 1``, with weights ``max_q - 3`` to ``max_q + 3``.
+    Attempts range over ``max_q - 1`` to ``max_q + 1``, with weights over ``max_q - 3`` to ``max_q + 3``.
     """
     if weighted:
         return k.f32(attempt) * (6.0 / (WEIGHTED_TRIES - 1)) + (max_q - 3.0)
@@ -163,15 +162,15 @@ def affine_sums(
 
 @k.inline
 def inverses(scales: Any) -> Any:
-    """The reciprocals of 16 scales; 0 for 0."""
+    """The reciprocals of 16 scales; 0 for scale 0."""
     return k.select(scales == 0.0, k.splat(k.f32(0), WIDTH), 1.0 / scales)
 
 
 @k.inline
 def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
-    """Scale and offset of 32 elements, so that ``scale q - offset`` is near them for q in 0 … max_q.
+    """Fits scale and offset of 32 elements, so that ``scale q - offset`` approximates them for q in 0 … max_q.
 
-    The sums of 16 attempts are the lanes of vectors, and their lines are fitted together.
+    The sums of 16 attempts are the lanes of vectors, so their lines are fitted together.
     """
     v0, v1 = load_half_part(x, 0), load_half_part(x, WIDTH)
     w0, w1 = load_weights(w, 0, weighted), load_weights(w, WIDTH, weighted)
@@ -191,11 +190,11 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
         )
         slope = (sum_w * sum_qx - sum_x * sum_q) * inverses(sum_w * sum_qq - sum_q * sum_q)
         start = (sum_x - slope * sum_q) / sum_w
-        # offsets are not negative: the line then goes through 0
+        # offsets must not be negative: otherwise fit a line through 0
         above = start > 0.0
         slope = k.select(above, sum_qx * inverses(sum_qq), slope)
         start = k.select(above, k.splat(k.f32(0), WIDTH), start)
-        # the sum of squared errors less that of x^2, which is the same for all attempts
+        # the sum of squared errors without the term in x^2, which is the same for all attempts
         error = slope * (slope * sum_qq + 2.0 * (start * sum_q - sum_qx))
         error += start * (sum_w * start - 2.0 * sum_x)
         fits = (error < best) & (slope > 0.0) & (lanes < tries - first)
@@ -203,7 +202,7 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
         if min_error < best:
             best = min_error
             chosen = fits & (error == min_error)
-            # the first of equal ones
+            # the first of equal attempts
             lane = k.reduce_min(k.select(chosen, lanes, k.splat(k.i32(WIDTH), WIDTH)))
             lowest = k.splat(k.f32(-UNFITTED), WIDTH)
             scale = k.reduce_max(k.select(lanes == lane, slope, lowest))
@@ -213,7 +212,7 @@ def fit_affine(x: Any, w: Any, max_q: int, weighted: bool) -> Any:
 
 @k.inline
 def pack_six_bits(out: Any, fields: Any) -> None:
-    """Writes the 8 scales and 8 offsets of 6 bits in 12 bytes."""
+    """Writes eight 6-bit scales and eight 6-bit offsets to 12 bytes."""
     for i in k.static_range(4):
         out[i] = fields[i] | fields[4 + i] >> 4 << 6
         out[4 + i] = fields[8 + i] | fields[12 + i] >> 4 << 6
@@ -254,7 +253,7 @@ def encode_affine(
 
 @k.inline
 def quantised_part(x: Any, part: int, at: int, floats: Any, max_q: int) -> Any:
-    """16 elements of a part as bytes."""
+    """Quantises 16 elements of a part to bytes."""
     q = (load_half_part(x, part * 32 + at) + floats[8 + part]) * inverse(floats[part])
     return k.cast(rounded_within(q, 0, max_q), k.u8)
 
@@ -281,7 +280,9 @@ def symmetric_sums(
 
 @k.inline
 def fit_symmetric(v: Any, w: Any, max_q: int, weighted: bool) -> Any:
-    """The scale of one or two vectors of 16 elements, so that ``scale q`` is near them for q in -max_q … max_q - 1."""
+    """Fits the scale of one or two vectors of 16 elements: ``scale q`` approximates them for q in -max_q … max_q -
+    1.
+    """
     top, bottom = k.reduce_max(v[0]), k.reduce_min(v[0])
     if len(v) > 1:
         top = k.max(top, k.reduce_max(v[1]))
@@ -298,14 +299,14 @@ def fit_symmetric(v: Any, w: Any, max_q: int, weighted: bool) -> Any:
     for first in k.static_range(0, tries, WIDTH):
         sum_qx, sum_qq = symmetric_sums(v, w, unit, max_q, weighted, first, WIDTH)
         fitted = sum_qx * inverses(sum_qq)
-        # the sum of squared errors is that of x^2 less this
+        # the sum of squared errors is that of x^2 minus this gain
         gain = sum_qx * fitted
         fits = (gain > best) & (lanes < tries - first)
         max_gain = k.reduce_max(k.select(fits, gain, lowest))
         if max_gain > best:
             best = max_gain
             chosen = fits & (gain == max_gain)
-            # the first of equal ones
+            # the first of equal attempts
             lane = k.reduce_min(k.select(chosen, lanes, k.splat(k.i32(WIDTH), WIDTH)))
             scale = k.reduce_max(k.select(lanes == lane, fitted, lowest))
     return scale
@@ -352,7 +353,7 @@ def encode_q6_k(out: Any, x: Any, w: Any, floats: Any, weighted: bool) -> None:
 
 @k.inline
 def quantised_q6(x: Any, part: int, floats: Any) -> Any:
-    """The 16 elements of a part as bytes."""
+    """Quantises the 16 elements of a part to bytes."""
     q = rounded_within(load_half_part(x, part * 16) * inverse(floats[part]), -32, 31)
     return k.cast(q + 32.0, k.u8)
 
@@ -405,7 +406,7 @@ def quantise_weighted(
 ) -> None:
     """`out` `[blocks * bytes]` from `x` `[blocks * elements]`, rows of as many elements as there are weights.
 
-    Each block is encoded with and without weights, and the better one is written.
+    Each block is encoded with and without weights, and the encoding with the smaller weighted error is kept.
     """
     elements, size = BLOCK_FORMATS[encoding]
     floats = ctx.scratch(k.f32, (16,))
@@ -433,7 +434,7 @@ def _lower(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    # 8 bits need no weights
+    # 8-bit encodings ignore weights
     if len(operands) == 1 or attributes["encoding"] == "Q8_0":
         return _lower_plain(operands[:1], results, attributes, target)
     args = (

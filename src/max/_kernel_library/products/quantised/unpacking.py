@@ -16,17 +16,17 @@ LARGEST_SUM = 2**15 - 1
 
 @dataclass(frozen=True)
 class QuantisedTiling:
-    """The compile-time facts of products with a packed weight.
+    """The compile-time properties of products with a packed weight.
 
     Args:
         form: The weight's format.
         width: Lanes of a vector of sums.
-        signed: Whether elements of 8 bits are multiplied as signed numbers: where products of bytes are limited to
-            magnitudes of 128.
-        fold: Words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
-        narrow: Whether a product takes several instructions. Loops over the words of a block are not unrolled then, as
-            LLVM moves the loads of all words to their beginning and spills them.
-        zero: What the zero sums of x account for; 0 if elements are multiplied as signed numbers.
+        signed: Whether 8-bit elements are multiplied as signed numbers: if byte products are limited to magnitudes of
+            128.
+        fold: The number of words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
+        narrow: Whether a product takes several instructions. Then loops over the words of a block are not unrolled, as
+            LLVM would move the loads of all words to their beginning and spill them.
+        zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
     """
 
     form: PackedFormat
@@ -38,16 +38,16 @@ class QuantisedTiling:
 
     @property
     def splits_signs(self) -> bool:
-        """Whether unpacked elements are magnitudes and signs.
+        """Whether unpacked elements are split into magnitudes and signs.
 
-        On Zen 4 `vpsignb` takes one of the two execution units of multiply-adds, an exclusive or one of four: 32
-        products take one cycle instead of one and a half.
+        On Zen 4, `vpsignb` occupies one of the two execution units of multiply-adds, an exclusive or one of four units:
+        32 products take 1 cycle instead of 1.5.
         """
         return self.signed and self.narrow
 
     @property
     def lowered(self) -> int:
-        """What is subtracted from elements before they are multiplied."""
+        """The number that is subtracted from elements before they are multiplied."""
         return self.form.zero if self.signed else 0
 
 
@@ -56,7 +56,7 @@ def quantised_tiling(target: Target, form: PackedFormat) -> QuantisedTiling:
     width = target.width(k.f32)
     signed = form.bits == 8 and not target.dot_i8_lanes(width)
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
-    # two products a lane and word; words of x have magnitudes up to 127
+    # two products per lane and word; words of x have magnitudes up to 127
     fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
     return QuantisedTiling(form, width, signed, fold, narrow, 0 if signed else form.zero)
 
@@ -68,8 +68,8 @@ class UnpackedStrip(NamedTuple):
         elements: Bytes `[block][8][COLUMNS][4]`, flat.
         scales: `[block][parts][COLUMNS]`, flat.
         offsets: `[block][COLUMNS]`, flat; of formats with offsets.
-        signs: -1 where an element is negative, else 0, as `elements`; where elements are magnitudes.
-        corrections: i32 `[block][COLUMNS]`, flat, the sums of negative elements' magnitudes; where elements are
+        signs: -1 for negative elements, else 0, in the shape of `elements`; only if elements are magnitudes.
+        corrections: i32 `[block][COLUMNS]`, flat, the sums of negative elements' magnitudes; only if elements are
             magnitudes.
     """
 
@@ -87,9 +87,9 @@ def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -
     Args:
         lines: The packed bytes.
         at: The first byte of the block's first line that belongs to these rows.
-        j: Which four elements.
+        j: The index of the four elements.
         form: The format.
-        width: Rows of the weight.
+        width: The number of rows of the weight.
     """
     if form.bits == 8:
         return lines.load(at + j * LINE, width=4 * width)
@@ -105,11 +105,11 @@ def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -
 
 @k.inline
 def add_products(acc: Any, elements: Any, word: Any, t: QuantisedTiling) -> Any:
-    """Adds the products of four neighbours in k of each column with those of a row of x, which are one word.
+    """Adds the products of four elements adjacent in k of each column with a word of x, its four elements in a row.
 
     Args:
         acc: Sums in i32, or in i16 (`QuantisedTiling.fold`), of two products each.
-        elements: The elements as bytes, less `QuantisedTiling.lowered`.
+        elements: The elements as bytes, minus `QuantisedTiling.lowered`.
         word: The word of x.
         t: The tiling.
     """
@@ -117,14 +117,14 @@ def add_products(acc: Any, elements: Any, word: Any, t: QuantisedTiling) -> Any:
     if t.signed:
         elements = k.bitcast(elements, k.i8)
     elif k.target().signed_bytes:
-        # less than 128, so the same number as a signed byte
+        # less than 128, so equal as a signed byte
         elements = k.bitcast(elements, k.i8)
     return k.dot_i8(acc, elements, x, narrow=True)
 
 
 @k.inline
 def starting_sums(zero_sums: Any, rows: int, count: int, t: QuantisedTiling) -> Any:
-    """Accumulators of a part of a block: the zero sums of `rows` rows, `count` vectors each."""
+    """Accumulators for a part of a block, initialised with the zero sums of `rows` rows, `count` vectors each."""
     acc = k.tile(k.i32, (rows, count), width=t.width, fill=0)
     if not t.form.affine and not t.signed:
         for r in k.static_range(rows):
@@ -151,9 +151,9 @@ def load_scales(scales: Any, at: Any, form: PackedFormat, part: Any, index: int,
         scales: The scales of a unit.
         at: The first row.
         form: The format.
-        part: The part of the unit.
-        index: Scales or offsets.
-        width: Rows of the weight.
+        part: The index of the part of the unit.
+        index: 0 for scales, 1 for offsets.
+        width: The number of rows of the weight.
     """
     d = k.cast(scales.view(k.f16).load(index * ROWS + at, width=width), k.f32)
     if not form.two_levels:
@@ -170,12 +170,12 @@ def load_scales(scales: Any, at: Any, form: PackedFormat, part: Any, index: int,
 def split_signs(strip: UnpackedStrip, n: Any, column: Any, t: QuantisedTiling) -> None:
     """Splits the elements of a block, as many columns as a vector has lanes, into magnitudes and signs.
 
-    ``w x = |w| ((x ^ sign) - sign)``, where `sign` is -1 or 0. So the sum of ``|w| (x ^ sign)`` lacks the sum of
-    negative elements' magnitudes. A pair of products fits 16 bits: each lies between -128² and 127².
+    ``w x = |w| ((x ^ sign) - sign)``, with `sign` -1 or 0, so the sum of ``|w| (x ^ sign)`` lacks the sum of negative
+    elements' magnitudes. A pair of products fits 16 bits: each lies between -128² and 127².
 
     Args:
         strip: The strip, whose elements are signed.
-        n: The block.
+        n: The index of the block.
         column: The first column.
         t: The tiling.
     """
@@ -204,7 +204,7 @@ def unpack_strip(
         packed: The packed bytes of the strip.
         begin: The first block.
         count: The number of blocks.
-        zero: What is subtracted from elements.
+        zero: The number that is subtracted from elements.
         t: The tiling.
         splits_signs: Whether elements are split into magnitudes and signs.
     """
