@@ -54,8 +54,8 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
 
 @k.inline
 def elements_between(first: Any, last: Any, by: Any) -> Any:
-    """The number of elements of a range, as an unsigned integer, which cannot overflow; raises if the step is 0 or the
-    bounds have no finite distance.
+    """The number of elements of a range, as an unsigned integer, which holds any; raises if the step is 0, or if a
+    float range has no size or more than 2**62 elements.
     """
     if by == 0:
         raise ValueError("the step is 0")

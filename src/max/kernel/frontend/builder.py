@@ -1,5 +1,5 @@
-"""Construction of the IR: nested bodies in SSA form, with common subexpressions shared and invariants hoisted out of
-loops.
+"""Construction of the IR: nested bodies in SSA form, with common subexpression elimination and loop-invariant code
+motion.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Builder:
         self.constants: dict[Any, Const] = {}
         self.shared: dict[Any, tuple[Ref, Scope, int]] = {}
         self.floor = 0
-        """The scope of the innermost function of its own: values are not hoisted out of it."""
+        """The scope of the innermost outlined function; values are not hoisted out of it."""
         self.definitions: dict[int, Let] = {}
         """The definitions of values other than memory accesses, by id."""
         self.intervals: dict[int, tuple[int, int]] = {}
@@ -270,15 +270,15 @@ class Builder:
     def outlined(self, name: str) -> Generator[Scope]:
         """Opens the body of a function of its own, and closes it.
 
-        No value is hoisted out of it, of values outside only those are used that the body refers to, and numbers
-        depend on the function's name: equal bodies of several kernels are then equal code.
+        No value is hoisted out of it, only outside values that the body refers to are used, and numbers depend only on
+        the function's name, so that equal bodies in several kernels give equal code.
 
         Args:
             name: The function's name.
         """
         outer = self.floor, self.shared, self.next_id, self.next_slot, self.next_label
         base = _base_number(name)
-        # a second body continues, as numbers are unique in a kernel
+        # a second body continues the numbers, as these are unique in a kernel
         first = self._next_numbers.get(base, base)
         scope = self.open("branch")
         self.floor, self.shared = len(self.scopes) - 1, {}
@@ -291,7 +291,7 @@ class Builder:
         self.close()
 
     def continue_outlined(self, name: str, count: int) -> int:
-        """Takes ``count`` numbers for a further body of a function; returns the number before the first.
+        """Reserves ``count`` numbers for a further body of a function; returns the number before the first.
 
         Args:
             name: The function's name.
@@ -304,7 +304,7 @@ class Builder:
 
     @staticmethod
     def outlined_shift(name: str, first: int) -> int:
-        """How much higher the numbers of a function's body are than those of its first one in a kernel.
+        """The offset between the numbers of a function's body and those of its first body in a kernel.
 
         Args:
             name: The function's name.

@@ -1,8 +1,8 @@
-"""Outlined functions: a body that was compiled once is used again for equal calls, by all kernels of the process.
+"""Outlined functions: a body that was compiled once is reused for equal calls, by all kernels of the process.
 
-The body of a call is compiled with *formals* in place of the values of its arguments. Of a formal it knows the type,
-and for integers the interval and whether it may be 0, so that these and the compile-time arguments determine the body.
-At each call the body is copied: formals become the arguments, and numbers continue those of the kernel.
+The body of a call is compiled with *formals* in place of its run-time arguments. Of a formal the compiler knows the
+type, and for integers the interval and whether it may be 0; these and the compile-time arguments determine the body.
+At each call the body is copied: arguments replace the formals, and numbers continue those of the kernel.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -57,17 +57,17 @@ class _Body(NamedTuple):
     statements: tuple[Stmt, ...]
     formals: tuple[Ref, ...]
     first: int
-    """The number before that of its first value, slot and label."""
+    """The number before its first value, slot and label."""
     last: int
     """The highest number of a value, slot or label."""
     level: int
     """The level of its outermost values."""
     leaves: bool
-    """Whether it has a return at run time."""
+    """Whether it contains a run-time return."""
     ends: bool
-    """Whether it may come to its end: else it raises on every path."""
+    """Whether control may reach its end; otherwise it raises on every path."""
     writable: tuple[bool, ...]
-    """For each view among the arguments, whether the body needs it to be writable."""
+    """For each view argument, whether the body requires it to be writable."""
 
 
 _MAX_BODIES = 256
@@ -94,7 +94,7 @@ def outlined_body(
         if fe.check or any(fe.tail_masks) or not _is_fixed(function):
             raise _UnknownError
         env = {name: arguments.formal(value) for name, value in frame.env.items()}
-    except _UnknownError:  # such as a tile, which is memory of the caller
+    except _UnknownError:  # for example a tile, which is memory of the caller
         body, _ = _compiled(fe, function, compile_body, _Arguments(fe))
         shift = fe.b.outlined_shift(function.name, body.first)
         fe.b.emit(Block(fe.b.label(), body.statements, True, shift))
@@ -137,7 +137,7 @@ def _compiled(
     b = fe.b
     before = len(fe.messages), fe.phases, fe.scratch_bytes
     left, fe.may_have_left = fe.may_have_left, False
-    # what follows a jump may be skipped, so that a `raise` in the body is none at compile time
+    # statements after a jump may be skipped, so a `raise` in the body must not fail at compile time
     fe.frame.in_branch |= left
     try:
         with b.outlined(function.name) as scope:
@@ -163,7 +163,7 @@ def _compiled(
 
 
 def _is_fixed(function: InlineFunction) -> bool:
-    """Whether the globals of a function are constant: those of a user's function may change."""
+    """Whether the globals of a function are constant; a user's globals may change."""
     return str(function.source.globals.get("__name__", "")).startswith("max.")
 
 
@@ -185,7 +185,7 @@ class _Writable:
 
 
 class _Arguments:
-    """The arguments of a call, and formals in their place.
+    """The arguments of a call, and the formals that replace them.
 
     Args:
         fe: The frontend.
@@ -198,13 +198,13 @@ class _Arguments:
         self.actuals: list[Ref] = []
         self.views: list[_Writable] = []
         self.key: list[Hashable] = []
-        """What the body depends on, flat."""
+        """Everything that the body depends on, flat, as a cache key."""
 
     def formal(self, v: Any) -> Any:
-        """The value with formals for values known at run time.
+        """Replaces run-time values by formals.
 
         Raises:
-            _UnknownError: It holds memory of the caller, or its kind is not known here.
+            _UnknownError: The value holds memory of the caller, or is of an unknown kind.
         """
         key = self.key
         if isinstance(v, Ref):
@@ -241,7 +241,7 @@ class _Arguments:
         return v
 
     def may_use(self, body: _Body) -> bool:
-        """Whether a body with an equal key writes to no view that is read-only here."""
+        """Whether a body with an equal key writes to no view that is read-only in this call."""
         views = zip(self.views, body.writable, strict=True)
         return all(view.value or not needed for view, needed in views)
 
@@ -267,7 +267,7 @@ class _Arguments:
 
 
 def _rounded(bound: int) -> int:
-    """A bound of an interval, rounded outwards to a power of two if it exceeds every size of a program."""
+    """A bound of an interval, rounded outwards to a power of two if it exceeds every size in a program."""
     if abs(bound) < _UNLIKELY:
         return bound
     power = 1 << (abs(bound) - 1).bit_length()
@@ -279,14 +279,14 @@ _MAX_I64 = (1 << 63) - 1
 
 
 class _Copy:
-    """A body with other numbers, and with actual values for formals.
+    """Copies a body with new numbers, and with arguments in place of formals.
 
     Args:
         body: The body.
-        first: The number before that of its first value.
+        first: The number before its first value.
         level: The level of its outermost values.
-        actuals: The values for the formals.
-        line: The line of its statements.
+        actuals: The values that replace the formals.
+        line: The source line of its statements.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class _Copy:
         self._deeper = level - body.level
         self._line = line
         self.uses_others = False
-        """Whether it uses values of the caller that are not arguments, or contains outlined bodies."""
+        """Whether it uses caller's values that are not arguments, or contains outlined bodies."""
 
     def _bound(self, ref: Ref) -> Ref:
         copy = self._refs[ref] = Ref(ref.id + self._shift, ref.type, ref.level + self._deeper)
@@ -352,7 +352,7 @@ class _Copy:
         return If(self._atom(s.cond), then, orelse, self._line)
 
     def block_(self, s: Block) -> Block:
-        # a nested outlined body has its own numbers: it is copied only to the place where it was compiled
+        # a nested outlined body has its own numbers, so it is copied only within the place of its compilation
         self.uses_others |= s.outlined
         return Block(s.label + self._shift, self.statements(s.body), s.outlined, s.shift)
 

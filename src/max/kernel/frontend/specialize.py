@@ -346,7 +346,7 @@ class _Parameters:
 
 
 def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
-    """Converts a body to tuples, without empty blocks."""
+    """Converts a body to tuples, and drops empty blocks."""
     out: list[Stmt] = []
     for s in body:
         kind = s.__class__

@@ -1,4 +1,4 @@
-"""The methods, subscripts and attributes of tensor views in kernels, and the views that they give."""
+"""The methods, subscripts and attributes of tensor views in kernels, and the views that they return."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any: these functions check their types

@@ -37,7 +37,7 @@ class Contraction(NamedTuple):
 
 
 def contraction(body: Iterable[Stmt]) -> Contraction:
-    """Chooses the products of a body that are fused; each has one use.
+    """Chooses the products of a body to fuse; each has exactly one use.
 
     In a sum of two products, the first is fused and the second is rounded.
     """

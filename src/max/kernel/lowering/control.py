@@ -32,7 +32,7 @@ def lower_for(w: Writer, s: For) -> None:
 
 
 def _count(w: Writer, s: For, before: str, start: str, stop: str, exit: str, polls: bool) -> None:
-    """The iterations from `start` to `stop`, at least one; continues at `exit`."""
+    """The iterations from `start` to `stop`, at least one; then control continues at `exit`."""
     var = f"%v{s.var.id}"
     compare = "slt" if s.step > 0 else "sgt"
     body, latch = w.label("body"), w.label("latch")
@@ -53,7 +53,7 @@ def _count(w: Writer, s: For, before: str, start: str, stop: str, exit: str, pol
 
 
 def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None:
-    """A long innermost loop, split into parts of `_PART` iterations; it polls between them."""
+    """A long innermost loop, split into parts of `_PART` iterations with a poll between parts."""
     enter, compare = w.block, "slt" if s.step > 0 else "sgt"
     part, after = w.label("part"), w.label("rest")
     more = f"%v{s.var.id}.next"
@@ -68,14 +68,14 @@ def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None
     w.start(after)
     poll(w)
     again = w.temp(f"icmp {compare} i64 {more}, {stop}")
-    # the poll may consist of several blocks: a named block continues after it
+    # the poll may consist of several blocks, so a named block continues after it
     w.out(f"br i1 {again}, label %{after}.on, label %{exit}")
     w.start(f"{after}.on")
     w.jump(part)
 
 
 def lower_while(w: Writer, s: While) -> None:
-    """A loop that runs while a condition holds."""
+    """A loop that runs as long as a condition holds."""
     head, body, exit = (w.label(k) for k in ("head", "body", "exit"))
     w.jump(head)
     w.start(head)
@@ -107,7 +107,7 @@ def lower_if(w: Writer, s: If) -> None:
 
 
 def lower_block(w: Writer, s: Block) -> None:
-    """A body that `Leave` can end early, or a function of its own."""
+    """A body that `Leave` can end early, or an outlined function."""
     if s.label in w.outlined:
         call_outlined(w, s)
         return
@@ -125,14 +125,14 @@ _OUTER = 2
 """Counted loops that contain loops poll for interrupts above this nesting depth, one level deeper if three or more
 loops nest.
 
-An innermost loop at most this deep polls every `_PART` iterations, unless it is known to have no more.
+An innermost loop up to this depth polls every `_PART` iterations, unless it is known to have no more.
 """
 _PART = 1 << 16
-"""Iterations of an innermost loop between two polls."""
+"""The number of iterations of an innermost loop between two polls."""
 
 
 def _brief(body: Iterable[Stmt]) -> bool:
-    """Whether a loop is marked with `k.brief`, and does not poll."""
+    """Whether a loop is marked with `k.brief`, which disables polling."""
     return any(
         (isinstance(s, Effect) and s.op == "brief") or (isinstance(s, Block) and _brief(s.body))
         for s in body
@@ -140,7 +140,7 @@ def _brief(body: Iterable[Stmt]) -> bool:
 
 
 def _trip_count(s: For) -> int | None:
-    """The greatest number of iterations of a loop, if its bounds are constants."""
+    """The maximum number of iterations of a loop if its bounds are constants, else None."""
     if isinstance(s.start, Ref) or isinstance(s.stop, Ref):
         return None
     return -(-abs(s.stop.value - s.start.value) // abs(s.step))

@@ -1,4 +1,4 @@
-"""Lowering of conversions. Floats of 8 and 16 bits are integers in registers; arithmetic on them is in f32."""
+"""Lowering of conversions. 8- and 16-bit floats are integers in registers; arithmetic on them is in f32."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _widen_f16(w: Writer, text: str, width: int) -> str:
     if w.target.has_f16_conversion:
         half = w.temp(f"bitcast {vector_name('i16', width)} {text} to {halves}")
         return w.temp(f"fpext {halves} {half} to {floats}")
-    # shift exponent and mantissa into place; the product with 2^112 corrects the bias, also of subnormals
+    # shift exponent and mantissa into place; the product with 2^112 corrects the bias, for subnormals too
     ints = vector_name("i32", width)
     c = constants(width)
     wide = w.temp(f"zext {vector_name('i16', width)} {text} to {ints}")
@@ -64,7 +64,7 @@ def narrow(w: Writer, text: str, dtype: ScalarType, width: int) -> str:
     floats = vector_name("float", width)
     shorts = vector_name("i16", width)
     if dtype is bf16:
-        # x86's vcvtneps2bf16 is not used: it replaces subnormals by zeros
+        # x86's vcvtneps2bf16 is not used, as it flushes subnormals to zero
         if w.target.is_arm64 and w.target.has("bf16") and width % 4 == 0:
             short = vector_name("bfloat", width)
             rounded = w.temp(f"fptrunc {floats} {text} to {short}")
@@ -148,7 +148,7 @@ def cast(w: Writer, s: Let) -> None:
 
 
 def _round_to_odd(w: Writer, text: str, width: int) -> str:
-    """f64 as f32; inexact results have a last bit of 1, so that rounding them again is as rounding `text`."""
+    """Converts f64 to f32 with round-to-odd: inexact results end in bit 1, so a second rounding is correct."""
     doubles, floats = vector_name("double", width), vector_name("float", width)
     ints, flags, c = vector_name("i32", width), vector_name("i1", width), constants(width)
     nearest = w.temp(f"fptrunc {doubles} {text} to {floats}")
@@ -158,7 +158,7 @@ def _round_to_odd(w: Writer, text: str, width: int) -> str:
     last = w.temp(f"and {ints} {bits}, {c('i32', 1)}")
     even = w.temp(f"icmp eq {ints} {last}, {c('i32', 0)}")
     move = w.temp(f"and {flags} {inexact}, {even}")
-    # bits of floats grow with their magnitude: the odd neighbour on the side of `text`
+    # the bits of floats are ordered by magnitude: choose the odd one of the two neighbours of `text`
     name = f"llvm.fabs.{mangled(Type(f64, width))}"
     magnitudes = [w.call(doubles, name, [(doubles, x)]) for x in (back, text)]
     smaller = w.temp(f"fcmp olt {doubles} {magnitudes[0]}, {magnitudes[1]}")

@@ -1,4 +1,4 @@
-"""Lowers sums of products of neighbours, ``k.dot_bf16`` and ``k.dot_i8``, to dot instructions of the processor."""
+"""Lowers dot products of adjacent elements, ``k.dot_bf16`` and ``k.dot_i8``, to dot instructions of the processor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from max.kernel.ir.nodes import Atom, Let, Ref
 from max.kernel.lowering.lanes import joined, pieces
 from max.kernel.lowering.writer import Writer
 
-# number of lanes -> the intrinsics that sum pairs of products: of unsigned and signed bytes, and of words
+# number of lanes -> the intrinsics that multiply and add pairs: of unsigned and signed bytes, and of words
 _MULTIPLY_ADD = {
     4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
     8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
@@ -19,10 +19,10 @@ _SIGN = {4: "llvm.x86.ssse3.psign.b.128", 8: "llvm.x86.avx2.psign.b"}
 
 
 def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[str]:
-    """Splits a factor, which has two or four elements per 32-bit lane of the sums, into pieces.
+    """Splits an operand, which has two or four elements per 32-bit lane of the sums, into pieces.
 
-    On arm64 an instruction can take a broadcast word from one lane of a register. LLVM prefers a broadcast load, which
-    costs more than a plain load. It is hidden from LLVM as a load of 64 bits with a float in their low half.
+    On arm64 an instruction can broadcast a word from one lane of a register. LLVM prefers a broadcast load, which costs
+    more than a plain load, so the load is disguised as a 64-bit load with a float in its low half.
     """
     count = a.type.width // width
     word = w.words.get(a.id) if isinstance(a, Ref) else None
@@ -30,7 +30,7 @@ def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[s
         return pieces(w, w.atom(a), element, count * width, count * piece)
     bits = w.temp(f"bitcast i32 {word} to float")
     low = w.temp(f"insertelement <2 x float> poison, float {bits}, i64 0")
-    # instruction selection requires bf16 lanes
+    # instruction selection matches bf16 lanes only
     part, lanes = ("bfloat", 2) if element == "i16" else ("i32", 1)
     half = w.temp(f"bitcast <2 x float> {low} to <{2 * lanes} x {part}>")
     indices = ", ".join(f"i32 {i}" for i in range(lanes))
@@ -53,7 +53,7 @@ def _by_pieces(
     """Multiplies in pieces of the instruction's width."""
     acc, a, b = s.args
     if isinstance(a, Ref) and a.id in w.words and a.type is b.type:
-        a, b = b, a  # only the last factor may be a lane of a register
+        a, b = b, a  # only the last operand may be a lane of a register
     width = acc.type.width
     results = [
         multiply(x, y, z)
@@ -107,14 +107,14 @@ def _add_narrow(w: Writer, piece: int, acc: str, a: str, b: str) -> str:
 
 
 def narrow_dot_i8(w: Writer, s: Let) -> None:
-    """Unsigned by signed, if the sum of two products fits 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
+    """Unsigned by signed, if the sum of two products fits in 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
     piece = w.target.narrow_dot_i8_lanes(s.ref.type.width)
     _by_pieces(w, s, "i32", "i8", piece, functools.partial(_add_narrow, w, piece))
 
 
 def narrow_signed_dot_i8(w: Writer, s: Let) -> None:
-    """Signed by signed, if the sum of two products fits 16 bits: on x86 magnitudes, with their signs moved by
-    ``vpsignb``.
+    """Signed by signed, if the sum of two products fits in 16 bits: on x86 unsigned magnitudes, with the signs moved to
+    the other operand by ``vpsignb``.
     """
     if not w.target.is_x86:
         signed_dot_i8(w, s)
@@ -131,7 +131,7 @@ def narrow_signed_dot_i8(w: Writer, s: Let) -> None:
 
 
 def pair_dot_i8(w: Writer, s: Let) -> None:
-    """Unsigned by signed, sums of two in 16 bits: ``vpmaddubsw``."""
+    """Unsigned by signed, with sums of two products in 16 bits: ``vpmaddubsw``."""
     lanes = s.ref.type.width // 2
     piece = w.target.narrow_dot_i8_lanes(lanes)
     shorts, octets = f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
@@ -144,7 +144,7 @@ def pair_dot_i8(w: Writer, s: Let) -> None:
 
 
 def dot_i16(w: Writer, s: Let) -> None:
-    """Products of 16 bits, sums of two: ``vpmaddwd``."""
+    """Products of 16-bit elements, with sums of two in 32 bits: ``vpmaddwd``."""
     piece = w.target.narrow_dot_i8_lanes(s.ref.type.width)
     sums, shorts = f"<{piece} x i32>", f"<{2 * piece} x i16>"
 
@@ -168,7 +168,7 @@ def signed_dot_i8(w: Writer, s: Let) -> None:
 
 
 def _signed_products(w: Writer, narrow: bool, acc: str, a: str, b: str) -> str:
-    """Products in 16 bits; sums of two in 16 bits if they fit, else in 32; then sums of four."""
+    """16-bit products; sums of two in 16 bits if they fit, else in 32 bits; then sums of four."""
     sums, shorts, octets = "<4 x i32>", "<8 x i16>", "<8 x i8>"
     low, high = (
         w.call(shorts, "llvm.aarch64.neon.smull.v8i16", [(octets, x), (octets, y)])

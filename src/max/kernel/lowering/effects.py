@@ -34,7 +34,7 @@ def _assume(w: Writer, s: Effect) -> None:
 
 
 def _brief(w: Writer, s: Effect) -> None:
-    """No code: the lowering of the enclosing loop reads the mark."""
+    """Emits no code: the lowering of the enclosing loop reads the mark."""
 
 
 def _print(w: Writer, s: Effect) -> None:

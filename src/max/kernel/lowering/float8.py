@@ -1,10 +1,10 @@
-"""Conversions between f32 and the floats of 8, 6 and 4 bits, as LLVM IR on lanes of integers.
+"""Conversions between f32 and 8-, 6- and 4-bit floats, as LLVM IR on lanes of integers.
 
 The formats are those of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022), e4m3fn and e5m2, and of "8-bit
 Numerical Formats for Deep Neural Networks" (Noune et al., 2022), the fnuz ones: a bias larger by one, no negative zero,
-whose code is the only NaN. Floats of 4 and 6 bits (e2m1fn, e2m3fn, e3m2fn, of the OCP Microscaling Formats, 2023)
+whose code is the only NaN. 4- and 6-bit floats (e2m1fn, e2m3fn, e3m2fn, of the OCP Microscaling Formats, 2023)
 occupy a byte. Rounding is to nearest, ties to even. As in ml_dtypes, overflow gives infinity, or NaN in formats without
-infinity; those of 4 and 6 bits have neither and saturate, and NaN becomes the code of negative zero.
+infinity; 4- and 6-bit formats have neither: they saturate, and NaN becomes the code of negative zero.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ Emit = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Float8:
-    """A format.
+    """A floating-point format of at most 8 bits.
 
     Args:
-        mantissa: The bits of the mantissa.
+        mantissa: The number of mantissa bits.
         bias: The bias of the exponent.
-        special: The smallest code, without sign, that is not a finite number; 128 if only the code of negative zero is.
-        overflow: The code of overflow.
-        limit: The smallest magnitude that overflows, halfway beyond the greatest number.
+        special: The smallest code, without sign, that is not finite; 128 if only the code of negative zero is not
+            finite.
+        overflow: The code that overflow gives.
+        limit: The smallest magnitude that overflows, halfway beyond the largest number.
         sign: The sign bit.
     """
 
@@ -58,7 +59,7 @@ FORMATS = {
     "f6e2m3fn": Float8(3, 1, 0x20, 0x1F, _bits(7.75), 0x20),
     "f6e3m2fn": Float8(2, 3, 0x20, 0x1F, _bits(30.0), 0x20),
 }
-"""The formats by type name. 464 is the midpoint of 448 and the code of NaN: a tie, which rounds to 448."""
+"""The formats by type name. 464 is the midpoint of 448 and the code of NaN; as a tie it rounds to 448."""
 
 
 def _types(width: int) -> tuple[str, str, str, str]:
@@ -138,7 +139,7 @@ def narrow(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
     half = (1 << (drop - 1)) - 1 - ((127 - form.bias) << 23)
     rounded = emit(f"add {ints} {emit(f'add {ints} {magnitude}, {c(half)}')}, {odd}")
     normal = emit(f"lshr {ints} {rounded}, {c(drop)}")
-    # subnormal results: adding a number whose last bit is their unit makes the hardware round there
+    # subnormal results: the hardware rounds when a number is added whose last bit is the unit of subnormals
     unit = 2.0 ** (24 - form.bias - form.mantissa)
     positive = emit(f"bitcast {ints} {magnitude} to {floats}")
     total = emit(f"fadd {floats} {positive}, {_number(unit, width)}")

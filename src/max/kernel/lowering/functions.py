@@ -1,4 +1,4 @@
-"""Functions of a module: their slots, their text, and outlined bodies, which are functions of their own."""
+"""Functions of a module: their slots, their text, and outlined bodies, which become separate functions."""
 
 from __future__ import annotations
 
@@ -94,16 +94,16 @@ def _attributes(target: LLVMTarget) -> str:
     features = f'"target-features"="{target.feature_string}"'
     cpu = f'"target-cpu"="{target.cpu}"'
     if target.is_arm64 and target.cpu == "generic":
-        # LLVM's default schedule is for in-order processors, and spills registers
+        # LLVM's default scheduling model is for in-order processors and spills registers
         cpu += ' "tune-cpu"="neoverse-n1"'
     return f"attributes #0 = {{ nounwind {cpu} {features} {width} }}"
 
 
 def call_outlined(w: Writer, s: Block) -> None:
-    """Calls the function of an outlined body, which it writes to a module of its own.
+    """Calls the function of an outlined body, whose code goes to a separate module.
 
-    The parameters are what the body uses from outside, in the order of first use. After an interrupt the function
-    returns early and its caller goes on to its own poll; results are not used then.
+    Its parameters are the outside values that the body uses, in the order of first use. After an interrupt the
+    function returns early and its caller continues to its own poll; the results are not used then.
     """
     assert w.functions is not None
     function = w.nested()
@@ -125,7 +125,7 @@ def call_outlined(w: Writer, s: Block) -> None:
     parameters = [f"{type} %a{n}" for n, type in enumerate(types)] + ["ptr %ctx"]
     text = module_text(function, f"void @{_NAME}({', '.join(parameters)})", slots)
     if s.shift:
-        # numbered as the first call, so that all calls of a kernel share the function
+        # numbered as in the first call, so that all calls of a kernel share the function
         text = _NUMBERS.sub(lambda found: f"{found[1]}{int(found[2]) - s.shift}", text)
     name = FUNCTION_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:FUNCTION_DIGITS]
     w.functions[name] = text.replace(f"@{_NAME}(", f"@{name}(", 1)
@@ -138,11 +138,11 @@ def call_outlined(w: Writer, s: Block) -> None:
 
 _NAME = "function"
 _NUMBERS = re.compile(r"(%[vs]|leave)(\d+)")
-"""The numbers of values, slots and labels; lines and constants are written otherwise."""
+"""Matches the numbers of values, slots and labels; lines and constants have another form."""
 
 
 class _Uses:
-    """The values and slots of the enclosing bodies that a body uses, in order."""
+    """The values and slots of enclosing bodies that a body uses, in order of first use."""
 
     def __init__(self) -> None:
         self.outside: dict[Ref | int, None] = {}
@@ -157,7 +157,7 @@ class _Uses:
         """Adds the uses of statements.
 
         Raises:
-            _UnsupportedError: Only a kernel may have such a statement.
+            _UnsupportedError: The statement is valid only in a kernel.
         """
         inside, use = self._inside, self._use
         for s in body:
@@ -196,7 +196,7 @@ class _Uses:
 
 
 class _UnsupportedError(Exception):
-    """A body needs the arguments, workers, error record or matrix tiles of its kernel."""
+    """A body requires the arguments, workers, error record or matrix tiles of its kernel."""
 
 
 _EFFECTS = {"scatter", "prefetch", "assume", "brief"}

@@ -36,7 +36,7 @@ def address(w: Writer, s: Let) -> None:
 
 
 def from_memory(w: Writer, loaded: str, type: Type) -> str:
-    """A loaded element as a value: bools are bytes in memory."""
+    """Converts a loaded element to a value: bools are bytes in memory."""
     if type.dtype.kind != "b":
         return loaded
     memory = vector_name("i8", type.width)
@@ -66,7 +66,7 @@ def load(w: Writer, s: Let) -> None:
 
 
 def masked_load(w: Writer, s: Let) -> None:
-    """Consecutive elements where a mask is set."""
+    """Loads consecutive elements in the lanes whose mask is set."""
     pointer, mask, other = s.args
     type = s.ref.type
     memory, passthrough = to_memory(w, other)

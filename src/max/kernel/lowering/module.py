@@ -59,7 +59,7 @@ class Modules(NamedTuple):
 
     Args:
         text: The module with the function ``k_<key>``.
-        functions: The modules of the functions that it calls, by the names of these.
+        functions: The modules of the functions that it calls, by function name.
     """
 
     text: str
@@ -77,7 +77,7 @@ def emit_llvm(ir: KernelIR, target: LLVMTarget) -> str:
 
 
 def emit_modules(ir: KernelIR, target: LLVMTarget) -> Modules:
-    """As `emit_llvm`, with outlined functions as modules of their own; equal functions have equal names."""
+    """Like `emit_llvm`, with outlined functions as separate modules; equal functions have equal names."""
     w = Writer(target, STATEMENTS)
     w.functions = {}
     return Modules(_emit(ir, target, w), w.functions)

@@ -1,7 +1,7 @@
-"""Lowers matrix tiles to LLVM IR: AMX instructions, or on other targets code with the same results.
+"""Lowers matrix tiles to LLVM IR: AMX instructions, or on other targets emulation with the same results.
 
-Without the instructions the eight tiles are 8 KB on the worker's stack, rows 64 bytes apart, and every operation calls
-a function of the module. That code lets the kernels run anywhere; it is not meant to be fast.
+In emulation the eight tiles are 8 KB on the worker's stack, with rows 64 bytes apart, and every operation calls a
+function of the module. Emulation makes the kernels portable; it is not meant to be fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ done:
   ret void
 }"""
 
-# as in the instruction, the first and the second elements of the pairs have separate sums
+# as in the instruction, the first and second elements of pairs have separate sums
 _DOT_BF16 = """define internal void @tile_tdpbf16ps(ptr %c, ptr %a, ptr %b, i64 %rows, i64 %steps) #0 {
 entry:
   br label %row
@@ -167,7 +167,7 @@ def tile_entry(w: Writer) -> list[str]:
 
 
 def leave_tiles(w: Writer) -> None:
-    """Releases the tiles if a kernel ends early."""
+    """Releases the tiles when a kernel ends early."""
     if w.uses_tiles and not _emulated(w):
         _call(w, "tilerelease")
 

@@ -1,4 +1,4 @@
-"""LLVM types and constants. Floats of 8 and 16 bits are integers, as not all targets support them."""
+"""LLVM types and constants. 8- and 16-bit floats are integers, as not all targets support them."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any: these functions check their types

@@ -31,8 +31,8 @@ def _error_state(w: Writer) -> tuple[str, str]:
 def lower_parallel(w: Writer, s: Parallel) -> None:
     """A loop over chunks that workers take from a shared counter.
 
-    The first `longs` values of the counter are long chunks, the others short ones: workers finish at about the same
-    time. A single worker takes the whole range at once, without atomics.
+    The first `longs` values of the counter are long chunks and the others short ones, so that workers finish at about
+    the same time. A single worker takes the whole range at once, without atomics.
     """
     total = w.atom(s.total)
     begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
@@ -79,7 +79,7 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
 
 
 def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str, str, str]:
-    """The sizes of long and short chunks, and the number of long ones (empty if all chunks have one size)."""
+    """The sizes of long and short chunks, and the number of long ones (empty if all chunks have the same size)."""
     grain = w.atom(s.grain)
     if not isinstance(s.grain, Ref) and grain != "0":
         return _whole(w, grain, s.multiple), "", ""
@@ -109,9 +109,9 @@ def _whole(w: Writer, size: str, multiple: int) -> str:
 
 
 def lower_barrier(w: Writer, s: Barrier) -> None:
-    """A barrier. Once a worker has raised, barriers do not wait and all workers return.
+    """A barrier. After a worker has raised an error, barriers do not wait and all workers return.
 
-    Other workers may then be in an earlier phase, so that code after the barrier must not run.
+    Other workers may then be in an earlier phase, so code after the barrier must not run.
     """
     barrier = context_value(w, Context.BARRIER, "ptr")
     w.out(f"call void {barrier}(ptr %ctx)")
@@ -132,9 +132,9 @@ def _leave_if_raised(w: Writer, state: str, on: str) -> None:
 
 
 def poll(w: Writer) -> None:
-    """Polls the worker's alert word, and leaves the kernel when the run has failed or was interrupted.
+    """Polls the worker's alert word, and leaves the kernel if the run has failed or was interrupted.
 
-    The load is volatile instead of atomic, which would prevent LLVM from moving other loads across it.
+    The load is volatile instead of atomic, as an atomic load would prevent LLVM from moving other loads across it.
     """
     w.polls = True
     alert = w.temp(f"load volatile i64, ptr {context_field(w, Context.ALERT)}, align 8")
@@ -149,24 +149,24 @@ def poll(w: Writer) -> None:
 
 
 def lower_raise(w: Writer, s: Raise) -> None:
-    """Goes to the block that writes the error record."""
+    """Jumps to the block that writes the error record."""
     words = [str(s.message), *(as_bits(w, value) for value in s.values)]
     w.raises.append((w.block, words))
     w.jump(_RAISE)
 
 
 def finish_raises(w: Writer) -> None:
-    """The block of all errors, if there are any: writes the error record unless another worker has, and leaves the
-    kernel.
+    """Emits the shared block of all errors, if there are any: it writes the error record unless another worker has, and
+    leaves the kernel.
 
-    One block serves all, as a kernel may have many tests that rarely fail.
+    A single block serves all errors, as a kernel may have many tests that rarely fail.
     """
     if not w.raises:
         return
     w.start(_RAISE)
     words: list[str] = []
     for n in range(max(len(values) for _, values in w.raises)):
-        # words past those of a message are not read
+        # words beyond those of a message are not read
         sources = [f"[ {v[n] if n < len(v) else 0}, %{block} ]" for block, v in w.raises]
         words.append(w.temp(f"phi i64 {', '.join(sources)}"))
     record, state = _error_state(w)
@@ -195,7 +195,7 @@ def _set_record(w: Writer, record: str, field: int, value: str) -> None:
 
 
 def as_bits(w: Writer, a: Atom) -> str:
-    """A scalar as the 64 bits of the error record."""
+    """Converts a scalar to the 64 bits of the error record."""
     text, dtype = w.atom(a), a.type.dtype
     if dtype.is_float:
         wide = text

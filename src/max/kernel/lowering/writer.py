@@ -43,14 +43,14 @@ class Writer:
         self.tile_functions: dict[str, str] = {}  # which emulate operations on matrix tiles
         self.tile_globals: list[str] = []
         self.functions: dict[str, str] | None = None
-        """The modules of functions that the code calls, by name; None: their bodies are part of this function."""
+        """The modules of called functions by name; None: their bodies are part of this function."""
         self.outlined: dict[int, tuple[Ref | int, ...]] = {}
-        """The bodies that are functions of their own, by label, with the values and slots that they use from here."""
+        """The outlined bodies by label, with the values and slots of this function that they use."""
         self._temps = 0
         self._labels = 0
 
     def nested(self) -> Writer:
-        """A writer of a function that this one calls."""
+        """Creates a writer for a function that this one calls."""
         w = Writer(self.target, self._statements)
         w.loop_depth, w.contraction = self.loop_depth, self.contraction
         return w
@@ -74,7 +74,7 @@ class Writer:
         return const_text(a)
 
     def alias(self, s: Let, name: str) -> None:
-        """Makes a value's name an alias of another one."""
+        """Makes the name of a value an alias of another name."""
         self.aliases[s.ref.id] = name
 
     def call(self, type: str, intrinsic: str, args: list[tuple[str, str]], flags: str = "") -> str:
