@@ -42,7 +42,7 @@ class PerLayerInputs:
 
 
 class PerLayerEmbeddings(Module):
-    """The vectors of all layers: the sum of an embedding of the token and a projection of its hidden state.
+    """The vectors of all layers: the sum of a second embedding of the token and a projection of its embedding.
 
     Weights: ``embed_tokens_per_layer.weight`` ``[vocab_size, layers * size]``, ``per_layer_model_projection``,
     ``per_layer_projection_norm``.
