@@ -88,8 +88,8 @@ def compute_once(block: Block) -> None:
     """Hoists ops that depend on weights and constants only.
 
     Views cost nothing: they stay, unless a hoisted op needs them. A strided view is hoisted too if an op outside needs
-    it contiguous: it is then copied once (`materialise` inserts the copy). Small constants are already folded, by
-    `fold_constants`.
+    it contiguous: it is then copied once (`materialise` inserts the copy). A reshape that no strides can describe is a
+    copy, too. Small constants are already folded, by `fold_constants`.
     """
     ops = ops_of(block)
     constants: set[SSAValue] = set()
@@ -103,46 +103,44 @@ def compute_once(block: Block) -> None:
                 sources[result] = (_bytes(result) or 0) if op.name in SOURCES else origin
             if op.name not in SOURCES:
                 candidates.append(op)
-    # in reverse order: ops with uses outside, then the ops that they depend on
-    inside, needed = set[object](candidates), set[object]()
-    strided = _strided(candidates)
+    # in reverse order: users that are not needed in `mok.once` stay outside
+    needed = set[object]()
+    views = _views(candidates)
     for op in reversed(candidates):
         users = {use.operation for result in op.results for use in result.uses}
-        outside = users - inside
-        copied = op in strided and any(isinstance(u, MoOp) and needs_contiguous(u) for u in outside)
-        if (not is_view(op) and outside) or copied or users & needed:
+        if any(user in needed or _reads_hoisted(op, user, views) for user in users):
             needed.add(op)
     hoisted = [op for op in candidates if op in needed]
     if hoisted:
-        _build(block, ops, hoisted, strided)
+        _build(block, ops, hoisted, views)
 
 
-def _strided(ops: list[MoOp]) -> set[object]:
-    """The views of weights that are not contiguous."""
+def _views(ops: list[MoOp]) -> dict[object, Layout]:
+    """The views of weights that move no elements, with the layout of each."""
     layouts: dict[SSAValue, Layout] = {}
-    strided: set[object] = set()
+    views: dict[object, Layout] = {}
     for op in ops:
         if not is_view(op):
             continue
         source = op.operands[0]
         layout = view_layout(op, layouts.get(source) or Layout.contiguous(shape_of(source)))
-        if layout is None:
-            continue
-        layouts[op.results[0]] = layout
-        if not layout.is_contiguous:
-            strided.add(op)
-    return strided
+        if layout is not None:
+            layouts[op.results[0]] = views[op] = layout
+    return views
 
 
-def _reads_hoisted(op: MoOp, user: object, strided: set[object]) -> bool:
+def _reads_hoisted(op: MoOp, user: object, views: dict[object, Layout]) -> bool:
     """Whether a user outside reads the hoisted result of an op.
 
-    Only users that need a contiguous operand read the result of a strided view; the others read its source.
+    Only users that need a contiguous operand read the result of a strided view; other users of views read the source.
     """
-    return op not in strided or (isinstance(user, MoOp) and needs_contiguous(user))
+    layout = views.get(op)
+    if layout is None:
+        return True
+    return not layout.is_contiguous and isinstance(user, MoOp) and needs_contiguous(user)
 
 
-def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], strided: set[object]) -> None:
+def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], views: dict[object, Layout]) -> None:
     """Moves the hoisted ops into a new `mok.once`, after the weights that it reads."""
     inside = set(hoisted)
     inputs: list[SSAValue] = []
@@ -165,10 +163,9 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], strided: set[obje
     results = [
         result
         for op in hoisted
-        if not is_view(op) or op in strided
         for result in op.results
         if any(
-            _reads_hoisted(op, use.operation, strided)
+            _reads_hoisted(op, use.operation, views)
             for use in result.uses
             if use.operation not in inside
         )
