@@ -207,6 +207,42 @@ def test_products_that_are_not_merged() -> None:
     assert launches_of(twice) == ["packed_products", "copy"]
 
 
+def test_a_launch_has_at_most_four_parts() -> None:
+    """A pair is one part; a part that is left over is a launch of one product."""
+
+    def singles(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        return tuple(p(x, size) for size in range(32, 41))
+
+    def pairs(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        return tuple(p(x, size) * p(x, size) for size in range(32, 37))
+
+    assert launches_of(singles) == ["packed_products"] * 2 + ["packed_matmul"]
+    first, second = launches_of(pairs)
+    assert first.count("mul") == 4 and second.count("mul") == 1
+
+
+@pytest.mark.parametrize(("between", "launches"), [(31, 1), (32, 2)])
+def test_products_that_meet_after_many_ops_are_no_pair(between: int, launches: int) -> None:
+    """A search visits 32 ops after a product: `between` and the one where the results meet."""
+
+    def build(x: TensorValue, p: Products) -> TensorValue:
+        a, b = p(x, 40), p(x, 40)
+        for _ in range(between):
+            a = ops.tanh(a)
+        return a * b
+
+    assert len(launches_of(build)) == launches
+
+
+def test_products_of_different_sizes_whose_results_meet_are_no_pair() -> None:
+    def build(x: TensorValue, p: Products) -> TensorValue:
+        a, b, c = p(x, 40), p(x, 40), p(x, 1)
+        return a * b + ops.broadcast_to(c, a.shape)
+
+    launches = launches_of(build)
+    assert len(launches) == 2
+
+
 def test_an_epilogue_that_cannot_be_written() -> None:
     """An operand without a single stride over the rows: the sums are stored, and another kernel reads them."""
     products = Products("float32", 64, np.random.default_rng(0), True)
