@@ -234,13 +234,12 @@ def test_products_that_meet_after_many_ops_are_no_pair(between: int, launches: i
     assert len(launches_of(build)) == launches
 
 
-def test_products_of_different_sizes_whose_results_meet_are_no_pair() -> None:
+def test_a_pair_whose_epilogue_depends_on_a_product_is_not_merged_with_it() -> None:
     def build(x: TensorValue, p: Products) -> TensorValue:
         a, b, c = p(x, 40), p(x, 40), p(x, 1)
         return a * b + ops.broadcast_to(c, a.shape)
 
-    launches = launches_of(build)
-    assert len(launches) == 2
+    assert len(launches_of(build)) == 2
 
 
 def test_an_epilogue_that_cannot_be_written() -> None:

@@ -83,6 +83,14 @@ def test_views_between_the_ops_of_a_region_exist_in_it_only() -> None:
     assert list(output.operands) == list(region.results)
 
 
+def test_a_view_outside_reads_the_result_of_a_region() -> None:
+    column = f"!mo.tensor<[8, 1], {F}>"
+    body = op("a", "tanh", "e", of=EIGHT) + f"%r = mo.reshape(%a) : ({EIGHT}) -> {column}\n"
+    (region, view, _) = ops = rebuilt(body, column, "tanh")
+    assert names(ops) == ["tanh+yield", "reshape", "output"]
+    assert list(view.operands) == list(region.results)
+
+
 def counted(result: str, stop: str, size: str) -> str:
     """A range whose size the program computes."""
     type_ = f"!mo.tensor<[{size}], {F}>"

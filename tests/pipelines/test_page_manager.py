@@ -679,3 +679,20 @@ def test_random_use(machine):
     run_state_machine_as_test(
         machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
     )
+
+
+def test_contents_that_are_kept_come_in_the_order_of_their_use() -> None:
+    """Contents of free pages, the next one to be taken first, then those of tables, the first pages last."""
+    pool = PagePool(7)
+    pages = [pool.take() for _ in range(6)]
+    for page in pages[:5]:
+        pool.share(page, bytes([page]))
+    pool.share(pages[5], bytes([pages[0]]))  # equal contents: the first page counts
+    for page in (pages[3], pages[1]):
+        pool.drop(page)
+    pool.hold([bytes([pages[0]])])
+    pool.drop(pages[0])  # one user is left
+    assert [page for _, page in pool.with_content()] == [pages[i] for i in (3, 1, 4, 2, 0)]
+    assert all(page_hash == bytes([page]) for page_hash, page in pool.with_content())
+    pool.forget()
+    assert pool.with_content() == []
