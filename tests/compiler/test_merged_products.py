@@ -207,6 +207,22 @@ def test_products_that_are_not_merged() -> None:
     assert launches_of(twice) == ["packed_products", "copy"]
 
 
+def test_a_product_that_meets_two_others_is_in_no_pair() -> None:
+    def build(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        a, b, c = p(x, 40), p(x, 40), p(x, 40)
+        return a * b, a - c
+
+    assert launches_of(build) == ["packed_matmul", "packed_matmul+mul", "packed_matmul+sub"]
+
+
+def test_a_product_of_two_inputs_separates_products() -> None:
+    def build(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        return p(x, 40), x @ ops.transpose(x, 0, 1), p(x, 41)
+
+    launches = launches_of(build)
+    assert launches.count("packed_matmul") == 2 and len(launches) == 3
+
+
 def test_a_launch_has_at_most_four_parts() -> None:
     """A pair is one part; a part that is left over is a launch of one product."""
 
