@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import pytest
 from xdsl.ir import SSAValue
 
@@ -12,6 +13,10 @@ from max._compiler.mok import OnceOp
 from max._compiler.passes import once
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.once import compute_once, weights_only
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, ops
 from max.mlir import GraphOp, MoOp, verify_module
 
 F = "f32, cpu:0"
@@ -299,6 +304,23 @@ def test_empty_weights_count_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     body += f"%s = mo.broadcast_to(%o) : ({one}) -> {four}\n"
     body += f"%r = mo.concat(%s, %e) {{axis = 0}} : ({four}, {empty}) -> {four}\n"
     assert hoisted(body, four) == ["mo.broadcast_to", "mo.concat"]
+
+
+def test_a_reshaped_transposed_weight_is_copied_at_load(rng: np.random.Generator) -> None:
+    w = rng.standard_normal((129, 257)).astype(np.float32)
+    x = rng.standard_normal((129 * 257,)).astype(np.float32)
+    cpu = DeviceRef.CPU()
+    with Graph("g", input_types=[TensorType(DType.float32, x.shape, cpu)]) as graph:
+        columns = ops.transpose(ops.tanh(ops.constant(w, DType.float32, cpu)), 0, 1)
+        rows = ops.reshape(ops.transpose(ops.constant(w, DType.float32, cpu), 0, 1), x.shape)
+        total = graph.inputs[0].tensor + rows
+        graph.output(total, ops.reshape(total, columns.shape) * columns)
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    assert [part for part in model.kernel_summaries if "tanh" in part or "transpose" in part] == []
+    first, second = model.execute(x)
+    np.testing.assert_allclose(first.to_numpy(), x + w.T.reshape(-1), rtol=1e-6, atol=1e-6)
+    wanted = (x + w.T.reshape(-1)).reshape(257, 129) * np.tanh(w).T
+    np.testing.assert_allclose(second.to_numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_values_of_weights_only() -> None:
