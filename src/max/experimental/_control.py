@@ -9,6 +9,7 @@ from max.dtype import DType
 from max.experimental._dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
 from max.graph import Type, Value, ops
+from max.graph.ops.launches import check_stream
 
 __all__ = ["cond", "side_stream", "while_loop"]
 
@@ -103,10 +104,7 @@ def side_stream(
             negative.
         TypeError: A result does not convert to a tensor; `stream_id` is no int.
     """
-    if not isinstance(stream_id, int) or isinstance(stream_id, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"side_stream: stream_id is {stream_id!r}, expected an int")
-    if stream_id < 0:
-        raise ValueError(f"side_stream: stream_id is {stream_id}, expected 0 or more")
+    check_stream(stream_id)
     results = _tensors("side_stream", "body_fn", body_fn(*inputs))
     if result_types is not None:
         _check_types("side_stream", "body_fn", results, list(result_types), "result_types")

@@ -22,7 +22,7 @@ from max.graph.ops.slicing import slice_tensor
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import BufferValue, BufferValueLike, TensorValue, TensorValueLike, _ChainValue
 
-__all__ = ["parallel", "shard_and_stack", "side_stream"]
+__all__ = ["check_stream", "parallel", "shard_and_stack", "side_stream"]
 
 
 def parallel(
@@ -116,12 +116,17 @@ def side_stream(
             negative.
         TypeError: The function returns what is no tensor; `stream_id` is no int.
     """
-    if not isinstance(stream_id, int) or isinstance(stream_id, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+    check_stream(stream_id)
+    returned = body_fn(*[as_tensor(x) for x in inputs])
+    return _typed("side_stream", returned, result_types)
+
+
+def check_stream(stream_id: object) -> None:
+    """Raises if the number of a side stream is not an int of 0 or more."""
+    if not isinstance(stream_id, int) or isinstance(stream_id, bool):
         raise TypeError(f"side_stream: stream_id is {stream_id!r}, expected an int")
     if stream_id < 0:
         raise ArgumentError(f"side_stream: stream_id is {stream_id}, expected 0 or more")
-    returned = body_fn(*[as_tensor(x) for x in inputs])
-    return _typed("side_stream", returned, result_types)
 
 
 def _typed(op: str, returned: Any, types: Sequence[TensorType]) -> list[TensorValue]:

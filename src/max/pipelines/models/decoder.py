@@ -50,7 +50,7 @@ _MIXER_NAMES = {
 
 
 class _Identity(Module):
-    """Stands in for the norm after the last block in models without one."""
+    """Takes the place of the norm after the last block in models without one."""
 
     def __call__(self, x: TensorValue) -> TensorValue:
         return x
