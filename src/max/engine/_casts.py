@@ -13,7 +13,8 @@ from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import Tensor
 from max.dtype import DType
-from max.engine._program import LinkedProgram, arena_of
+from max.engine._arena import arena_of
+from max.engine._program import LinkedProgram
 from max.engine._store import ProgramStore, describe
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from max._compiler.sizes import simplify
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, DLPackArray, Tensor
 from max.driver._device import device_named
+from max.engine._arena import Arena
 from max.engine._model import Model
-from max.engine._program import Arena, Linked
+from max.engine._program import Linked
 from max.graph import Graph
 from max.graph.print_options import PrintOptions
 

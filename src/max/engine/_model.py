@@ -21,11 +21,12 @@ from max.driver import CPU, Device, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
 from max.dtype import DType
+from max.engine._arena import Arena, arena_of
 from max.engine._binding import InputBinder, ModelInput
 from max.engine._captures import Capture, Captures, checked_keys
 from max.engine._outputs import OutputMemory
 from max.engine._profile import Profile, recording
-from max.engine._program import Arena, Instance, Linked, LinkedProgram, arena_of
+from max.engine._program import Instance, Linked, LinkedProgram
 from max.engine._tensor_spec import TensorSpec
 
 __all__ = ["Model"]

@@ -20,6 +20,7 @@ from max._garbage import rare_collections
 from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import CPU, Device, DLPackArray
+from max.engine._arena import arena_of
 from max.engine._casts import Caster
 from max.engine._linker import ModelLinker
 from max.engine._model import Model
@@ -33,7 +34,6 @@ from max.engine._options import (
     choice,
 )
 from max.engine._profile import Profile, recording
-from max.engine._program import arena_of
 from max.engine._store import Loaded, ProgramStore, input_names
 from max.engine._weights import bind_weights, declared_weights
 from max.kernel.language.extensions import load_extensions

@@ -1,0 +1,82 @@
+"""Arenas: the memory for the temporary buffers of programs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from max._backends import Backend
+from max._compiler.code import ALIGNMENT
+from max._runtime import guard, platform
+from max.dtype import DType
+from max.engine._outputs import trim_all
+
+__all__ = ["Arena", "arena_of"]
+
+
+class Arena:
+    """Memory for temporary buffers. All programs of a queue share it, since they run one at a time.
+
+    Args:
+        backend: The device of the memory.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._device = None if backend.is_host else backend.device
+        self._memory = self._make(ALIGNMENT)
+
+    def _make(self, size: int) -> tuple[int, object, int]:
+        """Allocates a block; returns its address, its owner and its size."""
+        if self._device is not None:
+            block = self._device.memory.allocate("arena", DType.uint8, (size,), False)
+            return block.ptr, block.owner, size
+        memory = platform.allocate(size)
+        return memory.ctypes.data, memory, size
+
+    def take(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
+        """The address of at least `size` bytes, and their owner, which the caller holds until the end of its run.
+
+        Args:
+            size: The number of bytes.
+            holes: The offsets of guard pages; with them the memory is new. Only the host has guard pages.
+        """
+        if holes and self._device is None:
+            memory = guard.with_holes(size, holes)
+            return memory.ctypes.data, memory
+        block = self._memory
+        if block[2] < size:
+            # other runs may still use the old memory: they hold its owner
+            try:
+                block = self._memory = self._make(max(size, block[2] + block[2] // 2))
+            except MemoryError:
+                self.trim()
+                trim_all()
+                block = self._memory = self._make(size)
+        return block[0], block[1]
+
+    def fresh(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
+        """New memory, for a program with several segments: other programs may run between them.
+
+        Args:
+            size: The number of bytes.
+            holes: As for `take`.
+        """
+        if holes and self._device is None:
+            return self.take(size, holes)
+        return self._make(max(size, 1))[:2]
+
+    def trim(self) -> None:
+        """Frees the memory; a run in progress holds the owner of its memory."""
+        self._memory = self._make(ALIGNMENT)
+
+
+_arenas: weakref.WeakKeyDictionary[object, Arena] = weakref.WeakKeyDictionary()
+_arenas_lock = threading.Lock()
+
+
+def arena_of(backend: Backend) -> Arena:
+    """The arena of a device; sessions on the same queue share it."""
+    with _arenas_lock:
+        if backend.queue not in _arenas:
+            _arenas[backend.queue] = Arena(backend)
+        return _arenas[backend.queue]
