@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from max._config import flags
-from max._runtime import jit
+from max._runtime import jit, kernel_code
 from max.engine._store import ProgramStore
 
 # a shell without job control starts background jobs with SIGINT ignored, which their children inherit
@@ -127,7 +127,7 @@ def _optimizer(request: pytest.FixtureRequest) -> Iterator[None]:
     if folder not in COMPOSED or request.config.getoption("--optimize"):
         yield
         return
-    with patch.object(jit, "_optimized", lambda: False):
+    with patch.object(kernel_code, "_optimized", lambda: False):
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from max import kernel as k
-from max._runtime import amx, jit
+from max._runtime import amx, kernel_code
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 
@@ -76,7 +76,7 @@ def _best_seconds(pool: Pool, kernel: Any, arrays: Sequence[np.ndarray], **param
     target = amx.native_target()
     specs = [k.TensorSpec(x.dtype, x.shape) for x in arrays]
     ir = k.specialize(kernel, args=specs, params=params, target=target)
-    entry = jit.compile_kernels([ir], target)[ir.key]
+    entry = kernel_code.compile_kernels([ir], target)[ir.key]
     slots = [(i + 1, 0) for i in range(len(arrays))]
     program = Program([Launch(entry, slots, phases=ir.phases)], len(arrays) + 1, ir.scratch_bytes)
     executor = Executor(pool, program)

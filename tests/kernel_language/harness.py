@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from max import kernel as k
-from max._runtime.jit import compile_kernels
+from max._runtime.kernel_code import compile_kernels
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 from max.kernel.ir.spec import verify

@@ -12,7 +12,7 @@ import numpy as np
 from max import kernel as k
 from max._compiler.specialisations import Specialisations
 from max._kernel_library import library
-from max._runtime import jit, platform
+from max._runtime import kernel_code, platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 from max.dtype import DType
@@ -97,7 +97,7 @@ class Runner:
             lambda: k.specialize(call.kernel, specs, all_params, compiled_for),
         )
         self.values = np.array([0, *self.ir.words(self.arguments())], np.int64)
-        entry = jit.compile_kernels([self.ir], compiled_for)[self.ir.key]
+        entry = kernel_code.compile_kernels([self.ir], compiled_for)[self.ir.key]
         slots = [(i, 0) for i in range(1, len(self.values))]
         self.launch = Launch(
             entry,

@@ -15,7 +15,7 @@ from max import _abi
 from max import kernel as k
 from max._abi import BaseLayout, ErrorRecord, Words
 from max._runtime import native, native_waiting, native_walk
-from max._runtime.jit import compile_kernels
+from max._runtime.kernel_code import compile_kernels
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 

@@ -17,7 +17,7 @@ import pytest
 from max import kernel
 from max._config import flags
 from max._host import usable_cpus
-from max._runtime import jit, native_compiler, platform
+from max._runtime import jit, kernel_code, native_compiler, platform
 from max._runtime.cache import Cache
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -512,14 +512,14 @@ def squares(out: kernel.Output[kernel.f32, 1], ctx: kernel.Context):
 def test_optimised_code_and_plain_code_of_a_kernel_are_apart(counts, monkeypatch):
     target = kernel.host_target()
     ir = kernel.specialize(squares, [kernel.TensorSpec(kernel.f32, (None,))], {}, target)
-    monkeypatch.setattr(jit, "_optimized", lambda: True)
-    optimised = jit.compile_kernels([ir], target)[ir.key]
-    monkeypatch.setattr(jit, "_optimized", lambda: False)
-    plain = jit.compile_kernels([ir], target)[ir.key]
+    monkeypatch.setattr(kernel_code, "_optimized", lambda: True)
+    optimised = kernel_code.compile_kernels([ir], target)[ir.key]
+    monkeypatch.setattr(kernel_code, "_optimized", lambda: False)
+    plain = kernel_code.compile_kernels([ir], target)[ir.key]
     assert plain != optimised and counts("compiled", "reused") == (2, 0)
-    assert jit.load_kernels([ir.key], target) == {ir.key: plain}
-    monkeypatch.setattr(jit, "_optimized", lambda: True)
-    assert jit.load_kernels([ir.key], target) == {ir.key: optimised}
+    assert kernel_code.load_kernels([ir.key], target) == {ir.key: plain}
+    monkeypatch.setattr(kernel_code, "_optimized", lambda: True)
+    assert kernel_code.load_kernels([ir.key], target) == {ir.key: optimised}
     assert counts("compiled", "reused") == (2, 2)
 
 

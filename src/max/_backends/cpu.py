@@ -9,7 +9,7 @@ from max import kernel as k
 from max._backends.backend import Backend, Backends
 from max._kernel_library.packing import CPU_PACKING
 from max._lazy import lazy_module
-from max._runtime import amx, jit
+from max._runtime import amx, kernel_code
 from max._runtime.pool import Pool, shared_pool
 from max._runtime.program import Executor, Program
 from max.driver import CPU
@@ -52,16 +52,16 @@ class CPUBackend(Backend):
     def load(self, kernels: Iterable[k.KernelIR]) -> dict[str, int]:
         # while other threads compile the kernels that were started
         self.pool.prepare()
-        return jit.compile_kernels(kernels, self.target)
+        return kernel_code.compile_kernels(kernels, self.target)
 
     def start(self, kernel: k.KernelIR) -> None:
-        jit.start_kernel(kernel, self.target)
+        kernel_code.start_kernel(kernel, self.target)
 
     def cancel_started(self) -> None:
-        jit.cancel_started(self.target)
+        kernel_code.cancel_started(self.target)
 
     def load_cached(self, keys: Sequence[str]) -> dict[str, int] | None:
-        return jit.load_kernels(keys, self.target)
+        return kernel_code.load_kernels(keys, self.target)
 
     def executor(self, program: Program) -> Executor:
         return Executor(self.pool, program)

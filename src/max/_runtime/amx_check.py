@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from max import kernel as k
-from max._runtime import jit
+from max._runtime import kernel_code
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 
@@ -83,7 +83,7 @@ def products_are_right(target: k.CPUTarget) -> bool:
     arrays = [*actual, *operands]
     specs = [k.TensorSpec(k.scalar_type(x.dtype), x.shape) for x in arrays]
     ir = k.specialize(check_products, specs, target=target)
-    entry = jit.compile_kernels([ir], target)[ir.key]
+    entry = kernel_code.compile_kernels([ir], target)[ir.key]
     slots = [(0, word) for word in ir.words(arrays)]
     launch = Launch(entry, slots, phases=ir.phases, name=ir.name, messages=ir.messages)
     pool = Pool(_WORKERS)

@@ -25,7 +25,7 @@ from max._dataclass import dataclass
 from max._host import usable_cpus
 from max._lazy import lazy_module
 from max._runtime import platform
-from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
+from max._runtime.cache import Cache, content_key, default_cache
 from max._runtime.llvm_compiler import (
     PASS_MODE,
     CompileError,
@@ -348,7 +348,7 @@ def _function(name: str, text: Callable[[], str], optimize: bool) -> Unit:
 def _functions_called(unit: Unit, data: bytes | None) -> list[Unit]:
     """The outlined functions that the object of a unit calls, without their text."""
     names: set[bytes] = set(_FUNCTION_NAMES.findall(data or b""))
-    return [_function(name.decode(), _absent, unit.optimize) for name in sorted(names)]
+    return [_function(name.decode(), absent_text, unit.optimize) for name in sorted(names)]
 
 
 stats = JitStats()
@@ -406,75 +406,12 @@ def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[st
     return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
 
 
-def _optimized() -> bool:
-    """Whether LLVM optimises kernels; not if every access is checked, as that takes five times as long."""
-    return flags.MAX_KERNEL_CHECK < 2
+def absent_text() -> str:
+    """The text of a unit of which only the key is known: raises `AbsentError`."""
+    raise AbsentError
 
 
-def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -> dict[str, int]:
-    """Addresses of kernels by their key; only those absent from the cache become LLVM IR.
-
-    Raises:
-        CompileError: LLVM rejects the IR of a kernel.
-    """
-    if flags.MAX_KERNEL_INTERPRET:
-        return {ir.key: kernel.interpreted_entry(ir, target) for ir in irs}
-    units = {ir.key: _unit_of(ir, target) for ir in irs}
-    loaded = jit_for(Machine.of(target)).load(list(units.values()))
-    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
-
-
-def start_kernel(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> None:
-    """Starts to compile a kernel ahead of `compile_kernels`, while more kernels are specialised.
-
-    Args:
-        ir: The kernel.
-        target: The machine to compile for.
-    """
-    if not flags.MAX_KERNEL_INTERPRET:
-        jit_for(Machine.of(target)).start(_unit_of(ir, target))
-
-
-def cancel_started(target: kernel.LLVMTarget) -> None:
-    """Cancels the kernels of `start_kernel` that no thread compiles yet.
-
-    Args:
-        target: The machine.
-    """
-    jit_for(Machine.of(target)).cancel_started()
-
-
-def _unit_of(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> Unit:
-    return _unit(ir.key, functools.partial(kernel.emit_modules, ir, target))
-
-
-def _unit(key: str, text: Callable[[], str | kernel.Modules]) -> Unit:
-    optimize = _optimized()
-    unit_key = f"{key}.{source_fingerprint('kernel')}"
-    return Unit(unit_key if optimize else f"{unit_key}.plain", (f"k_{key}",), text, optimize)
-
-
-def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, int] | None:
-    """Addresses of kernels by their keys only, from this process or from the disk.
-
-    A program loaded from the disk cache takes this path: it needs no kernel's IR.
-
-    Returns:
-        The addresses by key, or None if the code of a kernel is missing; :func:`compile_kernels` then compiles it.
-    """
-    units = {key: _unit(key, _absent) for key in keys}
-    try:
-        loaded = jit_for(Machine.of(target)).load(list(units.values()))
-    except _AbsentError:
-        return None
-    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
-
-
-def _absent() -> str:
-    raise _AbsentError
-
-
-class _AbsentError(Exception):
+class AbsentError(Exception):
     """A kernel's text was needed where only its key is known."""
 
 
