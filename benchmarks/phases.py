@@ -15,20 +15,23 @@ from types import FrameType
 # the first pattern that any frame of the stack matches, the outermost frames included
 PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("imports", ("<frozen importlib._bootstrap>",)),
-    ("measuring", ("max/engine/_limits.py",)),
+    ("measuring", ("max/engine/_limits.py", "max/engine/_measure.py")),
     ("packing", ("max/engine/_once.py",)),
-    ("LLVM, loading and linking of code", ("max/_runtime/jit.py", "max/_runtime/llvm_compiler.py")),
-    ("kernel frontend", ("max/_compiler/kernels.py", "max/kernel/specialize.py")),
+    (
+        "LLVM, loading and linking of code",
+        ("max/_runtime/jit.py", "max/_runtime/kernel_code.py", "max/_runtime/llvm_compiler.py"),
+    ),
+    ("kernel frontend", ("max/_compiler/kernels.py", "max/kernel/frontend/")),
     ("passes", ("max/_compiler/passes/",)),
     ("lowering", ("max/_compiler/",)),
-    ("casts of weights", ("_weight_data.py:astype", "_casts.py")),
+    ("casts of weights", ("graph/weight_data.py:astype", "_casts.py")),
     ("reading of weights", ("max/graph/weights/",)),
     ("key of the graph", ("_store.py:_key", "_store.py:_recipe_key", "described.py")),
     ("linking of the program", ("max/engine/",)),
-    ("tokenizer", ("tokenizer.py", "gguf_model.py")),
+    ("tokenizer", ("max/pipelines/tokenization/", "gguf_tokenizer.py", "gguf_vocabulary.py")),
     ("graph building", ("build_graph", "max/nn/", "max/graph/", "max/mlir/")),
-    ("cache of pages", ("kv_cache",)),
-    ("configuration", ("config.py", "hf_utils", "weight_files", "weight_metadata")),
+    ("cache of pages", ("max/pipelines/kv_cache/",)),
+    ("configuration", ("max/pipelines/config/", "max/pipelines/checkpoints/")),
 )
 
 

@@ -5,6 +5,7 @@ memory.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import Tokenizer
 
-from benchmarks import blocks, generation, matmul, runner
+from benchmarks import blocks, generation, matmul, phases, runner
 from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, pages, ratios_of, with_seed
 from benchmarks.models import fits
 from benchmarks.random_gguf import SCALES, random_vocabulary, write_random_gguf
@@ -225,3 +226,14 @@ def test_prompts_have_their_length_with_a_tokenizer_that_pads(tmp_path: Path) ->
     tokenizer.enable_truncation(10)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert len(Prompts(tmp_path).text(64).split()) == 64
+
+
+def test_the_phases_name_code_of_the_product() -> None:
+    source = Path(__file__).parents[1] / "src"
+    places = ["<frozen importlib._bootstrap>"]
+    for path in source.rglob("*.py"):
+        name = path.relative_to(source).as_posix()
+        places += [f"{name}:{function}" for function in re.findall(r"def (\w+)", path.read_text())]
+    for phase, patterns in phases.PHASES:
+        for pattern in patterns:
+            assert any(pattern in place for place in places), f"{phase}: nothing matches {pattern}"
