@@ -11,16 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from max.driver import Tensor
 from max.entrypoints.cli import cli
 from max.entrypoints.cli.errors import NAMES_ELSEWHERE, report
 from max.entrypoints.llm import LLM
-from max.interfaces import GenerationStatus
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
-from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.generation.step_checks import fail_without_logits
-from max.pipelines.models.inputs import ModelOutputs
 from tests.encoders.harness import checkpoint
 from tests.encoders.test_text_encoder import write_tokenizer
 from tests.pipelines.broken_files import make_model
@@ -169,14 +164,6 @@ def test_damaged_weights_are_no_answer(model, capfd, value, options) -> None:
     lines = told(capfd, 2, *generate(model, *options))
     assert "the logits after token 9 of request " in lines[0] and lines[0].endswith("are all NaN")
     assert "--quantization-encoding float32" in lines[1]
-
-
-def test_only_the_requests_without_logits_fail() -> None:
-    logits = np.array([[np.nan] * 3, [2, 1, 0], [np.nan, 1, np.nan], [0, 0, 5]], np.float32)
-    batch = [TextContext(max_length=9, tokens=np.array([1, 2])) for _ in logits]
-    fail_without_logits(ModelOutputs(Tensor.from_numpy(logits)), batch, np.array([0, 0, 0, 2]))
-    assert [context.failure is not None for context in batch] == [True, False, False, False]
-    assert batch[0].status is GenerationStatus.CANCELLED and not batch[1].is_done
 
 
 @pytest.mark.parametrize(

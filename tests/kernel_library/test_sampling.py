@@ -76,6 +76,18 @@ def test_greedy_ignores_nan() -> None:
     np.testing.assert_array_equal(sample(logits, temperature=0.0), [33])
 
 
+@pytest.mark.parametrize("size", [1, 16, 37])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}], ids=str
+)
+def test_a_row_of_nan_has_no_token(size: int, options: dict[str, float]) -> None:
+    logits = np.full((3, size), np.nan, np.float32)
+    logits[1, size - 1] = -np.inf  # a number: the first index, as for a row of -inf
+    logits[2, size // 2] = -1
+    got = sample(logits, **options)
+    assert got[0] == -1 and got[1] == 0 and got[2] == size // 2
+
+
 @settings(max_examples=40)
 @given(
     vocabulary=st.sampled_from([1, 5, 33, 700]),

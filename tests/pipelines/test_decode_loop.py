@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from max._compiler import pipeline
 from max._config import flags
@@ -23,6 +27,7 @@ from max.interfaces import (
 )
 from max.mlir import entry
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.core.exceptions import NotFiniteError
 from max.pipelines.generation.decode_loop import next_step_graph
 from max.pipelines.generation.engine import limits_of
 from max.pipelines.generation.generation import Generation
@@ -32,9 +37,9 @@ TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 PROMPTS = ["Hello", "def f(x):", "The capital of", "x = ", "a" * 300]
 
 
-def pipeline_of(steps: int, **values):
+def pipeline_of(steps: int, model: Path = TINY, **values):
     config = PipelineConfig(
-        model_path=TINY,
+        model_path=model,
         quantization_encoding="float32",
         max_num_steps=steps,
         **{"max_length": 512, "max_batch_size": 8, **values},
@@ -151,6 +156,50 @@ def test_log_probabilities_and_profiles_take_single_steps(several) -> None:
     several.release(two.request_id)
 
 
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory, several) -> tuple[Path, list[int], int]:
+    """A checkpoint with a token whose embedding is NaN; the tokens of "x = " up to this one, and those of "Hello"."""
+    (tokens, _), (other, _) = generated(several, ["x = ", "Hello"], 12, ignore_eos=True)
+    prompts = np.concatenate([several.tokenizer.encode_now(p) for p in ("x = ", "Hello")])
+    last = next(
+        n for n, token in enumerate(tokens)
+        if n > 1 and token not in (*tokens[:n], *other, *prompts.tolist())
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("damaged") / "model"
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["model.embed_tokens.weight"][tokens[last]] = math.nan
+    save_file(weights, folder / "model.safetensors")
+    return folder, tokens[: last + 1], other
+
+
+@pytest.mark.parametrize("steps", [1, 3, 12])
+def test_logits_that_become_nan_end_their_request_only(damaged, steps: int) -> None:
+    folder, tokens, other = damaged
+    pipeline = pipeline_of(steps, folder)
+    prompts = [pipeline.tokenizer.encode_now(p).tolist() for p in ("x = ", "Hello")]
+    bad, good = (context(prompt, 12, ignore_eos=True) for prompt in prompts)
+    run(pipeline, 1, bad, good)
+    while bad.failure is None:
+        run(pipeline, steps, bad, good)
+    assert bad.generated_tokens.tolist() == tokens
+    assert bad.status is GenerationStatus.CANCELLED
+    assert f"after token {len(prompts[0]) + len(tokens)} of request" in str(bad.failure)
+    pipeline.release(bad.request_id)
+    while not good.is_done:
+        run(pipeline, min(steps, 12 - len(good.generated_tokens)), good)
+    assert good.generated_tokens.tolist() == other
+    pipeline.release(good.request_id)
+    with pytest.raises(NotFiniteError, match="are all NaN"):
+        generated(pipeline, ["x = "], 12, ignore_eos=True)
+    cache = pipeline.kv_managers[0]
+    cache.pages.check()
+    assert cache.free_pages == cache.total_num_pages
+
+
 def test_an_interrupt_ends_it_after_a_step(several) -> None:
     prompt = several.tokenizer.encode_now("x = ").tolist()
     one = context(prompt, 300, ignore_eos=True)
@@ -256,7 +305,7 @@ def test_the_graph_between_two_steps(seed: int) -> None:
     done, again, interrupted = np.zeros(1, np.int64), np.ones(1, np.uint8), np.zeros(1, np.uint8)
     changed = [tokens, lengths, most, seeds, history, done, again]
     for step in range(steps):
-        chosen = rng.integers(0, 40, batch)
+        chosen = rng.integers(-1, 40, batch)
         before = lengths.copy()
         interrupted[0] = rng.random() < 0.2
         model.execute(*map(Tensor.from_numpy, [chosen, first, ends, interrupted, *changed]))
@@ -267,7 +316,7 @@ def test_the_graph_between_two_steps(seed: int) -> None:
         assert seeds.tolist() == [
             step_seed(int(s), int(n) + 1) for s, n in zip(first, lengths, strict=True)
         ]
-        ended = any(chosen[row] in ends[row] for row in range(batch))
+        ended = any(chosen[row] < 0 or chosen[row] in ends[row] for row in range(batch))
         assert again[0] == (not ended and not interrupted[0] and step + 1 < steps)
     assert most.tolist() == [[1, int(lengths.max())]] and done[0] == steps
     with pytest.raises(IndexError, match=f"step {steps} of {steps}"):

@@ -320,6 +320,8 @@ def _sample_row(
         raise ValueError(f"the temperature is {temperature}, expected 0 or more")
     if not (0 <= top_p <= 1 and 0 <= min_p <= 1):
         raise ValueError(f"top_p is {top_p}, min_p {min_p}; expected 0 to 1")
+    if np.isnan(logits).all():
+        return -1
     scores: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
     best = int(np.argmax(scores))
     peak = scores[best]
@@ -391,7 +393,9 @@ def _next_step(
     for row, (first, length) in enumerate(zip(first_seeds, cache_lengths, strict=True)):
         seeds[row] = _splitmix64(first, int(length) + 2)
     steps[0] = step + 1
-    ended = bool(interrupted[0]) or bool((ends == next_tokens[:, None]).any())
+    ended = bool(interrupted[0]) or bool(
+        (ends == next_tokens[:, None]).any() or (next_tokens < 0).any()
+    )
     again[0] = not ended and step + 1 < len(history)
 
 

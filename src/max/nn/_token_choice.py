@@ -54,7 +54,7 @@ def topk_fused_sampling(
         seed: The seed, per row or for all rows. Rows with equal seeds draw different numbers.
 
     Returns:
-        int64 ``[batch, 1]``.
+        int64 ``[batch, 1]``; -1 for a row whose logits are all NaN.
 
     Raises:
         ValueError: The shapes do not fit, or a number is out of range.
@@ -83,7 +83,7 @@ def sample_rows(
     min_p: TensorValueLike = 0.0,
     seed: TensorValueLike = 0,
 ) -> TensorValue:
-    """Samples one token per row of logits, int64 ``[batch, 1]``; see `topk_fused_sampling`.
+    """Samples one token per row of logits, int64 ``[batch, 1]``; -1 for a row of NaN; see `topk_fused_sampling`.
 
     Args:
         op: The name of the op, for error messages.

@@ -59,7 +59,8 @@ class DecodingState(NamedTuple):
 def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> None:
     """Stores the tokens of a step as row `steps[0]` of the history, and as the input of the next step.
 
-    There is a next step while the history has rows left, no token ends its sequence, and the run is not interrupted.
+    There is a next step while the history has rows left, no token ends its sequence or is negative (no token could be
+    chosen), and the run is not interrupted.
     """
     next_tokens, first_seeds, ends, interrupted = results
     tokens, cache_lengths, max_lengths, seeds, history, steps, again = state
@@ -92,6 +93,8 @@ def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> Non
             cache_lengths[row] = length
             # the next token follows the one that is cached next; seeds are numbered from 1
             seeds[row] = splitmix64(first_seeds[row], k.i64(length) + 2)
+            if token < 0:
+                ended = k.i64(1)
             for i in range(ends.shape[1]):
                 if ends[row, i] == token:
                     ended = k.i64(1)

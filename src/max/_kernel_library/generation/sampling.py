@@ -8,7 +8,7 @@ weights exceeds `u` times the total, where `u` in [0, 1) depends on the row's se
 
 A cut is a threshold: a logit, and the last index among equal logits that is kept. A heap finds it for `top_k` up to
 `SMALL_K`, otherwise bisection over the bits of the logit, 31 passes over the row. Rows are not sorted, and weights are
-not stored. A task is a row of logits.
+not stored. A task is a row of logits. A row of NaN only has no token: the result is `NO_TOKEN`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from max._kernel_library.operand_checks import check_size
 SMALL_K = 256
 """The maximum number of candidates that are kept in a heap."""
 LAST_INDEX = 2**31 - 1
+NO_TOKEN = -1
+"""The result for a row whose logits are all NaN."""
 
 
 @k.inline
@@ -43,6 +45,16 @@ def greatest(row: Any, width: int) -> Any:
     index = k.i64(k.reduce_min(k.select(best == value, indices, none)))
     # of zeros the sign of the first
     return row[index] if value > NEGATIVE_INFINITY else value, index
+
+
+@k.inline
+def has_number(row: Any) -> Any:
+    """Whether a logit is not NaN."""
+    found = False
+    for j in range(row.shape[0]):
+        if row[j] == row[j]:
+            found = True
+    return found
 
 
 @k.inline
@@ -284,7 +296,9 @@ def sample_token(
     seed: k.Input,
     ctx: k.Context,
 ) -> None:
-    """`out[row]` is the token drawn from row `row` of `logits`; greedy where the temperature is 0 or `top_k` is 1."""
+    """`out[row]` is the token drawn from row `row` of `logits`; greedy where the temperature is 0 or `top_k` is 1;
+    `NO_TOKEN` where all logits are NaN.
+    """
     width = ctx.target.width(k.f32)
     values = ctx.scratch(k.f32, (SMALL_K,))
     indices = ctx.scratch(k.i64, (SMALL_K,))
@@ -311,6 +325,8 @@ def sample_token(
         peak, best = greatest(row, width)
         token = best
         count = k.i64(top_k[b])
+        if not peak > NEGATIVE_INFINITY and not has_number(row):
+            token = k.i64(NO_TOKEN)
         # a row of only -inf or NaN has no distribution
         if temperature[b] > 0 and count != 1 and peak > NEGATIVE_INFINITY:
             d = Distribution(row, peak, 1 / temperature[b], width)

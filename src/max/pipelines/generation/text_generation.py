@@ -358,13 +358,14 @@ class TextGenerationPipeline(
             outputs = self._pipeline_model.execute(model_inputs)
             tokens = self._next_tokens(outputs, batch, step, masks)
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
-            fail_without_logits(outputs, batch, chosen)
             if num_steps == 1:
                 steps.append(with_ended_reasoning(chosen, batch, self._tokenizer))
             else:
                 steps.append(chosen)
             if enable_log_probs:
                 logs.append(log_probabilities_of_step(outputs, batch, steps[-1]))
+            if (chosen < 0).any():
+                break  # a row of NaN has no token that could follow
             if step + 1 < num_steps:
                 cache = model_inputs.kv_cache_inputs
                 model_inputs.update(
@@ -375,7 +376,7 @@ class TextGenerationPipeline(
                 self._last_step = LastStep.of(batch, model_inputs, tokens)
         generated = np.array(steps, np.int32).T
         responses = self.update_context_and_prepare_responses(
-            generated, logs, batch, num_steps, enable_log_probs
+            generated, logs, batch, len(steps), enable_log_probs
         )
         self._kv_manager.step(batch)
         return responses
@@ -421,7 +422,7 @@ class TextGenerationPipeline(
         """Adds tokens to the contexts, up to the end of each sequence, and collects the outputs.
 
         Args:
-            generated_tokens_host: The tokens ``[batch, steps]``.
+            generated_tokens_host: The tokens ``[batch, steps]``; a negative one ends its request with an error.
             batch_log_probabilities: For each step, the log-probabilities of each request.
             flat_batch: The requests in the batch's order.
             num_steps: The number of steps.
@@ -437,6 +438,9 @@ class TextGenerationPipeline(
                     break
                 logs = batch_log_probabilities[step][row] if enable_log_probs else None
                 token, chunk = int(generated_tokens_host[row, step]), context.end_idx
+                if token < 0:
+                    fail_without_logits(context)
+                    break
                 context.update(token, logs)
                 if context.end_idx > chunk:  # otherwise the token followed a chunk and was dropped
                     self._constraints.advance(context, token)

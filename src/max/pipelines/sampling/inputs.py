@@ -138,7 +138,8 @@ def sample_tokens(
         seed: ``[batch]``, uint64.
 
     Returns:
-        int64 ``[batch]``; with temperature 0 or top_k 1 the likeliest token, of equal ones the lowest.
+        int64 ``[batch]``; with temperature 0 or top_k 1 the likeliest token, of equal ones the lowest; -1 where all
+            logits are NaN.
     """
     if logits.dtype != DType.float32:
         logits = ops.cast(logits, DType.float32)
