@@ -6,7 +6,7 @@ had or will have, for the module's own ``__getattr__``, which also tells of name
 
     __getattr__ = earlier_names(__name__)
 
-Objects are the same ones under each name. Nothing of `max` is imported before somebody asks for it.
+Objects are the same ones under each name. Nothing of `max` is imported before a name is looked up.
 """
 
 from __future__ import annotations

@@ -213,8 +213,8 @@ def _encode_q8_0(x: Floats, w: Floats | None) -> Bytes:
     d = np.abs(x).max(1, keepdims=True) / np.float32(127)
     scaled = x * _inverse(d)
     # halves away from zero
-    whole = np.floor(np.abs(scaled))
-    q = np.sign(scaled) * (whole + np.floor(2 * (np.abs(scaled) - whole)))
+    magnitude = np.floor(np.abs(scaled))
+    q = np.sign(scaled) * (magnitude + np.floor(2 * (np.abs(scaled) - magnitude)))
     return np.concatenate([_half_bytes(d, "Q8_0"), q.astype(np.int8).view(np.uint8)], 1)
 
 
@@ -358,14 +358,14 @@ def _encode_q6_k(x: Floats, w: Floats | None) -> Bytes:
     largest = np.take_along_axis(scale, np.abs(scale).argmax(1)[:, None], 1)
     d = _half_bytes(largest / np.float32(-128), "Q6_K")
     unit = d.view(np.float16).astype(np.float32)
-    whole = np.clip(np.rint(scale * _inverse(unit)), -128, 127).astype(np.int8)
-    factor = (unit * whole.astype(np.float32))[:, :, None]
+    factors = np.clip(np.rint(scale * _inverse(unit)), -128, 127).astype(np.int8)
+    factor = (unit * factors.astype(np.float32))[:, :, None]
     q = np.clip(np.rint(parts * _inverse(factor)), -32, 31).astype(np.int8)
     bits = (q + np.int8(32)).view(np.uint8).reshape(-1, 2, 4, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     upper = np.bitwise_or.reduce(bits >> 4 << shifts, 2).reshape(-1, 64)
     low = _packed_halves(bits, (-1, 2, 2, 64))
-    return np.concatenate([low, upper, whole.view(np.uint8), d], 1)
+    return np.concatenate([low, upper, factors.view(np.uint8), d], 1)
 
 
 _DECODERS: dict[str, Callable[[Bytes], Floats]] = {

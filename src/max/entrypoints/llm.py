@@ -115,14 +115,14 @@ class LLM:
         self, texts: list[str], max_new_tokens: int | None, grammar: str | None
     ) -> list[TextGenerationContext]:
         model = self._config.model_config
-        given = SamplingParamsInput(max_new_tokens=max_new_tokens)
+        sampling = SamplingParamsInput(max_new_tokens=max_new_tokens)
         contexts = [
             await self._tokenizer.new_context(
                 TextGenerationRequest(
                     request_id=RequestID(),
                     model_name=model.model_name,
                     prompt=text,
-                    sampling_params=sampling_params_for(given, model.sampling_params_defaults),
+                    sampling_params=sampling_params_for(sampling, model.sampling_params_defaults),
                 )
             )
             for text in texts

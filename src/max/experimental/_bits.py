@@ -60,8 +60,8 @@ def _stage(kind: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> 
     if dtype is DType.bool and kind in _OF_BOOLS:
         return _OF_BOOLS[kind](x, y)
     if not dtype.is_integral():
-        wanted = "bool or an integer type" if kind in _OF_BOOLS else "an integer type"
-        raise ArgumentError(f"{name}: the operands are {dtype.name}, expected {wanted}")
+        expected = "bool or an integer type" if kind in _OF_BOOLS else "an integer type"
+        raise ArgumentError(f"{name}: the operands are {dtype.name}, expected {expected}")
     flat, other = ops.reshape(x, (-1,)), ops.reshape(y, (-1,))
     result = TensorType(dtype, flat.shape, x.device)
     how = {"kind": kind, "size": dtype.size_in_bits, "signed": dtype.is_signed_integral()}

@@ -85,17 +85,17 @@ class DeviceMesh:
         return len(self.devices)
 
     def _axes(self, axis: str | int | Sequence[str | int]) -> list[int]:
-        found: list[int] = []
+        axes: list[int] = []
         for entry in [axis] if isinstance(axis, str | int) else axis:
             if isinstance(entry, str):
                 if entry not in self.axis_names:
                     raise ValueError(f"DeviceMesh: no axis {entry!r}; there are {self.axis_names}")
-                found.append(self.axis_names.index(entry))
+                axes.append(self.axis_names.index(entry))
             elif not 0 <= entry < self.ndim:
                 raise IndexError(f"DeviceMesh: axis {entry} of a mesh of {self.ndim} axes")
             else:
-                found.append(entry)
-        return found
+                axes.append(entry)
+        return axes
 
     def axis_size(self, axis: str | int | Sequence[str | int]) -> int:
         """The number of devices along an axis, or along several.

@@ -117,8 +117,8 @@ class OneDevice(Conversions):
             )
         if mapping is not None:
             device_of(mapping)
-        whole: Any = cls
-        return whole.from_graph_value(shard_values[0])
+        tensor_class: Any = cls
+        return tensor_class.from_graph_value(shard_values[0])
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         """What the library ``rich`` shows: the type, as the elements may not be computed."""

@@ -119,16 +119,16 @@ def _annotated(op: Callable[..., Any]) -> dict[int | str, type[TensorValue | Buf
     except (TypeError, ValueError):
         # a function of C has no signature
         return {}
-    found: dict[int | str, type[TensorValue | BufferValue]] = {}
+    annotated: dict[int | str, type[TensorValue | BufferValue]] = {}
     for index, parameter in enumerate(parameters):
         hint = parameter.annotation
         text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
         kind = _VALUES.get(text.removesuffix(" | None").rpartition(".")[2])
         if kind is not None:
-            found[parameter.name] = kind
+            annotated[parameter.name] = kind
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                found[index] = kind
-    return found
+                annotated[index] = kind
+    return annotated
 
 
 def _as_value(arg: Any, kind: type[TensorValue | BufferValue] | None) -> Any:
@@ -344,8 +344,8 @@ def _collective(op: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(op)
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
-        whole = args[0] if args else kwargs.get("t")
-        return whole if isinstance(whole, Tensor) else on_several(*args, **kwargs)
+        tensor = args[0] if args else kwargs.get("t")
+        return tensor if isinstance(tensor, Tensor) else on_several(*args, **kwargs)
 
     return on_tensors
 

@@ -181,8 +181,8 @@ def auto_reshard(
         ValueError: The mode is none of the three.
     """
     for pair in () if allowed_transitions is None else allowed_transitions:
-        given: Any = pair
-        ends = given if isinstance(given, tuple) else ()
+        transition: Any = pair
+        ends = transition if isinstance(transition, tuple) else ()
         if len(ends) != 2 or not all(
             isinstance(end, type) and issubclass(end, Placement) for end in ends
         ):

@@ -195,7 +195,7 @@ class SamplingParams:
             input_params: The user's values.
             sampling_params_defaults: The values of the model's generation config.
         """
-        given = {
+        user = {
             f.name: value
             for f in fields(input_params)
             if (value := getattr(input_params, f.name)) is not None
@@ -204,14 +204,14 @@ class SamplingParams:
         if model.pop("do_sample", None) is False:
             # the top_k in the config of a greedy model is only the default of Hugging Face, 0 or 50
             model |= {"temperature": 0, "top_k": 1}
-            if {"temperature", "top_k", "top_p", "min_p"} & given.keys():
+            if {"temperature", "top_k", "top_p", "min_p"} & user.keys():
                 # sampling options of the user override the model's greedy default
                 del model["temperature"], model["top_k"]
-        limit = given.get("max_new_tokens")
+        limit = user.get("max_new_tokens")
         # a limit that is not an integer is rejected below
         if isinstance(limit, int) and model.get("min_new_tokens", 0) > limit:
             model["min_new_tokens"] = limit
-        return cls(**{**model, **given})
+        return cls(**{**model, **user})
 
     def log_sampling_info(self) -> None:
         """Logs the parameters, one per line, at level info."""

@@ -56,6 +56,6 @@ def _float16(bits: TensorValue) -> TensorValue:
     magnitude = ops.exp(power * 0.6931471805599453)
     # exp() is inexact: rounding to float16 restores the exact power of 2
     magnitude = ops.cast(ops.cast(magnitude, DType.float16), DType.float32)
-    whole = ops.cast(normal, DType.float32)
+    leading_bit = ops.cast(normal, DType.float32)
     sign = 1.0 - 2.0 * ops.cast(bits // 32768, DType.float32)
-    return sign * magnitude * (whole + fraction)
+    return sign * magnitude * (leading_bit + fraction)

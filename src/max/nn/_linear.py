@@ -155,8 +155,10 @@ class Linear(Module):
         assert strategy is not None
         weights = self.weight.shard(where)
         of_rows = strategy.axis in (0, -2)
-        whole = ShardingStrategy.replicate(len(where))
-        biases = parts_of_weight(self.bias, replace(strategy, axis=0) if of_rows else whole, where)
+        replicated = ShardingStrategy.replicate(len(where))
+        biases = parts_of_weight(
+            self.bias, replace(strategy, axis=0) if of_rows else replicated, where
+        )
         if strategy.axis is not None and not of_rows:
             biases[1:] = [None] * (len(where) - 1)
         parts = [
@@ -165,7 +167,7 @@ class Linear(Module):
         ]
         if self.float8_config is not None:
             scales = parts_of_weight(self.weight_scale, self._scale_strategy(strategy), where)
-            inputs = parts_of_weight(self.input_scale, whole, where)
+            inputs = parts_of_weight(self.input_scale, replicated, where)
             for part, scale, input_scale in zip(parts, scales, inputs, strict=True):
                 part.weight_scale, part.input_scale = scale, input_scale
         return parts
@@ -177,12 +179,12 @@ class Linear(Module):
             ValueError: A shard of the weight would not begin at a block of the scales.
         """
         assert self.float8_config is not None and self.weight_scale is not None
-        whole = ShardingStrategy.replicate(strategy.num_devices)
+        replicated = ShardingStrategy.replicate(strategy.num_devices)
         if strategy.axis is None or self.weight_scale.rank == 0:
-            return whole
+            return replicated
         axis = 0 if strategy.axis in (0, -2) else 1
         if self.weight_scale.shape[axis] == 1:
-            return whole
+            return replicated
         block = self.float8_config.weight_scale.block_size
         size = int(self.weight.shape[axis])
         if block is not None and size % (block[axis] * strategy.num_devices):

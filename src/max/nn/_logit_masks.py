@@ -28,8 +28,8 @@ def _allowed(op: str, logits: TensorValue, packed: TensorValue) -> TensorValue:
     vocab = logits.shape[-1]
     lead = list(logits.shape[:-1])
     words = (vocab + (_BITS - 1)) // _BITS
-    known = isinstance(packed.shape[-1], StaticDim) and isinstance(words, StaticDim)
-    if list(packed.shape[:-1]) != lead or (known and int(packed.shape[-1]) < int(words)):
+    static_sizes = isinstance(packed.shape[-1], StaticDim) and isinstance(words, StaticDim)
+    if list(packed.shape[:-1]) != lead or (static_sizes and int(packed.shape[-1]) < int(words)):
         raise ValueError(
             f"{op}: packed is {packed!r}, expected [{', '.join(map(str, lead))}, {words} or more]"
         )

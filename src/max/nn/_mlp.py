@@ -104,9 +104,9 @@ class MLP(Module):
         self._sharding = strategy
         outer = inner = None
         if strategy is not None:
-            whole, count = strategy.is_replicate, strategy.num_devices
-            outer = strategy if whole else ShardingStrategy.rowwise(count)
-            inner = strategy if whole else ShardingStrategy.columnwise(count)
+            replicated, count = strategy.is_replicate, strategy.num_devices
+            outer = strategy if replicated else ShardingStrategy.rowwise(count)
+            inner = strategy if replicated else ShardingStrategy.columnwise(count)
         self.gate_proj.sharding_strategy = self.up_proj.sharding_strategy = outer
         self.down_proj.sharding_strategy = inner
 

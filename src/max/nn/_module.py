@@ -305,8 +305,8 @@ class Module(Layer, ABC):
             ValueError: A weight's name does not begin with the prefix, or the module uses a weight
                 that is not its own.
         """
-        given = [t for item in input_types for t in (item if isinstance(item, list) else [item])]
-        flat = [t.type if isinstance(t, Value) else t for t in given]
+        leaves = [t for item in input_types for t in (item if isinstance(item, list) else [item])]
+        flat = [t.type if isinstance(t, Value) else t for t in leaves]
         subgraph = Graph.current.add_subgraph(name, input_types=flat)
         with subgraph, self._relative_names(weight_prefix) as own:
             values = deque(subgraph.inputs)

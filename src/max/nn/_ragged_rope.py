@@ -40,16 +40,16 @@ def _rotated(
     if interleaved:
         parts = ops.reshape(x, [rows, heads, width // 2, 2])
         a, b = parts[..., 0], parts[..., 1]
-        turned = ops.stack([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
-        turned = ops.reshape(turned, x.shape)
+        rotated = ops.stack([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+        rotated = ops.reshape(rotated, x.shape)
     else:
         a, b = x[:, :, : width // 2], x[:, :, width // 2 :]
-        turned = ops.concat([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
-    turned = ops.cast(turned, input.dtype)
+        rotated = ops.concat([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+    rotated = ops.cast(rotated, input.dtype)
     if width == size:
-        return turned
-    rest = input[:, :, width:] if rope_first else input[:, :, :begin]
-    return ops.concat([turned, rest] if rope_first else [rest, turned], axis=-1)
+        return rotated
+    unrotated = input[:, :, width:] if rope_first else input[:, :, :begin]
+    return ops.concat([rotated, unrotated] if rope_first else [unrotated, rotated], axis=-1)
 
 
 def rope_ragged(

@@ -160,13 +160,13 @@ class LinearLoRA(Linear):
         where = [part.device for part in parts]
         strategy = self.sharding_strategy
         assert strategy is not None
-        a = b = whole = ShardingStrategy.replicate(len(where))
+        a = b = replicated = ShardingStrategy.replicate(len(where))
         if strategy.axis in (0, -2):
             b = replace(strategy, axis=1)
         elif strategy.axis is not None:
             a = replace(strategy, axis=2)
         biases = parts_of_weight(self.lora_bias, b, where)
-        if a != whole:
+        if a != replicated:
             biases[1:] = [None] * (len(where) - 1)
         matrices = zip(
             parts_of_weight(self.lora_A, a, where),

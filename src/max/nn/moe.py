@@ -187,8 +187,8 @@ class MoE(Module):
     def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
         check_strategy(type(self).__name__, strategy, "tensor_parallel", "replicate")
         self._sharding = strategy
-        whole = None if strategy is None else ShardingStrategy.replicate(strategy.num_devices)
-        self.gate.sharding_strategy = whole
+        replicated = None if strategy is None else ShardingStrategy.replicate(strategy.num_devices)
+        self.gate.sharding_strategy = replicated
         for mlp in (*self.experts, *([self.shared_experts] if self.has_shared_experts else [])):
             mlp.sharding_strategy = strategy
 

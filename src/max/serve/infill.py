@@ -138,8 +138,11 @@ class Infill:
 
     def _begin(self) -> list[int]:
         """The tokens that precede every text of this model."""
-        bare, whole = self._encode("a", False), self._encode("a", True)
-        return next((whole[:i] for i in range(len(whole)) if whole[i : i + len(bare)] == bare), [])
+        plain, special = self._encode("a", False), self._encode("a", True)
+        return next(
+            (special[:i] for i in range(len(special)) if special[i : i + len(plain)] == plain),
+            [],
+        )
 
     def _within(self, text: str) -> list[int]:
         """The tokens of a text within another: some tokenizers put a space before the first word of a text."""

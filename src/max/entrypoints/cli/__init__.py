@@ -220,5 +220,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: The arguments; by default the process's.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(report(cli, given))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(report(cli, words))

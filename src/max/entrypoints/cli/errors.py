@@ -223,9 +223,11 @@ def _lines(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, click.NoSuchOption):
         where = error.ctx.command_path if error.ctx is not None else "max"
         # a switch of what is absent is refused in both positions
-        given = (error.option_name, error.option_name.replace("--no-", "--", 1))
+        option_names = (error.option_name, error.option_name.replace("--no-", "--", 1))
         absent = [
-            why for name, why in ABSENT_OPTIONS.items() if any(g.startswith(name) for g in given)
+            why
+            for name, why in ABSENT_OPTIONS.items()
+            if any(g.startswith(name) for g in option_names)
         ]
         if absent:
             return (

@@ -62,8 +62,8 @@ def _explain(target: str, encoding: str | None, max_length: int | None) -> list[
             f"{target} holds weights alone; give the model's folder, or a graph that was saved"
         )
     if path.is_file() and path.suffix != ".gguf":
-        given = {"--quantization-encoding": encoding, "--max-length": max_length}
-        if wrong := [option for option, value in given.items() if value is not None]:
+        options = {"--quantization-encoding": encoding, "--max-length": max_length}
+        if wrong := [option for option, value in options.items() if value is not None]:
             raise click.UsageError(f"{wrong[0]} is for models, and {target} is a file with a graph")
         try:
             return [explain_graph(path)]
@@ -80,9 +80,9 @@ def _explain(target: str, encoding: str | None, max_length: int | None) -> list[
         values["max_length"] = max_length
     config = pipelines.PipelineConfig(**values)
     config.resolve()
-    with explanations() as told:
+    with explanations() as reports:
         pipelines.PIPELINE_REGISTRY.retrieve(config)
-    return told
+    return reports
 
 
 def page(graphs: list[dict[str, Any]]) -> str:

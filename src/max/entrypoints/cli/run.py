@@ -27,13 +27,13 @@ def run(name: str, arguments: tuple[str, ...]) -> None:
     and so does a pipe. Options are those of `max generate` with a prompt, else those of `max chat`.
     """
     path = str(ModelStore().find_or_open(name).path)
-    given = list(arguments)
+    words = list(arguments)
     prompt = None
-    if given and (given[0] == "-" or not given[0].startswith("-")):
-        prompt = given.pop(0)
+    if words and (words[0] == "-" or not words[0].startswith("-")):
+        prompt = words.pop(0)
     elif not sys.stdin.isatty():
         prompt = "-"
     command, options = (chat, []) if prompt is None else (generate, ["--prompt", prompt])
     command.main(
-        ["--model", path, *options, *given], prog_name=f"max run {name}", standalone_mode=False
+        ["--model", path, *options, *words], prog_name=f"max run {name}", standalone_mode=False
     )

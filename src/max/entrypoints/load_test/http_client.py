@@ -124,7 +124,7 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """
     unfinished = b""
     async for part in parts:
-        *whole, unfinished = (unfinished + part).split(b"\n\n")
-        for each in whole:
+        *events, unfinished = (unfinished + part).split(b"\n\n")
+        for each in events:
             if each.startswith(b"data: "):
                 yield each[6:]

@@ -159,16 +159,16 @@ def _qr(
         # row c keeps the reflection of its column from place c on
         for c in range(steps):
             head = w[c, c]
-            rest = dot(w, c, w, c, c + 1, size)
+            tail = dot(w, c, w, c, c + 1, size)
             diagonal[b, c] = head
             scales[b, c] = 0.0
-            if rest != 0:
-                length = k.sqrt(head * head + rest)
+            if tail != 0:
+                length = k.sqrt(head * head + tail)
                 length = k.select(head < 0, length, -length)
                 first = head - length
                 w[c, c] = first
                 diagonal[b, c] = length
-                scales[b, c] = 2.0 / (first * first + rest)
+                scales[b, c] = 2.0 / (first * first + tail)
                 for i in range(c + 1, n):
                     add_row(w, i, w, c, -scales[b, c] * dot(w, c, w, i, c, size), c)
         set_identity(result)
@@ -196,12 +196,12 @@ def _orthogonal_rows(w: k.Output, v: k.Output, a: k.Input, ctx: k.Context) -> No
             else:  # of NaNs no comparison holds: no row would be rotated
                 raise ValueError("matrix {} of the stack has elements that are not finite", b)
         set_identity(turns)
-        turned = 1
+        rotated = 1
         # rounding errors of a product of rows, and of a row: below them rotations would go on without end
         tolerance = _EPSILON * (4.0 + k.sqrt(k.f64(size)))
         for _ in range(_SWEEPS):
-            if turned != 0:
-                turned = 0
+            if rotated != 0:
+                rotated = 0
                 top = k.f64(0)
                 for i in range(n):
                     top = k.max(top, dot(rows, i, rows, i, 0, size))
@@ -212,7 +212,7 @@ def _orthogonal_rows(w: k.Output, v: k.Output, a: k.Input, ctx: k.Context) -> No
                         element = dot(rows, p, rows, q, 0, size)
                         bound = tolerance * k.sqrt(one) * k.sqrt(two)
                         if k.min(one, two) > least and k.abs(element) > bound:
-                            turned = 1
+                            rotated = 1
                             tangent = tangent_of((two - one) / (2.0 * element))
                             cosine = 1.0 / k.sqrt(tangent * tangent + 1.0)
                             rotate(rows, p, q, cosine, tangent * cosine)

@@ -112,10 +112,10 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
         raise ValueError(f"cross: axis {axis} has sizes {sorted(sizes)}, expected 3")
     x, y = (moveaxis(x, axis, -1) for x in pair_of("cross", x1, x2))
 
-    def turned(v: Tensor) -> Tensor:
+    def rolled(v: Tensor) -> Tensor:
         return F.concat([v[..., 1:], v[..., :1]], axis=-1)
 
-    return moveaxis(turned(x * turned(y) - turned(x) * y), -1, axis)
+    return moveaxis(rolled(x * rolled(y) - rolled(x) * y), -1, axis)
 
 
 def det(x: Tensor, /) -> Tensor:
@@ -322,19 +322,19 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVDResult:
         left, values, right = svd(x.mT, full_matrices=full_matrices)
         return SVDResult(right.mT, values, left.mT)
     stack, top = _scaled(_matrices("svd", x))
-    turned, rotations = factorisations.orthogonal_rows(stack.mT)
-    values = F.sqrt(sum(turned * turned, axis=-1))
+    rotated, rotations = factorisations.orthogonal_rows(stack.mT)
+    values = F.sqrt(sum(rotated * rotated, axis=-1))
     order = argsort(values, axis=-1, descending=True)
-    values, turned, rotations = (
+    values, rotated, rotations = (
         take_along_axis(values, order),
-        _rows(turned, order),
+        _rows(rotated, order),
         _rows(rotations, order),
     )
-    left = turned
+    left = rotated
     if columns:
         # rows of rounding errors are no directions: the completion has others
         kept = values > values[:, :1] * (rows * float(finfo(DType.float64).eps))
-        left = F.where(kept.unsqueeze(-1), turned / F.where(kept, values, 1.0).unsqueeze(-1), 0.0)
+        left = F.where(kept.unsqueeze(-1), rotated / F.where(kept, values, 1.0).unsqueeze(-1), 0.0)
         completion = factorisations.qr_of_rows(left, True)[0]
         left = F.where(kept.unsqueeze(-1), left, completion[:, :columns])
         if full_matrices and rows > columns:

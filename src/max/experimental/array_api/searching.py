@@ -77,8 +77,8 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     """
     if not x.rank:
         raise ValueError("nonzero: the tensor has rank 0, expected an axis")
-    found = F.nonzero(x if x.dtype is DType.bool else F.not_equal(x, 0), "count")
-    return tuple([found[:, axis] for axis in range(x.rank)])
+    indices = F.nonzero(x if x.dtype is DType.bool else F.not_equal(x, 0), "count")
+    return tuple([indices[:, axis] for axis in range(x.rank)])
 
 
 def searchsorted(

@@ -98,14 +98,14 @@ def _exact(op: str, value: Sequence[Any], array: Array, dtype: DType) -> Array:
     numbers = np.asarray(value, dtype=object)
     if any(isinstance(n, float) and not n.is_integer() for n in numbers.flat):
         return array
-    whole = [int(n) for n in numbers.flat]
+    integers = [int(n) for n in numbers.flat]
     limits = np.iinfo(dtype.to_numpy())
-    for extreme in (min(whole), max(whole)):
+    for extreme in (min(integers), max(integers)):
         if not limits.min <= extreme <= limits.max:
             raise ValueError(
                 f"{op}: {extreme} is out of range for {dtype.name} ({limits.min} to {limits.max})"
             )
-    return np.array(whole, dtype.to_numpy()).reshape(numbers.shape)
+    return np.array(integers, dtype.to_numpy()).reshape(numbers.shape)
 
 
 def _has_arrays(value: Any) -> bool:

@@ -166,8 +166,8 @@ def shard_and_stack(
     op = "shard_and_stack"
     tensors = [as_tensor(x) for x in inputs]
     places = [DeviceRef.from_device(device) for device in devices]
-    for what, given in (("inputs", tensors), ("devices", places)):
-        if not given:
+    for what, items in (("inputs", tensors), ("devices", places)):
+        if not items:
             raise ValueError(f"{op}: {what} is empty, expected one or more")
     first = tensors[0]
     for index, x in enumerate(tensors):
@@ -181,9 +181,9 @@ def shard_and_stack(
         )
     size = dim // count
     if size * count != dim:
-        whole = [*first.shape[:axis], size * count, *first.shape[axis + 1 :]]
+        shape = [*first.shape[:axis], size * count, *first.shape[axis + 1 :]]
         message = f"{op}: {count} devices do not divide axis {axis}"
-        tensors = [rebind(x, whole, message) for x in tensors]
+        tensors = [rebind(x, shape, message) for x in tensors]
     before: list[Any] = [slice(None)] * axis
     parts: list[TensorValue] = []
     for number, place in enumerate(places):

@@ -58,11 +58,11 @@ def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> Tenso
         first, second = split[:, :, :, 0], split[:, :, :, 1]
     else:
         first, second = wide[:, :, : size // 2], wide[:, :, size // 2 :]
-    turned = (first * cos - second * sin, first * sin + second * cos)
+    rotated = (first * cos - second * sin, first * sin + second * cos)
     if interleaved:
-        joined = ops.reshape(ops.stack(turned, axis=-1), x.shape)
+        joined = ops.reshape(ops.stack(rotated, axis=-1), x.shape)
     else:
-        joined = ops.concat(turned, axis=-1)
+        joined = ops.concat(rotated, axis=-1)
     return ops.cast(joined, x.dtype)
 
 
@@ -226,10 +226,10 @@ class LatentAttentionWithRope(Module):
     def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
         name = type(self).__name__
         check_strategy(name, strategy, "tensor_parallel", "replicate")
-        rows = columns = whole = None
+        rows = columns = replicated = None
         if strategy is not None:
             count = strategy.num_devices
-            rows = columns = whole = ShardingStrategy.replicate(count)
+            rows = columns = replicated = ShardingStrategy.replicate(count)
             if not strategy.is_replicate:
                 if self.n_heads % count:
                     raise ValueError(
@@ -239,20 +239,20 @@ class LatentAttentionWithRope(Module):
                 columns = ShardingStrategy.head_aware_columnwise(
                     count, self.n_heads, self.v_head_dim
                 )
-        for part, of_part in self._parts_of(rows, columns, whole):
+        for part, of_part in self._parts_of(rows, columns, replicated):
             getattr(self, part).sharding_strategy = of_part
         self._sharding = strategy
 
     def _parts_of(
-        self, rows: Any, columns: Any, whole: Any
+        self, rows: Any, columns: Any, replicated: Any
     ) -> list[tuple[str, ShardingStrategy | None]]:
         """The strategy of each sublayer."""
         queries = (
             [("q_proj", rows)]
             if self.q_lora_rank is None
-            else [("q_a_proj", whole), ("q_a_layernorm", whole), ("q_b_proj", rows)]
+            else [("q_a_proj", replicated), ("q_a_layernorm", replicated), ("q_b_proj", rows)]
         )
-        latents = [("kv_a_proj_with_mqa", whole), ("kv_a_layernorm", whole)]
+        latents = [("kv_a_proj_with_mqa", replicated), ("kv_a_layernorm", replicated)]
         return [*queries, *latents, ("kv_b_proj", rows), ("o_proj", columns)]
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[LatentAttentionWithRope]:

@@ -185,10 +185,10 @@ class AttentionWithRope(QKVProjections):
             for projection in (self.q_proj, self.k_proj, self.v_proj):
                 projection.sharding_strategy = rows
         self.o_proj.sharding_strategy = columns
-        whole = None if strategy is None else ShardingStrategy.replicate(strategy.num_devices)
+        replicated = None if strategy is None else ShardingStrategy.replicate(strategy.num_devices)
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:
-                norm.sharding_strategy = whole
+                norm.sharding_strategy = replicated
         self._sharding = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[AttentionWithRope]:

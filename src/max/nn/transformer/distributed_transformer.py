@@ -141,12 +141,15 @@ class DistributedTransformerBlock(Module):
         self.input_layernorm = attention_norm
         self.post_attention_layernorm = mlp_norm
         self.distributed_gemm_config = distributed_gemm_config
-        split, whole = ShardingStrategy.tensor_parallel(count), ShardingStrategy.replicate(count)
+        split, replicated = (
+            ShardingStrategy.tensor_parallel(count),
+            ShardingStrategy.replicate(count),
+        )
         over_devices = isinstance(attention, DistributedAttentionImpl)
         self._attention_parts = [] if over_devices else _sharded(attention, split, devices)
         self._mlp_parts = _sharded(mlp, split, devices)
-        self._attention_norms = _sharded(attention_norm, whole, devices)
-        self._mlp_norms = _sharded(mlp_norm, whole, devices)
+        self._attention_norms = _sharded(attention_norm, replicated, devices)
+        self._mlp_norms = _sharded(mlp_norm, replicated, devices)
         self.allreduce = Allreduce(count)
 
     def __call__(

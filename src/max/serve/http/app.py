@@ -115,8 +115,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path, headers = request.url.path, dict(error.headers or {})
     match error.status_code:
         case 404:
-            known = list(request.app.openapi()["paths"])
-            message = f"there is no route {path[:200]}{did_you_mean(path, known, cutoff=0.75)}"
+            paths = list(request.app.openapi()["paths"])
+            message = f"there is no route {path[:200]}{did_you_mean(path, paths, cutoff=0.75)}"
         case 405:
             takes = f"; it takes {headers['Allow']}" if "Allow" in headers else ""
             message = f"{path} does not take {request.method}{takes}"

@@ -106,12 +106,14 @@ def grammar_of(body: GrammarFields) -> str | None:
         ("guided_choice", grammar.of_choices, body.guided_choice),
         ("guided_grammar", grammar.of_grammar, body.guided_grammar),
     ]
-    given = [each for each in constraints if each[2] is not None]
-    if not given:
+    present = [each for each in constraints if each[2] is not None]
+    if not present:
         return None
-    if len(given) > 1:
-        raise ApiError(f"{given[0][0]} and {given[1][0]} are given; give one", param=given[1][0])
-    ((param, make, value),) = given
+    if len(present) > 1:
+        raise ApiError(
+            f"{present[0][0]} and {present[1][0]} are given; give one", param=present[1][0]
+        )
+    ((param, make, value),) = present
     try:
         return make(value)
     except UserError as error:

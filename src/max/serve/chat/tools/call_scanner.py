@@ -104,8 +104,8 @@ class CallScanner:
     def _finish(self) -> None:
         """Reads a call that is nested in ``function``, and completes arguments that are missing or null."""
         if self.name is None:
-            whole = _loaded(self.raw)
-            inner = whole.get("function") if isinstance(whole, dict) else None
+            call = _loaded(self.raw)
+            inner = call.get("function") if isinstance(call, dict) else None
             if isinstance(inner, dict) and isinstance(inner.get("name"), str):
                 self.name = inner["name"]
                 arguments = next((inner[key] for key in ARGUMENT_KEYS if key in inner), {})
