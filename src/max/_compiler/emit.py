@@ -126,6 +126,7 @@ class _Emitter:
         return LimitCode(index, slot.name, slot.most, self.slot(Number(slot.rows)))
 
     def slot(self, slot: Slot) -> SlotCode:
+        """The code of a slot: base, block and offset of a pointer; a constant for a number or a threshold's default."""
         if isinstance(slot, LimitSlot):
             return self.code_of(BaseLayout.NOTHING, -1, slot.guess, -1)
         if isinstance(slot, Number):
@@ -152,6 +153,7 @@ class _Emitter:
 
 
 def _fixed(buffer: Buffer) -> FixedBuffer:
+    """The fixed buffer of a weight, a constant or a result computed once; its size must be static."""
     assert isinstance(buffer.bytes, int), f"{buffer.name} has no static size"
     shape = tuple([dim for dim in buffer.shape if isinstance(dim, int)])
     # a resource of the module is found by its name when a program comes from the disk

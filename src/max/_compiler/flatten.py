@@ -308,6 +308,7 @@ class _Flattener:
             self.add_launch(mark(buffers_of_device, device))
 
     def jump(self, kind: str, label: int, host: bool, predicate: Pointer | None = None) -> None:
+        """Adds a jump to a label: a launch, or with `host` a host step. A predicate makes it conditional."""
         slots = () if predicate is None else (predicate,)
         if host:
             rule = "if_zero" if slots else "jump"
@@ -396,6 +397,7 @@ class _Flattener:
     def pointer(
         pointer: Pointer, places: Mapping[int, Pointer], env: Mapping[str, Size]
     ) -> Pointer:
+        """A template's pointer as a pointer into the caller's buffers, with the caller's sizes in its offset."""
         base = places[pointer.buffer]
         if pointer.offset == 0:
             return base
@@ -404,6 +406,7 @@ class _Flattener:
     def bind_launch(
         self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], path: str
     ) -> Launch:
+        """A copy of a template's launch on the caller's buffers, with the caller's sizes."""
         slots: list[Slot] = []
         for slot in launch.slots:
             if type(slot) is Pointer:

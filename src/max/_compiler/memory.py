@@ -112,6 +112,7 @@ class _Planner:
         return ends
 
     def run(self) -> MemoryPlan:
+        """Assigns blocks and barriers launch by launch, and releases the blocks of buffers that are not used again."""
         for index, launch in enumerate(self.launches):
             if index in self.cuts:
                 self.begin_segment()
@@ -170,6 +171,7 @@ class _Planner:
         return False
 
     def pass_barrier(self) -> None:
+        """Forgets the accesses before a barrier; blocks whose users have finished become free."""
         for lane in (0, 1):
             self.written[lane].clear()
             self.read[lane].clear()
@@ -196,6 +198,7 @@ class _Planner:
         return reused
 
     def in_place_source(self, buffer: int, launch: Launch, index: int) -> int | None:
+        """The operand that a result may overwrite: a temporary of equal size that is last used here; else None."""
         if not self.share:
             return None
         for written, read in launch.in_place:

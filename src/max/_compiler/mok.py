@@ -102,6 +102,7 @@ class CheckOp(MoOp):
 
 
 def _infer_pack_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The packed filter: `[strips, elements]`, with strips of `COLUMNS` columns in each group."""
     (w,) = types
     assert isinstance(w, TensorType)
     *taps, channels, columns = w.static_shape or (1, 1, 0, 0)
@@ -130,6 +131,7 @@ class PackFilterOp(MoOp):
 
 
 def _infer_packed_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The result type of `mo.conv` with the unpacked filter, whose shape the attributes give."""
     x, packed = types
     assert isinstance(x, TensorType) and isinstance(packed, TensorType)
     channels = x.shape[-1] // int(attrs["groups"])
@@ -171,6 +173,7 @@ class PackedConvOp(MoOp):
 
 
 def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The result: the batch axes of q with the queries inserted at `axis`, then the size of a value."""
     tensors = [t for t in types if isinstance(t, TensorType)]
     if len(tensors) != len(types):
         raise TypeError("attention: an operand is no tensor")
@@ -256,6 +259,7 @@ class AttentionOp(MoOp):
 def _check_device_copy(
     operands: Sequence[Attribute], results: Sequence[Attribute], attrs: Attrs
 ) -> None:
+    """Checks that only the device changes."""
     x, y = cast("TensorType", operands[0]), cast("TensorType", results[0])
     if (x.dtype, x.shape) != (y.dtype, y.shape) or x.device == y.device:
         raise ValueError(

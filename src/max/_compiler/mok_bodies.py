@@ -46,6 +46,7 @@ class BodyOp(MoOp):
         return tuple(last.operands)
 
     def verify_(self) -> None:
+        """Checks that the body takes the types of the operands and yields the types of the results."""
         super().verify_()
         block = self.block
         if [a.type for a in block.args] != [v.type for v in self.operands]:
@@ -56,6 +57,7 @@ class BodyOp(MoOp):
             raise VerifyException("the yielded values differ from the results")
 
     def print(self, printer: Printer) -> None:
+        """Prints `(operands) attributes : type region`."""
         with printer.in_parens():
             printer.print_list(self._operands, printer.print_operand)
         printer.print_op_attributes(self.attributes)
@@ -66,6 +68,7 @@ class BodyOp(MoOp):
 
     @classmethod
     def parse(cls, parser: Parser) -> BodyOp:
+        """Parses the form that `print` writes."""
         operands = parser.parse_op_args_list()
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")

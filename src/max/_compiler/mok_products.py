@@ -30,6 +30,7 @@ __all__ = [
 
 
 def _infer_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The result type of `mo.matmul`; with `transpose_b` the last two axes of y are exchanged first."""
     x, y = types
     if attrs["transpose_b"] and isinstance(y, TensorType):
         y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])
@@ -58,6 +59,7 @@ def parts_of(products: int, pairs: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _infer_pack(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The packed weights of all parts: `[strips, elements of a strip]`; uint8 for 8-bit integers."""
     encoding: str = attrs["encoding"]
     sizes = [_panel_sizes(cast("TensorType", w), encoding) for w in types]
     if len({elements for _, elements in sizes}) != 1 or len(set(map(_dtype, types))) != 1:
@@ -134,6 +136,7 @@ class PackOp(MoOp):
 
 
 def _infer_packed_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """The result: x with `columns` as its last dim; int32 for weights of 8-bit integers."""
     x = types[0]
     assert isinstance(x, TensorType)
     shape = [*x.shape[:-1], DimExpr.of(attrs["columns"])]
@@ -184,6 +187,7 @@ class PackedMatmulOp(MoOp):
 
 
 def _infer_packed_products(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
+    """One result per product: x with that product's columns as its last dim."""
     x = cast("TensorType", types[0])
     dtype = attrs.get("dtype", x.dtype)
     return [

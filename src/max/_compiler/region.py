@@ -136,6 +136,7 @@ class _Builder:
         return self.leaves[key]
 
     def visit(self, op: MoOp) -> None:
+        """Adds an op of the region: a literal for a constant, a layout for a view, nodes for other ops."""
         if (array := constant_of(op)) is not None:
             dtype = DType.from_numpy(array.dtype)
             self.numbers[op.results[0]] = self.literal(array.reshape(-1)[0].item(), dtype)
@@ -190,6 +191,7 @@ class _Builder:
         return self.exact_dtypes[number]
 
     def _exact_dtype(self, number: int) -> DType | None:
+        """The narrowest known dtype that holds a value exactly; None if its own dtype may not."""
         value = self.values[number]
         dtype = value.dtype
         own = dtype if compute_dtype(dtype) is dtype else None
@@ -361,6 +363,7 @@ def epilogue_parts(
 
 
 def _collapsed(builder: _Builder, results: list[Result]) -> RegionSpec:
+    """The region with adjacent axes merged where all strides allow it; a reduction axis stays the last one."""
     reduces = builder.axis >= 0
     leaves = [value for value in builder.values if isinstance(value, Leaf)]
     views = [leaf.strides for leaf in leaves] + [result.strides for result in results]

@@ -12,6 +12,7 @@ def scopes(module: ModuleOp) -> dict[str, set[str]]:
     inner: dict[str, set[str]] = {}
 
     def visit(name: str, around: set[str]) -> None:
+        """Adds the symbols that are visible in a graph to those of its branches and loop bodies."""
         here = around | _symbols_of(graphs[name])
         for op in graphs[name].body:
             if isinstance(op, IfOp | WhileOp):

@@ -60,6 +60,7 @@ def nominal(size: Size) -> int:
 
 
 def _text(expr: DimExpr, names: Mapping[str, str]) -> str:
+    """The Python text of a dim, with the names of its symbols."""
     parts = list[str]()
     for monomial, coefficient in expr.terms:
         factors = [str(coefficient)] if coefficient != 1 or not monomial else []

@@ -45,6 +45,7 @@ def _lower_counts(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.check.counts`, on one worker and in place."""
     args = run_time_views(results[:1], operands[:1])
     params = {"what": attributes["what"]}
     return KernelCall(check_counts, args, params, serial=True, in_place=((0, 0),))
@@ -56,6 +57,7 @@ def _lower_offsets(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.check.offsets`, on one worker and in place."""
     args = (
         view("result", 0, results[0], static=False),
         view("operand", 0, operands[0], static=False),

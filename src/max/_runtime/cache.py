@@ -191,6 +191,7 @@ class Cache:
         return True
 
     def _warn(self, error: OSError) -> None:
+        """Logs once that the folder cannot be written."""
         if not self._warned:
             self._warned = True
             logger.warning(

@@ -43,6 +43,7 @@ class LongestFirst(Generic[T]):
         return future
 
     def _run_next(self) -> None:
+        """Runs the waiting task with the longest text, and stores its result or exception in its future."""
         with self._lock:
             *_, future, task = heapq.heappop(self._waiting)
         if not future.set_running_or_notify_cancel():

@@ -53,6 +53,7 @@ def _loads() -> str:
 
 
 def _fields() -> str:
+    """LLVM IR that loads the inputs of the `CompileJob` into names."""
     inputs = ("TEXT", "TRIPLE", "LAYOUT", "MACHINE", "BUILDER")
     return "\n".join(
         f"  %{n}.p = getelementptr i64, ptr %job, i64 {CompileJob[n].value}\n"

@@ -247,6 +247,7 @@ class Pool:
             self._make_memory()
 
     def _make_memory(self) -> None:
+        """Allocates the native state of the pool and initialises its words, parking and buffers."""
         self._memory = memory = platform.allocate(POOL_BYTES, LINE_PAIR_BYTES)
         memory[:] = 0
         self._address = memory.ctypes.data
@@ -296,6 +297,7 @@ class Pool:
     # Threads -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        """Starts the missing worker threads; a closed pool starts none."""
         if self._closed:
             return
         native = self.prepare()
@@ -324,6 +326,7 @@ class Pool:
             self._new_memory()
 
     def _reset_after_fork(self) -> None:
+        """Gives the pool of a child process new locks and memory, and no threads."""
         # the threads exist only in the parent; its memory and lock may be in the middle of a run
         self._lock = threading.RLock()
         self._buffers_lock = threading.Lock()

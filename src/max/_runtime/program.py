@@ -187,6 +187,7 @@ class Executor:
         )
 
     def _lay_out(self) -> np.ndarray:
+        """The program as native memory: a header, one `Instruction` per launch, and an end."""
         launches = self.program.launches
         size = ProgramHeader.END.offset + (len(launches) + 1) * Instruction.END.offset
         code = platform.allocate(size).view(np.int64)
@@ -216,6 +217,7 @@ class Executor:
     def _lay_out_jump(
         self, row: np.ndarray, jump: Jump, index: int, rows: np.ndarray, slots: int
     ) -> None:
+        """Fills the instruction of a jump: target, predicate, and for `back` the range of counters to zero."""
         choice = jump.kind == "if_zero"
         row[Instruction.OPCODE] = Opcode.IF_ZERO if choice else Opcode.JUMP
         row[Instruction.ENTRY] = rows.ctypes.data + jump.target * Instruction.END.offset
@@ -354,6 +356,7 @@ class Executor:
             return self._profile.copy()
 
     def _error(self, record: np.ndarray) -> KernelRunError:
+        """The exception of an error record, with the kernel's message and the launch's name."""
         launch = self.program.launches[int(record[ErrorRecord.LAUNCH])]
         number = int(record[ErrorRecord.RAISE])
         values = tuple(int(word) for word in record[ErrorRecord.VALUES :])
@@ -368,6 +371,7 @@ class Executor:
 
 
 def _check(program: Program) -> None:
+    """Raises ValueError for a launch whose entry, phases, slots or jump target are out of range."""
     for index, launch in enumerate(program.launches):
         if isinstance(launch, Jump):
             if not 0 <= launch.target <= len(program.launches):

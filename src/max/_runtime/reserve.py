@@ -53,6 +53,7 @@ class Reserve:
             self._block = self._thread = None
 
     def _touch(self, num_bytes: int) -> None:
+        """Writes to the pages of the first `num_bytes` bytes in steps, until the block is taken."""
         assert self._block is not None
         start = self._block.ctypes.data
         while self.touched < num_bytes and not self._stopped.is_set():

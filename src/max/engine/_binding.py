@@ -231,6 +231,7 @@ class InputBinder:
         return f"input {self.names[index]!r} of {self.model} (a {kind} {type_}{where})"
 
     def _wrong_count(self, args: Sequence[object]) -> None:
+        """Raises the error for a wrong number of inputs, with a hint if they are in one list or dictionary."""
         names = ", ".join(
             f"{name}: {info.dtype.name}{_shape_text(info.shape)}"
             for name, info in zip(self.names, self.inputs, strict=True)

@@ -74,6 +74,7 @@ class Caster:
         mapped.give_back(_address(source), source.num_elements * source.dtype.size_in_bytes)
 
     def _program(self, source: DType, dtype: DType) -> tuple[Compiled, LinkedProgram]:
+        """The program that converts a tensor of one dtype to another; made once per pair."""
         if (source, dtype) not in self._programs:
             description = describe(("convert", source, dtype))
             loaded = self._store.load_described(description, lambda: (_cast(source, dtype), ()))

@@ -65,6 +65,7 @@ class _Idler:
         self._ended = threading.Event()
 
     def add(self, jobs: Sequence[_Job]) -> None:
+        """Adds jobs, and starts the thread if it does not run."""
         with self._lock:
             self._jobs.extend(jobs)
             if self._thread is not None or self._ended.is_set():
@@ -85,6 +86,7 @@ class _Idler:
             thread.join(1.0)
 
     def _work(self) -> None:
+        """The thread: measures one due job at a time while its pool is idle, and ends when no job is left."""
         while not self._ended.wait(IDLE_SECONDS / 4):
             with self._lock:
                 self._jobs = [job for job in self._jobs if job.linked() is not None]

@@ -276,6 +276,7 @@ class Model:
     def _run(
         self, linked: Linked, instance: Instance, inputs: list[Tensor], outputs: list[Tensor]
     ) -> None:
+        """Runs a program of one segment: takes the arena, adds the addresses, waits for the device's queue."""
         if linked.main.empty:
             return
         # this frame keeps the memory alive until the run is over

@@ -39,6 +39,7 @@ def with_buffers(module: mlir.ModuleOp) -> mlir.ModuleOp:
 
 
 def _values(module: mlir.ModuleOp) -> list[mlir.SSAValue]:
+    """All values of a module: the results of its ops and the arguments of its blocks."""
     values: list[mlir.SSAValue] = []
     for op in module.walk():
         values.extend(op.results)

@@ -179,6 +179,7 @@ class _Writer:
         self._lock = threading.Lock()
 
     def add(self, copy: PackedCopy, packed: Array) -> None:
+        """Schedules the writing of a copy: after `WAIT_SECONDS`, or at the end of the process."""
         with self._lock:
             if not self._jobs:
                 atexit.register(self.at_exit)

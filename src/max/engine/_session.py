@@ -323,6 +323,7 @@ class InferenceSession:
         return recording([part for model in list(self._models) for part in model._programs()])  # pyright: ignore[reportPrivateUsage]
 
     def _check_devices(self, module: mlir.ModuleOp) -> None:
+        """Raises ValueError if an input or output is on a device that the session does not have."""
         graph = mlir.entry(module)
         # sizes, seeds and flags are on the CPU, in every session
         available = {(d.label, d.id) for d in (*self._devices, self._backends.host.device)}

@@ -178,6 +178,7 @@ class ProgramStore:
     def _compile(
         self, module: mlir.ModuleOp, names: list[str], key: str | None
     ) -> tuple[Compiled, list[dict[str, int]]]:
+        """Compiles a module and loads its kernels; stores the program under `key`, if there is one."""
         try:
             with self._lock, rare_collections(keep=_first_compilation()):
                 compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
@@ -221,6 +222,7 @@ class ProgramStore:
         )  # fmt: skip
 
     def _recipe_key(self, description: str) -> str | None:
+        """The key of a description's recipe in the disk cache; None if programs are not kept."""
         devices = self._kept_devices()
         if devices is None or flags.MAX_INTERPRET:
             return None

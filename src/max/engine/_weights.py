@@ -43,6 +43,7 @@ def declared_weights(module: mlir.ModuleOp) -> dict[str, WeightInfo]:
     declared: dict[str, WeightInfo] = {}
 
     def walk(graph: mlir.GraphOp, prefix: str) -> Iterator[WeightInfo]:
+        """The weights of a graph and of the subgraphs that it calls, with their prefixes."""
         for op in graph.body:
             if op.name == "mo.constant.external":
                 type_ = op.results[0].type

@@ -65,6 +65,7 @@ def load_described(
     reserve: Reserve | None = None
 
     def module() -> tuple[mlir.ModuleOp, dict[str, _Source] | None]:
+        """Stages the graph while a thread allocates packed weights; returns the module and its weights' sources."""
         nonlocal registry, reserve
         # no program is on the disk: the pages of packed weights are requested while it is compiled
         reserve = Reserve(_expected_bytes(weights, dtype))

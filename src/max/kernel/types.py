@@ -209,6 +209,7 @@ class Access:
 
 
 def _access(kind: str, parameters: Any) -> Access:
+    """The access of an annotation such as `k.Input[dtype, rank]`."""
     if not isinstance(parameters, tuple):
         parameters = (parameters,)
     if not 1 <= len(parameters) <= 2:

@@ -116,6 +116,7 @@ class DenseAttr(Data[_Blob]):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> _Blob:
+        """Parses `<dtype, [shape], [elements]>`."""
         with parser.in_angle_brackets():
             position = parser.pos
             try:
@@ -165,6 +166,7 @@ class ResourceAttr(Data[_Resource]):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> _Resource:
+        """Parses `<"key">`, the name of an array among the parser's resources."""
         with parser.in_angle_brackets():
             position = parser.pos
             key = parser.parse_str_literal(" (the name of a resource)")
@@ -189,6 +191,7 @@ def constant_attr(array: Array, key: str) -> DenseAttr | ResourceAttr:
 
 
 def _element_text(value: Any, dtype: DType) -> str:
+    """The text of an element, from which `_parse_element` restores the same bits."""
     if dtype is DType.bool:
         return "true" if value else "false"
     if not dtype.is_float():
@@ -203,6 +206,7 @@ def _element_text(value: Any, dtype: DType) -> str:
 
 
 def _parse_element(parser: AttrParser, dtype: DType) -> Any:
+    """Parses an element; a string has the bits of a float that is not finite."""
     if dtype is DType.bool:
         return parser.parse_boolean(" (an element)")
     if not dtype.is_float():

@@ -224,6 +224,7 @@ class ModuleOp(Operation):
         return iter(self.body.block.ops)
 
     def verify_(self) -> None:
+        """Checks that no two graphs have one name."""
         names: set[str] = set()
         for op in self.ops:
             attr = op.attributes.get("sym_name")
@@ -233,6 +234,7 @@ class ModuleOp(Operation):
                 names.add(attr.data)
 
     def print(self, printer: Printer) -> None:
+        """Prints the attributes and the body."""
         printer.print_op_attributes(self.attributes, print_keyword=True)
         if self.body.block.is_empty:
             printer.print_string(" {\n}")

@@ -51,6 +51,7 @@ def parse_expression(source: TokenSource) -> DimExpr:
 
 
 def _parse_product(source: TokenSource) -> DimExpr:
+    """Parses factors that `*` and `//` join, from left to right."""
     product = _parse_factor(source)
     while True:
         if source.accept("*"):
@@ -62,6 +63,7 @@ def _parse_product(source: TokenSource) -> DimExpr:
 
 
 def _parse_factor(source: TokenSource) -> DimExpr:
+    """Parses an integer, a symbol, an expression in brackets, or the negative of one of them."""
     if source.accept("-"):
         return -_parse_factor(source)
     if source.accept("("):
@@ -87,6 +89,7 @@ class _TextSource:
         self._next = 0
 
     def _split(self, text: str) -> Iterable[str]:
+        """The tokens of a text, with `//` for `floordiv`."""
         position = 0
         end = len(text.rstrip())
         while position < end:

@@ -36,6 +36,7 @@ class _Writer:
         self._texts: dict[int, str] = {}
 
     def op(self, op: Operation) -> None:
+        """Adds a line for an op, then the lines of its regions."""
         operands = self._values(op.operands)
         attributes = [f"{name!r}: {self._text(attr)}" for name, attr in op.attributes.items()]
         types = [self._text(value.type) for value in op.results]
@@ -45,6 +46,7 @@ class _Writer:
             self._region(region)
 
     def _region(self, region: Region) -> None:
+        """Adds the lines of a region's blocks."""
         for block in region.blocks:
             types = [self._text(value.type) for value in block.args]
             self.lines.append(f"{{ {self._values(block.args)} {types}")
@@ -64,6 +66,7 @@ class _Writer:
 
 
 def _attribute(attr: Attribute) -> str:
+    """A text that determines an attribute."""
     match attr:
         case ArrayAttr():
             value: Any = [_attribute(item) for item in attr.data]

@@ -140,6 +140,7 @@ class MoOp(Operation):
         return [condition for condition in conditions if not condition.always_holds]
 
     def verify_(self) -> None:
+        """Checks the op against its `OpSpec`: numbers of operands and results, attributes, and result types."""
         spec = self.spec
         operand_types = [v.type for v in self._operands]
         result_types = [v.type for v in self.results]
@@ -172,6 +173,7 @@ class MoOp(Operation):
             ) from error
 
     def _verified_attributes(self) -> dict[str, Any]:
+        """The op's attributes as Python values; raises for unknown, missing and mistyped ones."""
         spec = self.spec
         values: dict[str, Any] = {}
         for name, attr in self.attributes.items():
@@ -191,6 +193,7 @@ class MoOp(Operation):
         return values
 
     def print(self, printer: Printer) -> None:
+        """Prints `(operands) attributes : type`."""
         with printer.in_parens():
             printer.print_list(self._operands, printer.print_operand)
         printer.print_op_attributes(self.attributes)
@@ -200,6 +203,7 @@ class MoOp(Operation):
 
     @classmethod
     def parse(cls, parser: Parser) -> MoOp:
+        """Parses the form that `print` writes."""
         operands = parser.parse_op_args_list()
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")

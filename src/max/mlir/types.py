@@ -107,6 +107,7 @@ def _parse_dims(parser: AttrParser) -> tuple[DimExpr, ...]:
 
 
 def _parse_dtype(parser: AttrParser) -> DType:
+    """Parses the name of an element type."""
     position = parser.pos
     text = parser.parse_identifier(" (an element type)")
     try:
@@ -279,6 +280,7 @@ class ShapedType(Data[_Shaped], TypeAttribute):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> _Shaped:
+        """Parses `<[dims], dtype, device>`, with an optional layout at the end."""
         with parser.in_angle_brackets():
             shape = _parse_dims(parser)
             parser.parse_punctuation(",")
@@ -381,6 +383,7 @@ class OpaqueType(Data[tuple[str, tuple[tuple[str, Attribute], ...]]], TypeAttrib
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> tuple[str, tuple[tuple[str, Attribute], ...]]:
+        """Parses `<"name">`, with an optional dictionary of parameters."""
         with parser.in_angle_brackets():
             name = parser.parse_str_literal(" (the name of an opaque type)")
             parameters: dict[str, Attribute] = {}

@@ -141,6 +141,7 @@ class _NestWriter:
         return self.dim_text[axis]
 
     def load(self, i: int, leaf: Leaf) -> str:
+        """The text that reads a leaf at the current indices, as a vector or a scalar."""
         name = f"a{self.leaves.index(i)}"
         axes = self.view_order([axis for axis, stride in enumerate(leaf.strides) if stride != 0])
         index = ", ".join(self.index[axis] for axis in axes)
@@ -157,6 +158,7 @@ class _NestWriter:
     # statements --------------------------------------------------------------------------------
 
     def store(self, position: int, result: Result) -> None:
+        """Adds the line that stores a result at the current indices, as a vector if it varies along the lane axis."""
         axes = self.view_order([axis for axis, stride in enumerate(result.strides) if stride != 0])
         where = ", ".join(self.index[axis] for axis in axes)
         lanes = self.lane_axis >= 0 and self.lane_axis in axes
@@ -334,6 +336,7 @@ class _NestWriter:
     # the nest ----------------------------------------------------------------------------------
 
     def write(self) -> NestText:
+        """Writes the parallel loop over chunks, then the stages of the region inside it."""
         spec, out = self.spec, self.out
         rank = len(spec.dims)
         inner_axes = {self.last, self.lane_axis} if self.columns else {self.last}
@@ -409,6 +412,7 @@ class _NestWriter:
         return f"k.max({least} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(least)
 
     def finish_text(self, parallel: bool) -> NestText:
+        """The kernel's signature with the written lines as its body, and its parameters; see `NestText.parallel`."""
         spec = self.spec
         args: list[ArgView] = []
         params: list[str] = []

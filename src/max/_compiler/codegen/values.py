@@ -129,6 +129,7 @@ class ValueWriter:
         return f"k.splat({text}, {self.lanes})" if vector and not self.is_vector(i) else text
 
     def _node(self, node: Node) -> str:
+        """The text of a node over the texts of its operands."""
         vector = any(self.is_vector(a) for a in node.args)
         texts = [self.operand(a, vector) for a in node.args]
         first = self.spec.values[node.args[1] if node.op == "select" else node.args[0]]

@@ -284,6 +284,7 @@ class _Fusion:
             return q, keys, values, masks
 
         def split_heads(value: SSAValue, rank: int) -> SSAValue:
+            """The value with its axis of heads split into KV heads and groups."""
             dims = shape_of(value)
             at = axis - (rank - len(dims))
             if at < 0:
@@ -326,6 +327,7 @@ class _Fusion:
         roundings: Sequence[DType | None],
         scale: float,
     ) -> None:
+        """Replaces a matched attention, whose last op is `last`, by `mok.attention` in the layout of its result."""
         result = last.results[0]
         assert isinstance(result.type, TensorType)
         batch = shape_of(operands[0])[:-2]
@@ -345,6 +347,7 @@ def _transposed(op: MoOp) -> bool:
 
 
 def _is_widening(op: MoOp) -> bool:
+    """Whether a cast between floats keeps all values: to the same dtype, or to float32."""
     before, after = op.operands[0].type, op.results[0].type
     assert isinstance(before, TensorType) and isinstance(after, TensorType)
     return (

@@ -45,6 +45,7 @@ def _same_type(op: MoOp) -> SSAValue | None:
 
 
 def _reshape(op: MoOp) -> SSAValue | None:
+    """Removes a reshape to the same type; a reshape of a reshape becomes one."""
     if (same := _same_type(op)) is not None:
         return same
     inner = producer(op.operands[0], "mo.reshape")
@@ -54,6 +55,7 @@ def _reshape(op: MoOp) -> SSAValue | None:
 
 
 def _broadcast_to(op: MoOp) -> SSAValue | None:
+    """Removes a broadcast to the same type; a broadcast of a broadcast becomes one."""
     if (same := _same_type(op)) is not None:
         return same
     inner = producer(op.operands[0], "mo.broadcast_to")
@@ -63,6 +65,7 @@ def _broadcast_to(op: MoOp) -> SSAValue | None:
 
 
 def _transpose(op: MoOp) -> SSAValue | None:
+    """Removes an identity; joins two transposes; a transpose that moves axes of size 1 only becomes a reshape."""
     perm: tuple[int, ...] = op.attr("perm")
     source = op.operands[0]
     if list(perm) == list(range(len(perm))):
@@ -86,6 +89,7 @@ def _slice(op: MoOp) -> SSAValue | None:
 
 
 def _concat(op: MoOp) -> SSAValue | None:
+    """Drops operands that are empty along the axis; a concat of one operand becomes the operand."""
     axis: int = op.attr("axis")
     kept = [v for v in op.operands if shape_of(v)[axis] != 0]
     if len(kept) == 1 and kept[0].type == op.results[0].type:
@@ -134,6 +138,7 @@ def _gather(op: MoOp) -> SSAValue | None:
 
 
 def _transfer(op: MoOp) -> SSAValue | None:
+    """Joins two transfers, and removes transfers to the device of their operand."""
     inner = producer(op.operands[0], "mo.transfer")
     if inner is None:
         return _same_type(op)

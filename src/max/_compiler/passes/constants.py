@@ -36,6 +36,7 @@ _ARITHMETIC: dict[str, Callable[..., Array]] = {
 
 
 def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...]) -> Array | None:
+    """The value of an op on constants; None if the op is not folded, or its value is undefined."""
     match op.name:
         case "mo.cast":
             if dtype is DType.bool or args[0].dtype.kind == "b":

@@ -78,6 +78,7 @@ class _Materialiser:
         op.operands[index] = copy.results[0]
 
     def view(self, op: MoOp) -> None:
+        """Records the layout of a view; copies its operand first if no strides describe the view."""
         layout = view_layout(op, self.layout(op.operands[0]))
         if layout is None:
             self.copy(op, 0)
@@ -96,6 +97,7 @@ class _Materialiser:
                 self.copy(op, index)
 
     def outputs(self, op: MoOp) -> None:
+        """Copies outputs that are borrowed memory, not a whole contiguous buffer, or returned twice."""
         returned: set[SSAValue] = set()
         for index, value in enumerate(op.operands):
             if not isinstance(value.type, ShapedType) or isinstance(value.type, BufferType):

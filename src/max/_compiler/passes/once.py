@@ -23,6 +23,7 @@ EXCLUDED = frozenset({"mo.call", "mo.custom", "mo.if", "mo.while", "mok.region"}
 
 
 def _bytes(value: SSAValue) -> int | None:
+    """The size of a tensor in bytes; None for other types and symbolic sizes."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.static_shape is None:
         return None

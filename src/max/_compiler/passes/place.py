@@ -49,6 +49,7 @@ def place_operands(block: Block, backends: Backends) -> None:
 
 
 def _transfer(op: MoOp, backends: Backends) -> None:
+    """Replaces a transfer between memories by `mok.device_copy`; between devices of one memory it stays."""
     x, result = op.operands[0], op.results[0]
     if index_of(x.type, backends) == index_of(result.type, backends):
         return

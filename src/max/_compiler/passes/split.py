@@ -131,6 +131,7 @@ def _narrowed(value: SSAValue, axis: int, size: int) -> TensorType:
 
 
 def _slice(anchor: MoOp, value: SSAValue, axis: int, start: int, stop: int) -> SSAValue:
+    """Inserts the slice `start` to `stop` of a value along an axis before the anchor."""
     type_ = value.type
     assert isinstance(type_, TensorType)
     starts, stops = [DimExpr.of(0)] * type_.rank, list(type_.shape)

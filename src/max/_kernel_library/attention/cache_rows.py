@@ -109,6 +109,7 @@ def _lower_load(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.kv_load.ragged.paged`."""
     unsigned("mo.kv_load.ragged.paged", [operands[0], *operands[2:5]])
     check_rows("mo.kv_load.ragged.paged", operands[1], results[0].shape[1])
     args = (
@@ -129,6 +130,7 @@ def _lower_store(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.k_store.ragged.paged`."""
     unsigned("mo.k_store.ragged.paged", [operands[1], *operands[3:6]])
     check_rows("mo.k_store.ragged.paged", operands[2], operands[0].shape[1])
     args = (

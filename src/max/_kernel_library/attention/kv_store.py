@@ -51,6 +51,7 @@ def _lower_kv_store(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.kv_store.ragged.paged`; the sizes of a page and a head are static."""
     blocks = operands[3]
     unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:8]])
     check_rows("mo.kv_store.ragged.paged", blocks, operands[0].shape[1])

@@ -64,6 +64,7 @@ def _lower_plan(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.latents.plan.ragged`: one worker computes the two flags."""
     unsigned("mo.latents.plan.ragged", operands)
     args = run_time_views(results[:1], operands[:2])
     names = ("least_rows", "most_cached", "saved", "spent", "count")

@@ -220,6 +220,7 @@ def _lower_prefill(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.mla.prefill.ragged.paged`; heads and their sizes must be static."""
     op = "mo.mla.prefill.ragged.paged"
     q, keys, values, *numbers = operands[:10]
     previous = operands[11:]

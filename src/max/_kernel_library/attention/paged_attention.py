@@ -355,6 +355,7 @@ def _lower_attention(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.attention.ragged.paged`; absent sinks, slopes and key offsets are replaced by other operands."""
     q, blocks = operands[0], operands[2]
     unsigned("mo.attention.ragged.paged", [operands[1], *operands[3:7]])
     mask = attributes.get("mask", "causal")

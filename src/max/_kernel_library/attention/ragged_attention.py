@@ -227,6 +227,7 @@ def _lower_attention(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.attention.ragged`; heads and their size must be static."""
     op = "mo.attention.ragged"
     q, keys, values, offsets, scale, *biases = operands
     unsigned(op, [offsets])

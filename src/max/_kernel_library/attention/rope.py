@@ -117,6 +117,7 @@ def _lower_rope(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.rope.ragged.paged`; the queries may be rotated in place."""
     q, freqs_cis, blocks = operands[0], operands[2], operands[3]
     unsigned("mo.rope.ragged.paged", [operands[1], *operands[4:8]])
     rotated, head_dim = freqs_cis.shape[1], q.shape[2]

@@ -201,6 +201,7 @@ def _lower_attention(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.attention.selected.paged`; heads and sizes must be static, the cache cannot be int8."""
     op = "mo.attention.selected.paged"
     q, selected, blocks = operands[0], operands[1], operands[3]
     unsigned(op, [operands[2], *operands[4:7]])

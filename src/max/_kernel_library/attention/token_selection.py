@@ -323,6 +323,7 @@ def _lower_selection(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.tokens.select.ragged.paged`, with a workspace for the parts of split tasks."""
     op = "mo.tokens.select.ragged.paged"
     q, weights, blocks = operands[0], operands[1], operands[3]
     unsigned(op, [operands[2], *operands[4:7]])

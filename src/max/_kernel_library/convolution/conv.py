@@ -204,6 +204,7 @@ def _lower_conv(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.conv`, whose filter is packed in the launch; depthwise filters have their own kernel."""
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
     steps = _steps(attributes, rank)
@@ -255,6 +256,7 @@ def _lower_pack_filter(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mok.pack_filter`."""
     weight = operands[0]
     rank = len(weight.shape)
     taps = [() if rank == 4 else (0,), *((i,) for i in range(rank - 4, rank))]
@@ -271,6 +273,7 @@ def _lower_packed_conv(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mok.packed_conv`, with a workspace for a padded input."""
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
     steps = _steps(attributes, rank)

@@ -195,6 +195,7 @@ def _lower_conv_transpose(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.conv_transpose`, with workspaces for the padded input and the packed filter."""
     x, weight = operands
     names = ("stride", "dilation", "padding", "output_padding")
     stride, dilation, padding, more = (tuple(int(n) for n in attributes[name]) for name in names)

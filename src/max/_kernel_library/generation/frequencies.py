@@ -51,6 +51,7 @@ def _lower_count(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.frequencies.update`, on one worker."""
     unsigned("mo.frequencies.update", operands[1:2])
     args = tuple(view("operand", i, operand, static=False) for i, operand in enumerate(operands))
     return KernelCall(count_tokens, args, serial=True)

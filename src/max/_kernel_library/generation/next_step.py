@@ -110,6 +110,7 @@ def _lower_next_step(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.next_step.ragged.paged`."""
     unsigned("mo.next_step.ragged.paged", operands[5:7])
     args = operand_views(operands, static=False)
     return KernelCall(next_step, args)

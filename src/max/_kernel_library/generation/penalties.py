@@ -77,6 +77,7 @@ def _lower_penalties(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.penalties`; the logits may be changed in place."""
     unsigned("mo.penalties", operands[3:4])
     args = (
         view("result", 0, results[0]),

@@ -347,6 +347,7 @@ def _lower_sample(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.sample.token`."""
     args = (
         view("result", 0, results[0]),
         *operand_views(operands),

@@ -57,6 +57,7 @@ def _lower_fold(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.fold`."""
     args = run_time_views(results[:1], operands[:1])
     names = ("kernel", "stride", "dilation", "padding")
     return KernelCall(fold, args, {name: tuple(map(int, attributes[name])) for name in names})

@@ -92,6 +92,8 @@ def lowest(dtype: Any) -> Any:
 
 
 def _lower_pool(mean: bool) -> Lowering:
+    """The lowering of `mo.avg_pool` (`mean`) or `mo.max_pool`."""
+
     def lower(
         operands: Sequence[Operand],
         results: Sequence[Operand],

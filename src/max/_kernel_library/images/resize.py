@@ -94,6 +94,7 @@ def _lower_resize(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.resize`, with workspaces for each column's place in a row of x."""
     x, out = operands[0], results[0]
     sums = DType.float64 if x.dtype is DType.float64 else DType.float32
     workspaces = (Workspace(DType.int32, (out.shape[3],)), Workspace(sums, (out.shape[3],)))

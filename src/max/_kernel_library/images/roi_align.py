@@ -134,6 +134,7 @@ def _lower_roi_align(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.roi_align`."""
     args = run_time_views(results[:1], operands[:2])
     params = {
         "scale": float(attributes["spatial_scale"]),

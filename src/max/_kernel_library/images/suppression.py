@@ -79,6 +79,7 @@ def _lower_nms(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.nms`, with a workspace for the scores of the remaining boxes."""
     dtype = operands[0].dtype
     workspace = Workspace(
         DType.float64 if dtype is DType.float64 else DType.float32, operands[1].shape

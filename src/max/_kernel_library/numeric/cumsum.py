@@ -41,6 +41,7 @@ def _lower_cumsum(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.cumsum`, on views `[before, axis, after]`."""
     x = operands[0]
     rank = len(x.shape)
     axis = int(attributes.get("axis", -1)) % rank

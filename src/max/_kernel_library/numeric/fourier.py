@@ -124,6 +124,7 @@ def _lower_irfft(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.irfft`, on views `[before, axis, after]` with an axis of 2 for the operand."""
     x, roots = operands
     axis, n, rank = int(attributes["axis"]), int(attributes["n"]), len(x.shape)
     groups = (range(axis), (axis,), range(axis + 1, rank - 1))

@@ -98,6 +98,7 @@ def _lower_random(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.random`, on a flat result."""
     rank = len(results[0].shape)
     args = (
         view("result", 0, results[0], (range(rank),), static=False),

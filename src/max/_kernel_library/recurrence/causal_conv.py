@@ -71,6 +71,7 @@ def _lower_causal_conv(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.causal_conv.ragged`; channels and taps must be static."""
     x, weight, bias = operands[:3]
     floats(OP, [x, weight, bias])
     taps = weight.shape[0]

@@ -355,6 +355,7 @@ def _lower_gated_delta(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.gated_delta.ragged`; heads and their sizes must be static."""
     op = "mo.gated_delta.ragged"
     q, keys, values, gates, rates = operands[:5]
     states = operands[8]

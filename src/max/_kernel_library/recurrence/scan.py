@@ -331,6 +331,7 @@ def _lower_ssd(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.ssd.ragged`; heads, groups and their sizes must be static."""
     x, dt, a, b, c, d, dt_bias = (operand.shape for operand in operands[:7])
     state = operands[10].shape
     fits = len(x) == 3 and len(dt) == 2 and len(b) == len(c) == 3 and len(state) == 5
@@ -350,6 +351,7 @@ def _lower_scan(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.selective_scan.ragged`; channels and states must be static."""
     x, dt, a, b, c, d, dt_bias = (operand.shape for operand in operands[:7])
     state = operands[10].shape
     fits = len(x) == len(dt) == len(a) == len(b) == len(c) == 2 and len(state) == 4

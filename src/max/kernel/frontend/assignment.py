@@ -41,6 +41,7 @@ def bind_target(fe: Frontend, target: ast.expr, value: Any) -> None:
 
 
 def _unpack(fe: Frontend, target: ast.Tuple | ast.List, value: Any) -> None:
+    """Binds the items of a value to the targets of a tuple; a starred target takes the rest."""
     items = sequence(fe, value, target)
     stars = [k for k, t in enumerate(target.elts) if isinstance(t, ast.Starred)]
     if stars:

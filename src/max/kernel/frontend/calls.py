@@ -86,6 +86,7 @@ def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -
 
 
 def _handled(fe: Frontend, handler: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls the handler of a function; a TypeError of the call becomes an error of the kernel."""
     try:
         return handler(fe, *args, **kwargs)
     except TypeError as error:

@@ -93,6 +93,7 @@ def lookup(fe: Frontend, name: str) -> Any:
 
 
 def _tuple(fe: Frontend, node: ast.Tuple | ast.List) -> tuple[Any, ...]:
+    """The items of a tuple or list; starred items are expanded."""
     items: list[Any] = []
     for item in node.elts:
         if isinstance(item, ast.Starred):
@@ -109,6 +110,7 @@ def _dict(fe: Frontend, node: ast.Dict) -> dict[Any, Any]:
 
 
 def _binop(fe: Frontend, node: ast.BinOp) -> Any:
+    """A binary operator."""
     left = fe.expr(node.left)
     right = fe.expr(node.right)
     fe.node = node
@@ -126,6 +128,7 @@ def _operator_error(fe: Frontend, *values: Any) -> NoReturn:
 
 
 def _unaryop(fe: Frontend, node: ast.UnaryOp) -> Any:
+    """A unary operator; `not` tests the truth of its operand."""
     value = fe.expr(node.operand)
     fe.node = node
     if isinstance(node.op, ast.Not):
@@ -142,6 +145,7 @@ def _boolop(fe: Frontend, node: ast.BoolOp) -> Any:
 
 
 def _short_circuit(fe: Frontend, op: str, nodes: list[ast.expr], node: ast.AST) -> Any:
+    """`and` or `or` of the nodes; operands after a run-time condition are evaluated in a branch."""
     first = fe.expr(nodes[0])
     fe.node = nodes[0]
     if not is_runtime(first):  # as in Python, the deciding operand is the result
@@ -173,6 +177,7 @@ def _short_circuit(fe: Frontend, op: str, nodes: list[ast.expr], node: ast.AST) 
 
 
 def _compare(fe: Frontend, node: ast.Compare) -> Any:
+    """A chain of comparisons, joined by `and`."""
     left = fe.expr(node.left)
     result: Any = True
     for op, right_node in zip(node.ops, node.comparators, strict=True):
@@ -202,6 +207,7 @@ def _compare(fe: Frontend, node: ast.Compare) -> Any:
 
 
 def _compare_tuples(fe: Frontend, kind: str, left: Any, right: Any) -> Any:
+    """Equality of two tuples, item by item; other comparisons are for compile-time values."""
     if kind not in ("eq", "ne") or not (isinstance(left, tuple) and isinstance(right, tuple)):
         return at_compile_time(fe, kind, left, right)
     if len(left) != len(right):
@@ -226,6 +232,7 @@ def _compare_tuples(fe: Frontend, kind: str, left: Any, right: Any) -> Any:
 
 
 def _ifexp(fe: Frontend, node: ast.IfExp) -> Any:
+    """`a if condition else b`: one arm, a select of pure arms, or a branch."""
     cond = fe.expr(node.test)
     fe.node = node.test
     cond = truth(fe, cond)
@@ -258,6 +265,7 @@ def _slice(fe: Frontend, node: ast.Slice) -> slice:
 
 
 def _subscript(fe: Frontend, node: ast.Subscript) -> Any:
+    """The element of a view, tile, vector or compile-time sequence at an index."""
     value = fe.expr(node.value)
     index = fe.expr(node.slice)
     fe.node = node
@@ -281,6 +289,7 @@ def _subscript(fe: Frontend, node: ast.Subscript) -> Any:
 
 
 def _attribute(fe: Frontend, node: ast.Attribute) -> Any:
+    """An attribute of a view, a value, the context or a compile-time object."""
     value = fe.expr(node.value)
     fe.node = node
     name = node.attr
@@ -344,6 +353,7 @@ def _fstring(fe: Frontend, node: ast.JoinedStr) -> str:
 
 
 def _comprehension(fe: Frontend, node: ast.ListComp | ast.GeneratorExp) -> tuple[Any, ...]:
+    """The items of a comprehension with one `for`, unrolled."""
     if len(node.generators) != 1:
         fe.fail("a comprehension has one 'for'", KernelSyntaxError)
     generator = node.generators[0]

@@ -59,6 +59,7 @@ def call_inline(
 
 
 def _inline_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> Any:
+    """Emits the body of an inlined function in its frame and returns its result."""
     errors = len(fe.diagnostics)
     scope = None
     if returns_early(node):
@@ -128,6 +129,7 @@ def _result_slots(
 def _bind_parameters(
     fe: Frontend, source: FunctionSource, args: list[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
+    """The names and values of a function's parameters in a call, converted to their annotations."""
     a = source.node.args
     names = [p.arg for p in (*a.posonlyargs, *a.args)]
     env: dict[str, Any] = {}

@@ -40,6 +40,7 @@ from max.kernel.types import INDEX
 
 
 def _for(fe: Frontend, node: ast.For) -> int:
+    """A `for` loop, by the kind of its domain; returns its signal."""
     if node.orelse:
         fe.fail(
             "'else' of a loop is not part of the kernel language",
@@ -62,6 +63,7 @@ def _for(fe: Frontend, node: ast.For) -> int:
 
 
 def _for_range(fe: Frontend, node: ast.For, domain: RangeValue) -> int:
+    """A `for` loop over a run-time range; returns its signal."""
     start, stop = fe.b.index(domain.start), fe.b.index(domain.stop)
 
     def build() -> None:
@@ -82,6 +84,7 @@ def _for_range(fe: Frontend, node: ast.For, domain: RangeValue) -> int:
 
 
 def _while(fe: Frontend, node: ast.While) -> int:
+    """A `while` loop; returns its signal."""
     if node.orelse:
         fe.fail(
             "'else' of a loop is not part of the kernel language",
@@ -139,6 +142,7 @@ def _unrolled(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
 
 
 def _unrolled_once(fe: Frontend, node: ast.For, items: tuple[Any, ...], loop: Loop) -> int:
+    """Emits the body once per item and returns the signal; `loop` tells whether jumps need labels."""
     for item in items:
         fe.node = node.target
         bind_target(fe, node.target, item)
@@ -170,6 +174,7 @@ def _continue(fe: Frontend, node: ast.Continue) -> int:
 
 
 def _jump(fe: Frontend, kind: str, node: ast.AST) -> int:
+    """A `break` or `continue`: the signal in an unrolled loop, else a jump to a label."""
     if not fe.loops:
         fe.fail(f"{kind!r} outside of a loop", KernelSyntaxError, node)
     loop = fe.loops[-1]

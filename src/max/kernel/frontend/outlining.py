@@ -246,6 +246,7 @@ class _Arguments:
         return all(view.value or not needed for view, needed in views)
 
     def _formal_of(self, actual: Ref) -> Ref:
+        """The name that stands for a run-time argument, with its type and interval; adds both to the key."""
         formal = self._of_actual.get(actual)
         if formal is not None:
             self.key.append(formal.id - self.formals[0].id)
@@ -304,6 +305,7 @@ class _Copy:
         return copy
 
     def _atom(self, a: Atom) -> Atom:
+        """The copy of an operand; a name that the copy does not define stays, and is noted in `uses_others`."""
         if isinstance(a, Const):
             return a
         copy = self._refs.get(a)

@@ -37,6 +37,7 @@ def _parallel(
     node: ast.For,
     fill: Callable[[Ref, Ref], None],
 ) -> int:
+    """A parallel loop over chunks of `total` indices; `fill` emits the body of a chunk from `begin` to `end`."""
     if fe.parallel_depth:
         fe.fail("a parallel loop cannot be inside another one")
     if fe.loop_depth:
@@ -86,6 +87,7 @@ def _no_break(fe: Frontend, loop: Loop) -> None:
 def _index_loop(
     fe: Frontend, node: ast.For, loop: Loop, begin: Any, end: Any, indices: Callable[[Ref], Any]
 ) -> None:
+    """The loop over the indices of a chunk; `indices` gives the loop's target for an index."""
     var = fe.b.ref(INDEX)
     scope = fe.b.open("loop")
     note_loop(fe.b, scope, var, fe.b.index(begin), fe.b.index(end), 1)

@@ -79,6 +79,7 @@ def run_time_loop(
 def _promote(
     fe: Frontend, names: frozenset[str], types: dict[str, tuple[Type | None, bool]], owner: object
 ) -> dict[str, SlotVar]:
+    """Moves variables that a loop assigns to slots; returns the slots by name."""
     env = fe.frame.env
     promoted: dict[str, SlotVar] = {}
     for name in sorted(names):

@@ -262,6 +262,7 @@ class _Parameters:
             self._fail(p, str(error))
 
     def _keyword(self, p: ast.arg, default: ast.expr | None, env: dict[str, Any]) -> None:
+        """Binds a keyword-only parameter: the context, a compile-time parameter or its default."""
         if (
             p.annotation is not None
             and evaluate_in(self.fe, self.fn.source, p.annotation) is Context
@@ -282,6 +283,7 @@ class _Parameters:
         return self._argument(p, annotation, p.arg)
 
     def _argument(self, p: ast.arg, annotation: Any, name: str) -> Any:
+        """The view or scalar of a positional parameter, checked against its annotation."""
         self.names.append(name)
         if self.position >= len(self.args):
             self._fail(p, f"{self.fn.name} got {len(self.args)} arguments, and none for {name!r}")
@@ -317,6 +319,7 @@ class _Parameters:
         return value
 
     def _view(self, spec: TensorSpec, position: int, name: str, writable: bool) -> View:
+        """The view of a tensor argument, with slots for all sizes and strides that are not static."""
         base = self._slot(ArgSlot(position, name, "pointer", 0, spec.dtype), POINTER)
         shape: list[Index] = []
         for axis, size in enumerate(spec.shape):

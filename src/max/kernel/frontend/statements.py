@@ -47,6 +47,7 @@ def _aug_assign(fe: Frontend, node: ast.AugAssign) -> int:
 
 
 def _ann_assign(fe: Frontend, node: ast.AnnAssign) -> int:
+    """An assignment with an annotation, to which the value is converted."""
     if node.value is None:
         return FALLS
     value = fe.expr(node.value)
@@ -74,6 +75,7 @@ def _assert(fe: Frontend, node: ast.Assert) -> int:
 
 # ***** if *****
 def _if(fe: Frontend, node: ast.If) -> int:
+    """An `if`: the taken branch of a compile-time condition, else both branches with their variables joined."""
     cond = fe.expr(node.test)
     fe.node = node.test
     cond = truth(fe, cond)
@@ -138,6 +140,7 @@ def _if(fe: Frontend, node: ast.If) -> int:
 
 # ***** return and raise *****
 def _return(fe: Frontend, node: ast.Return) -> int:
+    """A `return`: records the result and leaves the inlined function; returns the signal."""
     value = None if node.value is None else fe.expr(node.value)
     fe.node = node
     frame = fe.frame
@@ -158,6 +161,7 @@ def _return(fe: Frontend, node: ast.Return) -> int:
 
 
 def _raise(fe: Frontend, node: ast.Raise) -> int:
+    """A `raise`; fails at compile time if an inlined function raises it unconditionally."""
     call = node.exc
     if call is None:
         fe.fail("raise names an exception", KernelSyntaxError)
@@ -185,6 +189,7 @@ def _raise(fe: Frontend, node: ast.Raise) -> int:
 
 
 def _as_load(node: ast.AugAssign) -> ast.BinOp:
+    """The binary operation of an augmented assignment, with the target as its left operand."""
     cached = getattr(node, "_as_load", None)
     if cached is None:
         target = node.target

@@ -57,6 +57,7 @@ def make_tile(fe: Frontend, dtype: Any, shape: Any, width: Any = None, fill: Any
 
 
 def _tile_index(fe: Frontend, tile: Tile, index: Any) -> Index:
+    """The flat index of an element of a tile, checked against its shape."""
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) != len(tile.shape):
         fe.fail(f"{tile} takes {len(tile.shape)} indices, got {len(indices)}", KernelIndexError)

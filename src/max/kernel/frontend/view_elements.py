@@ -23,6 +23,7 @@ __all__ = ["atomic_add", "gather", "load", "prefetch", "scatter", "store"]
 def _full_indices(
     fe: Frontend, view: View, indices: tuple[Any, ...], method: str
 ) -> tuple[Any, ...]:
+    """One index per axis, given as arguments or as a tuple."""
     if len(indices) == 1 and isinstance(indices[0], tuple):
         indices = indices[0]
     if len(indices) != view.rank:
@@ -33,6 +34,7 @@ def _full_indices(
 
 
 def _axis(fe: Frontend, view: View, axis: Any) -> int:
+    """An axis as a number from 0."""
     if not isinstance(axis, int) or not -view.rank <= axis < view.rank:
         fe.fail(
             f"axis is an integer in [{-view.rank}, {view.rank}), got {describe(axis)}",
@@ -92,6 +94,7 @@ def _gather_lanes(
     mask: Atom | None,
     other: Any,
 ) -> Atom:
+    """Loads the lanes at the offsets; lanes that the mask excludes are `other`."""
     check_lanes(fe, memory, pointer, offsets, type.dtype.size, mask, "read")
     if mask is None:
         return fe.b.op("gather", (pointer, offsets), type)
@@ -141,6 +144,7 @@ def _scatter_lanes(
     value: Atom,
     mask: Atom | None,
 ) -> None:
+    """Stores the lanes at the offsets, except those that the mask excludes."""
     check_lanes(fe, memory, pointer, offsets, value.type.dtype.size, mask, "write")
     args = (pointer, offsets, value) if mask is None else (pointer, offsets, value, mask)
     fe.b.effect("scatter", args)
@@ -152,6 +156,7 @@ def _writable(fe: Frontend, view: View) -> None:
 
 
 def _lane_indices(fe: Frontend, view: View, indices: Any, method: str) -> Atom:
+    """The offsets of a vector of indices of a view of rank 1, in elements."""
     if view.rank != 1:
         fe.fail(
             f"{view.name}.{method} takes a view of rank 1, got rank {view.rank}; index the leading axes first"

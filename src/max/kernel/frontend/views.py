@@ -131,6 +131,7 @@ def check_indices(
 
 
 def _check_masked(fe: Frontend, view: View, index: Any, axis: int, width: int, mask: Atom) -> None:
+    """Checks at run time that all lanes of a masked access that the mask selects are inside the axis."""
     lanes = vector(INDEX.dtype, width)
     first = splat(fe, fe.b.index(as_index(fe, index)), width)
     position = fe.b.op("add", (first, fe.b.const(tuple(range(width)), lanes)), lanes)

@@ -70,6 +70,7 @@ class _NativeContext(RunContext):
         return int(self.fields[field])
 
     def _next_chunk(self, phase: int) -> int:
+        """Takes the number of the next chunk of a parallel loop; leaves the kernel if the run was interrupted."""
         if self._field(Context.ALERT) and _POLL(self._field(Context.POLL))(self.pointer):
             raise _Left
         counter = _words(self._field(Context.COUNTERS) + COUNTER_BYTES * phase, 1)
@@ -158,6 +159,7 @@ class _Runner:
             lang.pop_target()
 
     def _report(self, context: _NativeContext, error: Exception) -> None:
+        """Stores a worker's exception in the error record, unless another worker was first."""
         message = self.ir.messages[-1]
         with _lock:
             if context.record[ErrorRecord.STATE] == ErrorState.NONE:
@@ -167,6 +169,7 @@ class _Runner:
                 context.record[ErrorRecord.STATE] = ErrorState.FAILED
 
     def _interrupt(self, context: _NativeContext, error: BaseException) -> None:
+        """Stores an exception that ends the run, such as KeyboardInterrupt, with a reference to it."""
         with _lock:
             if context.record[ErrorRecord.STATE] == ErrorState.NONE:
                 # the reference belongs to the caller, which raises the exception again

@@ -87,6 +87,7 @@ class ArrayView:
     def _lanes(
         self, indices: tuple[Any, ...], width: int, mask: Any, axis: int
     ) -> tuple[Any, Array]:
+        """The index of the active lanes of an access, checked against the shape, and which lanes are active."""
         at = list(self._indices(indices))
         axis %= self.rank
         active = (
@@ -113,6 +114,7 @@ class ArrayView:
         axis: int = -1,
         other: Any = 0,
     ) -> Value:
+        """As `View.load` of the kernel language."""
         if width is None:
             at = self._indices(indices)
             for axis, index in enumerate(at):
@@ -125,6 +127,7 @@ class ArrayView:
         return Value(data, self.dtype)
 
     def store(self, *indices: Any, value: Any, mask: Any = None, axis: int = -1) -> None:
+        """As `View.store` of the kernel language."""
         self._writable()
         value = values.convert(value, self.dtype)
         if not value.is_vector:
@@ -138,6 +141,7 @@ class ArrayView:
             self.array[index] = value.data[active]
 
     def gather(self, indices: Any, mask: Any = None, other: Any = 0) -> Value:
+        """As `View.gather` of the kernel language."""
         lanes = np.arange(indices.width)
         active = lanes >= 0 if mask is None else values.value(mask).data
         data = np.broadcast_to(values.convert(other, self.dtype).data, (indices.width,)).copy()
@@ -147,6 +151,7 @@ class ArrayView:
         return Value(data, self.dtype)
 
     def scatter(self, indices: Any, value: Any, mask: Any = None) -> None:
+        """As `View.scatter` of the kernel language."""
         self._writable()
         data = np.broadcast_to(values.convert(value, self.dtype).data, (indices.width,))
         for lane in range(indices.width):
@@ -155,6 +160,7 @@ class ArrayView:
                 self.array[int(indices.data[lane])] = data[lane]
 
     def atomic_add(self, *indices: Any, value: Any) -> Value:
+        """As `View.atomic_add` of the kernel language."""
         self._writable()
         at = self._indices(indices)
         with _atomic:
@@ -222,6 +228,7 @@ class RunContext:
         self.worker, self.num_workers, self.target = worker, launch.num_workers, target
 
     def _chunks(self, total: int, grain: int, multiple: int) -> Iterator[tuple[int, int]]:
+        """The chunks that this worker takes from the next parallel loop, as (begin, end)."""
         phase, launch = next(self._phases), self._launch
 
         def next_chunk() -> int:
@@ -297,6 +304,7 @@ def interpret(
     errors: list[BaseException] = []
 
     def work(worker: int) -> None:
+        """Runs the kernel as one worker; its exception ends the others at their barrier."""
         positional, keywords = arguments(
             fn, args, dict(params or {}), RunContext(launch, worker, target)
         )

@@ -249,6 +249,7 @@ def _float_from_bits(raw: int) -> float:
 
 
 def _word(slot: ArgSlot, x: Any) -> int:
+    """The 64-bit word of a slot for an argument."""
     if slot.kind == "scalar":
         raw = np.zeros(8, np.uint8)
         raw[: x.dtype.itemsize] = np.atleast_1d(x).view(np.uint8)

@@ -60,6 +60,7 @@ class _Printer:
             self.stmt(stmt, pad)
 
     def stmt(self, s: Stmt, pad: str) -> None:
+        """Adds the lines of a statement."""
         out, atom = self.lines.append, self.atom
         if isinstance(s, Let):
             args = ", ".join([atom(a) for a in s.args])

@@ -104,6 +104,7 @@ def _bitcast(s: Let) -> bool:
 
 
 def _reduction(s: Let) -> bool:
+    """Whether a reduction takes a vector of numbers and gives its element type."""
     v = s.args[0].type
     return (
         v.is_vector
@@ -119,6 +120,7 @@ def _mask_reduction(s: Let) -> bool:
 
 
 def _gather(s: Let) -> bool:
+    """Whether a gather takes a pointer and one offset per lane, and its mask and default fit."""
     pointer, offsets, *masking = _types(s)
     width = s.ref.type.width
     masked = not masking or (
@@ -136,6 +138,7 @@ def _masked_load(s: Let) -> bool:
 
 
 def _dot(s: Let) -> bool:
+    """Whether a `dot_bf16` adds pairs of bf16 lanes to f32 lanes."""
     acc, a, b = _types(s)
     return (
         acc is s.ref.type
@@ -281,6 +284,7 @@ class _Verifier:
         self.visible.difference_update(refs)
 
     def statement(self, s: Stmt, mine: list[Ref]) -> None:
+        """Verifies a statement; adds the name that it defines to `mine`."""
         if isinstance(s, Let):
             self.let(s)
             mine.append(s.ref)
@@ -314,6 +318,7 @@ class _Verifier:
             self.control(s)
 
     def let(self, s: Let) -> None:
+        """Verifies a definition; each signature of an op is tested once per process."""
         self.use(s, *s.args)
         if s.op == "read":
             alloc = self.slots.get(s.attr)
@@ -327,6 +332,7 @@ class _Verifier:
         self.bind(s, s.ref)
 
     def signature(self, s: Let) -> None:
+        """Verifies the number and the types of an op's operands."""
         if s.op not in OPS:
             self.fail(s, "an unknown op")
         count, rule = OPS[s.op]
@@ -336,6 +342,7 @@ class _Verifier:
         )
 
     def jump(self, s: Leave | Raise | Barrier) -> None:
+        """Verifies a statement that leaves a block, raises or waits."""
         if isinstance(s, Leave):
             self.expect(s, s.label in self.labels, "no such block encloses this")
         elif isinstance(s, Raise):
@@ -350,6 +357,7 @@ class _Verifier:
             self.expect(s, not self.in_parallel, "a barrier in a parallel loop")
 
     def control(self, s: Stmt) -> None:
+        """Verifies a loop, branch or block, and its body."""
         if isinstance(s, For):
             self.use(s, s.start, s.stop)
             self.expect(

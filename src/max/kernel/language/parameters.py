@@ -66,6 +66,7 @@ def parameter_annotation(value: Any, name: str, scope: Mapping[str, Any]) -> Any
 def _operand_annotation(
     value: Any, name: str, scope: Mapping[str, Any], outer: tuple[type, ...]
 ) -> Any:
+    """The access, scalar type or record of an annotation; `outer` are the records around it."""
     if value in (Input, Output, InOut):
         return value.access
     if isinstance(value, (Access, ScalarType)):
@@ -85,6 +86,7 @@ def _operand_annotation(
 def _operand_record(
     kind: Any, name: str, scope: Mapping[str, Any], outer: tuple[type, ...]
 ) -> OperandRecord:
+    """The fields of a NamedTuple of operands with their annotations."""
     if kind in outer:
         raise KernelTypeError(f"{name}: the record {kind.__name__} contains itself")
     try:

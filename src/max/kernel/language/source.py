@@ -290,6 +290,7 @@ def _assigned(node: ast.AST) -> frozenset[str]:
 
 
 def _walk_assigned(node: ast.AST) -> Iterator[str]:
+    """The names that a statement assigns, without those of lambdas and comprehensions."""
     if isinstance(node, ast.Name):
         if isinstance(node.ctx, ast.Store):
             yield node.id

@@ -106,6 +106,7 @@ def _method(op: str, swapped: bool) -> Callable[[Any, Any], Any]:
 
 
 def _operators() -> None:
+    """Defines the operators of `Value`."""
     names = {
         "add": "add",
         "sub": "sub",
@@ -195,6 +196,7 @@ def tail(mask: Value | None) -> Generator[None]:
 
 
 def _check_divisor(a: Array, b: Array, sign: str, operation: str) -> None:
+    """Raises ZeroDivisionError if an active lane of an integer division has a divisor of 0."""
     zero = b == 0
     if b.ndim and _tails.masks and (mask := _tails.masks[-1]) is not None:
         zero = zero & mask if mask.shape == zero.shape else zero
@@ -268,6 +270,7 @@ def binary(op: str, a: Any, b: Any) -> Any:
 
 
 def _power(a: Any, b: Any) -> Any:
+    """`a ** b`: repeated products for small constant exponents, else a power of floats."""
     if isinstance(b, int) and 0 <= b <= 16:
         result: Any = None
         square = a
@@ -420,6 +423,7 @@ class Tile:
             self.data[...] = convert(fill, dtype).data
 
     def _index(self, index: Any) -> tuple[int, ...]:
+        """The indices of an element, checked against the shape."""
         indices = tuple(int(i) for i in (index if isinstance(index, tuple) else (index,)))
         if len(indices) != len(self.shape) or any(
             not 0 <= i < n for i, n in zip(indices, self.shape, strict=True)

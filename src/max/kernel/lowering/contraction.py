@@ -65,6 +65,7 @@ class _Survey:
         self.sums: list[Let] = []
 
     def visit(self, body: Iterable[Stmt]) -> None:
+        """Records the products and sums of floats in statements, and counts the uses of products."""
         uses = self.uses
         for s in body:
             kind = s.__class__
@@ -85,6 +86,7 @@ class _Survey:
                 self._other(s)
 
     def _other(self, s: Stmt) -> None:
+        """Counts the uses of products in a statement that is not a definition, and in its body."""
         match s:
             case Store():
                 self._use(s.value)

@@ -33,6 +33,7 @@ def widen(w: Writer, text: str, type: Type) -> str:
 
 
 def _widen_f16(w: Writer, text: str, width: int) -> str:
+    """The f32 of f16 bits, by an instruction or by shifts and a product."""
     halves, floats = vector_name("half", width), vector_name("float", width)
     if w.target.has_f16_conversion:
         half = w.temp(f"bitcast {vector_name('i16', width)} {text} to {halves}")
@@ -78,6 +79,7 @@ def narrow(w: Writer, text: str, dtype: ScalarType, width: int) -> str:
 
 
 def _round_bf16(w: Writer, text: str, width: int) -> str:
+    """The bf16 bits of an f32, rounded to nearest, ties to even; NaN becomes one quiet NaN."""
     ints, floats = vector_name("i32", width), vector_name("float", width)
     shorts, c = vector_name("i16", width), constants(width)
     bits = w.temp(f"bitcast {floats} {text} to {ints}")
@@ -94,6 +96,7 @@ def _round_bf16(w: Writer, text: str, width: int) -> str:
 
 
 def _round_f16(w: Writer, text: str, width: int) -> str:
+    """The f16 bits of an f32, rounded to nearest, ties to even."""
     ints, floats, flags = (
         vector_name("i32", width),
         vector_name("float", width),
@@ -171,6 +174,7 @@ def _round_to_odd(w: Writer, text: str, width: int) -> str:
 def _number_cast(
     w: Writer, text: str, from_: str, a: ScalarType, to: str, b: ScalarType, width: int, mode: Any
 ) -> str:
+    """A conversion between native types; floats to integers saturate unless the mode is `unchecked`."""
     if b.kind == "b":
         zero = "zeroinitializer" if width else ("0.0" if a.is_float else "0")
         return w.temp(f"{'fcmp une' if a.is_float else 'icmp ne'} {from_} {text}, {zero}")

@@ -38,6 +38,7 @@ def _brief(w: Writer, s: Effect) -> None:
 
 
 def _print(w: Writer, s: Effect) -> None:
+    """A call of printf, and a flush."""
     text = ""
     for part in s.attr:
         if isinstance(part, ScalarType):

@@ -43,6 +43,7 @@ def slots_of(w: Writer, body: Iterable[Stmt]) -> list[str]:
 
 
 def _allocs(w: Writer, body: Iterable[Stmt]) -> Iterable[Alloc]:
+    """The slots of a function, without those of outlined blocks, whose uses it records."""
     for s in body:
         kind = s.__class__
         if kind is Alloc:
@@ -90,6 +91,7 @@ def module_text(w: Writer, signature: str, entry: Sequence[str]) -> str:
 
 
 def _attributes(target: LLVMTarget) -> str:
+    """The attributes of all functions: processor, features and vector width."""
     width = f'"prefer-vector-width"="{target.vector_bits}"'
     features = f'"target-features"="{target.feature_string}"'
     cpu = f'"target-cpu"="{target.cpu}"'

@@ -146,6 +146,7 @@ def atomic_add(w: Writer, s: Let) -> None:
 
 
 def _slot_pointer(w: Writer, slot: int, index: Atom, type: str) -> str:
+    """The pointer to an element of a slot."""
     base = w.slots[slot]
     if not isinstance(index, Ref):
         if index.value == 0:

@@ -84,6 +84,7 @@ def emit_modules(ir: KernelIR, target: LLVMTarget) -> Modules:
 
 
 def _emit(ir: KernelIR, target: LLVMTarget, w: Writer) -> str:
+    """The text of a kernel's module."""
     if target.has_fma:
         w.contraction = contraction(ir.body)
     w.uses_tiles = uses_tiles(ir.body)

@@ -190,6 +190,7 @@ def _tile(tile: int) -> str:
 
 
 def _configure(w: Writer, s: Effect) -> None:
+    """Loads a tile configuration; emulated tiles are zeroed."""
     shapes: Shapes = s.attr
     if _emulated(w):
         _set_zero(w, STATE, MAX_TILES * _TILE_BYTES)
@@ -226,6 +227,7 @@ def _zero(w: Writer, s: Effect) -> None:
 
 
 def _move(w: Writer, s: Effect) -> None:
+    """Loads or stores a tile; `step` is the distance of rows in bytes."""
     tile, rows, size = s.attr
     pointer, step = (w.atom(a) for a in s.args)
     if not _emulated(w):
@@ -241,6 +243,7 @@ def _move(w: Writer, s: Effect) -> None:
 
 
 def _dot(w: Writer, s: Effect) -> None:
+    """A product of two tiles, added to a third."""
     name, c, a, b, rows, steps = s.attr
     if not _emulated(w):
         _call(w, name, ("i8", c), ("i8", a), ("i8", b))

@@ -123,6 +123,7 @@ def lower_barrier(w: Writer, s: Barrier) -> None:
 
 
 def _leave_if_raised(w: Writer, state: str, on: str) -> None:
+    """Returns from the kernel if the error state is set, else continues at the label `on`."""
     raised = w.temp(f"icmp ne i64 {state}, {ErrorState.NONE}")
     stop = w.label("failed")
     w.out(f"br i1 {raised}, label %{stop}, label %{on}")

@@ -259,6 +259,7 @@ def _check_names(words: frozenset[str], valid: frozenset[str]) -> None:
 
 @functools.cache
 def _host(allowed: frozenset[str] | None) -> CPUTarget:
+    """The target of this machine, restricted to the allowed features; None allows all."""
     present = host_features()
     triple = llvm.get_process_triple()
     cpu = llvm.get_host_cpu_name()

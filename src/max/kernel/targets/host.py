@@ -51,6 +51,7 @@ def _from_linux() -> frozenset[str]:
 
 
 def _from_macos() -> frozenset[str]:
+    """The features of an Apple processor, by sysctl."""
     sysctl = ctypes.CDLL(None).sysctlbyname
     features = set(ARM64_BASE)
     for name, (_, _, key) in _ARM64.items():

@@ -45,6 +45,7 @@ define(OpSpec("mo.buffer_load", (2, 2), 2, infer=_infer_load, pure=False))
 
 
 def _infer_store(types: Types, attrs: Attrs) -> Types:
+    """A chain; the source must have the type of the buffer's contents."""
     source = tensor("buffer_store", types, 0)
     buffer = _buffer("buffer_store", types, 1)
     _chain("buffer_store", types, 2)
@@ -59,6 +60,7 @@ define(OpSpec("mo.buffer_store", (3, 3), 1, infer=_infer_store, pure=False))
 
 
 def _infer_store_slice(types: Types, attrs: Attrs) -> Types:
+    """A chain; the source must have the shape of the slice."""
     op = "buffer_store_slice"
     source = tensor(op, types, 0)
     buffer = _buffer(op, types, 1)
@@ -92,6 +94,7 @@ define(
 
 
 def _infer_store_slice_dynamic(types: Types, attrs: Attrs) -> Types:
+    """A chain; the shape of the slice is compared with the source's at run time."""
     op = "buffer_store_slice"
     source = tensor(op, types, 0)
     buffer = _buffer(op, types, 1)
@@ -125,6 +128,7 @@ define(OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create))
 
 
 def _infer_print(types: Types, attrs: Attrs) -> Types:
+    """A chain; there is either a tensor or the attribute `text`."""
     _chain("print", types, len(types) - 1)
     text = attrs.get("text")
     if len(types) == 2:

@@ -55,6 +55,7 @@ def _inputs(op: str, types: Types) -> list[TensorType]:
 
 
 def _infer_allreduce(types: Types, attrs: Attrs) -> Types:
+    """The types of the inputs, which have one shape, then a chain."""
     op = "allreduce"
     tensors = _inputs(op, types)
     first = tensors[0]
@@ -72,6 +73,7 @@ define(OpSpec("mo.allreduce", (3, None), None, infer=_infer_allreduce, pure=Fals
 
 
 def _infer_allgather(types: Types, attrs: Attrs) -> Types:
+    """For each input the concatenation of all along the axis, on the input's device, then a chain."""
     op = "allgather"
     tensors = _inputs(op, types)
     first = tensors[0]

@@ -91,6 +91,7 @@ class GraphOp(MoOp):
         return cast(Iterator[MoOp], iter(self.block.ops))
 
     def verify_(self) -> None:
+        """Checks for one block that ends with `mo.output`, and for a chain as the last input only."""
         super().verify_()
         if len(self.regions) != 1 or len(self.regions[0].blocks) != 1:
             raise VerifyException("a graph has one region of one block")
@@ -101,6 +102,7 @@ class GraphOp(MoOp):
             raise VerifyException("a chain must be the last input")
 
     def print(self, printer: Printer) -> None:
+        """Prints `@name(arguments) -> (result types) attributes {body}`."""
         printer.print_string(" ")
         printer.print_symbol_name(self.sym_name)
         with printer.in_parens():
@@ -118,6 +120,7 @@ class GraphOp(MoOp):
 
     @classmethod
     def parse(cls, parser: Parser) -> GraphOp:
+        """Parses the form that `print` writes; the result types must be those of `mo.output`."""
         name = parser.parse_symbol_name()
         args = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
         results: list[Attribute] | None = None
@@ -165,6 +168,7 @@ class CallOp(MoOp):
         return _subgraph(self, self.callee)
 
     def verify_(self) -> None:
+        """Checks operands and results against the subgraph's signature, its symbols bound to the operands' sizes."""
         super().verify_()
         root: Operation = self
         while (parent := root.parent_op()) is not None:
@@ -228,6 +232,7 @@ class IfOp(MoOp):
         return self.attr("then"), self.attr("otherwise")
 
     def verify_(self) -> None:
+        """Checks that both subgraphs take the values and return the result types."""
         super().verify_()
         if not _in_module(self):
             return
@@ -250,6 +255,7 @@ class WhileOp(MoOp):
         return self.attr("condition"), self.attr("body")
 
     def verify_(self) -> None:
+        """Checks the signatures of condition and body."""
         super().verify_()
         if not _in_module(self):
             return
@@ -282,6 +288,7 @@ def _check_if(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 def _check_while(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks that the first operands are the carried values, of the result types, and that none is a buffer."""
     _check_chains("while", operands, results)
     carried = [t for t in results if not isinstance(t, ChainType)]
     if not carried:
@@ -363,6 +370,7 @@ def _check_call(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 def _check_chains(op: str, operands: Types, results: Types) -> None:
+    """Checks that operands and results both end with a chain, or both have none."""
     chains = [[isinstance(t, ChainType) for t in types] for types in (operands, results)]
     if any(any(flags[:-1]) for flags in chains):
         raise ValueError(f"{op}: a chain must be the last operand and the last result")
@@ -372,6 +380,7 @@ def _check_chains(op: str, operands: Types, results: Types) -> None:
 
 
 def _check_custom(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks the op's name and its chains; a result cannot be a buffer."""
     symbol = attrs["symbol"]
     if not symbol:
         raise ValueError("custom: the name of the op is empty")

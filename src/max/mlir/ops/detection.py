@@ -12,6 +12,7 @@ ROI_MODES = ("AVG", "MAX")
 
 
 def _infer_roi_align(types: Types, attrs: Attrs) -> Types:
+    """The result: `[regions, output_height, output_width, channels]`."""
     x, rois = tensor("roi_align", types, 0), tensor("roi_align", types, 1)
     for name, type_, rank in (("images", x, 4), ("regions", rois, 2)):
         if not type_.dtype.is_float():
@@ -66,6 +67,7 @@ define(
 
 
 def _infer_nms(types: Types, attrs: Attrs) -> Types:
+    """The result: int64 of the scores' shape, `[batch, classes, boxes]`."""
     op = "non_maximum_suppression"
     boxes, scores = tensor(op, types, 0), tensor(op, types, 1)
     if not boxes.dtype.is_float() or scores.dtype is not boxes.dtype:

@@ -45,6 +45,7 @@ def _check_dtype(op: str, types: list[TensorType], accepts: Accepts) -> None:
 
 
 def _check_equal_shapes(op: str, types: list[TensorType]) -> None:
+    """Checks that the operands have one shape and one device."""
     first = types[0]
     for index, t in enumerate(types[1:], 1):
         if t.shape != first.shape:
@@ -56,6 +57,8 @@ def _check_equal_shapes(op: str, types: list[TensorType]) -> None:
 
 
 def _unary(op: str, accepts: Accepts, to_bool: bool = False) -> Infer:
+    """The rule of an op on one operand: its type, or bool of its shape."""
+
     def infer(types: Types, attrs: Attrs) -> Types:
         x = tensor(op, types, 0)
         _check_dtype(op, [x], accepts)
@@ -65,6 +68,8 @@ def _unary(op: str, accepts: Accepts, to_bool: bool = False) -> Infer:
 
 
 def _binary(op: str, accepts: Accepts, to_bool: bool = False) -> Infer:
+    """The rule of an op on two operands of equal type: that type, or bool of its shape."""
+
     def infer(types: Types, attrs: Attrs) -> Types:
         x, y = tensor(op, types, 0), tensor(op, types, 1)
         if x is not y:
@@ -114,6 +119,7 @@ GELU_APPROXIMATIONS = ("none", "tanh", "quick")
 
 
 def _infer_gelu(types: Types, attrs: Attrs) -> Types:
+    """The operand's type; `approximate` must be known."""
     if attrs["approximate"] not in GELU_APPROXIMATIONS:
         raise ValueError(
             f"gelu: approximate is {attrs['approximate']!r}, "
@@ -135,6 +141,7 @@ define(replace(_ELEMENTWISE, name="mo.cast", check=_check_cast))
 
 
 def _infer_select(types: Types, attrs: Attrs) -> Types:
+    """The type of x and y, which must be equal, as must the shape of the condition."""
     condition, x, y = (tensor("where", types, i) for i in range(3))
     if condition.dtype is not DType.bool:
         raise TypeError(f"where: the condition has dtype {condition.dtype.name}, expected bool")

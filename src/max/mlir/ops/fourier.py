@@ -9,6 +9,7 @@ NORMALIZATIONS = ("backward", "ortho", "forward")
 
 
 def _infer_irfft(types: Types, attrs: Attrs) -> Types:
+    """The operand's type without its last axis of 2, and with `n` elements along `axis`."""
     x, roots = tensor("irfft", types, 0), tensor("irfft", types, 1)
     n: int = attrs["n"]
     if attrs["normalization"] not in NORMALIZATIONS:

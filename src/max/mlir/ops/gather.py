@@ -44,6 +44,7 @@ def _index_size(op: str, x: TensorType, indices: TensorType, batch_dims: int) ->
 
 
 def _infer_gather_nd(types: Types, attrs: Attrs) -> Types:
+    """The result: `[*indices.shape[:-1], *x.shape[batch_dims + index size:]]`."""
     x, indices = tensor("gather_nd", types, 0), tensor("gather_nd", types, 1)
     batch: int = attrs["batch_dims"]
     if not 0 <= batch < indices.rank:
@@ -74,6 +75,7 @@ def _scatter_name(op: str, attrs: Attrs) -> str:
 
 
 def _check_reduction(op: str, x: TensorType, attrs: Attrs) -> None:
+    """Checks the attribute `reduction`, if there is one, and that x has numbers."""
     if "reduction" not in attrs:
         return
     if attrs["reduction"] not in SCATTER_REDUCTIONS:
@@ -85,6 +87,7 @@ def _check_reduction(op: str, x: TensorType, attrs: Attrs) -> None:
 
 
 def _infer_scatter(types: Types, attrs: Attrs) -> Types:
+    """The type of x; updates and indices have one shape, of x's rank."""
     op = _scatter_name("scatter", attrs)
     x, updates, indices = (tensor(op, types, i) for i in range(3))
     _check_indices(op, indices)
@@ -109,6 +112,7 @@ def _infer_scatter(types: Types, attrs: Attrs) -> Types:
 
 
 def _scatter_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    """Conditions that the updates are not longer than x along other axes than `axis`."""
     op = _scatter_name("scatter", attrs)
     x, updates = tensor(op, operands, 0), tensor(op, operands, 1)
     return [
@@ -137,6 +141,7 @@ define(
 
 
 def _infer_scatter_nd(types: Types, attrs: Attrs) -> Types:
+    """The type of x; the updates have the shape `[*indices.shape[:-1], *x.shape[index size:]]`."""
     op = _scatter_name("scatter_nd", attrs)
     x, updates, indices = (tensor(op, types, i) for i in range(3))
     size = _index_size(op, x, indices, 0)
@@ -158,6 +163,7 @@ define(replace(_SCATTER_ND, name="mo.scatter_nd_reduce", attributes={"reduction"
 
 
 def _check_nonzero(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks that the result is int64 `[count, rank of the mask]`."""
     mask, count = tensor("nonzero", operands, 0), tensor("nonzero", operands, 1)
     y = tensor("nonzero", results, 0)
     if mask.dtype is not DType.bool or mask.rank == 0:

@@ -7,6 +7,7 @@ from max.mlir.operation import Attrs, OpSpec, Types, define, same_device, tensor
 
 
 def _infer_matmul(types: Types, attrs: Attrs) -> Types:
+    """The result: `[*x.shape[:-1], y.shape[-1]]`; the leading dims are equal, or y has rank 2."""
     x, y = tensor("matmul", types, 0), tensor("matmul", types, 1)
     if x.dtype is not y.dtype:
         raise TypeError(f"matmul: the operands are {x.short} and {y.short}, expected one dtype")

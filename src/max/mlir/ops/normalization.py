@@ -7,6 +7,7 @@ from max.mlir.types import TensorType
 
 
 def _check(op: str, x: TensorType, scales: dict[str, TensorType], epsilon: float) -> None:
+    """Checks a float x with an axis, scales of the size of its last axis, and a positive epsilon."""
     if not x.dtype.is_float():
         raise TypeError(f"{op}: the input is {x.short}, expected a floating-point type")
     if x.rank == 0:

@@ -52,6 +52,7 @@ def _whole_blocks(op: str, attribute: str, operand: int = 0) -> Conditions:
 
 
 def _infer_dequantize(types: Types, attrs: Attrs) -> Types:
+    """The result: float32 of the decoded elements, `[…, blocks * elements per block]`."""
     x = tensor("dequantize", types, 0)
     form = _form("dequantize", attrs)
     if x.dtype is not DType.uint8:
@@ -74,6 +75,7 @@ define(
 
 
 def _infer_quantize(types: Types, attrs: Attrs) -> Types:
+    """The result: uint8 of the encoded blocks, `[…, blocks * bytes per block]`."""
     x = tensor("quantize", types, 0)
     form = _form("quantize", attrs)
     if not x.dtype.is_float():
@@ -106,6 +108,7 @@ define(
 
 
 def _check_left(op: str, x: TensorType) -> None:
+    """Checks that the left operand is float32, bfloat16 or float16 of rank 2 or more."""
     if x.dtype not in FLOATS:
         raise TypeError(
             f"{op}: the left operand is {x.short}, expected float32, bfloat16 or float16"
@@ -115,6 +118,7 @@ def _check_left(op: str, x: TensorType) -> None:
 
 
 def _infer_qmatmul(types: Types, attrs: Attrs) -> Types:
+    """The result: `[*x.shape[:-1], rows of the weight]`."""
     x, w = tensor("qmatmul", types, 0), tensor("qmatmul", types, 1)
     form = _form("qmatmul", attrs)
     _check_left("qmatmul", x)
@@ -145,6 +149,7 @@ define(
 
 
 def _infer_qmatmul_gptq(types: Types, attrs: Attrs) -> Types:
+    """The result: `[*x.shape[:-1], columns of the weight]`; checks the packed weight, zeros, scales and group index."""
     op = "qmatmul_gptq"
     x, weight, zeros, scales = (tensor(op, types, i) for i in range(4))
     bits, group = attrs["bits"], attrs["group_size"]

@@ -9,6 +9,7 @@ DISTRIBUTIONS = ("uniform", "normal")
 
 
 def _check_random(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks an int64 seed of rank 0, a float32 result, a known distribution and a stream of 32 bits."""
     seed, result = tensor("random", operands, 0), tensor("random", results, 0)
     if seed.dtype is not DType.int64 or seed.rank:
         raise TypeError(f"random: the seed is {seed.short}, expected si64[]")

@@ -33,6 +33,8 @@ def _not_empty(op: str, x: TensorType, axis: int) -> None:
 
 
 def _reduction(op: str, result: DType | None, needs_elements: bool) -> Infer:
+    """The rule of a reduction: x with size 1 along the axis, of the dtype `result` if it is given."""
+
     def infer(types: Types, attrs: Attrs) -> Types:
         x = tensor(op, types, 0)
         _numbers(op, x)
@@ -47,6 +49,8 @@ def _reduction(op: str, result: DType | None, needs_elements: bool) -> Infer:
 
 
 def _along_axis(op: str, floats: bool) -> Infer:
+    """The rule of an op along an axis that keeps the type."""
+
     def infer(types: Types, attrs: Attrs) -> Types:
         x = tensor(op, types, 0)
         _numbers(op, x, floats)
@@ -111,6 +115,7 @@ def _selection(op: str) -> OpSpec:
     """An op with the k first elements along an axis in some order, and their indices."""
 
     def infer(types: Types, attrs: Attrs) -> Types:
+        """Values and int64 indices, with `k` elements along the axis."""
         x = tensor(op, types, 0)
         _numbers(op, x)
         axis = axis_of(op, attrs["axis"], x.rank)

@@ -31,6 +31,7 @@ def broadcast_fits(source: tuple[DimExpr, ...], target: tuple[DimExpr, ...]) -> 
 
 
 def _check_broadcast_to(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks that x broadcasts to the result's shape."""
     x, y = tensor("broadcast_to", operands, 0), tensor("broadcast_to", results, 0)
     _same_but_shape("broadcast_to", x, y)
     if not broadcast_fits(x.shape, y.shape):
@@ -44,6 +45,7 @@ define(OpSpec("mo.broadcast_to", (1, 1), 1, check=_check_broadcast_to))
 
 
 def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks that x and the result have equally many elements."""
     x, y = tensor("reshape", operands, 0), tensor("reshape", results, 0)
     _same_but_shape("reshape", x, y)
     count, new_count = x.num_elements, y.num_elements
@@ -62,6 +64,7 @@ define(OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape))
 
 
 def _check_rebind(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks that only the shape changes, and that no dim differs for all sizes."""
     x, y = tensor("rebind", operands, 0), tensor("rebind", results, 0)
     if x.dtype is not y.dtype or x.device != y.device:
         raise ValueError(f"rebind: {x.short} to {y.short} changes more than the shape")
@@ -77,6 +80,7 @@ def _check_rebind(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 def _rebind_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    """Conditions that each dim of x equals that of the result."""
     x, y = tensor("rebind", operands, 0), tensor("rebind", results, 0)
     note = f" ({attrs['message']})" if attrs.get("message") else ""
     return [
@@ -234,6 +238,7 @@ define(OpSpec("mo.slice_dynamic", (4, 4), 1, check=_check_slice_dynamic))
 
 
 def _infer_concat(types: Types, attrs: Attrs) -> Types:
+    """The first operand's type, with the sum of all sizes along the axis."""
     tensors = [tensor("concat", types, i) for i in range(len(types))]
     first = tensors[0]
     axis = axis_of("concat", attrs["axis"], first.rank)
@@ -266,6 +271,7 @@ PAD_MODES = ("constant",)
 
 
 def _infer_pad(types: Types, attrs: Attrs) -> Types:
+    """The type of x, with `low` and `high` added to its dims."""
     x = tensor("pad", types, 0)
     low, high = attrs["low"], attrs["high"]
     if len(low) != x.rank or len(high) != x.rank:
@@ -301,6 +307,7 @@ define(
 
 
 def _check_range(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks scalars of the result's dtype, and a result of rank 1."""
     y = tensor("range", results, 0)
     for index, name in enumerate(("start", "stop", "step")):
         t = tensor("range", operands, index)

@@ -49,6 +49,7 @@ def _window_size(
 
 
 def _operands(op: str, types: Types, ranks: Sequence[int]) -> tuple[TensorType, TensorType]:
+    """The input and the filter, checked for one of the ranks, one dtype of numbers and one device."""
     x, weight = tensor(op, types, 0), tensor(op, types, 1)
     if x.rank not in ranks or weight.rank != x.rank:
         raise ValueError(
@@ -70,6 +71,7 @@ def _differ(x: DimExpr, y: DimExpr) -> bool:
 
 
 def _infer_conv(types: Types, attrs: Attrs) -> Types:
+    """The result: the input with the sizes of its windows and the filter's features."""
     x, weight = _operands("conv", types, (4, 5))
     _counts("conv", attrs, x.rank - 2)
     groups: int = attrs["groups"]
@@ -98,6 +100,7 @@ def _infer_conv(types: Types, attrs: Attrs) -> Types:
 
 
 def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    """Conditions that input and filter have the same channels, and that groups divide the features."""
     x, weight = tensor("conv", operands, 0), tensor("conv", operands, 1)
     groups: int = attrs["groups"]
     channels, features = weight.shape[-2:]
@@ -129,6 +132,7 @@ define(
 
 
 def _infer_conv_transpose(types: Types, attrs: Attrs) -> Types:
+    """The result: `[N, height, width, features]`, with sizes by stride, dilation, padding and output padding."""
     x, weight = _operands("conv_transpose", types, (4,))
     _counts("conv_transpose", attrs, 2)
     if _differ(weight.shape[-2], x.shape[-1]):
@@ -200,6 +204,8 @@ def pooled_size(
 
 
 def _pool(op: str) -> Infer:
+    """The rule of a pooling op: the input with the sizes of its windows."""
+
     def infer(types: Types, attrs: Attrs) -> Types:
         x = tensor(op, types, 0)
         if x.rank != 4:
@@ -248,6 +254,7 @@ RESIZE_MODES = ("nearest", "bilinear", "bicubic")
 
 
 def _check_resize(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks rank 4, a known mode, and that only H and W change."""
     x, y = tensor("resize", operands, 0), tensor("resize", results, 0)
     mode: str = attrs["mode"]
     if mode not in RESIZE_MODES:
@@ -266,6 +273,7 @@ def _check_resize(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 def _resize_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    """Conditions that axes to resize are not empty."""
     x, y = tensor("resize", operands, 0), tensor("resize", results, 0)
     return [
         Condition.at_least(x.shape[axis], 1, f"resize: axis {axis} of {x.short} is empty")
@@ -287,6 +295,7 @@ define(
 
 
 def _check_fold(operands: Types, results: Types, attrs: Attrs) -> None:
+    """Checks ranks and dtypes, and the numbers of channels and blocks where they are static."""
     x, y = tensor("fold", operands, 0), tensor("fold", results, 0)
     _counts("fold", attrs, 2)
     if x.rank != 3 or y.rank != 4 or x.dtype is not y.dtype or x.dtype is DType.bool:
@@ -316,6 +325,7 @@ def _fold_windows(y: TensorType, attrs: Attrs) -> list[DimExpr]:
 
 
 def _fold_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    """Conditions that the windows fit, and that channels and blocks fill the result."""
     x, y = tensor("fold", operands, 0), tensor("fold", results, 0)
     windows = _fold_windows(y, attrs)
     fits = [

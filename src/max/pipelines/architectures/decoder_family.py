@@ -135,6 +135,7 @@ def composite_family(
         def shape_by_weights(
             cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
         ) -> DecoderConfig:
+            """The config, untied if the files have an output layer."""
             # files of untied models may omit the key, whose default is tied
             if "lm_head.weight" in state_dict:
                 return replace(config, tie_word_embeddings=False)

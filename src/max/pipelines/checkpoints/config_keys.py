@@ -163,6 +163,7 @@ class ConfigKeys:
         """
 
         def convert(value: object) -> float | None:
+            """The value as a float inside the bounds; None if it is not one."""
             # an integer beyond 10^300 may overflow the conversion to float
             if not isinstance(value, float) and not (type(value) is int and abs(value) < 10**300):
                 return None

@@ -329,6 +329,7 @@ def _counts(file: GGUFFile, name: str) -> dict[str, Any]:
 
 
 def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
+    """The rotation in the keys of config.json: base, scaling and the lengths that it depends on."""
     values = file.metadata
     base = f"{name}.rope.freq_base"
     rope: dict[str, Any] = {"rope_theta": _number(file, base) if base in values else 10000.0}
@@ -378,6 +379,7 @@ def _yarn(file: GGUFFile, name: str) -> dict[str, Any]:
 
 
 def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The special tokens in the keys of config.json; several end tokens become a list."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     keys = {key: f"tokenizer.ggml.{name}_token_id" for key, name in names.items()}
     ids: dict[str, Any] = {

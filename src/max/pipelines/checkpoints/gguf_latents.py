@@ -35,6 +35,7 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
     values, name = file.metadata, "deepseek2"
 
     def number(key: str) -> Any:
+        """The number of a key, 0 if it is absent; raises for other values."""
         value = values.get(f"{name}.{key}", 0)
         # the comparison is false for NaN too
         if type(value) not in (int, float) or not 0 <= value < math.inf:

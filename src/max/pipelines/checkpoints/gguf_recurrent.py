@@ -126,6 +126,7 @@ def _mamba(meta: _Metadata) -> dict[str, Any]:
 
 
 def _jamba(meta: _Metadata) -> dict[str, Any]:
+    """The keys of Jamba in config.json."""
     return {
         **_scan(meta),
         "layers_block_type": meta.types("attention", "mamba"),
@@ -146,6 +147,7 @@ def _falcon_h1(meta: _Metadata) -> dict[str, Any]:
 
 
 def _nemotron_h(meta: _Metadata) -> dict[str, Any]:
+    """The keys of Nemotron H in config.json; the kind of a layer follows from its sizes."""
     inner = meta.per_layer("feed_forward_length")
     heads = meta.per_layer("attention.head_count_kv")
     routed = meta.layers_with("ffn_gate_inp.weight")
@@ -164,6 +166,7 @@ def _nemotron_h(meta: _Metadata) -> dict[str, Any]:
 
 
 def _granite(meta: _Metadata) -> dict[str, Any]:
+    """The keys of Granite's hybrid models in config.json."""
     experts = meta.config.get("num_experts") or 0
     key = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
     shared = meta.number(key) if experts else max(meta.per_layer(key))
@@ -178,6 +181,7 @@ def _granite(meta: _Metadata) -> dict[str, Any]:
 
 
 def _lfm2(meta: _Metadata) -> dict[str, Any]:
+    """The keys of LFM 2 in config.json."""
     return {
         "layer_types": meta.types("full_attention", "conv"),
         "conv_L_cache": meta.number("shortconv.l_cache"),

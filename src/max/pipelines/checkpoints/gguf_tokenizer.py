@@ -140,6 +140,7 @@ def _texts(file: GGUFFile, key: str) -> list[str]:
 
 
 def _vocabulary(file: GGUFFile) -> Vocabulary:
+    """The tokens of a file with their types and special names."""
     values = file.metadata
     texts = _texts(file, "tokenizer.ggml.tokens")
     kinds = list(values.get("tokenizer.ggml.token_type", [_NORMAL] * len(texts)))
@@ -199,6 +200,7 @@ def _byte_pairs(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _split(vocabulary: Vocabulary) -> Split:
+    """How the `pre` key of a file splits text before byte pairs are merged."""
     name = vocabulary.values.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
         raise ModelFilesError(

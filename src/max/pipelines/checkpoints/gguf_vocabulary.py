@@ -62,6 +62,7 @@ def _kind(text: str, exists: bool) -> int:
 
 
 def _byte_level(values: dict[str, Any], merges: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+    """The keys of a byte-level tokenizer, with the `pre` name that splits text in the same way."""
     patterns = _patterns(values.get("pre_tokenizer") or {})
     ignores = bool(values["model"].get("ignore_merges"))
     fitting = [

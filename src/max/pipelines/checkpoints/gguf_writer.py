@@ -88,6 +88,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
+    """A metadata value as bytes: type, then contents."""
     if isinstance(value, list):
         items: list[Any] = value
         if items and isinstance(items[0], str):

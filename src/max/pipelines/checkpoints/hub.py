@@ -198,6 +198,7 @@ class HuggingFaceRepo:
             return None
 
         def fetch() -> Path | None:
+            """The path of the downloaded file; None if the repository has no such file."""
             from huggingface_hub import errors, hf_hub_download
 
             try:
@@ -232,6 +233,7 @@ class HuggingFaceRepo:
         return files
 
     def _shards(self, index: Path) -> list[str]:
+        """The weight files that an index names, all of which must be in the repository."""
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelFilesError(f"{index} has no weight_map", remedy_for(index))
@@ -298,6 +300,7 @@ class HuggingFaceRepo:
         return encoding
 
     def _safetensors_encoding(self, names: list[str]) -> SupportedEncoding | None:
+        """The encoding of safetensors files; of files on the hub by the dtype in config.json."""
         if self.repo_type == RepoType.local:
             return encoding_of([e for name in names for e in self.safetensors_entries(name)])
         # config.json states the dtype, which avoids the download of the weights
@@ -375,6 +378,7 @@ def download_weight_files(
     """
 
     def fetch(name: str) -> Path:
+        """The path of a weight file: a local one, else a download."""
         for path in (Path(name), Path(huggingface_model_id) / name):
             if path.is_file() and not force_download:
                 return path

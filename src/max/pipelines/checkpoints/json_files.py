@@ -61,6 +61,7 @@ def _holds_other(path: Path, value: object, expected: str, where: str = "") -> M
 
 
 def _read(path: Path) -> Any:
+    """The parsed contents of a JSON file."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # accepts a byte order mark
         value = json.loads(text)

@@ -157,6 +157,7 @@ class Quantiser:
         return out
 
     def _program(self, dtype: DType, encoding: str, weighted: bool) -> Model:
+        """The model that quantises `[rows, columns]`; compiled once per dtype and encoding."""
         key = dtype, encoding, weighted
         if key not in self._programs:
             types = [TensorType(dtype, ["rows", "columns"], DeviceRef.CPU())]
@@ -243,6 +244,7 @@ def _key(files: Sequence[Path], plan: Mapping[str, str]) -> Path:
 
 
 def _cached(files: Sequence[Path], plan: Mapping[str, str]) -> dict[str, WeightData] | None:
+    """The stored weights of a plan; None if they are absent or of another plan."""
     path = _key(files, plan)
     try:
         file = SafetensorsFile(path)

@@ -164,6 +164,7 @@ def _as_gptq(state: dict[str, WeightData], stem: str, q: Array, stored_zeros: Ar
 
 
 def _gptq_of_3_bits(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
+    """GPTQ weights of 3 bits as weights of 4 bits."""
     less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
     for stem in _stems(state, ".qweight"):
         q = unpack_words(_words(state, f"{stem}.qweight"), 3)
@@ -178,6 +179,7 @@ _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
 
 def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
+    """AWQ weights as GPTQ weights."""
     if str(config.get("version", "gemm")).lower() != "gemm" or config.get("bits", 4) != 4:
         raise _refuse(f"AWQ of version {config.get('version')!r} and {config.get('bits')} bits")
 
@@ -209,6 +211,7 @@ def _int8_rows(name: str, q: Array, scales: Array) -> WeightData:
 
 
 def _compressed_tensors(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
+    """Weights of compressed-tensors: packed ones, int8 rows with scales, and float8 as bfloat16."""
     for stem in _stems(state, ".weight_packed"):
         _pack_quantised(state, stem)
     for stem in _stems(state, ".weight_scale"):
@@ -251,6 +254,7 @@ def _pack_quantised(state: dict[str, WeightData], stem: str) -> None:
 
 
 def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
+    """Float8 weights with scales of blocks as bfloat16."""
     stated: Any = config.get("weight_block_size")
     size = stated or [128, 128]
     if not (
@@ -281,6 +285,7 @@ def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
 
 
 def _bitsandbytes(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
+    """Weights of bitsandbytes, of 8 and of 4 bits."""
     for stem in _stems(state, ".SCB"):
         name = f"{stem}.weight"
         scales = _floats(state.pop(f"{stem}.SCB")).reshape(-1, 1) / 127

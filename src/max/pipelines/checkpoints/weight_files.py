@@ -82,6 +82,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def _opened(kind: Callable[[Path], T], path: Path) -> T:
+    """The open weight file; its errors become `ModelFilesError`."""
     try:
         return kind(path)
     except OSError as error:

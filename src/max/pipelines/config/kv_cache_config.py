@@ -24,6 +24,7 @@ __all__ = ["CACHE_FORMATS", "KVCacheConfig"]
 
 
 def _parse_cache_strategy(value: object) -> str:
+    """The name of a cache strategy; raises ConfigError for unknown ones."""
     text = str(getattr(value, "value", value))
     strategies = ["model_default", "paged"]
     if text not in strategies:
@@ -45,6 +46,7 @@ CACHE_FORMATS = {
 
 
 def _parse_cache_format(value: object) -> str | None:
+    """The name of a cache format, or None; raises ConfigError for unknown ones."""
     text = None if value is None else str(value)
     if text is None or text in CACHE_FORMATS:
         return text

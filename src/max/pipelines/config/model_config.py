@@ -120,6 +120,7 @@ class SamplingConfig(StrictConfig):
 
 
 def _dtype(value: object) -> DType:
+    """The dtype of an option, float32 if it is None; raises ConfigError for unknown names."""
     if value is None:
         return DType.float32
     if isinstance(value, DType):
@@ -131,6 +132,7 @@ def _dtype(value: object) -> DType:
 
 
 def _quantised_kind(value: object) -> str | None:
+    """The kind of quantisation, or None; raises ConfigError for unknown ones."""
     if value is None or value in QUANTISED_KINDS:
         return value
     raise ConfigError(

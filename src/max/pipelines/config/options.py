@@ -97,6 +97,7 @@ class _Unfit(Exception):
 
 
 def _convert(value: object, hint: object) -> Any:
+    """A value converted to a type hint; raises `_Unfit`, with a similar name if there is one."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value

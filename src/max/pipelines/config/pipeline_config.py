@@ -196,6 +196,7 @@ class PipelineConfig(StrictConfig):
             self.resolve()
 
     def _check_ranges(self) -> None:
+        """Raises ConfigError for numbers that are too small."""
         at_least_1 = (
             "max_length", "max_batch_size", "max_ce_batch_size", "prefill_chunk_size",
             "max_batch_context_length", "max_queue_size_tg",

@@ -123,6 +123,7 @@ class TextContext:
             self.tokens, self._size = room, len(room)
 
     def _check(self) -> None:
+        """Raises ValueError unless the indices are in order."""
         if not 0 <= self._start_idx < self._active_idx <= self._end_idx <= self._size:
             raise ValueError(
                 f"request {self.request_id}: indices start {self._start_idx}, active "
@@ -310,6 +311,7 @@ class TextContext:
         self._active_idx = self._end_idx
 
     def _append(self, token: int, log_probabilities: LogProbabilities | None) -> None:
+        """Adds a token with its log-probabilities, and updates the status."""
         self._grow(self._end_idx + 1)
         self.tokens[self._end_idx] = token
         if log_probabilities is not None:
@@ -323,6 +325,7 @@ class TextContext:
             self.status = GenerationStatus.MAXIMUM_LENGTH
 
     def _ends_with(self, token: int) -> bool:
+        """Whether a token that was just added ends the sequence."""
         generated = self.generated_tokens
         if len(generated) < self.min_tokens:
             return False

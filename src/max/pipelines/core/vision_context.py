@@ -49,6 +49,7 @@ class TextAndVisionContext(TextContext):
         super().__post_init__()
 
     def _check(self) -> None:
+        """As for text; besides, no index may be within an image."""
         super()._check()
         for image in self.images:
             for name, index in (("start", self._start_idx), ("active", self._active_idx)):

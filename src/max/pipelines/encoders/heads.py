@@ -59,6 +59,7 @@ def _pool_weighted_mean(h: TensorValue, offsets: TensorValue) -> TensorValue:
 
 
 def _pool_max(h: TensorValue, offsets: TensorValue) -> TensorValue:
+    """The maxima of each text's rows, `[batch, size]`."""
     inside, _, _ = _rows_of_texts(h, offsets)
     batch, total = inside.shape
     shape = [batch, total, h.shape[1]]

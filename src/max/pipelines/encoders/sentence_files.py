@@ -109,6 +109,7 @@ def _file(repo: HuggingFaceRepo, name: str) -> Path | None:
 
 
 def _prompts(keys: ConfigKeys) -> dict[str, str]:
+    """The prompts by name."""
     prompts = keys.value("prompts")
     if prompts is None:
         return {}
@@ -154,6 +155,7 @@ def _with_modules(files: SentenceFiles, repo: HuggingFaceRepo, modules: Path) ->
 
 
 def _pooling(config: ConfigKeys) -> SentenceStep:
+    """The pooling step, with its poolings in the order of `POOLINGS`."""
     named = config.value("pooling_mode")
     if named is not None:
         poolings = named.split("+") if isinstance(named, str) else named
@@ -169,6 +171,7 @@ def _pooling(config: ConfigKeys) -> SentenceStep:
 
 
 def _dense(config: ConfigKeys) -> SentenceStep:
+    """The dense layer."""
     name = str(config.value("activation_function") or "torch.nn.modules.activation.Tanh")
     name = name.rpartition(".")[2]
     if name not in _ACTIVATIONS:

@@ -137,6 +137,7 @@ class TextEncoder:
         return activated(scores, self._activation)
 
     def _cosines(self, query: str, texts: list[str]) -> Floats:
+        """The cosines of the query's vector and each text's."""
         names = self._files.prompts
         sides = [
             self.encode(side, prompt_name=name if name in names else None)
@@ -149,6 +150,7 @@ class TextEncoder:
         return (many @ one[0]) / np.maximum(lengths, np.float32(1e-12))
 
     def _prompt(self, name: str | None) -> str:
+        """The prompt of a name, the default prompt for None; empty if there is none."""
         files = self._files
         if name is None:
             name = files.default_prompt

@@ -173,6 +173,7 @@ def _table(name: str, values: npt.NDArray[Any]) -> GGUFEntry:
 def _entry(
     tensor: StoredWeight, kind: str, quantiser: Quantiser, matrix: ImportanceMatrix | None
 ) -> GGUFEntry:
+    """The entry of a weight in a file: encoded if its kind and shape allow it, else a plain float."""
     shape = tensor.shape
     chosen = encoding_for(tensor.own, shape, kind) if kind.upper() in BLOCK_FORMATS else None
     if chosen is not None:

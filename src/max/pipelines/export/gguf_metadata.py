@@ -96,6 +96,7 @@ def _feed_forward(config: DecoderConfig) -> int | list[int]:
 
 
 def _attention(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """The keys of attention: heads, their sizes, windows."""
     attends = [config.kind_of(i) in ("attention", "both") for i in range(config.num_layers)]
     if not any(attends):
         return {"attention.head_count": 0}
@@ -171,6 +172,7 @@ def _layer_kinds(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _several_states(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """The keys of models with several residual streams (Gemma 3n)."""
     states, inputs = config.alternating, config.per_layer_inputs
     assert states is not None
     if inputs is None or not states.scaled:
@@ -188,6 +190,7 @@ def _several_states(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _rotation(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """The keys of the rotation."""
     rope = config.rope
     # among Granite's hybrid models only some rotate heads
     states = {"rope.scaling.finetuned": rope is not None} if name == "granitehybrid" else {}
@@ -263,6 +266,7 @@ def _scaling(rope: RopeConfig, config: DecoderConfig, name: str) -> dict[str, An
 
 
 def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """The keys of factors and caps of scores, logits and residuals."""
     values: dict[str, Any] = {}
     if config.scores_soft_cap is not None:
         values["attn_logit_softcapping"] = float(config.scores_soft_cap)
@@ -282,6 +286,7 @@ def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def _experts(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """The keys of experts; none for models without."""
     experts = config.experts
     if (beside := config.experts_beside) is not None:
         return {
@@ -338,6 +343,7 @@ def _step(config: DecoderConfig, name: str) -> int:
 
 
 def _recurrence(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """The keys of recurrent layers; none for models without."""
     form = config.recurrence
     match form:
         case MambaForm():

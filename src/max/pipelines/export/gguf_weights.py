@@ -219,6 +219,7 @@ def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, li
 
 
 def _name(own: str, inverse: Mapping[str, str], top: Mapping[str, str], architecture: str) -> str:
+    """The GGUF name of a weight."""
     name = renamed(own, ("layers", "blk"), inverse, top)
     if name is None:
         raise ModelFilesError(
@@ -242,6 +243,7 @@ def _stack(own: str, name: str, parts: Sequence[WeightData]) -> StoredWeight:
 def _stored(
     config: DecoderConfig, permuted: bool, own: str, parts: Sequence[WeightData], name: str
 ) -> StoredWeight:
+    """The weight as a file has it: its parts joined and its rows in the order of GGUF files."""
     shapes = [tuple(int(size) for size in part.shape) for part in parts]
     shape = shapes[0]
     # the axis of rows; experts have a leading axis
@@ -398,6 +400,7 @@ def rope_factors(config: DecoderConfig) -> dict[str, Array]:
 
 
 def _llama3_factors(rope: RopeConfig, dim: int) -> Array:
+    """The divisors of the rotation's frequencies, `[dim / 2]`."""
     parameters = rope.parameters
     factor, low, high = (
         float(parameters[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")

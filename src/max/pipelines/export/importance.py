@@ -162,6 +162,7 @@ def _recorded() -> Iterator[list[str]]:
     def observe(
         layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: object
     ) -> tuple[TensorValue, ...] | None:
+        """Records the inputs of a linear layer or an expert product; a decoder returns all recorded values."""
         if isinstance(layer, Decoder):
             return tuple(values)
         # skip a tied output layer, whose weight is the embedding: its rows are looked up too

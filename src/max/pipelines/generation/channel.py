@@ -184,6 +184,7 @@ class ConnectionChannel(Generic[Received, Sent]):
         return messages
 
     def _next_frame(self) -> list[Received]:
+        """The messages of the next frame; a closed connection raises EOFError."""
         try:
             frame = self._connection.recv_bytes()
         except OSError as error:  # the connection was reset, or the other process was killed

@@ -326,6 +326,7 @@ class Engine:
         return started
 
     def _run(self, inputs: TextGenerationInputs[TextGenerationContext]) -> None:
+        """Runs a batch and records the outcomes; an error ends the requests of the batch."""
         pipeline = self._pipeline()
         if pipeline is None:
             raise RuntimeError("the pipeline of this engine was deleted")

@@ -222,6 +222,7 @@ class Generation(TextGenerator[TextGenerationContext]):
         self.engine.cancel(request_id)
 
     def _enter(self, call: _Call) -> None:
+        """Registers a call and submits its requests."""
         with self._guard:
             for request_id in call.open & self._call_of.keys():
                 raise ValueError(f"request {request_id} is open already")
@@ -231,6 +232,7 @@ class Generation(TextGenerator[TextGenerationContext]):
             self.engine.submit(context)
 
     def _leave(self, call: _Call) -> None:
+        """Removes a call and cancels its open requests."""
         with self._guard:
             self._calls.remove(call)
             for request_id in call.open:

@@ -169,6 +169,8 @@ class _StoppedError(Exception):
 
 
 def _paced(group: PageGroup, go_on: Callable[[int], bool]) -> Callable[[int], bytes | None]:
+    """The contents of a group's pages, read at the rate of an idle engine; ends the write if `go_on` is false."""
+
     def content(place: int) -> bytes | None:
         time.sleep(group.page_bytes / BYTES_PER_S)
         if not go_on(group.page_bytes):

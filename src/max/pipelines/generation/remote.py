@@ -115,6 +115,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
         self._channel.close()
 
     def _enter(self, request_ids: set[str], events: queue.SimpleQueue[_RequestEvent]) -> None:
+        """Registers the queue that receives the events of requests."""
         with self._lock:
             if self._stopped is not None:
                 raise _stop_error(self._stopped)

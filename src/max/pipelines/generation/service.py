@@ -236,6 +236,7 @@ class _Service:
             logger.debug("warm-up: %s", error)
 
     def _arrival(self, request: GenerationRequest) -> _Arrival:
+        """The context of a request, prepared; or the error that it raised."""
         try:
             context = request.to_context()
             if isinstance(self._pipeline, PreparingPipeline):
@@ -286,6 +287,7 @@ class _Service:
         self._keep_new_prefixes(self._pipeline)
 
     def _keep_new_prefixes(self, pipeline: KeepingPipeline) -> None:
+        """Starts a write of the prefixes that no file has."""
         if self._keeper.writes:
             return  # retried at the next interval
         self._has_new_prefixes = (
@@ -296,6 +298,7 @@ class _Service:
             self._keeper.start(write)
 
     def _forget_prefixes(self) -> None:
+        """Empties the prefix cache, and removes its files."""
         if isinstance(self._pipeline, KeepingPipeline):
             self._keeper.stop()
             self._pipeline.forget_prefixes()
@@ -326,6 +329,7 @@ class _Service:
         return [PromptStarted(request_id.value, at) for request_id, at in started]
 
     def _submit(self, arrival: _Arrival) -> None:
+        """Submits a request that has arrived; sends its end if it was cancelled or is invalid."""
         request, context = arrival.request, arrival.context
         request_id = RequestID(request.request_id)
         later = request_id in self._compiled_later

@@ -130,6 +130,7 @@ class StepReader:
             self._changed.notify()
 
     def _loop(self) -> None:
+        """The thread: delivers the rows of each execution until its last one."""
         while True:
             with self._changed:
                 while (run := self._run) is None or run.last:

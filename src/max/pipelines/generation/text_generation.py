@@ -132,6 +132,7 @@ class TextGenerationPipeline(
         self._step_reader: StepReader | None = None
 
     def _load_cache(self, available: int) -> PagedKVCacheManager:
+        """The KV cache in the available bytes; raises UserError if one sequence does not fit."""
         model, config = self._pipeline_model, self._pipeline_config
         if not isinstance(model, KVCacheMixin):
             raise TypeError(f"{type(model).__name__} has no KV cache: it lacks KVCacheMixin")
@@ -406,6 +407,7 @@ class TextGenerationPipeline(
         step: int,
         masks: StepMasks | None,
     ) -> Tensor:
+        """The next tokens of a batch: the graph's, or the sampler's if a request needs it."""
         if outputs.next_tokens is not None and not any(needs_sampler(c, step) for c in batch):
             return outputs.next_tokens
         bitmask = None if masks is None else masks.result()

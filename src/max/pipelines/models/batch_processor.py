@@ -277,6 +277,7 @@ class PaddedEncoderBatchProcessor(_OneOutputBatchProcessor[ContextT, InputsT]):
 def _ragged_inputs(
     processor: BatchProcessor[Any, Any], replica_batches: Sequence[Sequence[Any]], count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens and offsets of a batch on the device, and the number of logits per sequence."""
     name = type(processor).__name__
     batch = single_replica_context_batch(replica_batches, processor_name=name)
     tokens, offsets = build_single_replica_ragged_token_arrays(batch)

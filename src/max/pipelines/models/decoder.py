@@ -341,6 +341,7 @@ class Decoder(Transformer):
         return cache.group(self.config.cache_group(index))
 
     def _rope(self, rotation: RopeConfig, head_dim: int | None = None) -> RotaryEmbedding:
+        """The layer of a rotation, for heads of `head_dim`."""
         config = self.config
         return rotation.layer(
             dim=config.hidden_size,
@@ -442,6 +443,7 @@ class Decoder(Transformer):
         return h
 
     def _logits(self, h: TensorValue) -> TensorValue:
+        """The logits of hidden states in float32."""
         h = self.norm(h)
         if self.config.embedding_size is not None:
             h = self.project_out(h)

@@ -98,6 +98,7 @@ class DecoderAttention(QKVProjections):
     def _head_norm(
         self, config: DecoderConfig, heads: int, dtype: DType, device: DeviceRef
     ) -> Module:
+        """The norm of queries or keys, over each head or over all of them."""
         spec, dim = config.qk_norm, self.kv_params.head_dim
         assert spec is not None
         if spec.over == "each_head":

@@ -111,6 +111,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         use_subgraphs = self.pipeline_config.model_config.use_subgraphs
 
         def stage() -> tuple[Graph, dict[str, DLPackArray]]:
+            """Stages the graph; returns it with the values of its weights."""
             registry = weights_registry(self.decoder_class, config, params, self.dtype, state_dict)
             graph = build_graph(
                 self.decoder_class,

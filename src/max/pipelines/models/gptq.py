@@ -129,6 +129,7 @@ def gptq_linear(quantization: QuantizationConfig) -> Callable[..., Linear]:
         clip_weight: float | None = None,
         **options: object,
     ) -> Linear:
+        """A `GPTQLinear` with the arguments of `Linear`."""
         return GPTQLinear(
             in_dim, out_dim, dtype, device, has_bias, quantization_config=quantization
         )

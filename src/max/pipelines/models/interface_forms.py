@@ -287,6 +287,7 @@ def constructor_of_either_form(init: F) -> F:
 
     @functools.wraps(init)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Calls the constructor with the arguments of the earlier form."""
         if len(args) > 2 and isinstance(args[2], (list, tuple)):
             kwargs |= dict(zip(_LATER_ORDER, args, strict=False))
             args = ()

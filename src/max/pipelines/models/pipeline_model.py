@@ -209,6 +209,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
     @classmethod
     def _config_cls(cls, method: str) -> type[ArchConfig]:
+        """The config class, without which the class must define `method`."""
         if cls.model_config_cls is None:
             raise TypeError(
                 f"{cls.__name__} does not define {method}, and has no model_config_cls; give "
@@ -225,6 +226,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         return self._batch_processor
 
     def _batch_runtime(self) -> BatchProcessorRuntime:
+        """The options that batch processors read."""
         config = self.pipeline_config
         return BatchProcessorRuntime(
             pipeline_config=config,

@@ -264,6 +264,7 @@ class RopeConfig:
         return [self.parameters["factor"]] * rotated + [math.inf] * (pairs - rotated)
 
     def _yarn(self, common: Mapping[str, Any]) -> RotaryEmbedding:
+        """The layer of a YaRN rotation."""
         p = self.parameters
         scaling = YarnScalingParams(
             factor=float(p["factor"]),

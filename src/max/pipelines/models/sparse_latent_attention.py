@@ -151,6 +151,7 @@ class SparseLatentAttention(DecoderLatentAttention):
         kv = inputs.kv_collection
 
         def sparse() -> TensorValue:
+            """Attention to the tokens that the indexer selects."""
             selected = self.indexer(inputs)
             return self.absorbed(
                 inputs,

@@ -121,6 +121,7 @@ def split_over_devices(model: Decoder, devices: Sequence[DeviceRef]) -> None:
 def _split_block(
     block: DecoderBlock, parts: Sequence[Module], devices: Sequence[DeviceRef]
 ) -> None:
+    """Splits the sublayers of a block over the devices; `parts` are its copies with shards of the weights."""
     for name, whole in block.sublayers.items():
         own = [part.sublayers[name] for part in parts]
         if isinstance(whole, SideBySideLayer):

@@ -426,6 +426,7 @@ class PipelineRegistry:
 
         @rare_collections(keep=True)
         def factory() -> PipelineTypes:
+            """Makes the pipeline, with its model loaded."""
             return pipeline_class(
                 pipeline_config=pipeline_config,
                 pipeline_model=architecture.pipeline_model,

@@ -55,6 +55,7 @@ def resolve(config: PipelineConfig) -> None:
 
 
 def _resolve_encoding(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    """Sets the encoding: the requested one, that of the files, or the default."""
     model = config.model_config
     stored = model.checkpoint_encoding()
     requested = model.quantization_encoding
@@ -77,6 +78,7 @@ def _resolve_encoding(config: PipelineConfig, architecture: SupportedArchitectur
 
 
 def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    """Sets the options that the architecture requires; raises ConfigError for those that it does not support."""
     if config.force:
         return
     for name, value in architecture.required_arguments.items():
@@ -110,6 +112,7 @@ def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitectu
 
 
 def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    """Sets the maximum length."""
     try:
         config.max_length = longest_sequence(
             architecture.pipeline_model, config, config.model_config.huggingface_config
@@ -130,6 +133,7 @@ def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture)
 
 
 def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    """Sets the maximum batch size, if it is open, by the available memory."""
     planner_cls = architecture.memory_planner
     if config.max_batch_size is None and planner_cls is not None:
         planner, model = planner_cls(None), config.model_config

@@ -10,6 +10,7 @@ __all__ = ["rejection_sampler", "rejection_sampler_with_residuals"]
 
 
 def _common_types(device: DeviceRef) -> tuple[TensorType, ...]:
+    """Types of draft tokens, their logits, the target's logits and their offsets."""
     return (
         TensorType(DType.int64, ["batch_size", "num_steps"], device),
         TensorType(DType.float32, ["batch_size", "num_steps"], device),

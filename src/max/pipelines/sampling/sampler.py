@@ -54,6 +54,7 @@ class Sampler:
         self._models: dict[tuple[bool, bool], Model] = {}
 
     def _model(self, penalties: bool, structured: bool) -> Model:
+        """The sampling graph with these features; compiled on first use."""
         key = penalties, structured
         if key not in self._models:
             config = dataclasses.replace(

@@ -363,6 +363,7 @@ class TextScheduler:
 def _inputs(
     batch: list[TextGenerationContext], kind: BatchType, steps: int
 ) -> TextGenerationInputs[TextGenerationContext]:
+    """The inputs of a batch for the pipeline."""
     return TextGenerationInputs(
         batches=[{context.request_id: context for context in batch}],
         num_steps=steps,

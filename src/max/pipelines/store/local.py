@@ -179,6 +179,7 @@ class ModelStore:
         return model
 
     def _of_folder(self, folder: Path, prefix: str) -> Iterator[StoredModel]:
+        """The models in a folder and, one level deep, in its subfolders."""
         try:
             entries = sorted(folder.iterdir())
         except OSError:
@@ -195,6 +196,7 @@ class ModelStore:
                 yield from self._of_folder(entry, f"{name}/")
 
     def _of_hub(self) -> Iterator[StoredModel]:
+        """The models in the cache of the Hugging Face hub."""
         cache = Path(constants.HF_HUB_CACHE)
         for folder in sorted(cache.glob("models--*")):
             name = folder.name.removeprefix("models--").replace("--", "/")

@@ -120,6 +120,7 @@ def verify(model: StoredModel) -> list[str]:
 
 
 def _check_room(source: Source, partial: Path, max_bytes: int | None) -> None:
+    """Raises ModelFilesError if a model exceeds the allowed size or the free space of the disk."""
     total_bytes = sum(file.size or 0 for file in source.files)
     if max_bytes is not None and total_bytes > max_bytes:
         raise ModelFilesError(
@@ -162,6 +163,7 @@ def _pull_file(
 
 
 def _check_sum(file: SourceFile, path: Path, sha256: str) -> None:
+    """Deletes a file with another checksum than expected, and raises ModelFilesError."""
     if file.sha256 is not None and sha256 != file.sha256.lower():
         path.unlink()
         raise ModelFilesError(
@@ -171,6 +173,7 @@ def _check_sum(file: SourceFile, path: Path, sha256: str) -> None:
 
 
 def _copy(file: SourceFile, part: Path, budget: int | None, progress: Progress) -> bool:
+    """Copies a local file, from where an earlier copy stopped; returns True."""
     try:
         with open(file.address, "rb") as reader, _resumed(part) as writer:
             reader.seek(writer.tell())
@@ -236,6 +239,7 @@ def _fetch(file: SourceFile, part: Path, budget: int | None, progress: Progress)
 
 
 def _fetch_once(file: SourceFile, part: Path, budget: int | None, progress: Progress) -> bool:
+    """Downloads a file, from where an earlier download stopped if it has not changed; returns True."""
     tag = part.with_name(f"{part.name}.etag")
     begin = part.stat().st_size if part.exists() else 0
     headers: dict[str, str] = {}

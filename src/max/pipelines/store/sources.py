@@ -88,6 +88,7 @@ def open_source(text: str) -> Source:
 
 
 def _of_path(path: Path) -> Source:
+    """The source of a local folder or GGUF file."""
     if path.is_file() and path.suffix == ".gguf":
         return Source(
             path.stem, str(path), (SourceFile(path.name, str(path), path.stat().st_size),)
@@ -130,6 +131,7 @@ def _belongs(name: str) -> bool:
 
 
 def _of_address(address: str) -> Source:
+    """The source of an http address: a GGUF file, or a folder with an index of weights."""
     path = PurePosixPath(unquote(urlsplit(address).path))
     if path.suffix == ".gguf":
         return Source(path.stem, address, (SourceFile(path.name, address),))
@@ -180,6 +182,7 @@ def of_hub(name: str) -> Source:
 
 
 def _hub_files(listed: dict[str, Any], base: str) -> Iterator[SourceFile]:
+    """The files of a hub listing that belong to a model, with sizes and checksums."""
     for each in listed.get("siblings") or ():
         name = str(each.get("rfilename", ""))
         if "/" in name or not _belongs(name):

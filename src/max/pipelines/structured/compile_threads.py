@@ -109,6 +109,7 @@ class GrammarThreads:
         return len(self._threads) - min(self._overdue, MOST_OVERDUE)
 
     def _work(self) -> None:
+        """A thread: runs jobs, and drops the results of jobs that took too long."""
         while (job := self._next()) is not None:
             error: BaseException | None = None
             result = None

@@ -156,6 +156,7 @@ class Constraints:
                 )
 
     def _vocabulary(self, eos: Iterable[int]) -> Any:
+        """The tokenizer of llguidance with these end tokens; made once."""
         key = tuple(sorted(eos))
         with self._lock:
             if key not in self._vocabularies:

@@ -191,6 +191,7 @@ def first_line(problem: str) -> str:
 
 
 def _checked(grammar: str, what: str) -> str:
+    """A grammar that llguidance accepts; raises InputError for others."""
     check_length(grammar, what)
     problem = _problem(grammar)
     if problem and not problem.startswith("WARNING"):

@@ -99,6 +99,7 @@ class _Work:
         self._begin = 0.0
 
     def run(self) -> None:
+        """Fills masks until no row is left; an exception is kept for the caller."""
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:

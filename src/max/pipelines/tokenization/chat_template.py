@@ -80,6 +80,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    """The filter `tojson` of transformers, which does not escape HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -99,6 +100,7 @@ def _now(pattern: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
+    """The sandboxed environment of templates, with the filters and functions of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

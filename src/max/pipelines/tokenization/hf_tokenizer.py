@@ -360,6 +360,7 @@ def active_tokenizer(repo: HuggingFaceRepo) -> Any:
 
 
 def _load_with_transformers(repo: HuggingFaceRepo) -> Any:
+    """The tokenizer of a repository without tokenizer.json."""
     if repo.repo_type == RepoType.local and not any(map(repo.file_exists, _OLDER)):
         raise ModelFilesError(
             f"{repo.repo_id} has no tokenizer.json", "Copy or download the model's files again."

@@ -452,6 +452,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         return context
 
     async def _prompt_tokens(self, request: TextGenerationRequest) -> Tokens:
+        """The tokens of the prompt or of the messages."""
         if request.prompt is not None:
             return await self.encode(request.prompt, add_special_tokens=True)
         if request.messages:
@@ -463,6 +464,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         raise InputError("the request has neither a prompt nor messages", "Give one of them.")
 
     def _context_arguments(self, request: TextGenerationRequest, tokens: Tokens) -> dict[str, Any]:
+        """The arguments of the context of a request; raises InputError for invalid ones."""
         params = request.sampling_params
         stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
         stops += params.stop or []

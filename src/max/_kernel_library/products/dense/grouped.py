@@ -176,6 +176,7 @@ def _lower_grouped(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.grouped_matmul.ragged`."""
     return lower_grouped(operands, results)
 
 

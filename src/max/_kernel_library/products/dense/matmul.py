@@ -425,6 +425,7 @@ def _lower_matmul(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.matmul` on views `[batch, rows, columns]`; workspaces hold packed A and the sums of slices."""
     x, y = operands
     rank_x, rank_y = len(x.shape), len(y.shape)
     out = view("result", 0, results[0], (range(rank_x - 1), (rank_x - 1,)), static=False)

@@ -126,6 +126,7 @@ def lower_flat(kernel: Any) -> Any:
         attributes: Mapping[str, Any],
         target: k.Target,
     ) -> KernelCall:
+        """The call of the kernel on flat views."""
         out, x = results[0], operands[0]
         args = (
             view("result", 0, out, (range(len(out.shape)),), static=False),

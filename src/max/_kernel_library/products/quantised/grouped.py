@@ -247,6 +247,7 @@ def _lower_grouped(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.grouped_qmatmul.ragged`."""
     encoding: str = attributes["encoding"]
     args = (view("result", 0, results[0], static=False), *_operands(operands, encoding))
     return KernelCall(grouped_qmatmul, args, {"encoding": encoding})
@@ -258,6 +259,7 @@ def _lower_packed(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mok.grouped_products`; a workspace holds the rounded rows. Dense weights have another kernel."""
     encoding: str = attributes["encoding"]
     if encoding not in FORMATS:
         return lower_grouped_panels(operands, results, attributes)

@@ -235,6 +235,7 @@ def _lower_pack(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mok.pack`; dense and int8 encodings have their own kernels."""
     encoding: str = attributes["encoding"]
     shares, share = attributes.get("shares", 1), attributes.get("share", 0)
     if encoding in int8_panels.ENCODINGS:

@@ -316,6 +316,7 @@ def _lower_packed_matmul(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for a product with packed weights of any encoding; see `mok.packed_matmul` and `mok.packed_products`."""
     encoding: str = attributes["encoding"]
     if encoding in int8.ENCODINGS:
         return int8.lower_matmul(operands, results)

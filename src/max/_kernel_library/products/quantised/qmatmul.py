@@ -171,6 +171,7 @@ def _lower_qmatmul(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.qmatmul`, on views `[rows, columns]`."""
     args = (
         view("result", 0, results[0], _rows_and_columns(results[0]), static=False),
         view("operand", 0, operands[0], _rows_and_columns(operands[0]), static=False),
@@ -185,6 +186,7 @@ def _lower_qmatmul_gptq(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.qmatmul_gptq`, on views `[rows, columns]`."""
     args = (
         view("result", 0, results[0], _rows_and_columns(results[0]), static=False),
         view("operand", 0, operands[0], _rows_and_columns(operands[0]), static=False),

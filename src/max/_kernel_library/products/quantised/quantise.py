@@ -434,6 +434,7 @@ def _lower(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    """The call for `mo.quantize`, with or without weights of the columns."""
     # 8-bit encodings ignore weights
     if len(operands) == 1 or attributes["encoding"] == "Q8_0":
         return _lower_plain(operands[:1], results, attributes, target)

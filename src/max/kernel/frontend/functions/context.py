@@ -31,6 +31,7 @@ def emit_parallel(fe: Frontend, ctx: ContextValue, shape: Any, grain: Any = 0) -
 def emit_chunks(
     fe: Frontend, ctx: ContextValue, total: Any, grain: Any = 0, multiple: Any = 1
 ) -> Any:
+    """`ctx.chunks`: the domain of a loop over chunks, whose sizes are multiples of `multiple`."""
     if not isinstance(multiple, int) or multiple < 1:
         fe.fail(
             f"multiple must be a positive integer known at compile time, got {describe(multiple)}"
@@ -39,6 +40,7 @@ def emit_chunks(
 
 
 def emit_barrier(fe: Frontend, ctx: ContextValue) -> None:
+    """`ctx.barrier`."""
     if fe.parallel_depth:
         fe.fail(
             "a barrier cannot be inside a parallel loop: not all workers reach it",
@@ -48,6 +50,7 @@ def emit_barrier(fe: Frontend, ctx: ContextValue) -> None:
 
 
 def emit_scratch(fe: Frontend, ctx: ContextValue, dtype: Any, shape: Any) -> View:
+    """`ctx.scratch`: a view of the next aligned bytes of the worker's scratch memory."""
     sizes = (shape,) if isinstance(shape, int) else shape
     if not isinstance(sizes, tuple) or not all(isinstance(s, int) and s >= 0 for s in sizes):
         fe.fail(f"the shape of scratch memory must be known at compile time, got {describe(shape)}")

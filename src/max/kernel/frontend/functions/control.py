@@ -33,6 +33,7 @@ def emit_vectors(fe: Frontend, *args: Any) -> Any:
 
 @FUNCTIONS.emits(lang.static_range)
 def emit_static_range(fe: Frontend, *args: Any) -> Any:
+    """A range of compile-time integers, over which a loop is unrolled."""
     bounds = [as_index(fe, a) for a in args]
     integers = [b for b in bounds if isinstance(b, int)]
     if len(integers) != len(bounds):
@@ -49,6 +50,7 @@ def emit_unroll(fe: Frontend, items: Any) -> Any:
 
 @FUNCTIONS.emits(lang.assume)
 def emit_assume(fe: Frontend, cond: Any) -> None:
+    """Adds an assumption, which also narrows the intervals of its operands."""
     cond = truth(fe, cond)
     if cond is False:
         fe.fail("k.assume: the condition does not hold", KernelValueError)
@@ -66,6 +68,7 @@ def emit_brief(fe: Frontend) -> None:
 
 @FUNCTIONS.emits(lang.run_time)
 def emit_run_time(fe: Frontend, x: Any) -> Any:
+    """An index or a view without the compile-time values of its sizes and strides."""
     if not isinstance(x, View):
         return _forgotten(fe, as_index(fe, x))
     shape = tuple([_forgotten(fe, size) for size in x.shape])
@@ -85,6 +88,7 @@ def _forgotten(fe: Frontend, index: Index) -> Ref:
 def emit_static_assert(
     fe: Frontend, cond: Any, message: str = "the condition does not hold"
 ) -> None:
+    """Fails unless a compile-time condition holds."""
     if is_runtime(cond):
         fe.fail("k.static_assert takes a condition known at compile time; use raise for others")
     if not cond:
@@ -93,6 +97,7 @@ def emit_static_assert(
 
 @FUNCTIONS.emits(lang.print, builtins.print)
 def emit_print(fe: Frontend, text: Any, *xs: Any) -> None:
+    """Emits a print of the text with its placeholders replaced by the values, vectors lane by lane."""
     if not isinstance(text, str):
         text, xs = "{}", (text, *xs)
     parts = text.split("{}")

@@ -27,6 +27,7 @@ FUNCTIONS = HandlerTable()
 
 @FUNCTIONS.emits(lang.dot_bf16)
 def emit_dot_bf16(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
+    """`acc` plus products of pairs of lanes: one instruction where the target has it, else two multiply-adds."""
     acc, a, b = (as_vector(fe, x, "k.dot_bf16") for x in (acc, a, b))
     pair = vector(bf16, 2 * acc.type.width)
     if acc.type.dtype is not f32 or a.type is not pair or b.type is not pair:
@@ -41,6 +42,7 @@ def emit_dot_bf16(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
 
 @FUNCTIONS.emits(lang.dot_i8)
 def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
+    """`acc` plus products of four lanes (two for int16 sums), by instructions of the target or lane by lane."""
     acc, a, b = (as_vector(fe, x, "k.dot_i8") for x in (acc, a, b))
     if acc.type.dtype is i16:
         return _emit_pair_dot_i8(fe, acc, a, b)
@@ -108,6 +110,7 @@ def _emit_pair_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
 
 @FUNCTIONS.emits(lang.dot_i16)
 def emit_dot_i16(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
+    """`acc` plus products of pairs of int16 lanes."""
     acc, a, b = (as_vector(fe, x, "k.dot_i16") for x in (acc, a, b))
     pair = vector(i16, 2 * acc.type.width)
     if acc.type.dtype is not i32 or a.type is not pair or b.type is not pair:

@@ -50,6 +50,8 @@ def emit_fma(fe: Frontend, a: Any, b: Any, c: Any) -> Any:
 
 
 def _extremum(op: str) -> Handler:
+    """The handler of `k.min` or `k.max`."""
+
     def emit_extremum(fe: Frontend, *xs: Any) -> Any:
         if len(xs) == 1 and isinstance(xs[0], tuple):
             xs = xs[0]
@@ -71,6 +73,8 @@ FUNCTIONS[lang.max] = FUNCTIONS[builtins.max] = _extremum("max")
 
 
 def _float_op(op: str, integers: bool = False) -> Handler:
+    """The handler of a function of one float; with `integers` it also takes integers."""
+
     def emit_unary(fe: Frontend, x: Any) -> Any:
         if integers and not is_runtime(x):
             return plain_number(getattr(builtins, op)(x))
@@ -122,6 +126,8 @@ def emit_isinf(fe: Frontend, x: Any) -> Any:
 
 
 def _bit_count(op: str) -> Handler:
+    """The handler of a function that counts bits of an integer."""
+
     def emit_bits(fe: Frontend, x: Any) -> Any:
         x = as_value(fe, x, f"k.{op}")
         if not x.type.dtype.is_integer:
@@ -143,6 +149,7 @@ def emit_ceildiv(fe: Frontend, a: Any, b: Any) -> Any:
 
 @FUNCTIONS.emits(lang.libm)
 def emit_libm(fe: Frontend, name: Any, *xs: Any) -> Any:
+    """A function of the C library in float64, lane by lane."""
     if name not in _LIBM:
         fe.fail(f"k.libm has {', '.join(sorted(_LIBM))}, got {name!r}", KernelNameError)
     atoms = together(fe, "k.libm", *(cast(fe, x, f64) for x in xs))
@@ -161,6 +168,7 @@ def emit_libm(fe: Frontend, name: Any, *xs: Any) -> Any:
 
 @FUNCTIONS.emits(lang.floating)
 def emit_floating(fe: Frontend, x: Any) -> Any:
+    """A value as a float: numbers become float32, narrow floats are widened."""
     if is_number(x):
         return literal(fe, float(x), scalar(f32))
     x = widened(fe, as_value(fe, x, "this function"))

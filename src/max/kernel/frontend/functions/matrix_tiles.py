@@ -38,6 +38,7 @@ class TilesValue(Runtime):
 
 
 def _checked(fe: Frontend, rule: Callable[..., Any], *args: Any) -> Any:
+    """The result of a rule over compile-time arguments; its errors become errors of the kernel."""
     for x in args:
         if isinstance(x, (Ref, Const)):
             fe.fail(f"matrix tiles are known at compile time, got {describe(x)}")

@@ -25,6 +25,7 @@ FUNCTIONS = HandlerTable()
 
 @FUNCTIONS.emits(builtins.range)
 def emit_range(fe: Frontend, *args: Any) -> Any:
+    """`range` with run-time bounds; the step must be known at compile time."""
     if not 1 <= len(args) <= 3:
         fe.fail(f"range takes one to three arguments, got {len(args)}")
     start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
@@ -116,6 +117,7 @@ def emit_all(fe: Frontend, items: Any) -> Any:
 
 
 def _over(fe: Frontend, items: Any, op: str) -> Any:
+    """`any` or `all` of a mask or of several values."""
     if isinstance(items, (Ref, Const)):
         return (emit_any_lane if op == "or" else emit_all_lanes)(fe, items)
     result: Any = op == "and"

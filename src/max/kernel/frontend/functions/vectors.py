@@ -55,6 +55,7 @@ def emit_cast_unchecked(fe: Frontend, x: Any, dtype: Any) -> Any:
 
 @FUNCTIONS.emits(lang.bitcast)
 def emit_bitcast(fe: Frontend, x: Any, dtype: Any) -> Any:
+    """The bits of a value as elements of another dtype; a mask becomes an integer of one bit per lane."""
     x, dtype = as_value(fe, x, "k.bitcast"), as_dtype(fe, dtype)
     source = x.type
     if source.dtype is dtype:
@@ -77,6 +78,7 @@ def emit_bitcast(fe: Frontend, x: Any, dtype: Any) -> Any:
 # ***** lanes *****
 @FUNCTIONS.emits(lang.select)
 def emit_select(fe: Frontend, mask: Any, a: Any, b: Any) -> Any:
+    """`a` where the mask is true, else `b`; of two views the one that a scalar condition selects."""
     if isinstance(mask, (builtins.bool, Const)) and not isinstance(
         getattr(mask, "value", None), tuple
     ):
@@ -104,6 +106,7 @@ def emit_select(fe: Frontend, mask: Any, a: Any, b: Any) -> Any:
 
 @FUNCTIONS.emits(lang.shuffle)
 def emit_shuffle(fe: Frontend, a: Any, b: Any, indices: Any) -> Any:
+    """The lanes of `a` and `b`, taken as one vector, at compile-time indices."""
     a = as_vector(fe, a, "k.shuffle")
     b = a if b is None else coerce(fe, as_vector(fe, b, "k.shuffle"), a.type)
     lanes = tuple(sequence(fe, indices, fe.node))
@@ -137,6 +140,8 @@ def emit_concat(fe: Frontend, a: Any, b: Any) -> Any:
 
 
 def _reduction(op: str) -> Handler:
+    """The handler of a reduction of a vector to a scalar."""
+
     def emit_reduce(fe: Frontend, x: Any) -> Any:
         x = widened(fe, as_vector(fe, x, f"k.{op}"))
         if x.type.dtype.kind == "b":
@@ -153,6 +158,8 @@ for _name in ("reduce_add", "reduce_mul", "reduce_max", "reduce_min"):
 
 
 def _mask_reduction(op: str) -> Handler:
+    """The handler of `k.any` or `k.all`."""
+
     def emit_mask(fe: Frontend, mask: Any) -> Any:
         if isinstance(mask, tuple):
             fe.fail(f"k.{op} takes a mask, got {describe(mask)}")
