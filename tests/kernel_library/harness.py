@@ -169,7 +169,7 @@ def run(
 
 def _guess(limit: library.Limit, machine: str) -> int:
     # AMX tiles are tested with all numbers of rows
-    return 0 if machine.startswith("tiles ") else limit.guess
+    return 0 if machine.startswith("tiles ") else limit.default
 
 
 def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:

@@ -147,7 +147,7 @@ class LimitCode:
 
     slot: int
     name: str
-    most: int
+    maximum: int
     rows: SlotCode
 
 

@@ -123,12 +123,12 @@ class _Emitter:
         return self.numbers[value]
 
     def limit(self, index: int, slot: LimitSlot) -> LimitCode:
-        return LimitCode(index, slot.name, slot.most, self.slot(Number(slot.rows)))
+        return LimitCode(index, slot.name, slot.maximum, self.slot(Number(slot.rows)))
 
     def slot(self, slot: Slot) -> SlotCode:
         """The code of a slot: base, block and offset of a pointer; a constant for a number or a threshold's default."""
         if isinstance(slot, LimitSlot):
-            return self.code_of(BaseLayout.NOTHING, -1, slot.guess, -1)
+            return self.code_of(BaseLayout.NOTHING, -1, slot.default, -1)
         if isinstance(slot, Number):
             return self.code_of(BaseLayout.NOTHING, -1, slot.value, -1)
         buffer = self.buffers[slot.buffer]

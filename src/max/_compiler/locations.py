@@ -80,5 +80,5 @@ class SourceLocations:
 
     def scope(self, number: int) -> str:
         """The scope of a profile that an op is in; empty if it is in none."""
-        found = _SCOPE.search(self.describe(number))
-        return found[1] if found else ""
+        match = _SCOPE.search(self.describe(number))
+        return match[1] if match else ""

@@ -150,7 +150,7 @@ class LibraryLowering:
         for position, arg in enumerate(call.args):
             if isinstance(arg, Limit):
                 kernel_arguments.append(
-                    LimitSlot(arg.name, arg.guess, arg.most, simplify(arg.rows))
+                    LimitSlot(arg.name, arg.default, arg.maximum, simplify(arg.rows))
                 )
                 continue
             if isinstance(arg, Scalar):

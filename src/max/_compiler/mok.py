@@ -193,9 +193,10 @@ def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attri
         )
     scores = (*batch, q.shape[-2], keys.shape[-2])
     for mask, fill in zip(masks, fills, strict=True):
-        places = scores[len(scores) - mask.rank :]
+        score_dims = scores[len(scores) - mask.rank :]
         if mask.rank > len(scores) or any(
-            actual not in (1, required) for actual, required in zip(mask.shape, places, strict=True)
+            actual not in (1, required)
+            for actual, required in zip(mask.shape, score_dims, strict=True)
         ):
             raise ValueError(f"attention: {mask.short} does not spread over the scores")
         if (mask.dtype is DType.bool) is (fill is None):

@@ -147,9 +147,9 @@ def compile_module(
     start = time.perf_counter()
     tables = KernelTables(backends, ahead)
     callees = subgraphs(work)
-    around = scopes(work)
+    outer_symbols = scopes(work)
     templates = {
-        graph.sym_name: lower_graph(graph, tables, callees, around.get(graph.sym_name, ()))
+        graph.sym_name: lower_graph(graph, tables, callees, outer_symbols.get(graph.sym_name, ()))
         for graph in graphs(work)
     }
     start = stats.add("lower", start)

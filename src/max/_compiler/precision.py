@@ -29,9 +29,9 @@ def holds(wide: DType, narrow: DType) -> bool:
         return True
     if wide not in _WIDE:
         return False
-    bits, top, least = _FORMATS[wide]
+    bits, max_exponent, min_exponent = _FORMATS[wide]
     if not narrow.is_float():
         # the least value of a signed type is a power of two
         return narrow.size_in_bits - narrow.is_signed_integral() <= bits
     inner = _FORMATS[narrow]
-    return inner[0] <= bits and inner[1] <= top and inner[2] >= least
+    return inner[0] <= bits and inner[1] <= max_exponent and inner[2] >= min_exponent

@@ -194,19 +194,19 @@ class _Builder:
         """The narrowest known dtype that holds a value exactly; None if its own dtype may not."""
         value = self.values[number]
         dtype = value.dtype
-        own = dtype if compute_dtype(dtype) is dtype else None
+        own_dtype = dtype if compute_dtype(dtype) is dtype else None
         if not isinstance(value, Node):
-            return own if number in self.sums else dtype
+            return own_dtype if number in self.sums else dtype
         if value.op == "round_to":
             return dtype
         if value.op == "cast":
             inner = self.exact_dtype(value.args[0])
-            return inner if inner is not None and holds(dtype, inner) else own
+            return inner if inner is not None and holds(dtype, inner) else own_dtype
         if value.op in KEEPS:
             dtypes = {self.exact_dtype(a) for a in value.args[value.op == "select" :]}
             if all(exact is not None and holds(dtype, exact) for exact in dtypes):
                 return dtypes.pop() if len(dtypes) == 1 else dtype
-        return own
+        return own_dtype
 
     def rowwise(self, op: MoOp) -> int:
         """Softmax, normalisations and reductions as sums, maxima and element-wise nodes."""
@@ -331,10 +331,10 @@ def epilogue_parts(
     builder.space, builder.axis = shape, -1
     for index, argument in enumerate(region.block.args):
         builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))
-    own = contiguous_strides(shape)
+    sum_strides = contiguous_strides(shape)
     for number, product in enumerate(products):
         assert isinstance(product.type, ShapedType)
-        builder.values.append(Leaf(product.type.dtype, own))
+        builder.values.append(Leaf(product.type.dtype, sum_strides))
         builder.numbers[product] = number
         builder.sums.add(number)
     builder.strip = False
@@ -346,8 +346,8 @@ def epilogue_parts(
     if len(rows) > 2:
         return None
     flat = [
-        (view[0] if len(rows) == 2 else 0, whole[-1])
-        for view, whole in zip(merged, views, strict=True)
+        (view[0] if len(rows) == 2 else 0, full_strides[-1])
+        for view, full_strides in zip(merged, views, strict=True)
     ]
     dims = (rows[0] if len(rows) == 2 else 1, shape[-1])
     strides = iter(flat)

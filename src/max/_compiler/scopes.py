@@ -11,14 +11,14 @@ def scopes(module: ModuleOp) -> dict[str, set[str]]:
     graphs = {op.sym_name: op for op in module.body.block.ops if isinstance(op, GraphOp)}
     inner: dict[str, set[str]] = {}
 
-    def visit(name: str, around: set[str]) -> None:
+    def visit(name: str, outer: set[str]) -> None:
         """Adds the symbols that are visible in a graph to those of its branches and loop bodies."""
-        here = around | _symbols_of(graphs[name])
+        visible = outer | _symbols_of(graphs[name])
         for op in graphs[name].body:
             if isinstance(op, IfOp | WhileOp):
                 for callee in op.callees:
-                    inner.setdefault(callee, set()).update(here)
-                    visit(callee, here)
+                    inner.setdefault(callee, set()).update(visible)
+                    visit(callee, visible)
 
     branches = {
         callee

@@ -81,8 +81,8 @@ class LimitSlot:
     """A slot with a row threshold that is known when a program is loaded; see `max._kernel_library.lowering.Limit`."""
 
     name: str
-    guess: int
-    most: int
+    default: int
+    maximum: int
     rows: Size
 
 

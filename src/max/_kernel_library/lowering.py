@@ -66,14 +66,14 @@ class Limit:
 
     Args:
         name: The key of the measurement: launches with equal names have the same threshold.
-        guess: The default, used when no measurement exists.
-        most: The greatest threshold that the kernel supports.
+        default: The threshold without a measurement.
+        maximum: The greatest threshold that the kernel supports.
         rows: The rows of the launch: an int, or a symbolic dim.
     """
 
     name: str
-    guess: int
-    most: int
+    default: int
+    maximum: int
     rows: Any
 
 

@@ -2,7 +2,7 @@
 
 A kernel with a GEMV and a GEMM path takes the threshold between them as an argument
 (`max._kernel_library.lowering.Limit`). The best threshold depends on the processor, its caches and the shape. Loading
-takes it from the disk cache, or the compiler's guess, and never measures. `max.engine._idle` measures thresholds
+takes it from the disk cache, or the compiler's default, and never measures. `max.engine._idle` measures thresholds
 without a measurement, or with one from a busy machine, after the first execution, and stores them for later processes.
 Both paths compute the same result.
 """
@@ -71,7 +71,7 @@ class Thresholds:
     """The thresholds of a program that is being loaded.
 
     Args:
-        rows: Thresholds by name; other launches keep the compiler's guess.
+        rows: Thresholds by name; other launches keep the compiler's default.
         unsure: Thresholds that are worth a measurement.
     """
 

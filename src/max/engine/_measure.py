@@ -31,7 +31,7 @@ ROUNDS, FEWEST_ROUNDS = 8, 4
 ENOUGH_SECONDS = 0.1
 """The time after which no further round begins."""
 CLEAR_GAIN = 0.9
-"""A path replaces the guess if it takes at most this share of its time, in each half of the runs."""
+"""A path replaces the default if it takes at most this share of its time, in each half of the runs."""
 PAUSE = 0.0002
 """Seconds between rounds without the pool's lock: a lock that is retaken at once is never handed over."""
 
@@ -87,16 +87,16 @@ class Measurement:
         limit = launches[0].limit
         assert limit is not None
         self._limit: LimitCode = limit
-        guess = launches[0].slots[limit.slot].addend
-        self._most_rows = min(limit.most, MOST_ROWS)
-        self._guess = min(guess, self._most_rows)
+        default = launches[0].slots[limit.slot].addend
+        self._max_rows = min(limit.maximum, MOST_ROWS)
+        self._default = min(default, self._max_rows)
         # each launch waits for the one before, as in the program
         part = replace(
             compiled.main,
             launches=[replace(launch, barrier=True) for launch in launches],
             host_steps=[], checks=[], outputs=[],
         )  # fmt: skip
-        self._paths = [link(part, {limit.name: rows}) for rows in (limit.most, 0)]
+        self._paths = [link(part, {limit.name: rows}) for rows in (limit.maximum, 0)]
         used = {
             part.values[slot.value].base
             for launch in launches
@@ -113,7 +113,7 @@ class Measurement:
         self._quality = 1.0
 
     def threshold(self) -> Threshold | None:
-        """Doubles or halves the rows from the guess until the other path is faster, then tries one number in between.
+        """Doubles or halves the rows from the default until the other path is faster, then tries a number in between.
 
         Returns:
             The threshold; None if no sizes of the program give the required rows.
@@ -121,18 +121,18 @@ class Measurement:
         Raises:
             PoolIsBusyError: Something else ran on the pool, or `stopped` returned true.
         """
-        faster_rows, slower_rows = 1, self._most_rows + 1
-        rows = self._guess
+        faster_rows, slower_rows = 1, self._max_rows + 1
+        rows = self._default
         while faster_rows < rows < slower_rows:
             faster = self._few_is_faster(rows)
             if faster is None:
                 return None
             if faster:
-                faster_rows, rows = rows, min(2 * rows, self._most_rows)
+                faster_rows, rows = rows, min(2 * rows, self._max_rows)
             else:
                 slower_rows, rows = rows, rows // 2
         between = (faster_rows + slower_rows) // 2
-        if faster_rows < between < slower_rows <= self._most_rows:
+        if faster_rows < between < slower_rows <= self._max_rows:
             faster = self._few_is_faster(between)
             if faster is None:
                 return None
@@ -140,7 +140,7 @@ class Measurement:
         stats.measured += 1
         # the result for the greatest measured number of rows holds for all greater ones
         return Threshold(
-            self._limit.most if faster_rows == self._most_rows else faster_rows, self._quality
+            self._limit.maximum if faster_rows == self._max_rows else faster_rows, self._quality
         )
 
     def _few_is_faster(self, rows: int) -> bool | None:
@@ -172,7 +172,7 @@ class Measurement:
         middle = (len(seconds[0]) + 1) // 2
         halves = slice(1, middle), slice(middle, None)
         best = [[min(path_seconds[half]) for path_seconds in seconds] for half in halves]
-        if rows <= self._guess:
+        if rows <= self._default:
             return any(many_time > CLEAR_GAIN * few_time for few_time, many_time in best)
         return all(few_time <= CLEAR_GAIN * many_time for few_time, many_time in best)
 

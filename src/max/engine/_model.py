@@ -245,21 +245,21 @@ class Model:
             return self.execute(*tensors)
         spans = [_ends(tensor) for tensor in tensors]
         outputs: list[Tensor] = []
-        for index, (shape, given) in enumerate(zip(instance.output_shapes, memory, strict=True)):
+        for index, (shape, reused) in enumerate(zip(instance.output_shapes, memory, strict=True)):
             dtype, device = self._output_forms[index]
-            start, stop = _ends(given)
+            start, stop = _ends(reused)
             if self._given_back[index] >= 0:
                 outputs.append(tensors[self._given_back[index]])
             elif (
-                given._shape == shape
-                and given._dtype is dtype
-                and given._device is device
-                and given._strides is None
-                and not given._read_only
+                reused._shape == shape
+                and reused._dtype is dtype
+                and reused._device is device
+                and reused._strides is None
+                and not reused._read_only
                 and not start % ALIGNMENT
                 and not any([first < stop and start < last for first, last in spans])
             ):
-                outputs.append(given)
+                outputs.append(reused)
                 spans.append((start, stop))
             else:
                 outputs.append(self._output_memory.tensor(index, shape))

@@ -137,7 +137,7 @@ class OutputMemory:
         return None
 
 
-_seen, _seen_at = SystemMemory(math.inf, math.inf), -math.inf
+_last_memory, _last_read_s = SystemMemory(math.inf, math.inf), -math.inf
 _all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
 _all_lock = threading.RLock()
 
@@ -153,11 +153,11 @@ def under_pressure(nbytes: int) -> bool:
     Args:
         nbytes: The size of the block.
     """
-    global _seen, _seen_at
+    global _last_memory, _last_read_s
     now = time.monotonic()
-    if now - _seen_at > FRESH_SECONDS:
-        _seen, _seen_at = system_memory(), now
-    memory = _seen
+    if now - _last_read_s > FRESH_SECONDS:
+        _last_memory, _last_read_s = system_memory(), now
+    memory = _last_memory
     if memory.available - nbytes < LEFT_SHARE * memory.total:
         return True
     return nbytes + sum(each.kept_bytes() for each in _all_memories()) > KEPT_SHARE * memory.total

@@ -230,8 +230,8 @@ def _sources(
             value = weights[item.name]
             stored = value.source if isinstance(value, weight_files.LaterCast) else value
             size = stored.num_elements * stored.dtype.size_in_bytes
-            place = files.identity(stored._ptr, size)  # pyright: ignore[reportPrivateUsage]
-            if place is None:
+            file_identity = files.identity(stored._ptr, size)  # pyright: ignore[reportPrivateUsage]
+            if file_identity is None:
                 return None
-            parts.append(f"{index} {stored.dtype.name} {place}")
+            parts.append(f"{index} {stored.dtype.name} {file_identity}")
     return parts

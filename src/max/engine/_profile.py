@@ -93,8 +93,8 @@ class Profile:
         Args:
             path: The file.
         """
-        whole = {"traceEvents": self.events, "displayTimeUnit": "ns"}
-        Path(path).write_text(json.dumps(whole), encoding="utf-8")
+        trace = {"traceEvents": self.events, "displayTimeUnit": "ns"}
+        Path(path).write_text(json.dumps(trace), encoding="utf-8")
 
     @property
     def around_seconds(self) -> float:
@@ -229,24 +229,24 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-_kept: list[LinkedProgram] = []
+_exit_programs: list[LinkedProgram] = []
 
 
 def keep_for_exit(programs: Iterable[LinkedProgram]) -> None:
     """With ``MAX_PROFILE``, registers programs whose times are shown when the process ends."""
     if not flags.MAX_PROFILE:
         return
-    if not _kept:
+    if not _exit_programs:
         atexit.register(_show)
     for program in programs:
         program.watch(True)
-        _kept.append(program)
+        _exit_programs.append(program)
 
 
 def _show() -> None:
     """Writes the profile of the process to the logger ``max.profile``, or to stderr if no logging is configured."""
     profile = Profile()
-    _fill(profile, [(program, None) for program in _kept])
+    _fill(profile, [(program, None) for program in _exit_programs])
     log = logging.getLogger("max.profile")
     if not log.hasHandlers():
         handler = logging.StreamHandler()

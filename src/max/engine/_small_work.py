@@ -20,7 +20,7 @@ __all__ = ["small_work"]
 class _Rate(NamedTuple):
     """How long one worker needs for an amount of work."""
 
-    whole: int
+    unshared: int
     """The amount up to which a launch is not worth sharing, however many launches there are."""
     weight: int
     """The time of each further element, operation or byte."""
@@ -50,12 +50,12 @@ def small_work(code: ProgramCode, symbols: Sequence[str]) -> Callable[[Sequence[
     if not flags.MAX_RUN_ALONE or len(works) < len(launches):
         return _never
     # the number of iterations of a loop is unknown: only work that is not worth sharing counts as small
-    most = 0 if any(launch.jump == "back" for launch in code.launches) else MOST_WORK
-    least, all_ones = 0, dict.fromkeys(symbols, 1)
+    max_work = 0 if any(launch.jump == "back" for launch in code.launches) else MOST_WORK
+    min_work, all_ones = 0, dict.fromkeys(symbols, 1)
     for work in works:
         amount = work.amount
-        least += _time(work, amount if isinstance(amount, int) else amount.evaluate(all_ones))
-        if least > most:
+        min_work += _time(work, amount if isinstance(amount, int) else amount.evaluate(all_ones))
+        if min_work > max_work:
             # most models are large with any sizes, and compute nothing for each set of them
             return _never
     counts = Counter(works)
@@ -65,7 +65,7 @@ def small_work(code: ProgramCode, symbols: Sequence[str]) -> Callable[[Sequence[
         time = 0
         for (work, count), amount in zip(counts.items(), amounts(values), strict=True):
             time += count * _time(work, amount)
-        return time <= most
+        return time <= max_work
 
     return is_small
 
@@ -77,4 +77,4 @@ def _never(_: Sequence[int]) -> bool:
 def _time(work: WorkCode, amount: int) -> int:
     """The part of a launch's time that is worth sharing."""
     rate = RATES[work.kind]
-    return max(amount - rate.whole, 0) * rate.weight
+    return max(amount - rate.unshared, 0) * rate.weight

@@ -169,7 +169,7 @@ class ProgramStore:
             for backend, kernels in zip(self._backends, compiled.kernels, strict=True)
         ]
         stats.add("from disk", start)
-        loaded = [each for each in entries if each is not None]
+        loaded = [entry for entry in entries if entry is not None]
         if len(loaded) < len(entries):
             return None
         stats.from_disk += 1

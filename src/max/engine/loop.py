@@ -172,17 +172,17 @@ _NO_OFFSET = np.zeros(1, np.int64)
 
 def _places(program_bases: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
     """For each base of a program its index in the joined program, where its inputs begin at `first`."""
-    places = np.zeros(program_bases.count(), np.intp)
-    places[program_bases.NOTHING] = layout.NOTHING
-    places[program_bases.arena()] = layout.arena()
-    places[program_bases.inputs] = [
+    base_indices = np.zeros(program_bases.count(), np.intp)
+    base_indices[program_bases.NOTHING] = layout.NOTHING
+    base_indices[program_bases.arena()] = layout.arena()
+    base_indices[program_bases.inputs] = [
         layout.input(first + i) for i in range(program_bases.num_inputs)
     ]
     first += program_bases.num_inputs
-    places[program_bases.outputs] = [
+    base_indices[program_bases.outputs] = [
         layout.input(first + i) for i in range(program_bases.num_outputs)
     ]
-    return places
+    return base_indices
 
 
 def _moved(launch: Launch, before: Program) -> Launch:

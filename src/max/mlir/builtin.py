@@ -266,8 +266,8 @@ def to_xdsl(attr: Attribute) -> Attribute:
         case BoolAttr():
             return builtin.IntegerAttr(int(attr.data), builtin.IntegerType(1))
         case IntAttr():
-            small = -(1 << 63) <= attr.data < 1 << 63
-            return builtin.IntegerAttr(attr.data, builtin.IntegerType(64 if small else 128))
+            fits_64_bits = -(1 << 63) <= attr.data < 1 << 63
+            return builtin.IntegerAttr(attr.data, builtin.IntegerType(64 if fits_64_bits else 128))
         case FloatAttr():
             return builtin.FloatAttr(attr.data, builtin.f64)
         case StringAttr():

@@ -389,8 +389,8 @@ class _NestWriter:
             8 * self.width if self.columns else self.tile_lanes if self.tile_axis >= 0 else BLOCK
         )
         size = self.spec.dims[self.lane_axis]
-        whole = block if self.columns or self.tile_axis >= 0 else 2 * block
-        return 0 if isinstance(size, int) and size <= whole else block
+        max_uncut = block if self.columns or self.tile_axis >= 0 else 2 * block
+        return 0 if isinstance(size, int) and size <= max_uncut else block
 
     def grain(self, block: int) -> str:
         """The steps of the parallel loop that make up one chunk."""
@@ -408,8 +408,10 @@ class _NestWriter:
                 work *= max(size, 1)
             else:
                 texts.append(self.dim_text[axis])
-        least = max(REGION_CHUNK // work, 1)
-        return f"k.max({least} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(least)
+        min_steps = max(REGION_CHUNK // work, 1)
+        return (
+            f"k.max({min_steps} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(min_steps)
+        )
 
     def finish_text(self, parallel: bool) -> NestText:
         """The kernel's signature with the written lines as its body, and its parameters; see `NestText.parallel`."""
@@ -449,8 +451,8 @@ def _long_functions(spec: RegionSpec) -> int:
     depth: list[int] = []
     for value in spec.values:
         if isinstance(value, Node):
-            long = value.op in LONG and compute_dtype(value.dtype) is DType.float32
-            depth.append(max((depth[i] for i in value.args), default=0) + long)
+            is_long = value.op in LONG and compute_dtype(value.dtype) is DType.float32
+            depth.append(max((depth[i] for i in value.args), default=0) + is_long)
         else:
             depth.append(0)
     return max(depth, default=0)

@@ -152,5 +152,7 @@ class ArgView:
         if not axes:
             return ArgView(dtype, (1,), None)
         shape = tuple([spec.dims[axis] for axis in axes])
-        own = tuple([strides[axis] for axis in axes])
-        return ArgView(dtype, shape, None if own == contiguous_strides(shape) else own)
+        arg_strides = tuple([strides[axis] for axis in axes])
+        return ArgView(
+            dtype, shape, None if arg_strides == contiguous_strides(shape) else arg_strides
+        )

@@ -91,8 +91,8 @@ class ValueWriter:
         name = self.names.get(i) or (self.scope or {}).get(i)
         if name is not None:
             return name
-        if (same := converted(self.spec, i)) != i:
-            return self.value(same)
+        if (converted_index := converted(self.spec, i)) != i:
+            return self.value(converted_index)
         value = self.spec.values[i]
         match value:
             case Literal():

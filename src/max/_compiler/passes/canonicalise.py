@@ -46,8 +46,8 @@ def _same_type(op: MoOp) -> SSAValue | None:
 
 def _reshape(op: MoOp) -> SSAValue | None:
     """Removes a reshape to the same type; a reshape of a reshape becomes one."""
-    if (same := _same_type(op)) is not None:
-        return same
+    if (unchanged := _same_type(op)) is not None:
+        return unchanged
     inner = producer(op.operands[0], "mo.reshape")
     if inner is None:
         return None
@@ -56,8 +56,8 @@ def _reshape(op: MoOp) -> SSAValue | None:
 
 def _broadcast_to(op: MoOp) -> SSAValue | None:
     """Removes a broadcast to the same type; a broadcast of a broadcast becomes one."""
-    if (same := _same_type(op)) is not None:
-        return same
+    if (unchanged := _same_type(op)) is not None:
+        return unchanged
     inner = producer(op.operands[0], "mo.broadcast_to")
     if inner is None:
         return None
@@ -84,8 +84,8 @@ def _transpose(op: MoOp) -> SSAValue | None:
 
 def _slice(op: MoOp) -> SSAValue | None:
     start, step = op.attr("start"), op.attr("step")
-    whole = all(s == 0 for s in start) and all(s == 1 for s in step)
-    return op.operands[0] if whole and op.operands[0].type == op.results[0].type else None
+    is_full = all(s == 0 for s in start) and all(s == 1 for s in step)
+    return op.operands[0] if is_full and op.operands[0].type == op.results[0].type else None
 
 
 def _concat(op: MoOp) -> SSAValue | None:

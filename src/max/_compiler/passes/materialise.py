@@ -106,10 +106,10 @@ class _Materialiser:
             owner = base.owner
             borrowed = not isinstance(owner, MoOp) or owner.name in BORROWED
             layout = self.layout(value)
-            whole = (
+            is_full_buffer = (
                 layout.is_contiguous and layout.offset == 0 and not _selects_or_repeats(value, base)
             )
-            if borrowed or not whole or base in returned:
+            if borrowed or not is_full_buffer or base in returned:
                 self.copy(op, index)
             else:
                 returned.add(base)

@@ -63,11 +63,11 @@ class _Resolver:
 
     def __init__(self, subgraphs: Mapping[str, SubgraphOp]) -> None:
         self.subgraphs = subgraphs
-        self.done: set[str] = set()
+        self.visited: set[str] = set()
 
     def callee(self, graph: SubgraphOp) -> None:
         """A subgraph of calls, which has only symbols of its own."""
-        if graph.sym_name not in self.done:
+        if graph.sym_name not in self.visited:
             self.graph(graph, set(), {})
 
     def graph(self, graph: GraphOp, enclosing: set[str], outer: Env) -> None:
@@ -78,7 +78,7 @@ class _Resolver:
             enclosing: Symbols that a branch or a loop body shares with the enclosing graph.
             outer: The expressions of symbols that were resolved in the enclosing graph.
         """
-        self.done.add(graph.sym_name)
+        self.visited.add(graph.sym_name)
         input_symbols = _symbols(graph.input_types)
         defined = enclosing | input_symbols
         env = {name: dim for name, dim in outer.items() if name not in input_symbols}
@@ -87,7 +87,7 @@ class _Resolver:
                 _substitute(op, env)
             if isinstance(op, IfOp | WhileOp):
                 for name in op.callees:
-                    if name not in self.done:
+                    if name not in self.visited:
                         self.graph(self.subgraphs[name], defined, env)
             elif isinstance(op, CallOp):
                 self.callee(self.subgraphs[op.callee])

@@ -186,8 +186,8 @@ def plan_dense(
     t = tiling(target, k.f32, k.f32)
     # pairs of bf16, else f32; weights are rounded as the graph rounds its probabilities, to the dtype of the result
     left, right = (
-        pairs if (pairs := tiling(target, *both)).pair == 2 else t
-        for both in ((dtypes[0], dtypes[1]), (dtypes[3], dtypes[2]))
+        pairs if (pairs := tiling(target, *operand_dtypes)).pair == 2 else t
+        for operand_dtypes in ((dtypes[0], dtypes[1]), (dtypes[3], dtypes[2]))
     )
     matrix_tiles = amx_tiles.takes_tiles(target, left, right)
     if matrix_tiles:

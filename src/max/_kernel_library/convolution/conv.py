@@ -190,9 +190,9 @@ def _mode(
     padded = Workspace(sums, (product((x.shape[0], *sizes, x.shape[-1])) + VECTOR,))
     if not static or product(taps) > MAX_RUNS or channels % pair:
         return "copied", padded
-    plain = not any(padding)
-    long = channels // pair >= MIN_RUN_LANES and (plain or product(taps) <= MAX_TAPS)
-    if long or (plain and groups == 1):
+    unpadded = not any(padding)
+    long_runs = channels // pair >= MIN_RUN_LANES and (unpadded or product(taps) <= MAX_TAPS)
+    if long_runs or (unpadded and groups == 1):
         # other dtypes than that of the sums are converted first
         return "in_place", Workspace(sums, (1,)) if x.dtype == sums else padded
     return "padded", padded

@@ -20,12 +20,12 @@ CUBIC = -0.75
 
 
 @k.inline
-def source(at: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> Any:
-    """The element of an axis of `input_size` before place `at` of `size`, and how far behind it the place is."""
+def source(position: Any, size: Any, input_size: Any, mode: str, dtype: Any) -> Any:
+    """The element of an axis of `input_size` before a position of an axis of `size`, and their distance in elements."""
     if mode == "nearest":
-        return at * input_size // size, dtype(0)
+        return position * input_size // size, dtype(0)
     # in integers, as multiples of half a pixel, so that positions are exact
-    numerator = (2 * at + 1) * input_size - size
+    numerator = (2 * position + 1) * input_size - size
     if mode == "bilinear":
         numerator = k.max(numerator, 0)
     first = numerator // (2 * size)

@@ -34,14 +34,14 @@ def _type_interval(dtype: ScalarType) -> Interval:
 
 def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
     """The minimum and maximum of an integer; for a vector, over all lanes."""
-    low, high = whole = _type_interval(a.type.dtype)
+    low, high = type_interval = _type_interval(a.type.dtype)
     if isinstance(a, Const):
         values = a.value if isinstance(a.value, tuple) else (a.value,)
         return min(map(int, values)), max(map(int, values))
     if a.id in b.intervals:
         low, high = b.intervals[a.id]
     elif depth and (let := b.definitions.get(a.id)) is not None:
-        low, high = _of_op(b, let, whole, depth - 1)
+        low, high = _of_op(b, let, type_interval, depth - 1)
     if low < 1:
         for scope in b.scopes:
             if a.id in scope.positive:
@@ -50,48 +50,48 @@ def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
     return low, max(low, high)  # the interval may be empty in dead code
 
 
-def _of_op(b: Builder, let: Let, whole: Interval, depth: int) -> Interval:
-    """The interval of an op's value; that of its type (`whole`) by default."""
+def _of_op(b: Builder, let: Let, type_interval: Interval, depth: int) -> Interval:
+    """The interval of an op's value; that of its type (`type_interval`) by default."""
     op, args = let.op, let.args
     if op == "cast" and not args[0].type.dtype.is_integer:
-        return whole
+        return type_interval
     spans = [interval(b, a, depth) for a in args if a.type.dtype.is_integer]
     if op in ("cast", "splat"):
-        return _fit(spans[0], whole, False)
+        return _fit(spans[0], type_interval, False)
     if op == "select":
         (a, c), (d, e) = spans[-2:]
         return min(a, d), max(c, e)
     if len(spans) != 2:
-        return whole
+        return type_interval
     (a, c), (d, e) = spans
     nsw = let.attr == "nsw"
     if op == "add":
-        return _fit((a + d, c + e), whole, nsw)
+        return _fit((a + d, c + e), type_interval, nsw)
     if op == "sub":
-        return _fit((a - e, c - d), whole, nsw)
+        return _fit((a - e, c - d), type_interval, nsw)
     if op == "mul":
         corners = (a * d, a * e, c * d, c * e)
-        return _fit((min(corners), max(corners)), whole, nsw)
+        return _fit((min(corners), max(corners)), type_interval, nsw)
     if op == "min":
         return min(a, d), min(c, e)
     if op == "max":
         return max(a, d), max(c, e)
     if op == "and" and (a >= 0 or d >= 0):
-        return 0, min(side for low, side in spans if low >= 0)
+        return 0, min(high for low, high in spans if low >= 0)
     if op == "shr" and d == e and 0 <= d < args[0].type.dtype.bits:
         return a >> d, c >> d
     if op in ("floordiv", "udiv") and a >= 0 and d >= 1:
         return a // e, c // d
     if op in ("mod", "umod") and d >= 1 and (op == "mod" or a >= 0):
         return 0, min(e - 1, c) if a >= 0 else e - 1
-    return whole
+    return type_interval
 
 
-def _fit(span: Interval, whole: Interval, nsw: bool) -> Interval:
-    """The interval of a result that may wrap: `whole` if it does, clamped to `whole` if `nsw` excludes that."""
+def _fit(span: Interval, type_interval: Interval, nsw: bool) -> Interval:
+    """The interval of a result: that of its type if it may wrap; with `nsw` it cannot, and is clamped to it."""
     if nsw:
-        return max(span[0], whole[0]), min(span[1], whole[1])
-    return span if whole[0] <= span[0] and span[1] <= whole[1] else whole
+        return max(span[0], type_interval[0]), min(span[1], type_interval[1])
+    return span if type_interval[0] <= span[0] and span[1] <= type_interval[1] else type_interval
 
 
 def most_iterations(b: Builder, start: Atom, stop: Atom, step: int) -> int:
@@ -108,10 +108,10 @@ def is_multiple(b: Builder, a: Atom, factor: int, depth: int = _DEPTH) -> bool:
     let = b.definitions.get(a.id)
     if let is None or not depth:
         return False
-    known = (is_multiple(b, x, factor, depth - 1) for x in let.args)
+    multiples = (is_multiple(b, x, factor, depth - 1) for x in let.args)
     if let.op == "mul":
-        return any(known)
-    return let.op in ("add", "sub", "min", "max") and all(known)
+        return any(multiples)
+    return let.op in ("add", "sub", "min", "max") and all(multiples)
 
 
 # ***** facts *****

@@ -69,7 +69,7 @@ def _for_range(fe: Frontend, node: ast.For, domain: RangeValue) -> int:
     def build() -> None:
         loop = Loop(fe.depth, False, True)
         var = fe.b.ref(INDEX)
-        most = most_iterations(fe.b, start, stop, domain.step)
+        max_iterations = most_iterations(fe.b, start, stop, domain.step)
         scope = fe.b.open("loop")
         note_loop(fe.b, scope, var, start, stop, domain.step)
         fe.node = node.target
@@ -77,7 +77,7 @@ def _for_range(fe: Frontend, node: ast.For, domain: RangeValue) -> int:
         loop_body(fe, node, loop)
         fe.b.close()
         body = tuple(scope.body)
-        emit_loop(fe, loop, For(var, start, stop, domain.step, body, node.lineno, most))
+        emit_loop(fe, loop, For(var, start, stop, domain.step, body, node.lineno, max_iterations))
 
     run_time_loop(fe, assigned_names(node.body), assigned_names([loop_target(node)]), build)
     return FALLS

@@ -41,8 +41,8 @@ def check_bytes(fe: Frontend, memory: Memory | None, pointer: Atom, size: int, a
         return
     b = fe.b
     offset = _offset(fe, memory, pointer)
-    bad = b.op("uge", (offset, _limit(fe, memory, size)), BOOL)
-    _refuse(fe, memory, bad, access, size, offset)
+    out_of_bounds = b.op("uge", (offset, _limit(fe, memory, size)), BOOL)
+    _refuse(fe, memory, out_of_bounds, access, size, offset)
 
 
 def check_lanes(
@@ -99,10 +99,12 @@ def _limit(fe: Frontend, memory: Memory, size: int) -> Atom:
     return b.op("max", (b.index(b.add(memory.size, 1 - size)), b.index(0)), INDEX)
 
 
-def _refuse(fe: Frontend, memory: Memory, bad: Atom, access: str, size: int, offset: Atom) -> None:
+def _refuse(
+    fe: Frontend, memory: Memory, out_of_bounds: Atom, access: str, size: int, offset: Atom
+) -> None:
     unit = "byte" if size == 1 else "bytes"
     text = f"{memory.name}: {access} of {size} {unit} at byte {{}}, which is outside of its {{}} bytes of memory"
-    refuse(fe, bad, "IndexError", text, (offset, memory.size))
+    refuse(fe, out_of_bounds, "IndexError", text, (offset, memory.size))
 
 
 def memory_of(begin: Atom, end: Atom, name: str, fe: Frontend) -> Memory:

@@ -343,7 +343,7 @@ class _Copy:
     def for_(self, s: For) -> For:
         start, stop = self._atom(s.start), self._atom(s.stop)
         var = self._bound(s.var)
-        return For(var, start, stop, s.step, self.statements(s.body), self._line, s.most)
+        return For(var, start, stop, s.step, self.statements(s.body), self._line, s.max_iterations)
 
     def while_(self, s: While) -> While:
         head = self.statements(s.head)

@@ -169,10 +169,10 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
 
     def build() -> None:
         loop = Loop(fe.depth, False, True)
-        whole = b.open("branch")
+        block = b.open("branch")
         if full != 0:
             var = b.ref(INDEX)
-            most = interval(b, b.index(full))[1] // width
+            max_iterations = interval(b, b.index(full))[1] // width
             scope = b.open("loop")
             note_loop(b, scope, var, b.index(start), b.index(full_stop), width)
             if from_zero:
@@ -191,7 +191,7 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
                     width,
                     tuple(scope.body),
                     node.lineno,
-                    most,
+                    max_iterations,
                 )
             )
         if tail_size != 0:
@@ -205,20 +205,20 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
             loop_body(fe, node, loop)
             fe.tail_masks.pop()
             b.close()
-            some = (
+            has_tail = (
                 True
                 if isinstance(tail_size, int)
                 else b.op("gt", (tail_size, b.const(0, INDEX)), type_of(fe, True))
             )
-            if some is True:
+            if has_tail is True:
                 b.splice(tail)
             else:
-                b.emit(If(some, tuple(tail.body), (), node.lineno))
+                b.emit(If(has_tail, tuple(tail.body), (), node.lineno))
         b.close()
         if loop.break_label is None:
-            b.splice(whole)
+            b.splice(block)
         else:
-            b.emit(Block(loop.break_label, tuple(whole.body)))
+            b.emit(Block(loop.break_label, tuple(block.body)))
 
     run_time_loop(fe, assigned_names(node.body), assigned_names([loop_target(node)]), build)
     return FALLS

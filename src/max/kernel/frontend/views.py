@@ -137,11 +137,11 @@ def _check_masked(fe: Frontend, view: View, index: Any, axis: int, width: int, m
     position = fe.b.op("add", (first, fe.b.const(tuple(range(width)), lanes)), lanes)
     size = fe.b.index(view.shape[axis])
     outside = fe.b.op("uge", (position, splat(fe, size, width)), vector(BOOL.dtype, width))
-    bad = fe.b.op("any", (fe.b.op("and", (outside, mask), outside.type),), BOOL)
+    out_of_bounds = fe.b.op("any", (fe.b.op("and", (outside, mask), outside.type),), BOOL)
     text = f"{view.name}: lanes from index {{}} are out of range for axis {axis} of size {{}}"
     guard(
         fe,
-        fe.b.op("not", (bad,), BOOL),
+        fe.b.op("not", (out_of_bounds,), BOOL),
         "IndexError",
         text,
         (fe.b.index(as_index(fe, index)), size),

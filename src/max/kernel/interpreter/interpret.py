@@ -248,16 +248,18 @@ class RunContext:
         if self.num_workers == 1:
             yield 0, total
             return
-        long = grain if grain > 0 else max(total // (LONG_SHARE * self.num_workers), 1)
-        short = grain if grain > 0 else max(long // SHORT_SHARE, 1)
-        long, short = (-(-size // multiple) * multiple for size in (long, short))
+        long_size = grain if grain > 0 else max(total // (LONG_SHARE * self.num_workers), 1)
+        short_size = grain if grain > 0 else max(long_size // SHORT_SHARE, 1)
+        long_size, short_size = (
+            -(-size // multiple) * multiple for size in (long_size, short_size)
+        )
         longs = LONGS * self.num_workers
         while True:
             number = next_chunk()
-            begin = min(number, longs) * long + max(number - longs, 0) * short
+            begin = min(number, longs) * long_size + max(number - longs, 0) * short_size
             if begin >= total:
                 return
-            yield begin, min(begin + (long if number < longs else short), total)
+            yield begin, min(begin + (long_size if number < longs else short_size), total)
 
     def parallel(self, shape: Any, grain: Any = 0) -> Iterator[Any]:
         """All indices of this worker's chunks."""

@@ -104,7 +104,7 @@ class For:
     step: int
     body: tuple[Stmt, ...]
     line: int
-    most: int | None = None  # an upper bound of the iterations; None: not known
+    max_iterations: int | None = None  # an upper bound of the iterations; None: not known
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -251,14 +251,14 @@ class _Verifier:
 
     def body(self, statements: Iterable[Stmt]) -> None:
         """Names that a body binds are visible to its end."""
-        mine: list[Ref] = []
+        defined: list[Ref] = []
         ended = False
         for s in statements:
             if ended:
                 self.fail(s, "a statement after the end of its body")
-            self.statement(s, mine)
+            self.statement(s, defined)
             ended = isinstance(s, (Leave, Raise))
-        self.visible.difference_update(mine)
+        self.visible.difference_update(defined)
 
     def bind(self, s: Stmt, ref: Ref) -> None:
         if ref in self.bound:
@@ -273,8 +273,8 @@ class _Verifier:
             if isinstance(a, Const) and isinstance(a.value, tuple) and len(a.value) != a.type.width:
                 self.fail(s, f"a constant of {len(a.value)} lanes for {a.type}")
 
-    def expect(self, s: Stmt, ok: bool, why: str) -> None:
-        if not ok:
+    def expect(self, s: Stmt, holds: bool, why: str) -> None:
+        if not holds:
             self.fail(s, why)
 
     def nested(self, s: Stmt, statements: Iterable[Stmt], *refs: Ref) -> None:
@@ -283,11 +283,11 @@ class _Verifier:
         self.body(statements)
         self.visible.difference_update(refs)
 
-    def statement(self, s: Stmt, mine: list[Ref]) -> None:
-        """Verifies a statement; adds the name that it defines to `mine`."""
+    def statement(self, s: Stmt, defined: list[Ref]) -> None:
+        """Verifies a statement; adds the name that it defines to `defined`."""
         if isinstance(s, Let):
             self.let(s)
-            mine.append(s.ref)
+            defined.append(s.ref)
         elif isinstance(s, Effect):
             self.use(s, *s.args)
             self.expect(s, s.op in _EFFECTS, "an unknown effect")

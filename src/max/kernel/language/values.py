@@ -147,11 +147,11 @@ def together(*xs: Any) -> tuple[list[Array], ScalarType]:
     dtype: ScalarType | None = None
     for x in xs:
         if isinstance(x, Value):
-            mine = arithmetic_dtype(x.dtype)
-            common = mine if dtype is None else common_dtype(dtype, mine)
+            x_dtype = arithmetic_dtype(x.dtype)
+            common = x_dtype if dtype is None else common_dtype(dtype, x_dtype)
             if common is None:
                 raise TypeError(
-                    f"{dtype} and {mine} do not mix; convert one of them, as in k.f32(x)"
+                    f"{dtype} and {x_dtype} do not mix; convert one of them, as in k.f32(x)"
                 )
             dtype = common
     if dtype is None:

@@ -20,8 +20,8 @@ def lower_for(w: Writer, s: For) -> None:
     w.start(enter)
     inner = _depth(s.body)
     trips = _trip_count(s)
-    most = s.most if trips is None else trips
-    is_short = most is not None and most <= _PART
+    max_trips = s.max_iterations if trips is None else trips
+    is_short = max_trips is not None and max_trips <= _PART
     if inner or is_short or (trips is None and w.loop_depth > _OUTER):
         # counted loops terminate: only long ones poll
         polls = inner > 0 and w.loop_depth < _OUTER + min(inner - 1, 1)

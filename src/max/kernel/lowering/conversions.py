@@ -44,18 +44,18 @@ def _widen_f16(w: Writer, text: str, width: int) -> str:
     wide = w.temp(f"zext {vector_name('i16', width)} {text} to {ints}")
     magnitude = w.temp(f"and {ints} {wide}, {c('i32', 0x7FFF)}")
     shifted = w.temp(f"shl {ints} {magnitude}, {c('i32', 13)}")
-    small = w.temp(f"bitcast {ints} {shifted} to {floats}")
-    scaled = w.temp(f"fmul {floats} {small}, {c('float', 2.0**112)}")
+    unscaled = w.temp(f"bitcast {ints} {shifted} to {floats}")
+    scaled = w.temp(f"fmul {floats} {unscaled}, {c('float', 2.0**112)}")
     bits = w.temp(f"bitcast {floats} {scaled} to {ints}")
     special = w.temp(f"icmp uge {ints} {magnitude}, {c('i32', 0x7C00)}")
     infinite = w.temp(f"or {ints} {shifted}, {c('i32', 0x7F800000)}")
-    chosen = w.temp(
+    magnitude_bits = w.temp(
         f"select {vector_name('i1', width)} {special}, {ints} {infinite}, {ints} {bits}"
     )
     sign = w.temp(f"and {ints} {wide}, {c('i32', 0x8000)}")
     high = w.temp(f"shl {ints} {sign}, {c('i32', 16)}")
-    whole = w.temp(f"or {ints} {chosen}, {high}")
-    return w.temp(f"bitcast {ints} {whole} to {floats}")
+    result = w.temp(f"or {ints} {magnitude_bits}, {high}")
+    return w.temp(f"bitcast {ints} {result} to {floats}")
 
 
 def narrow(w: Writer, text: str, dtype: ScalarType, width: int) -> str:
@@ -124,8 +124,8 @@ def _round_f16(w: Writer, text: str, width: int) -> str:
     sign = w.temp(
         f"and {ints} {w.temp(f'lshr {ints} {bits}, ' + c('i32', 16))}, {c('i32', 0x8000)}"
     )
-    whole = w.temp(f"or {ints} {chosen}, {sign}")
-    return w.temp(f"trunc {ints} {whole} to {vector_name('i16', width)}")
+    result = w.temp(f"or {ints} {chosen}, {sign}")
+    return w.temp(f"trunc {ints} {result} to {vector_name('i16', width)}")
 
 
 def cast(w: Writer, s: Let) -> None:

@@ -35,10 +35,10 @@ def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[s
     half = w.temp(f"bitcast <2 x float> {low} to <{2 * lanes} x {part}>")
     indices = ", ".join(f"i32 {i}" for i in range(lanes))
     mask = f"<{4 * lanes} x i32> <{', '.join([indices] * 4)}>"
-    whole = w.temp(
+    repeated = w.temp(
         f"shufflevector <{2 * lanes} x {part}> {half}, <{2 * lanes} x {part}> poison, {mask}"
     )
-    text = w.temp(f"bitcast <{4 * lanes} x {part}> {whole} to <{4 * count} x {element}>")
+    text = w.temp(f"bitcast <{4 * lanes} x {part}> {repeated} to <{4 * count} x {element}>")
     return [text] * (width // piece)
 
 

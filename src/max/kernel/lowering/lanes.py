@@ -51,9 +51,9 @@ def select(w: Writer, s: Let) -> None:
 
 def splat_text(w: Writer, element: str, text: str, width: int) -> str:
     """Broadcasts a scalar to all lanes."""
-    one = w.temp(f"insertelement <{width} x {element}> poison, {element} {text}, i64 0")
+    first = w.temp(f"insertelement <{width} x {element}> poison, {element} {text}, i64 0")
     return w.temp(
-        f"shufflevector <{width} x {element}> {one}, <{width} x {element}> poison, <{width} x i32> zeroinitializer"
+        f"shufflevector <{width} x {element}> {first}, <{width} x {element}> poison, <{width} x i32> zeroinitializer"
     )
 
 
@@ -61,12 +61,14 @@ def pieces(w: Writer, text: str, element: str, width: int, piece: int) -> list[s
     """Splits a vector into vectors of ``piece`` lanes."""
     if width == piece:
         return [text]
-    whole = vector_name(element, width)
+    full_type = vector_name(element, width)
     parts: list[str] = []
     for first in range(0, width, piece):
         lanes = ", ".join(f"i32 {first + i}" for i in range(piece))
         parts.append(
-            w.temp(f"shufflevector {whole} {text}, {whole} poison, <{piece} x i32> <{lanes}>")
+            w.temp(
+                f"shufflevector {full_type} {text}, {full_type} poison, <{piece} x i32> <{lanes}>"
+            )
         )
     return parts
 
@@ -76,10 +78,10 @@ def joined(w: Writer, parts: list[str], element: str, piece: int) -> str:
     result, width = parts[0], piece
     for part in parts[1:]:
         if width != piece:  # both operands of a shuffle must have equal width
-            whole = vector_name(element, piece)
+            part_type = vector_name(element, piece)
             lanes = ", ".join(f"i32 {i}" if i < piece else "i32 poison" for i in range(width))
             part = w.temp(
-                f"shufflevector {whole} {part}, {whole} poison, <{width} x i32> <{lanes}>"
+                f"shufflevector {part_type} {part}, {part_type} poison, <{width} x i32> <{lanes}>"
             )
         t, total = vector_name(element, width), width + piece
         lanes = lane_list(0, width) + ", " + lane_list(width, piece)

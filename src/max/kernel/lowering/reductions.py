@@ -57,9 +57,11 @@ def reduce_extremum(w: Writer, s: Let) -> None:
     flags = vector_name("i1", width)
     any_nan = w.call("i1", f"llvm.vector.reduce.or.v{width}i1", [(flags, nan)])
     while width > 1 and width % 2 == 0:
-        whole, half = vector_name(element, width), width // 2
+        full_type, half = vector_name(element, width), width // 2
         low, high = (
-            w.temp(f"shufflevector {whole} {text}, {whole} poison, <{half} x i32> <{lanes}>")
+            w.temp(
+                f"shufflevector {full_type} {text}, {full_type} poison, <{half} x i32> <{lanes}>"
+            )
             for lanes in (lane_list(0, half), lane_list(half, half))
         )
         text = float_extremum(w, op, vector_name(element, half), low, high, half, True)

@@ -84,14 +84,14 @@ def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str,
     if not isinstance(s.grain, Ref) and grain != "0":
         return _whole(w, grain, s.multiple), "", ""
     parts = w.temp(f"mul i64 {workers}, {LONG_SHARE}")
-    long = _at_least_one(w, w.temp(f"udiv i64 {total}, {parts}"))
-    short = _at_least_one(w, w.temp(f"udiv i64 {long}, {SHORT_SHARE}"))
+    long_size = _at_least_one(w, w.temp(f"udiv i64 {total}, {parts}"))
+    short_size = _at_least_one(w, w.temp(f"udiv i64 {long_size}, {SHORT_SHARE}"))
     if isinstance(s.grain, Ref):
         has_grain = w.temp(f"icmp sgt i64 {grain}, 0")
-        long = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {long}")
-        short = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {short}")
+        long_size = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {long_size}")
+        short_size = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {short_size}")
     longs = w.temp(f"mul i64 {workers}, {LONGS}")
-    return _whole(w, long, s.multiple), _whole(w, short, s.multiple), longs
+    return _whole(w, long_size, s.multiple), _whole(w, short_size, s.multiple), longs
 
 
 def _at_least_one(w: Writer, size: str) -> str:

@@ -176,8 +176,8 @@ class CPUTarget(LLVMTarget):
 
     def without_tiles(self) -> CPUTarget:
         """The same processor without AMX."""
-        kept = frozenset(name for name in self.features if not _is_amx(name))
-        return replace(self, features=kept)
+        features = frozenset(name for name in self.features if not _is_amx(name))
+        return replace(self, features=features)
 
     @functools.cached_property
     def feature_string(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -233,13 +233,13 @@ def _chosen(words: frozenset[str], present: frozenset[str], triple: str) -> froz
     removed = {word[1:] for word in words if word.startswith("-")}
     named = {word for word in words if not word.startswith("-")}
     if NATIVE in named or not named:
-        kept = set(present) | (named & {EMULATED_TILES})
+        features = set(present) | (named & {EMULATED_TILES})
     else:
         closure = CPUTarget(frozenset(named), triple).closure
-        kept = (set(present) | {EMULATED_TILES}) & closure
+        features = (set(present) | {EMULATED_TILES}) & closure
     # removing a feature removes those that depend on it
     return frozenset(
-        name for name in kept if not removed & CPUTarget(frozenset({name}), triple).closure
+        name for name in features if not removed & CPUTarget(frozenset({name}), triple).closure
     )
 
 

@@ -22,13 +22,13 @@ def apertus_fields(keys: ConfigKeys) -> Fields:
 
 def _xielu(keys: ConfigKeys, layers: int) -> Fields:
     """The parameters of the activations, which GGUF files have as metadata."""
-    stated = keys.object("xielu")
-    if stated is None:
+    xielu = keys.object("xielu")
+    if xielu is None:
         return {}
-    values = {part: stated.numbers(part, over=-math.inf) or [] for part in XIELU_PARAMETERS}
+    values = {part: xielu.numbers(part, over=-math.inf) or [] for part in XIELU_PARAMETERS}
     for part, numbers in values.items():
         if len(numbers) != layers:
-            raise stated.error(part, f"{layers} numbers")
+            raise xielu.error(part, f"{layers} numbers")
     return {"xielu": tuple(tuple(numbers) for numbers in values.values())}
 
 

@@ -22,8 +22,8 @@ def ernie_moe_fields(keys: ConfigKeys) -> Fields:
     first = keys.integer("moe_layer_start_index", 0, LONGEST_SEQUENCE, 1)
     last = keys.integer("moe_layer_end_index", -1, LONGEST_SEQUENCE, -1)
     last = layers - 1 if last == -1 else last
-    every = keys.integer("moe_layer_interval", 1, LONGEST_SEQUENCE, 1)
-    with_experts = {i for i in range(first, min(last + 1, layers)) if (i + 1) % every == 0}
+    moe_interval = keys.integer("moe_layer_interval", 1, LONGEST_SEQUENCE, 1)
+    with_experts = {i for i in range(first, min(last + 1, layers)) if (i + 1) % moe_interval == 0}
     count = keys.integer("moe_num_experts", 1, LONGEST_SEQUENCE)
     size = keys.integer("moe_intermediate_size", 1, LONGEST_SEQUENCE)
     routing = ExpertRouting(

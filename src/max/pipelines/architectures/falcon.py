@@ -41,13 +41,13 @@ def falcon_fields(keys: ConfigKeys) -> Fields:
         raise keys.error("num_kv_heads", f"a divisor of num_attention_heads, which is {heads}")
     parallel = grouped or keys.flag("parallel_attn", True)
     norms = keys.integer("num_ln_in_parallel_attn", 1, 2, 2 if grouped else 1)
-    one = parallel and norms == 1
+    shares_norm = parallel and norms == 1
     return fields | {
         "num_kv_heads": kv_heads,
         "intermediate_size": keys.integer("ffn_hidden_size", 1, LONGEST_SEQUENCE, 4 * hidden),
         "alibi_slopes": alibi_slopes(heads, factor=fields["head_dim"] ** -0.5) if alibi else None,
         "norm": NormForm("layer", bias=True),
-        "norm_places": ("attention_input",) if one else ("attention_input", "mlp_input"),
+        "norm_places": ("attention_input",) if shares_norm else ("attention_input", "mlp_input"),
         "parallel": parallel,
         "qkv_layout": "rows" if shared else "heads",
         **biases(keys, "bias", mlp="bias"),

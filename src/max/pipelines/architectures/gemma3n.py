@@ -16,8 +16,8 @@ __all__ = ["ARCHITECTURES"]
 def gemma3n_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma 3n's config."""
     fields = per_layer_fields(keys, 5, 15)
-    layers, stated = fields["num_layers"], keys.value("intermediate_size")
-    sizes = [16384] * layers if stated is None else stated
+    layers, stated_sizes = fields["num_layers"], keys.value("intermediate_size")
+    sizes = [16384] * layers if stated_sizes is None else stated_sizes
     sizes = sizes if isinstance(sizes, list) else [sizes] * layers
     if len(sizes) != layers or not all(type(n) is int and 0 < n < LONGEST_SEQUENCE for n in sizes):
         raise keys.error("intermediate_size", f"one size, or {layers}")

@@ -235,17 +235,17 @@ def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
     """
     kind = text_model_type(config, name)
     top = config.to_dict()
-    stated = {key: top[key] for key in _TOP_KEYS if top.get(key) is not None}
+    top_keys = {key: top[key] for key in _TOP_KEYS if top.get(key) is not None}
     text = top if _is_flat(config) else top["text_config"]
     defaults = {"tie_word_embeddings": kind in _TIED, **DEFAULTS[kind]}
-    own = {key: value for key, value in text.items() if key != "rope_parameters"}
+    text_keys = {key: value for key, value in text.items() if key != "rope_parameters"}
     # earlier files use the second key; null leaves the default
     rotation = text.get("rope_parameters") or text.get("rope_scaling")
     if rotation:
-        own["rope_parameters"] = rotation
-    own |= {"model_type": kind, "architectures": [COMPOSITES[name][kind]], **stated}
+        text_keys["rope_parameters"] = rotation
+    text_keys |= {"model_type": kind, "architectures": [COMPOSITES[name][kind]], **top_keys}
     source = config.source if text is top else f"text_config of {config.source}"
-    return HuggingFaceConfig(defaults | own, source)
+    return HuggingFaceConfig(defaults | text_keys, source)
 
 
 def _is_flat(config: HuggingFaceConfig) -> bool:
@@ -289,14 +289,14 @@ def text_weights(weights: Mapping[str, T]) -> dict[str, T]:
     Raises:
         WeightsError: There are weights, but none of the text model.
     """
-    own: dict[str, T] = {}
+    text_weights: dict[str, T] = {}
     for stored, weight in weights.items():
         name = text_weight_name(stored)
         if name is not None:
-            own[name] = weight
-    if weights and not own:
+            text_weights[name] = weight
+    if weights and not text_weights:
         raise WeightsError(
             f"the files have weights of images or audio alone ({next(iter(weights))!r}, …), expected those of the text "
             f"model, as {'model.language_model.embed_tokens.weight'!r}"
         )
-    return own
+    return text_weights

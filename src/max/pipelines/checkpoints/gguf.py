@@ -169,8 +169,8 @@ def _special(
     if name in ("gemma2", "gemma3"):
         # files lack the key; the 27B models, recognised by their number of layers, use `hidden / heads`
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        large = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[name]
-        return {"query_pre_attn_scalar": hidden / heads if large else head_dim}
+        is_largest = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[name]
+        return {"query_pre_attn_scalar": hidden / heads if is_largest else head_dim}
     if name == "llama4":
         # as in llama.cpp: Maverick has 128 experts and no QK norm, Scout has QK norm
         return {"use_qk_norm": config.get("num_experts") != 128}
@@ -283,18 +283,21 @@ def _flag(file: GGUFFile, key: str, default: bool) -> bool:
 
 def _layers(file: GGUFFile, name: str, config: Mapping[str, Any]) -> int:
     """The number of layers, without those for multi-token prediction, which config.json does not count."""
-    blocks, further = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    blocks, prediction_layers = (
+        config["num_hidden_layers"],
+        config.get("num_nextn_predict_layers", 0),
+    )
     if type(blocks) is not int or blocks > _MOST_LAYERS:
         raise ModelFilesError(
             f"{file.path}: {name}.block_count is {blocks}, expected an integer from 1 to {_MOST_LAYERS}",
             _FOLDER,
         )
-    if type(further) is not int or further >= blocks:
+    if type(prediction_layers) is not int or prediction_layers >= blocks:
         raise ModelFilesError(
-            f"{file.path}: {name}.nextn_predict_layers is {further} of {blocks} blocks, expected fewer",
+            f"{file.path}: {name}.nextn_predict_layers is {prediction_layers} of {blocks} blocks, expected fewer",
             _FOLDER,
         )
-    return blocks - further
+    return blocks - prediction_layers
 
 
 def _vector(file: GGUFFile, tensor: str) -> list[float]:

@@ -199,10 +199,10 @@ def family_of(name: str, metadata: Mapping[str, object]) -> GGUFFamily | None:
         name: llama.cpp's name of the architecture.
         metadata: The file's metadata.
     """
-    for own, key, family in _VARIANTS:
+    for variant_of, key, family in _VARIANTS:
         # files of dense models may state 0 experts
-        stated = metadata.get(f"{name}.{key}", 0)
-        if own == name and not (isinstance(stated, int) and stated == 0):
+        value = metadata.get(f"{name}.{key}", 0)
+        if variant_of == name and not (isinstance(value, int) and value == 0):
             return family
     return FAMILIES.get(name)
 

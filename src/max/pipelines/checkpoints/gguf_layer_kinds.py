@@ -33,14 +33,14 @@ def layer_types_of(file: GGUFFile, name: str, count: int) -> dict[str, Any]:
         ModelFilesError: The file has a list of another length.
     """
     key = f"{name}.attention.sliding_window_pattern"
-    stated = file.metadata.get(key)
-    if stated is None:
+    pattern = file.metadata.get(key)
+    if pattern is None:
         return {}
-    if type(stated) is int and stated > 0:
-        return {"sliding_window_pattern": stated}
-    if not isinstance(stated, np.ndarray) or len(stated) != count:
-        raise _error(file, key, stated, f"a period, or {count} flags")
-    types = [f"{'sliding' if local else 'full'}_attention" for local in stated.tolist()]
+    if type(pattern) is int and pattern > 0:
+        return {"sliding_window_pattern": pattern}
+    if not isinstance(pattern, np.ndarray) or len(pattern) != count:
+        raise _error(file, key, pattern, f"a period, or {count} flags")
+    types = [f"{'sliding' if local else 'full'}_attention" for local in pattern.tolist()]
     return {"layer_types": types, "use_sliding_window": True}
 
 
@@ -181,7 +181,7 @@ class _Values:
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if isinstance(value, list) and len(value) == count:
-            if not all(type(each) in (int, bool) and each >= 0 for each in value):
+            if not all(type(flag) in (int, bool) and flag >= 0 for flag in value):
                 raise _error(self.file, f"{self.name}.{key}", value, f"{count} integers from 0")
             return value
         if type(value) is not int or value < 0:

@@ -102,15 +102,15 @@ def _sentencepiece(
     tokens: Sequence[str],
 ) -> dict[str, Any]:
     """SentencePiece BPE: the rank of a merge becomes the score of the merged token."""
-    places: dict[str, int] = {}
-    for place, pair in enumerate(merges):
-        places.setdefault("".join(pair), place)
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
     normaliser = json.dumps(values.get("normalizer")) + json.dumps(values.get("pre_tokenizer"))
     prefix = "Prepend" in normaliser or '"prepend_scheme": "first"' in normaliser
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.scores": [-float(places.get(text, len(merges))) for text in tokens],
+        "tokenizer.ggml.scores": [-float(ranks.get(text, len(merges))) for text in tokens],
         "tokenizer.ggml.add_space_prefix": prefix or '"prepend_scheme": "always"' in normaliser,
     }
 

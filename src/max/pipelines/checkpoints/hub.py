@@ -85,11 +85,11 @@ class HuggingFaceRepo:
             local = folder.exists() or _looks_local(self.repo_id)
             object.__setattr__(self, "repo_type", RepoType.local if local else RepoType.online)
         if self.repo_type == RepoType.local and not folder.is_dir() and not self._is_gguf_file:
-            what = "is a file, not a folder" if folder.is_file() else "does not exist"
+            problem = "is a file, not a folder" if folder.is_file() else "does not exist"
             if not folder.exists() and folder.parent.is_dir():
-                what += did_you_mean(folder.name, (p.name for p in folder.parent.iterdir()))
+                problem += did_you_mean(folder.name, (p.name for p in folder.parent.iterdir()))
             raise ModelFilesError(
-                f"model folder {self.repo_id} {what}",
+                f"model folder {self.repo_id} {problem}",
                 "Give the path of a model folder (config.json, tokenizer.json, *.safetensors) or of a GGUF file, or "
                 "the name of a model on the Hugging Face hub.",
             )
@@ -228,8 +228,8 @@ class HuggingFaceRepo:
             files[WeightsFormat.safetensors] = self._shards(index)
         elif len(tensors) > 1:
             # some repositories also contain Meta's original files, or adapters
-            own = [n for n in tensors if not n.startswith(("consolidated", "adapter"))]
-            files[WeightsFormat.safetensors] = own or tensors
+            model_files = [n for n in tensors if not n.startswith(("consolidated", "adapter"))]
+            files[WeightsFormat.safetensors] = model_files or tensors
         return files
 
     def _shards(self, index: Path) -> list[str]:
@@ -237,10 +237,10 @@ class HuggingFaceRepo:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelFilesError(f"{index} has no weight_map", remedy_for(index))
-        strange = [key for key, name in weight_map.items() if not isinstance(name, str)]
-        if strange:
+        invalid = [key for key, name in weight_map.items() if not isinstance(name, str)]
+        if invalid:
             raise ConfigKeys(weight_map, "weight_map", str(index)).error(
-                strange[0], "the name of a weight file"
+                invalid[0], "the name of a weight file"
             )
         shards = sorted(set(weight_map.values()))
         missing = [name for name in shards if name not in self._sizes]

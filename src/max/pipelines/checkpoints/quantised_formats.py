@@ -105,8 +105,8 @@ def _stems(state: Mapping[str, WeightData], suffix: str) -> list[str]:
     return [name.removesuffix(suffix) for name in state if name.endswith(suffix)]
 
 
-def _refuse(what: str) -> ModelFilesError:
-    return ModelFilesError(f"the checkpoint has {what}, which is not supported", _REMEDY)
+def _refuse(feature: str) -> ModelFilesError:
+    return ModelFilesError(f"the checkpoint has {feature}, which is not supported", _REMEDY)
 
 
 # integers in words -----------------------------------------------------------------------------
@@ -165,12 +165,12 @@ def _as_gptq(state: dict[str, WeightData], stem: str, q: Array, stored_zeros: Ar
 
 def _gptq_of_3_bits(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
     """GPTQ weights of 3 bits as weights of 4 bits."""
-    less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    stored_offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
     for stem in _stems(state, ".qweight"):
         q = unpack_words(_words(state, f"{stem}.qweight"), 3)
         stored = unpack_words(np.ascontiguousarray(_words(state, f"{stem}.qzeros").T), 3).T
-        zeros = stored + less & 7
-        _as_gptq(state, stem, q, zeros - less & 15)
+        zeros = stored + stored_offset & 7
+        _as_gptq(state, stem, q, zeros - stored_offset & 15)
     return state
 
 
@@ -255,8 +255,8 @@ def _pack_quantised(state: dict[str, WeightData], stem: str) -> None:
 
 def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
     """Float8 weights with scales of blocks as bfloat16."""
-    stated: Any = config.get("weight_block_size")
-    size = stated or [128, 128]
+    stated_size: Any = config.get("weight_block_size")
+    size = stated_size or [128, 128]
     if not (
         isinstance(size, list)
         and len(size) == 2
@@ -268,7 +268,7 @@ def _fp8(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
         values, scales = _floats(state[name]), _floats(state.pop(f"{stem}.weight_scale_inv"))
         # drop static activation scales: activations stay floats here
         state.pop(f"{stem}.activation_scale", None)
-        if stated is None and scales.size == 1:
+        if stated_size is None and scales.size == 1:
             state[name] = _bfloat16(name, values * scales.reshape(()))
             continue
         expected = [-(-side // part) for side, part in zip(values.shape, size, strict=True)]

@@ -27,10 +27,10 @@ class WeightPathParser:
         Raises:
             ValueError: The files are in different repositories.
         """
-        given = [weight_path] if isinstance(weight_path, (str, Path)) else list(weight_path)
+        weight_paths = [weight_path] if isinstance(weight_path, (str, Path)) else list(weight_path)
         paths: list[Path] = []
         repositories: set[str | None] = set()
-        for path in map(Path, given):
+        for path in map(Path, weight_paths):
             owner_and_name, inside = path.parts[:2], path.parts[2:]
             local = path.is_absolute() or path.exists() or (Path(model_path) / path).exists()
             if local or not inside:

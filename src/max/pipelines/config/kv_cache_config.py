@@ -50,9 +50,9 @@ def _parse_cache_format(value: object) -> str | None:
     text = None if value is None else str(value)
     if text is None or text in CACHE_FORMATS:
         return text
-    near = did_you_mean(text, list(CACHE_FORMATS))
+    suggestion = did_you_mean(text, list(CACHE_FORMATS))
     raise ConfigError(
-        f"kv_cache_format is {value!r}, which does not fit{near}",
+        f"kv_cache_format is {value!r}, which does not fit{suggestion}",
         f"It must be one of {', '.join(CACHE_FORMATS)}.",
     )
 

@@ -116,18 +116,18 @@ def renamed(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: A value asks for what is not supported.
     """
-    own: dict[str, Any] = {}
+    renamed_options: dict[str, Any] = {}
     for name, value in options.items():
         if name not in WITHOUT_EFFECT:
-            own[RUNTIME.get(name, name)] = value
+            renamed_options[RUNTIME.get(name, name)] = value
             continue
         neutral = WITHOUT_EFFECT[name]
-        fits = neutral if isinstance(neutral, tuple) else (neutral, None)
-        if value not in fits and getattr(value, "value", value) != "undefined":
+        neutral_values = neutral if isinstance(neutral, tuple) else (neutral, None)
+        if value not in neutral_values and getattr(value, "value", value) != "undefined":
             raise ConfigError(
                 f"{name} is {value!r}, which is not in this release", f"Leave out {name}."
             )
-    return own
+    return renamed_options
 
 
 def flat_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def flat_options(options: dict[str, Any]) -> dict[str, Any]:
             flat |= value["main"].given_options()
         elif name == "runtime" and isinstance(value, PipelineRuntimeConfig):
             flat |= value.given
-        elif (given := getattr(value, "given_options", None)) is not None:
-            flat |= given()
+        elif (given_options := getattr(value, "given_options", None)) is not None:
+            flat |= given_options()
         elif name != "models":
             flat[name] = value
     return renamed(flat)

@@ -77,9 +77,9 @@ def parse_devices(value: object) -> list[DeviceSpec]:
             if len(set(numbers)) < len(numbers):
                 raise ConfigError(f"devices {value!r} has a device twice", "Give each once.")
             return [make(int(number)) for number in numbers or ["0"]]
-        near = did_you_mean(kind, ["cpu", "gpu", "default"])
+        suggestion = did_you_mean(kind, ["cpu", "gpu", "default"])
         raise ConfigError(
-            f"devices {value!r} is not a device{near}",
+            f"devices {value!r} is not a device{suggestion}",
             "It must be cpu, gpu, gpu:0, gpu:0,1, or cpu:0,1 for virtual devices of the CPU.",
         )
     raise ConfigError(
@@ -368,10 +368,10 @@ class MAXModelConfig(StrictConfig):
                 return self._gguf_encoding(paths)
             return SupportedEncoding.parse_from_file_name(paths[0].name)
         section = self.huggingface_config.quantisation
-        stated = self.huggingface_config.checkpoint_dtype
+        stated_dtype = self.huggingface_config.checkpoint_dtype
         if section is not None and section.get("quant_method") in CONVERTED_METHODS:
             # blocks take the place of the weights, and the others are of the stated dtype
-            plain = SupportedEncoding.of_dtype(stated) if stated else None
+            plain = SupportedEncoding.of_dtype(stated_dtype) if stated_dtype else None
             return plain if plain in PLAIN_FLOATS else SupportedEncoding.bfloat16
         names = self._weight_names()
         repo = self.huggingface_weight_repo
@@ -380,7 +380,7 @@ class MAXModelConfig(StrictConfig):
         stored = repo.supported_encodings
         if len(stored) == 1:
             return stored[0]
-        encoding = SupportedEncoding.of_dtype(stated) if stated else None
+        encoding = SupportedEncoding.of_dtype(stated_dtype) if stated_dtype else None
         return encoding if encoding in stored or not stored else stored[0]
 
     def _gguf_encoding(self, paths: list[Path]) -> SupportedEncoding | None:
@@ -417,9 +417,9 @@ class MAXModelConfig(StrictConfig):
             for path in self.weight_path:
                 inside = path.expanduser() if path.expanduser().is_file() else repo.file(str(path))
                 if inside is None:
-                    what = "is a folder" if path.expanduser().is_dir() else "does not exist"
+                    problem = "is a folder" if path.expanduser().is_dir() else "does not exist"
                     raise ModelFilesError(
-                        f"weight file {path} {what}",
+                        f"weight file {path} {problem}",
                         "Give the path of a file with --weight-path, once for each file.",
                     )
                 paths.append(inside)

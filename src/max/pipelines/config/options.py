@@ -102,13 +102,13 @@ def _convert(value: object, hint: object) -> Any:
     if hint is Any:
         return value
     if origin in (types.UnionType, typing.Union):
-        near = ""
+        suggestion = ""
         for arg in args:
             try:
                 return _convert(value, arg)
             except _Unfit as error:
-                near = near or str(error)
-        raise _Unfit(near)
+                suggestion = suggestion or str(error)
+        raise _Unfit(suggestion)
     if origin is list and isinstance(value, (list, tuple)):
         return [_convert(item, args[0]) for item in value]
     if origin is list and not isinstance(value, (list, tuple, dict)):
@@ -168,9 +168,9 @@ def unknown_fields(
         config_name: The configuration's name.
     """
     field_names = list(field_names)
-    each = [f"{name!r}{did_you_mean(name, field_names)}" for name in names]
+    texts = [f"{name!r}{did_you_mean(name, field_names)}" for name in names]
     return ConfigError(
-        f"{config_name} has no field {'; nor '.join(each)}",
+        f"{config_name} has no field {'; nor '.join(texts)}",
         "PipelineConfig.help() lists the fields.",
     )
 
@@ -204,11 +204,11 @@ class StrictConfig:
 
     def given_options(self) -> dict[str, Any]:
         """The options that are not at their defaults."""
-        given: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for name, f in options_of(type(self)).items():
             if (value := getattr(self, name)) != default_of(f):
-                given[name] = value
-        return given
+                changed[name] = value
+        return changed
 
     def check_supported(self) -> None:
         """Checks that this release supports all values.

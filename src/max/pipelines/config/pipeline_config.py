@@ -177,16 +177,16 @@ class PipelineConfig(StrictConfig):
         defer_resolve = kwargs.pop("defer_resolve", False)
         options = flat_options(kwargs)
         values = {self.ALIASES.get(name, name): value for name, value in options.items()}
-        own = options_of(PipelineConfig)
+        own_options = options_of(PipelineConfig)
         for name, part in self.PARTS.items():
-            mine = {n: values.pop(n) for n in list(values) if n in options_of(part)}
-            setattr(self, name, part.of(**mine))
-        if unknown := [name for name in values if name not in own]:
+            part_values = {n: values.pop(n) for n in list(values) if n in options_of(part)}
+            setattr(self, name, part.of(**part_values))
+        if unknown := [name for name in values if name not in own_options]:
             raise unknown_fields(unknown, self.help(), "PipelineConfig")
         self._model_config.kv_cache_config = self._kv_cache_config
         # a class variable only to be no option
         self._model_config.pipeline_config = self  # pyright: ignore[reportAttributeAccessIssue]
-        for name, f in own.items():
+        for name, f in own_options.items():
             value = values[name] if name in values else default_of(f)
             setattr(self, name, converted(PipelineConfig, name, value))
         self._check_ranges()

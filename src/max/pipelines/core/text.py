@@ -27,9 +27,9 @@ def utf8(text: str) -> str:
         code = ord(text[error.start])
         # Python decodes an invalid byte as U+DC00 plus the byte
         is_byte = 0xDC80 <= code <= 0xDCFF
-        what = f"byte {code - 0xDC00:#x}" if is_byte else f"the surrogate U+{code:X}"
+        fault = f"byte {code - 0xDC00:#x}" if is_byte else f"the surrogate U+{code:X}"
         raise InputError(
-            f"the text is not UTF-8: {what} at character {error.start}", "Give the text in UTF-8."
+            f"the text is not UTF-8: {fault} at character {error.start}", "Give the text in UTF-8."
         ) from None
     return text
 

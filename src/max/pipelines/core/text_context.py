@@ -86,9 +86,9 @@ class TextContext:
     """The error that has ended the generation."""
 
     def __post_init__(self) -> None:
-        given: Any = self.tokens
-        if isinstance(given, TokenBuffer):
-            self.tokens = given.all
+        buffer: Any = self.tokens
+        if isinstance(buffer, TokenBuffer):
+            self.tokens = buffer.all
         if self.reasoning_budget is not None and self._reasoning_limit is None:
             self._reasoning_limit = ReasoningLimit(self.reasoning_budget)
         if self.tokens.ndim != 1:

@@ -71,9 +71,11 @@ class EncoderTokenizer(TextTokenizer):
             )
         # a copy: the tokenizer of the model is shared, and does not cut off
         self._backend = type(backend).from_str(backend.to_str())
-        own = getattr(self.delegate, "model_max_length", None)
-        if own is not None and (self.max_length is None or own < self.max_length):
-            self.max_length = own
+        model_max_length = getattr(self.delegate, "model_max_length", None)
+        if model_max_length is not None and (
+            self.max_length is None or model_max_length < self.max_length
+        ):
+            self.max_length = model_max_length
         if self.max_length is not None:
             self._backend.enable_truncation(self.max_length)
 

@@ -115,12 +115,12 @@ class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerati
     ) -> Iterator[list[tuple[RequestID, EmbeddingsContext]]]:
         """The requests of each execution."""
         budget = self._pipeline_config.prefill_chunk_size
-        most = self._pipeline_config.max_batch_size or 1
+        max_texts = self._pipeline_config.max_batch_size or 1
         part: list[tuple[RequestID, EmbeddingsContext]] = []
         tokens = 0
         for request in requests:
             length = request[1].active_length
-            if part and (tokens + length > budget or len(part) == most):
+            if part and (tokens + length > budget or len(part) == max_texts):
                 yield part
                 part, tokens = [], 0
             part.append(request)

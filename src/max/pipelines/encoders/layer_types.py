@@ -10,20 +10,20 @@ __all__ = ["full_attention_every", "read_ropes"]
 
 
 def full_attention_every(
-    keys: ConfigKeys, num_layers: int, every: int, offset: int
+    keys: ConfigKeys, num_layers: int, interval: int, offset: int
 ) -> frozenset[int]:
     """The layers without a window: those that ``layer_types`` names, else one of every n.
 
     Args:
         keys: The keys of config.json.
         num_layers: The number of layers.
-        every: One of this many layers has no window.
+        interval: One of this many layers has no window.
         offset: Those are the layers whose index plus this is a multiple of it.
 
     Raises:
         ModelFilesError: ``layer_types`` does not fit.
     """
-    default = frozenset(i for i in range(num_layers) if (i + offset) % every == 0)
+    default = frozenset(i for i in range(num_layers) if (i + offset) % interval == 0)
     return layers_of_type(keys, num_layers, default)
 
 
@@ -46,8 +46,10 @@ def read_ropes(
     ropes: list[RopeConfig] = []
     for kind, (key, default) in (("full_attention", full), ("sliding_attention", local)):
         theta = keys.number(key, over=0, default=default)
-        own = None if parameters is None else parameters.object(kind)
+        kind_parameters = None if parameters is None else parameters.object(kind)
         # rope_scaling of older files is for layers without a window
-        own = own or (keys.object("rope_scaling") if kind == "full_attention" else None)
-        ropes.append(RopeConfig.from_parameters(keys, own, theta))
+        kind_parameters = kind_parameters or (
+            keys.object("rope_scaling") if kind == "full_attention" else None
+        )
+        ropes.append(RopeConfig.from_parameters(keys, kind_parameters, theta))
     return ropes[0], ropes[1]

@@ -139,15 +139,15 @@ class TextEncoder:
     def _cosines(self, query: str, texts: list[str]) -> Floats:
         """The cosines of the query's vector and each text's."""
         names = self._files.prompts
-        sides = [
+        vectors = [
             self.encode(side, prompt_name=name if name in names else None)
             for side, name in (([query], "query"), (texts, "document"))
         ]
-        if not all(isinstance(side, np.ndarray) for side in sides):
+        if not all(isinstance(side, np.ndarray) for side in vectors):
             raise ConfigError("texts cannot be ranked by vectors of tokens", "Leave pooling on.")
-        one, many = (np.asarray(side, np.float32) for side in sides)
-        lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(many, axis=1)
-        return (many @ one[0]) / np.maximum(lengths, np.float32(1e-12))
+        query_vector, text_vectors = (np.asarray(side, np.float32) for side in vectors)
+        lengths = np.linalg.norm(query_vector, axis=1) * np.linalg.norm(text_vectors, axis=1)
+        return (text_vectors @ query_vector[0]) / np.maximum(lengths, np.float32(1e-12))
 
     def _prompt(self, name: str | None) -> str:
         """The prompt of a name, the default prompt for None; empty if there is none."""
@@ -158,8 +158,10 @@ class TextEncoder:
                 return ""
         if name not in files.prompts:
             prompt_names = ", ".join(files.prompts) or "none"
-            near = did_you_mean(name, files.prompts)
-            raise ConfigError(f"the model has no prompt {name!r}{near}", f"It has {prompt_names}.")
+            suggestion = did_you_mean(name, files.prompts)
+            raise ConfigError(
+                f"the model has no prompt {name!r}{suggestion}", f"It has {prompt_names}."
+            )
         prompt = files.prompts[name]
         if prompt and not files.pools_prompts:
             raise ConfigError(

@@ -175,7 +175,7 @@ def _entry(
 ) -> GGUFEntry:
     """The entry of a weight in a file: encoded if its kind and shape allow it, else a plain float."""
     shape = tensor.shape
-    chosen = encoding_for(tensor.own, shape, kind) if kind.upper() in BLOCK_FORMATS else None
+    chosen = encoding_for(tensor.own_name, shape, kind) if kind.upper() in BLOCK_FORMATS else None
     if chosen is not None:
         form, encoding = BLOCK_FORMATS[chosen.upper()], chosen
         importance: npt.NDArray[np.float32] | None = None
@@ -186,14 +186,14 @@ def _entry(
                 importance = importance[..., tensor.column_order]
 
         def encoded() -> npt.NDArray[Any]:
-            values = WeightData.from_numpy(tensor.values(), tensor.own)
+            values = WeightData.from_numpy(tensor.values(), tensor.own_name)
             data = quantiser.encode(values, encoding, importance).data
             return Tensor.from_dlpack(data).to_numpy()
 
         nbytes = math.prod(shape) // form.elements * form.bytes
         return GGUFEntry(tensor.name, chosen.upper(), shape, nbytes, encoded)
     plain = kind.upper() if kind.upper() in _PLAIN else "F16"
-    if len(shape) < 2 or tensor.own.endswith(_FLOAT32):
+    if len(shape) < 2 or tensor.own_name.endswith(_FLOAT32):
         plain = "F32"
     convert = _PLAIN[plain]
     size = 4 if plain == "F32" else 2

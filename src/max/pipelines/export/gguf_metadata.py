@@ -65,8 +65,8 @@ def decoder_metadata(config: DecoderConfig, name: str) -> dict[str, Any]:
 def _check_fixed(config: DecoderConfig, name: str) -> None:
     """Refuses models that differ from the published ones in a value that GGUF files do not store."""
     if name in ("gemma2", "gemma3"):
-        large = config.num_layers == {"gemma2": 46, "gemma3": 62}[name]
-        divisor = config.hidden_size / config.num_heads if large else config.head_dim
+        is_largest = config.num_layers == {"gemma2": 46, "gemma3": 62}[name]
+        divisor = config.hidden_size / config.num_heads if is_largest else config.head_dim
         if config.attention_multiplier is not None and not math.isclose(
             config.attention_multiplier, divisor**-0.5
         ):
@@ -80,9 +80,9 @@ def _check_fixed(config: DecoderConfig, name: str) -> None:
             (config.query_growth, QueryGrowth(0.1, 8192, 1, True), "other growths of queries than the published"),
             (config.qk_norm is None, count == 128, "norms of heads of 128 experts, nor their lack elsewhere"),
         )  # fmt: skip
-        for value, published, what in fixed:
+        for value, published, difference in fixed:
             if value != published:
-                raise _refused(name, what)
+                raise _refused(name, difference)
 
 
 def _one_or_list(numbers: list[int]) -> int | list[int]:
@@ -385,7 +385,7 @@ def _interval(config: DecoderConfig, name: str) -> int:
     raise _refused(name, "layers with attention at uneven distances")
 
 
-def _refused(name: str, what: str) -> ModelFilesError:
+def _refused(name: str, difference: str) -> ModelFilesError:
     return ModelFilesError(
-        f"GGUF files of {name} do not describe {what}", "Keep the folder, or give --quantize."
+        f"GGUF files of {name} do not describe {difference}", "Keep the folder, or give --quantize."
     )

@@ -56,14 +56,14 @@ class StoredWeight:
     """A tensor of a GGUF file.
 
     Args:
-        own: The decoder's name of the weight.
+        own_name: The decoder's name of the weight.
         name: Its name in the file.
         shape: Its shape.
         values: Computes the values.
         column_order: The decoder's columns in the file's order; None: the order is the same.
     """
 
-    own: str
+    own_name: str
     name: str
     shape: tuple[int, ...]
     values: Callable[[], Array]
@@ -74,9 +74,9 @@ class StoredWeight:
         """The decoder's names of the weights with the same input: its own, and those of all parts of a fused
         projection.
         """
-        stem, _, end = self.own.rpartition(".")
+        stem, _, end = self.own_name.rpartition(".")
         layer, _, projection = stem.rpartition(".")
-        return [self.own, *(f"{layer}.{part}.{end}" for part in _PARTS.get(projection, ()))]
+        return [self.own_name, *(f"{layer}.{part}.{end}" for part in _PARTS.get(projection, ()))]
 
 
 def activation_parameters(
@@ -104,8 +104,10 @@ def activation_parameters(
             raise ModelFilesError(f"the weight files lack {missing!r}", "Copy the files again.")
         arrays = [Tensor.from_dlpack(weights[name].data).to_numpy() for name in layers]
         parameters[f"xielu.{part}"] = [float(array.reshape(-1)[0]) for array in arrays]
-    stated = {name for layers in names.values() for name in layers}
-    return parameters, {name: value for name, value in weights.items() if name not in stated}
+    activation_names = {name for layers in names.values() for name in layers}
+    return parameters, {
+        name: value for name, value in weights.items() if name not in activation_names
+    }
 
 
 def stored_weights(
@@ -137,15 +139,17 @@ def stored_weights(
         weights = _with_shared_keys(config, weights)
     result: list[StoredWeight] = []
     several = {
-        own: [w for name, w in sorted(weights.items()) if name.startswith(f"{own}.")]
-        for own in _STACKED
+        own_name: [w for name, w in sorted(weights.items()) if name.startswith(f"{own_name}.")]
+        for own_name in _STACKED
     }
-    for own, parts in several.items():
+    for own_name, parts in several.items():
         if parts:
-            result.append(_stack(f"{own}.weight", _STACKED[own], parts))
+            result.append(_stack(f"{own_name}.weight", _STACKED[own_name], parts))
     weights = {name: value for name, value in weights.items() if not name.startswith((*_STACKED,))}
-    for own, parts in _fused(architecture, weights).items():
-        result.append(_stored(config, permuted, own, parts, _name(own, inverse, top, architecture)))
+    for own_name, parts in _fused(architecture, weights).items():
+        result.append(
+            _stored(config, permuted, own_name, parts, _name(own_name, inverse, top, architecture))
+        )
     if config.side_by_side is not None and "lm_head.weight" not in weights:
         # a tied output layer with other factors than the embedding needs a tensor of its own
         parts = [weights["embed_tokens.weight"]]
@@ -153,10 +157,12 @@ def stored_weights(
     return result
 
 
-def _inverse(own: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
+def _inverse(family_names: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
     """The names in files by the decoder's names; a family's own names take precedence."""
-    inverse = {part: stored for stored, part in own.items()}
-    return inverse | {part: s for s, part in common.items() if s not in own and part not in inverse}
+    inverse = {part: stored for stored, part in family_names.items()}
+    return inverse | {
+        part: s for s, part in common.items() if s not in family_names and part not in inverse
+    }
 
 
 def _with_shared_keys(
@@ -165,14 +171,14 @@ def _with_shared_keys(
     """Completes the keys and values of layers that read those of another layer: files require them, although they are
     not used.
     """
-    whole = dict(weights)
+    completed = dict(weights)
     for index in range(config.num_layers - config.shared_kv_layers, config.num_layers):
         source = f"layers.{config.kv_layer_of(index)}.self_attn."
         for name in [name for name in weights if name.startswith(source)]:
             part = name.removeprefix(source)
             if part.startswith(("k_", "v_")):
-                whole.setdefault(f"layers.{index}.self_attn.{part}", weights[name])
-    return whole
+                completed.setdefault(f"layers.{index}.self_attn.{part}", weights[name])
+    return completed
 
 
 def _split_latents(
@@ -189,8 +195,8 @@ def _split_latents(
         heads = array.reshape(config.num_heads, latent.plain_dim + latent.value_dim, latent.rank)
         keys, values = heads[:, : latent.plain_dim].swapaxes(1, 2), heads[:, latent.plain_dim :]
         for part, rows in (("k_b_proj.weight", keys), ("v_b_proj.weight", values)):
-            own = f"{stem}{part}"
-            split[own] = WeightData.from_numpy(np.ascontiguousarray(rows), own)
+            own_name = f"{stem}{part}"
+            split[own_name] = WeightData.from_numpy(np.ascontiguousarray(rows), own_name)
     return split
 
 
@@ -200,40 +206,42 @@ def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, li
     for name, value in weights.items():
         stem, _, end = name.rpartition(".")
         layer, _, projection = stem.rpartition(".")
-        whole = next(
+        fused_name = next(
             (
-                whole
-                for whole, parts in _PARTS.items()
+                fused_name
+                for fused_name, parts in _PARTS.items()
                 if projection in parts
-                and (architecture in _FUSED_ROWS[whole] or layer.endswith(".beside.experts"))
+                and (architecture in _FUSED_ROWS[fused_name] or layer.endswith(".beside.experts"))
             ),
             None,
         )
-        if whole is None:
+        if fused_name is None:
             joined[name] = [value]
-        elif projection == _PARTS[whole][0]:
-            joined[f"{layer}.{whole}.{end}"] = [
-                weights[f"{layer}.{part}.{end}"] for part in _PARTS[whole]
+        elif projection == _PARTS[fused_name][0]:
+            joined[f"{layer}.{fused_name}.{end}"] = [
+                weights[f"{layer}.{part}.{end}"] for part in _PARTS[fused_name]
             ]
     return joined
 
 
-def _name(own: str, inverse: Mapping[str, str], top: Mapping[str, str], architecture: str) -> str:
+def _name(
+    own_name: str, inverse: Mapping[str, str], top: Mapping[str, str], architecture: str
+) -> str:
     """The GGUF name of a weight."""
-    name = renamed(own, ("layers", "blk"), inverse, top)
+    name = renamed(own_name, ("layers", "blk"), inverse, top)
     if name is None:
         raise ModelFilesError(
-            f"the weight {own!r} has no name in GGUF files of {architecture}",
+            f"the weight {own_name!r} has no name in GGUF files of {architecture}",
             "Check that config.json and the weight files belong together.",
         )
     return name
 
 
-def _stack(own: str, name: str, parts: Sequence[WeightData]) -> StoredWeight:
+def _stack(own_name: str, name: str, parts: Sequence[WeightData]) -> StoredWeight:
     """Stacks weights of equal shape along a new first dimension."""
     shape = (len(parts), *(int(size) for size in parts[0].shape))
     return StoredWeight(
-        own,
+        own_name,
         name,
         shape,
         lambda: np.stack([Tensor.from_dlpack(part.data).to_numpy() for part in parts]),
@@ -241,7 +249,7 @@ def _stack(own: str, name: str, parts: Sequence[WeightData]) -> StoredWeight:
 
 
 def _stored(
-    config: DecoderConfig, permuted: bool, own: str, parts: Sequence[WeightData], name: str
+    config: DecoderConfig, permuted: bool, own_name: str, parts: Sequence[WeightData], name: str
 ) -> StoredWeight:
     """The weight as a file has it: its parts joined and its rows in the order of GGUF files."""
     shapes = [tuple(int(size) for size in part.shape) for part in parts]
@@ -251,7 +259,7 @@ def _stored(
     if len(parts) > 1:
         rows = sum(sizes[axis] for sizes in shapes)
         shape = (*shape[:axis], rows, *shape[axis + 1 :])
-    steps = _steps(config, permuted, own)
+    steps = _steps(config, permuted, own_name)
 
     def values() -> Array:
         arrays: list[Array] = [Tensor.from_dlpack(part.data).to_numpy() for part in parts]
@@ -260,39 +268,39 @@ def _stored(
             array = step(array)
         return np.ascontiguousarray(array)
 
-    if own == _VECTORS_OF_TOKENS:
+    if own_name == _VECTORS_OF_TOKENS:
         shape = (config.vocab_size, *shape[1:])
-    if own.endswith(_MIXER):
+    if own_name.endswith(_MIXER):
         # all other conversions keep the shape
-        shape = _mixer_form(config, own, np.empty(shape, np.int8)).shape
+        shape = _mixer_form(config, own_name, np.empty(shape, np.int8)).shape
     order: Array | None = None
-    if isinstance(config.recurrence, DeltaNetForm) and own.endswith(".mixer.out_proj.weight"):
+    if isinstance(config.recurrence, DeltaNetForm) and own_name.endswith(".mixer.out_proj.weight"):
         order = _order_of_heads(config.recurrence, config.recurrence.value_dim)
-    return StoredWeight(own, name, shape, values, order)
+    return StoredWeight(own_name, name, shape, values, order)
 
 
-def _steps(config: DecoderConfig, permuted: bool, own: str) -> list[Callable[[Array], Array]]:
+def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callable[[Array], Array]]:
     """The conversions from a weight of the decoder to the tensor of the file, in order."""
     steps: list[Callable[[Array], Array]] = []
-    stem, _, end = own.rpartition(".")
+    stem, _, end = own_name.rpartition(".")
     layer = stem.rpartition(".")[2]
     if end == "weight" and (offset := _norm_offset(config, stem)):
         steps.append(lambda array: array.astype(np.float32) + np.float32(offset))
     if permuted and layer in ("q_proj", "k_proj"):
         heads = config.num_heads if layer == "q_proj" else config.num_kv_heads
         steps.append(lambda array: _neighbours(array, heads))
-    if (factor := _factor(config, own)) is not None:
+    if (factor := _factor(config, own_name)) is not None:
         steps.append(lambda array: array.astype(np.float32) * factor)
-    if isinstance(config.recurrence, DeltaNetForm) and ".mixer." in own:
-        steps += _delta_steps(config.recurrence, layer, own)
-    if own == _VECTORS_OF_TOKENS:
+    if isinstance(config.recurrence, DeltaNetForm) and ".mixer." in own_name:
+        steps += _delta_steps(config.recurrence, layer, own_name)
+    if own_name == _VECTORS_OF_TOKENS:
         steps.append(lambda array: _padded(array, config.vocab_size))
-    if own.endswith(_MIXER):
-        steps.append(lambda array: _mixer_form(config, own, array))
+    if own_name.endswith(_MIXER):
+        steps.append(lambda array: _mixer_form(config, own_name, array))
     return steps
 
 
-def _delta_steps(form: DeltaNetForm, layer: str, own: str) -> list[Callable[[Array], Array]]:
+def _delta_steps(form: DeltaNetForm, layer: str, own_name: str) -> list[Callable[[Array], Array]]:
     """The conversions of delta net weights to the row order of files."""
     if layer == "in_proj_ba":
         order = np.argsort(np.concatenate([*form.rows_of(layer).values()]))
@@ -336,12 +344,12 @@ def _neighbours(rows: Array, heads: int) -> Array:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _factor(config: DecoderConfig, own: str) -> Array | None:
+def _factor(config: DecoderConfig, own_name: str) -> Array | None:
     """The factor of the model that is multiplied into a weight, as files cannot state it; a column if rows differ."""
     outer, form = config.side_by_side, config.recurrence
     if outer is None or not isinstance(form, Mamba2Form):
         return None
-    bias = own.endswith(".bias")
+    bias = own_name.endswith(".bias")
     keys = (config.attention_multiplier or config.head_dim**-0.5) * config.head_dim**0.5
     inner = 1.0 if bias else outer.attention_in
     parts = np.repeat(np.array(form.factors, np.float32), form.parts)
@@ -357,17 +365,21 @@ def _factor(config: DecoderConfig, own: str) -> Array | None:
         "gate_proj": outer.gate,
         "down_proj": outer.down,
     }
-    factor = factors.get(own.split(".")[-2]) if "." in own else None
+    factor = factors.get(own_name.split(".")[-2]) if "." in own_name else None
     return None if factor is None else np.asarray(factor, np.float32)
 
 
-def _mixer_form(config: DecoderConfig, own: str, array: Array) -> Array:
+def _mixer_form(config: DecoderConfig, own_name: str, array: Array) -> Array:
     """Converts parameters of recurrent layers to the shapes in files."""
     form = config.recurrence
-    if own.endswith((".conv1d.weight", ".conv.weight")) or own.endswith(".A") and array.ndim == 2:
+    if (
+        own_name.endswith((".conv1d.weight", ".conv.weight"))
+        or own_name.endswith(".A")
+        and array.ndim == 2
+    ):
         return array.T
     if isinstance(form, Mamba2Form):
-        groups = form.groups if own.endswith("norm.weight") else array.size
+        groups = form.groups if own_name.endswith("norm.weight") else array.size
         return array.reshape(groups, -1)
     return array
 

@@ -214,14 +214,14 @@ class PagedKVCacheManager(ContextPages):
             kept: For each group the hashes to leave out; None: no hash.
         """
         sizes = self._page_sizes()
-        most = most_bytes // sum(sizes)
+        max_pages = most_bytes // sum(sizes)
         groups: list[PageGroup] = []
         for number, (pool, blocks, size) in enumerate(
             zip(self.pages.pools, self._all_blocks, sizes, strict=True)
         ):
             left_out = kept[number] if kept else ()
             cached = [entry for entry in pool.with_content() if entry[0] not in left_out]
-            cached = cached[-most:] if most else []
+            cached = cached[-max_pages:] if max_pages else []
             contents = _PageContents(pool, blocks, [page for _, page in cached])
             groups.append(PageGroup(size, [page_hash for page_hash, _ in cached], contents))
         return groups
@@ -283,8 +283,8 @@ class PagedKVCacheManager(ContextPages):
         ]
         width = max((len(group[0]) for group in tables), default=1)
         lookup_tables = [np.zeros((len(batch), width), np.uint32) for _ in groups]
-        for row, own in enumerate(tables):
-            for lookup_table, table in zip(lookup_tables, own, strict=True):
+        for row, request_tables in enumerate(tables):
+            for lookup_table, table in zip(lookup_tables, request_tables, strict=True):
                 lookup_table[row, : len(table)] = table
         cache_lengths = np.array([context.start_idx for context in batch], np.uint32)
         new_lengths = np.array([context.active_length for context in batch], np.uint32)

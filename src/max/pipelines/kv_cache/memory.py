@@ -34,8 +34,10 @@ def group_shapes(params: KVCacheParams, num_layers: int) -> list[tuple[KVCachePa
         params: The cache's shape.
         num_layers: The number of layers of the first group.
     """
-    more = [(params.group(index), group.layers) for index, group in enumerate(params.groups, 1)]
-    return [(params.group(0), num_layers), *more]
+    further_groups = [
+        (params.group(index), group.layers) for index, group in enumerate(params.groups, 1)
+    ]
+    return [(params.group(0), num_layers), *further_groups]
 
 
 def page_bytes(params: KVCacheParams, num_layers: int) -> int:
@@ -211,17 +213,19 @@ def pages_for_memory(
         batch -= 1
 
 
-def _equal_pools(most: Sequence[int], sizes: Sequence[int], available: int) -> tuple[int, ...]:
+def _equal_pools(max_pages: Sequence[int], sizes: Sequence[int], available: int) -> tuple[int, ...]:
     """Pools of equal size that fill the memory; a pool is smaller only if its maximum is smaller.
 
     Args:
-        most: The maximum number of pages of each pool.
+        max_pages: The maximum number of pages of each pool.
         sizes: The bytes of one page of each pool.
         available: The bytes for all pools.
     """
-    low, high = 0, max(most)
+    low, high = 0, max(max_pages)
     while low < high:
         middle = (low + high + 1) // 2
-        used = sum(min(middle, count) * size for count, size in zip(most, sizes, strict=True))
-        low, high = (middle, high) if used <= available else (low, middle - 1)
-    return tuple(min(low, count) for count in most)
+        used_bytes = sum(
+            min(middle, count) * size for count, size in zip(max_pages, sizes, strict=True)
+        )
+        low, high = (middle, high) if used_bytes <= available else (low, middle - 1)
+    return tuple(min(low, count) for count in max_pages)

@@ -206,11 +206,11 @@ class PageManager:
 
     def _hashes(self, tokens: Tokens, salt: bytes) -> list[bytes]:
         """The hashes of the full pages before the last token, up to the first that a group without a window lacks."""
-        whole = [pool for pool in self.pools if pool.window is None]
+        unwindowed = [pool for pool in self.pools if pool.window is None]
         hashes: list[bytes] = []
         for index in range((len(tokens) - 1) // self.page_size):
             hashes.append(self._hash(hashes[-1] if hashes else salt, tokens, index))
-            if not all(pool.is_cached(hashes[-1]) for pool in whole):
+            if not all(pool.is_cached(hashes[-1]) for pool in unwindowed):
                 break
         return hashes
 

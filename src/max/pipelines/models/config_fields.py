@@ -209,8 +209,8 @@ def windows(keys: ConfigKeys, num_layers: int, pattern: int, default: int) -> Fi
     Raises:
         ModelFilesError: A value does not fit.
     """
-    each = keys.integer("sliding_window_pattern", 1, LONGEST_SEQUENCE, pattern)
-    full = frozenset(index for index in range(num_layers) if (index + 1) % each == 0)
+    period = keys.integer("sliding_window_pattern", 1, LONGEST_SEQUENCE, pattern)
+    full = frozenset(index for index in range(num_layers) if (index + 1) % period == 0)
     return {
         "sliding_window": window(keys, default),
         "full_attention_layers": layers_of_type(keys, num_layers, full),
@@ -243,8 +243,8 @@ def window(keys: ConfigKeys, default: int | None = None) -> int | None:
     Raises:
         ModelFilesError: The value does not fit.
     """
-    stated = keys.states("sliding_window")
-    return keys.integer("sliding_window", 1, LONGEST_SEQUENCE, None if stated else default)
+    is_stated = keys.states("sliding_window")
+    return keys.integer("sliding_window", 1, LONGEST_SEQUENCE, None if is_stated else default)
 
 
 def unrotated_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
@@ -257,11 +257,11 @@ def unrotated_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
     Raises:
         ModelFilesError: The list has other values, or another length.
     """
-    each = keys.integer("no_rope_layer_interval", 1, LONGEST_SEQUENCE, 4)
+    interval = keys.integer("no_rope_layer_interval", 1, LONGEST_SEQUENCE, 4)
     rotated = keys.value("no_rope_layers")
     # an empty list counts as missing
     if rotated is None or rotated == []:
-        rotated = [int((index + 1) % each != 0) for index in range(num_layers)]
+        rotated = [int((index + 1) % interval != 0) for index in range(num_layers)]
     if not isinstance(rotated, list) or len(rotated) != num_layers or not {*rotated} <= {0, 1}:
         raise keys.error("no_rope_layers", f"{num_layers} times 1 (rotated) or 0")
     return frozenset(index for index, flag in enumerate(rotated) if not flag)

@@ -33,9 +33,9 @@ def delta_net_fields(
     Raises:
         ModelFilesError: A value does not fit.
     """
-    every = keys.integer("full_attention_interval", 1, _MOST, 4)
+    attention_interval = keys.integer("full_attention_interval", 1, _MOST, 4)
     default = [
-        "linear_attention" if (index + 1) % every else "full_attention"
+        "linear_attention" if (index + 1) % attention_interval else "full_attention"
         for index in range(num_layers)
     ]
     heads = keys.integer("linear_num_value_heads", 1, _MOST, 32)

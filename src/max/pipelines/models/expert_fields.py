@@ -66,7 +66,7 @@ def softmax_experts(
     Raises:
         ModelFilesError: A value does not fit.
     """
-    every = keys.integer("decoder_sparse_step", 1, LONGEST_SEQUENCE, 1)
+    sparse_step = keys.integer("decoder_sparse_step", 1, LONGEST_SEQUENCE, 1)
     dense = layer_list(keys, "mlp_only_layers", ())
     # later versions of transformers write the second name
     number = _size(keys, count if keys.value(count) is not None else "num_local_experts")
@@ -77,7 +77,7 @@ def softmax_experts(
         ExpertRouting(normalised=keys.flag("norm_topk_prob", normalised)),
         _size(keys, shared) if shared else 0,
         bool(shared),
-        frozenset(i for i in range(num_layers) if i in dense or (i + 1) % every),
+        frozenset(i for i in range(num_layers) if i in dense or (i + 1) % sparse_step),
     )
 
 

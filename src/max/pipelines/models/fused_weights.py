@@ -90,11 +90,11 @@ def split_fused(
     return split if config.latent is None else joined_latents(split)
 
 
-def _part(name: str, array: Array, whole: WeightData) -> WeightData:
+def _part(name: str, array: Array, fused: WeightData) -> WeightData:
     """Wraps rows of a fused weight as a weight."""
     shape = Shape(array.shape)
     return WeightData(
-        Tensor.from_numpy(array), name, whole.dtype, shape, whole.quantization_encoding
+        Tensor.from_numpy(array), name, fused.dtype, shape, fused.quantization_encoding
     )
 
 

@@ -100,8 +100,12 @@ def _layers_of(keys: ConfigKeys, key: str, kinds: tuple[str, ...], count: int) -
     """The kind of each layer in a list of config.json; all `kinds[0]` without a list; empty if the list does not
     fit.
     """
-    stated = keys.value(key)
-    if stated is None:
+    stated_kinds = keys.value(key)
+    if stated_kinds is None:
         return [kinds[0]] * count
-    fits = isinstance(stated, list) and len(stated) == count and {*map(str, stated)} <= {*kinds}
-    return [str(kind) for kind in stated] if fits else []
+    is_valid = (
+        isinstance(stated_kinds, list)
+        and len(stated_kinds) == count
+        and {*map(str, stated_kinds)} <= {*kinds}
+    )
+    return [str(kind) for kind in stated_kinds] if is_valid else []

@@ -304,21 +304,21 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
-        most = 32 if all(device.is_host for device in devices) else 512
+        largest_batch = 32 if all(device.is_host for device in devices) else 512
         if not issubclass(cls, KVCacheMixin):
-            return most
+            return largest_batch
         params, layers = cache_shape(
             cls, pipeline_config, huggingface_config, devices, kv_cache_config, cache_dtype
         )
         length = longest_sequence(cls, pipeline_config, huggingface_config)
-        one = cache_bytes(
+        bytes_per_sequence = cache_bytes(
             params,
             layers,
             max_batch_size=1,
             max_seq_len=length,
             step_tokens=pipeline_config.step_tokens,
         )
-        return max(1, min(most, available_cache_memory // max(one, 1)))
+        return max(1, min(largest_batch, available_cache_memory // max(bytes_per_sequence, 1)))
 
     @property
     def decoding_graph(self) -> Model | None:

@@ -331,16 +331,16 @@ def _stack(
     return result
 
 
-def _unstacked(own: str, whole: WeightData) -> dict[str, WeightData]:
+def _unstacked(own_name: str, stacked: WeightData) -> dict[str, WeightData]:
     """Splits a stacked weight into one weight per index, by the decoder's name before the index."""
-    parts = Tensor.from_dlpack(whole.data).to_numpy()
+    parts = Tensor.from_dlpack(stacked.data).to_numpy()
     return {
-        (name := f"{own}.{index}.weight"): WeightData(
+        (name := f"{own_name}.{index}.weight"): WeightData(
             Tensor.from_numpy(part),
             name,
-            whole.dtype,
+            stacked.dtype,
             Shape(part.shape),
-            whole.quantization_encoding,
+            stacked.quantization_encoding,
         )
         for index, part in enumerate(parts)
     }
@@ -350,9 +350,9 @@ def _replaced(name: str, names: Mapping[str, str]) -> str:
     """Replaces the longest prefix of a dotted name that a table contains; an empty text removes the prefix."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
-        own = names.get(".".join(parts[:count]))
-        if own is not None:
-            return ".".join([*([own] if own else ()), *parts[count:]])
+        replacement = names.get(".".join(parts[:count]))
+        if replacement is not None:
+            return ".".join([*([replacement] if replacement else ()), *parts[count:]])
     return name
 
 

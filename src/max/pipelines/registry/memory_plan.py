@@ -54,10 +54,10 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
     states, step = state_bytes(params), config.step_tokens
     page = config.kv_cache_config.kv_cache_page_size
     # a sequence has a page of each group of layers at least
-    least = sum(page_bytes(*group) for group in group_shapes(params, layers))
+    min_sequence_bytes = sum(page_bytes(*group) for group in group_shapes(params, layers))
     available = config.available_cache_memory()
-    if available < states + least:
-        raise _refusal(config, least, states)
+    if available < states + min_sequence_bytes:
+        raise _refusal(config, min_sequence_bytes, states)
     length = fitting_length(params, layers, config.max_length, available - states, step)
     if length < config.max_length:
         logger.warning(
@@ -69,7 +69,9 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         config.max_length = length
     if config.max_batch_size is None:
         return
-    fitting = (available - states) // least if least else config.max_batch_size
+    fitting = (
+        (available - states) // min_sequence_bytes if min_sequence_bytes else config.max_batch_size
+    )
     if config.max_batch_size > fitting:
         logger.warning(
             "the KV cache has %d pages of %d tokens, and max_batch_size is %d, a page for each "
@@ -82,48 +84,53 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         config.max_batch_size = fitting
     # beside the states one sequence has all its pages, and each one a page
     longest = sequence_bytes(params, layers, config.max_length, step)
-    most = min(available // (states + least), (available - longest) // states) if states else 0
-    if states and config.max_batch_size > most:
+    max_sequences = (
+        min(available // (states + min_sequence_bytes), (available - longest) // states)
+        if states
+        else 0
+    )
+    if states and config.max_batch_size > max_sequences:
         logger.warning(
             "the recurrent states of a sequence take %s, and max_batch_size is %d; it is now %d",
             _size(states),
             config.max_batch_size,
-            most,
+            max_sequences,
         )
-        config.max_batch_size = most
+        config.max_batch_size = max_sequences
 
 
 def _refusal(config: PipelineConfig, page_bytes: int, states: int) -> ConfigError:
     """The plan of a model that does not fit, and what would."""
     model = config.model_config
-    free = config.free_memory() or 0
-    share = int(free * config.kv_cache_config.device_memory_utilization)
+    free_bytes = config.free_memory() or 0
+    available_bytes = int(free_bytes * config.kv_cache_config.device_memory_utilization)
     weights = model.weights_size()
     page = config.kv_cache_config.kv_cache_page_size
     plan = (
         f"{model.model_path} does not fit into memory: {_size(weights)} of weights and "
-        f"{_cache(page, page_bytes, states)}, where {_size(share)} are available ({_size(free)} are free, "
-        f"{_size(free - share)} of them kept as slack)"
+        f"{_cache(page, page_bytes, states)}, where {_size(available_bytes)} are available "
+        f"({_size(free_bytes)} are free, {_size(free_bytes - available_bytes)} of them kept as slack)"
     )
     page_bytes += states
     encoding = model.quantization_encoding
-    if not states and weights + page_bytes // page <= share < weights + page_bytes:
+    if not states and weights + page_bytes // page <= available_bytes < weights + page_bytes:
         return ConfigError(plan, "Give a smaller --kv-cache-page-size, so that a page fits.")
     if model.quantize is None and encoding in PLAIN_FLOATS:
         for kind in QUANTISED_KINDS[:-1]:
             size = model.weights_size(kind)
-            if size + page_bytes <= share:
+            if size + page_bytes <= available_bytes:
                 return ConfigError(plan, f"--quantize {kind} would fit: {_size(size)} of weights.")
     return ConfigError(
-        plan, f"Take a smaller model, or free {_size(weights + page_bytes - share)} of memory."
+        plan,
+        f"Take a smaller model, or free {_size(weights + page_bytes - available_bytes)} of memory.",
     )
 
 
 def _cache(page: int, page_bytes: int, states: int) -> str:
     """The least that one sequence needs besides the weights."""
-    pages = f"{_size(page_bytes)} for a page of {page} tokens of KV cache" if page_bytes else ""
-    kept = f"{_size(states)} for the recurrent states of a sequence" if states else ""
-    return " and ".join(part for part in (pages, kept) if part)
+    page_text = f"{_size(page_bytes)} for a page of {page} tokens of KV cache" if page_bytes else ""
+    state_text = f"{_size(states)} for the recurrent states of a sequence" if states else ""
+    return " and ".join(part for part in (page_text, state_text) if part)
 
 
 def _size(count: int) -> str:

@@ -148,9 +148,9 @@ class PipelineRegistry:
             names: Their names; others are ignored. By default all.
         """
         requested_names = None if names is None else {*names}
-        for module, own in OWN_ARCHITECTURES.items():
+        for module, own_names in OWN_ARCHITECTURES.items():
             if module in self._own_loaded or (
-                requested_names is not None and requested_names.isdisjoint(own)
+                requested_names is not None and requested_names.isdisjoint(own_names)
             ):
                 continue
             self._own_loaded.add(module)
@@ -330,11 +330,11 @@ class PipelineRegistry:
 
     def _of_kind(self, model_type: str) -> str:
         """A sentence with what ``architectures`` of a config.json may say, by its ``model_type``."""
-        own = [name for names in OWN_ARCHITECTURES.values() for name in names]
+        own_names = [name for names in OWN_ARCHITECTURES.values() for name in names]
         stem = re.sub("[^a-z0-9]", "", model_type.lower())
         fitting = [
             name
-            for name in sorted({*own, *self.architectures})
+            for name in sorted({*own_names, *self.architectures})
             if re.sub(r"(For[A-Z].*|LMHeadModel|Model)$|_", "", name).lower() == stem
         ]
         if not fitting:
@@ -349,16 +349,16 @@ class PipelineRegistry:
 
     def _nearest(self, names: list[str]) -> str:
         """A sentence with the supported architectures whose names are nearest, of the same kind first."""
-        own = (name for names in OWN_ARCHITECTURES.values() for name in names)
-        supported = sorted({*own, *self.architectures})
-        near: list[str] = []
+        own_names = (name for names in OWN_ARCHITECTURES.values() for name in names)
+        supported = sorted({*own_names, *self.architectures})
+        nearest: list[str] = []
         for name in names:
             kind = name[name.find("For") :] if "For" in name else ""
             same_kind = [other for other in supported if kind and other.endswith(kind)]
-            near += similar_names(name, same_kind or supported, count=3, cutoff=0.7)
-        if not near:
+            nearest += similar_names(name, same_kind or supported, count=3, cutoff=0.7)
+        if not nearest:
             return f"{len(supported)} architectures are supported."
-        return f"The nearest names are {', '.join(dict.fromkeys(near))}."
+        return f"The nearest names are {', '.join(dict.fromkeys(nearest))}."
 
     def retrieve_pipeline_task(self, pipeline_config: PipelineConfig) -> PipelineTask:
         """The task of a configuration's model.

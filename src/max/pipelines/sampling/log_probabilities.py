@@ -37,14 +37,14 @@ def of_rows(logits: Floats, tokens: Sequence[int], top_n: int) -> LogProbabiliti
         top_n: The number of likeliest tokens; the row's own token is returned besides.
     """
     logs = log_softmax(logits)
-    own: list[float] = []
+    token_logs: list[float] = []
     top: list[dict[int, float]] = []
     for row, token in zip(logs, tokens, strict=True):
-        own.append(float(row[token]))
+        token_logs.append(float(row[token]))
         # of equal ones the lower token comes first, as in sampling
         likeliest = np.argsort(-row, kind="stable")[:top_n].tolist()
         top.append({int(t): float(row[t]) for t in dict.fromkeys([*likeliest, token])})
-    return LogProbabilities(own, top)
+    return LogProbabilities(token_logs, top)
 
 
 def log_probabilities_ragged_graph(device: DeviceRef, *, levels: int) -> Graph:
@@ -71,9 +71,9 @@ def log_probabilities_ragged_graph(device: DeviceRef, *, levels: int) -> Graph:
     with Graph("log_probabilities_ragged", input_types=types) as graph:
         logits, tokens = (value.tensor for value in graph.inputs)
         logs = ops.logsoftmax(logits, axis=-1)
-        own = ops.gather_nd(logs, ops.unsqueeze(tokens, -1), batch_dims=1)
+        token_logs = ops.gather_nd(logs, ops.unsqueeze(tokens, -1), batch_dims=1)
         values, indices = ops.top_k(logs, 2**levels - 1, -1)
-        graph.output(own, values, indices)
+        graph.output(token_logs, values, indices)
     return graph
 
 
@@ -115,13 +115,13 @@ def compute_log_probabilities_ragged(
     rows: list[npt.NDArray[Any]] = []
     chosen: list[npt.NDArray[Any]] = []
     last = next_token_logits.to(CPU()).to_numpy()
-    every = None if logits is None else logits.to(CPU()).to_numpy()
+    all_logits = None if logits is None else logits.to(CPU()).to_numpy()
     for i in requested:
         begin, end = int(input_row_offsets[i]), int(input_row_offsets[i + 1])
         if batch_echo[i]:
-            if every is None:
+            if all_logits is None:
                 raise ValueError("log-probabilities with echo need the logits of all tokens")
-            rows.append(every[begin:end])
+            rows.append(all_logits[begin:end])
             chosen.append(np.append(tokens[begin + 1 : end], sampled_tokens[i]))
         else:
             rows.append(last[i : i + 1])
@@ -131,24 +131,24 @@ def compute_log_probabilities_ragged(
         np.concatenate(chosen).astype(np.int64),
     )
     outputs = model.execute(*(Tensor.from_numpy(array).to(device) for array in inputs))
-    own, values, indices = (cast(Tensor, out).to(CPU()).to_numpy() for out in outputs)
+    token_logs, values, indices = (cast(Tensor, out).to(CPU()).to_numpy() for out in outputs)
     if max(batch_top_n) > values.shape[1]:
         raise ValueError(
             f"{max(batch_top_n)} log-probabilities per token are requested, and the graph returns "
             f"{values.shape[1]}; build it with more levels"
         )
     results: list[LogProbabilities | None] = [None] * len(batch_top_n)
-    at = 0
+    first_row = 0
     for i, part in zip(requested, rows, strict=True):
-        positions = range(at, at + len(part))
-        at += len(part)
+        positions = range(first_row, first_row + len(part))
+        first_row += len(part)
         top_n = batch_top_n[i]
         tops: list[dict[int, float]] = []
         for row in positions:
             top = dict(
                 zip(indices[row, :top_n].tolist(), values[row, :top_n].tolist(), strict=True)
             )
-            top.setdefault(int(inputs[1][row]), float(own[row]))
+            top.setdefault(int(inputs[1][row]), float(token_logs[row]))
             tops.append(top)
-        results[i] = LogProbabilities([float(own[row]) for row in positions], tops)
+        results[i] = LogProbabilities([float(token_logs[row]) for row in positions], tops)
     return results

@@ -136,13 +136,13 @@ def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeli
         batch = list(inputs.batch.values())
         seconds = machine.cost.seconds(batch, inputs.num_steps)
         for context in batch:
-            whole = context.active_idx >= context.end_idx
-            for step in range(inputs.num_steps if whole else 1):
+            reads_to_end = context.active_idx >= context.end_idx
+            for step in range(inputs.num_steps if reads_to_end else 1):
                 if not context.is_done:
                     context.update(0)
-                    if whole:
-                        at = now + seconds * (step + 1) / inputs.num_steps
-                        open_requests[context.request_id].tokens.append(at)
+                    if reads_to_end:
+                        token_time = now + seconds * (step + 1) / inputs.num_steps
+                        open_requests[context.request_id].tokens.append(token_time)
         cache.step(batch)
         now += seconds
         if inputs.batch_type is BatchType.TG:
@@ -182,9 +182,12 @@ def random_arrivals(
     arrivals: list[Arrival] = []
     now = 0.0
     for number in range(count):
-        own = max(around(prompt_tokens) - prefix_tokens, 1)
+        own_tokens = max(around(prompt_tokens) - prefix_tokens, 1)
         # the rest of the prompt has tokens that no other prompt contains
-        prompt = (*range(1, prefix_tokens + 1), *((number + 1) * 100_003 + i for i in range(own)))
+        prompt = (
+            *range(1, prefix_tokens + 1),
+            *((number + 1) * 100_003 + i for i in range(own_tokens)),
+        )
         client = f"client-{numbers.randrange(clients)}"
         arrivals.append(Arrival(now, prompt, around(output_tokens), client))
         if rate != float("inf"):

@@ -226,9 +226,13 @@ def near_names(name: str, names: list[str]) -> str:
         names: The names that exist.
     """
     # the last part decides: people leave the owner out
-    last = {each.rpartition("/")[2]: each for each in names}
+    last = {full_name.rpartition("/")[2]: full_name for full_name in names}
     close = similar_names(name.rpartition("/")[2], last, count=3)
-    return f"Did you mean {' or '.join(repr(last[each]) for each in close)}?" if close else ""
+    return (
+        f"Did you mean {' or '.join(repr(last[full_name]) for full_name in close)}?"
+        if close
+        else ""
+    )
 
 
 def _modified(path: Path) -> float:

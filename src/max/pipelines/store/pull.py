@@ -128,10 +128,10 @@ def _check_room(source: Source, partial: Path, max_bytes: int | None) -> None:
             "Raise --max-size.",
         )
     present = sum(path.stat().st_size for path in partial.iterdir() if path.is_file())
-    free = shutil.disk_usage(partial).free
-    if total_bytes - present > free - _RESERVE:
+    free_bytes = shutil.disk_usage(partial).free
+    if total_bytes - present > free_bytes - _RESERVE:
         raise ModelFilesError(
-            f"{source.address} needs {total_bytes - present} more bytes, and the disk of {partial} has {free}",
+            f"{source.address} needs {total_bytes - present} more bytes, and the disk of {partial} has {free_bytes}",
             "Free some (`max rm`), or set MAX_MODELS_DIR to another disk.",
         )
 

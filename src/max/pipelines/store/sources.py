@@ -95,8 +95,8 @@ def _of_path(path: Path) -> Source:
         )
     if not path.is_dir():
         raise ModelFilesError(f"{path} is no folder and no GGUF file", "Give one that exists.")
-    files = [each for each in sorted(path.iterdir()) if each.is_file() and _belongs(each.name)]
-    if not any(each.suffix in _WEIGHTS for each in files):
+    files = [entry for entry in sorted(path.iterdir()) if entry.is_file() and _belongs(entry.name)]
+    if not any(entry.suffix in _WEIGHTS for entry in files):
         raise ModelFilesError(
             f"{path} has no weights", "A model's folder has *.safetensors or *.gguf files."
         )
@@ -183,12 +183,12 @@ def of_hub(name: str) -> Source:
 
 def _hub_files(listed: dict[str, Any], base: str) -> Iterator[SourceFile]:
     """The files of a hub listing that belong to a model, with sizes and checksums."""
-    for each in listed.get("siblings") or ():
-        name = str(each.get("rfilename", ""))
+    for entry in listed.get("siblings") or ():
+        name = str(entry.get("rfilename", ""))
         if "/" in name or not _belongs(name):
             continue
-        large = each.get("lfs") or {}
-        yield SourceFile(name, f"{base}/{quote(name)}", each.get("size"), large.get("sha256"))
+        lfs = entry.get("lfs") or {}
+        yield SourceFile(name, f"{base}/{quote(name)}", entry.get("size"), lfs.get("sha256"))
 
 
 def http_request(address: str, headers: dict[str, str]) -> Any:

@@ -40,7 +40,7 @@ class GrammarThreads:
     """
 
     def __init__(self, threads: int) -> None:
-        self._most = threads
+        self._max_threads = threads
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._open: dict[_Job, None] = {}  # in order of deadlines
@@ -96,7 +96,7 @@ class GrammarThreads:
 
     def _add_threads(self) -> None:
         """Starts a thread for a waiting job, if the limit allows."""
-        if self._waiting and self._working() < self._most:
+        if self._waiting and self._working() < self._max_threads:
             thread = threading.Thread(target=self._work, name="grammars")
             try:
                 thread.start()
@@ -132,7 +132,7 @@ class GrammarThreads:
     def _next(self) -> _Job | None:
         """The next job; None if this thread should end."""
         with self._changed:
-            while self._waiting and self._working() <= self._most:
+            while self._waiting and self._working() <= self._max_threads:
                 job = self._waiting.popleft()
                 if job.future.set_running_or_notify_cancel():
                     job.begin = time.monotonic()

@@ -163,19 +163,19 @@ def matcher_of(vocabulary: object, grammar: str) -> Any:
     return matcher
 
 
-def check_length(grammar: str, what: str) -> None:
+def check_length(grammar: str, kind: str) -> None:
     """Refuses a grammar that is too long to compile.
 
     Args:
         grammar: The grammar in llguidance's form.
-        what: The kind of input that it was made from, for the error.
+        kind: The kind of input that it was made from, for the error.
 
     Raises:
         InputError: The grammar is longer than ``MAX_CHARACTERS``.
     """
     if len(grammar) > MAX_CHARACTERS:
         raise InputError(
-            f"the {what} is too long: its grammar has {len(grammar)} characters",
+            f"the {kind} is too long: its grammar has {len(grammar)} characters",
             f"Give one with at most {MAX_CHARACTERS}.",
         )
 
@@ -190,13 +190,13 @@ def first_line(problem: str) -> str:
     return text if len(text) <= 500 else f"{text[:500]} …"
 
 
-def _checked(grammar: str, what: str) -> str:
+def _checked(grammar: str, kind: str) -> str:
     """A grammar that llguidance accepts; raises InputError for others."""
-    check_length(grammar, what)
+    check_length(grammar, kind)
     problem = _problem(grammar)
     if problem and not problem.startswith("WARNING"):
         raise InputError(
-            f"the {what} is invalid: {first_line(problem)}", f"Give a {what} that fits."
+            f"the {kind} is invalid: {first_line(problem)}", f"Give a {kind} that fits."
         )
     return grammar
 

@@ -63,12 +63,12 @@ def _objects(value: object) -> Iterator[Mapping[str, Any]]:
     """All objects within a JSON value; iterative, as values may be deeply nested."""
     left = [value]
     while left:
-        each = left.pop()
-        if isinstance(each, Mapping):
-            yield each
-            left.extend(each.values())
-        elif isinstance(each, list):
-            left.extend(each)
+        item = left.pop()
+        if isinstance(item, Mapping):
+            yield item
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
 
 
 def _optional(node: Mapping[str, Any]) -> int:

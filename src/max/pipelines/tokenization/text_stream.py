@@ -92,11 +92,11 @@ class StopStrings:
             return "" if self.found else piece
         text = self._held + piece
         # by their ends: how the text is cut into pieces must not matter
-        places = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
-        if places:
-            _, at, self.stop = min(places)
+        matches = [(index + len(s), index, s) for s in self._stops if (index := text.find(s)) >= 0]
+        if matches:
+            _, index, self.stop = min(matches)
             self._held = ""
-            return text[:at]
+            return text[:index]
         keep = 0
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(text)), keep, -1):

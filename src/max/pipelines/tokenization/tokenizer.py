@@ -187,9 +187,9 @@ class PreTrainedPipelineTokenizer(
         return str(self.delegate.decode(np.atleast_1d(encoded).tolist(), **kwargs))
 
 
-def _eos_ids(pipeline_config: PipelineConfig | None, own: int | None) -> set[int]:
+def _eos_ids(pipeline_config: PipelineConfig | None, tokenizer_eos: int | None) -> set[int]:
     """The tokens that end a sequence, from the tokenizer, config.json and generation_config.json."""
-    ids: set[int] = set() if own is None else {own}
+    ids: set[int] = set() if tokenizer_eos is None else {tokenizer_eos}
     if pipeline_config is not None:
         model = pipeline_config.model_config
         config = ConfigKeys(model.huggingface_config)
@@ -291,9 +291,11 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         self._chat_template = chat_template
         self._validators = list(context_validators or [])
         self._whitespace_fix = enable_llama_whitespace_fix
-        own = self.delegate.eos_token_id
-        self._eos_token_ids = _eos_ids(pipeline_config, own)
-        self._eos = own if own is not None else min(self._eos_token_ids, default=-1)
+        tokenizer_eos = self.delegate.eos_token_id
+        self._eos_token_ids = _eos_ids(pipeline_config, tokenizer_eos)
+        self._eos = (
+            tokenizer_eos if tokenizer_eos is not None else min(self._eos_token_ids, default=-1)
+        )
         self._vocabulary_size = _vocabulary_size(pipeline_config)
 
     @property

@@ -85,9 +85,9 @@ def context_attribute(fe: Frontend, ctx: Any, name: str) -> Any:
     if name in _CONTEXT_METHODS:
         return Method(_CONTEXT_METHODS[name], ctx)
     if name in _CONTEXT_NUMBERS:
-        field, least = _CONTEXT_NUMBERS[name]
+        field, low = _CONTEXT_NUMBERS[name]
         number = fe.b.op("ctx", (), INDEX, field.value)
-        fe.b.intervals[number.id] = least, MAX_SIZE
+        fe.b.intervals[number.id] = low, MAX_SIZE
         return number
     if name == "target":
         return fe.target

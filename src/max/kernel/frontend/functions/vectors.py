@@ -93,8 +93,8 @@ def emit_select(fe: Frontend, mask: Any, a: Any, b: Any) -> Any:
     if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
         fe.fail(f"k.select takes a mask first, got {describe(mask)}")
     dtypes = [v.type.dtype for v in (a, b) if isinstance(v, (Ref, Const))]
-    same = len(dtypes) == 2 and dtypes[0] is dtypes[1]
-    if not same and any(dtype.is_narrow_float for dtype in dtypes):
+    same_dtype = len(dtypes) == 2 and dtypes[0] is dtypes[1]
+    if not same_dtype and any(dtype.is_narrow_float for dtype in dtypes):
         a, b = widened(fe, a), widened(fe, b)
     x, y = together(fe, "k.select", a, b)
     if mask.type.is_vector and not x.type.is_vector:

@@ -57,8 +57,8 @@ class EmbeddingGemma(EncoderModel):
         sizes = read_sizes(keys)
         causal = not keys.flag("use_bidirectional_attention")
         window = keys.integer("sliding_window", 1, LARGEST_SIZE, 4096)
-        every = keys.integer("sliding_window_pattern", 1, LARGEST_SIZE, None)
-        every = every or keys.integer("_sliding_window_pattern", 1, LARGEST_SIZE, 6)
+        pattern = keys.integer("sliding_window_pattern", 1, LARGEST_SIZE, None)
+        pattern = pattern or keys.integer("_sliding_window_pattern", 1, LARGEST_SIZE, 6)
         rope, local = read_ropes(keys, ("rope_theta", 1e6), ("rope_local_base_freq", 10e3))
         bias = keys.flag("attention_bias")
         return EncoderConfig(
@@ -73,7 +73,7 @@ class EmbeddingGemma(EncoderModel):
             local_rope=local,
             # the window of config.json counts tokens on both sides
             window=window if causal else window // 2 + 1,
-            full_attention_layers=full_attention_every(keys, sizes["num_layers"], every, 1),
+            full_attention_layers=full_attention_every(keys, sizes["num_layers"], pattern, 1),
             causal=causal,
             attention_bias=bias,
             attention_output_bias=bias,

@@ -54,7 +54,7 @@ class ModernBertEncoder(EncoderModel):
             ModelFilesError: A value is missing, or does not fit.
         """
         sizes = read_sizes(keys)
-        every = keys.integer("global_attn_every_n_layers", 1, LARGEST_SIZE, 3)
+        global_interval = keys.integer("global_attn_every_n_layers", 1, LARGEST_SIZE, 3)
         rope, local = read_ropes(keys, ("global_rope_theta", 160e3), ("local_rope_theta", 10e3))
         bias = keys.flag("attention_bias")
         return EncoderConfig(
@@ -68,7 +68,9 @@ class ModernBertEncoder(EncoderModel):
             local_rope=local,
             # a token sees half of the window on each side, and itself
             window=keys.integer("local_attention", 2, LARGEST_SIZE, 128) // 2 + 1,
-            full_attention_layers=full_attention_every(keys, sizes["num_layers"], every, 0),
+            full_attention_layers=full_attention_every(
+                keys, sizes["num_layers"], global_interval, 0
+            ),
             attention_bias=bias,
             attention_output_bias=bias,
             gated_mlp=True,

@@ -72,8 +72,8 @@ class NomicBertEncoder(EncoderModel):
         Raises:
             ModelFilesError: A value is missing, or does not fit.
         """
-        own = keys.value("n_embd") is not None
-        if own:
+        own_format = keys.value("n_embd") is not None
+        if own_format:
             _check_own(keys)
             keys, activation = keys.renamed(OWN_KEYS), "silu"
             rope = RopeConfig(theta=keys.number("rotary_emb_base", over=0, default=10000.0))
