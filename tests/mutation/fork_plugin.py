@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import gc
 import importlib
+import inspect
 import json
+import linecache
 import math
 import os
 import resource
@@ -93,15 +95,20 @@ class _Forks:
         self.reports, self.scratch = reports, Path(scratch)
         self.source = Path(file).read_text()
         self.functions: dict[CodeType, list[FunctionType]] = defaultdict(list)
+        # of kernels, which are compiled from their text: no line of theirs is seen to run
+        self.kernels: set[CodeType] = set()
         self.running: dict[int, _Fork] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
         """Looks up the file's functions, before the suite hides them from the collector of garbage."""
         importlib.import_module(self.module)  # tests may import it late
+        kernels = sys.modules.get("max.kernel.language.source")
         for value in gc.get_objects():
             if type(value) is FunctionType and value.__code__.co_filename == self.file:
                 self.functions[value.__code__].append(value)
+            elif kernels is not None and isinstance(value, kernels.Function):
+                self.kernels.add(inspect.unwrap(value).__code__)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -251,20 +258,28 @@ class _Forks:
         code = compiled(Path(self.file), self.source)
         for number, mutant in enumerate(self.mutants):
             lines = self._lines(mutant)
-            chosen = [n for n, test in enumerate(tests) if not test.lines.isdisjoint(lines)]
-            chosen.sort(key=lambda n: tests[n].seconds)  # the quickest may notice it
-            changes = replaced_code(code, compiled(Path(self.file), mutant.apply(self.source)))
+            text = mutant.apply(self.source)
+            changes = replaced_code(code, compiled(Path(self.file), text))
             assert changes is not None
+            of_kernel = any(old in self.kernels for old, _ in changes)
+            chosen = [
+                n for n, test in enumerate(tests) if of_kernel or not test.lines.isdisjoint(lines)
+            ]
+            chosen.sort(key=lambda n: tests[n].seconds)  # the quickest may notice it
             found = [(function, new) for old, new in changes for function in self.functions[old]]
             if not chosen or not found:
                 self._report(number, "uncovered", 0.0)
                 continue
 
             def run(
-                found: list[tuple[FunctionType, CodeType]] = found, chosen: list[int] = chosen
+                found: list[tuple[FunctionType, CodeType]] = found,
+                chosen: list[int] = chosen,
+                text: str = text,
             ) -> int:
                 for function, new in found:
                     function.__code__ = new
+                # kernels are compiled from here
+                linecache.cache[self.file] = len(text), None, text.splitlines(True), self.file
                 return _run_tests(session, chosen)
 
             timeout = self.timeout

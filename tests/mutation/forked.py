@@ -1,7 +1,8 @@
 """Runs tests on mutants in forks of one process, which imports the tests and the sources once.
 
-A fork gets the mutant's functions by replacing their code, and runs the tests that reach the changed lines. Code that
-runs at import (a module's or a class's body, defaults) can't be replaced: those mutants get a process each.
+A fork gets the mutant's functions by replacing their code, and the mutant's text, from which kernels are compiled. It
+runs the tests that reach the changed lines. Code that runs at import (a module's or a class's body, defaults) can't be
+replaced: those mutants get a process each.
 """
 
 from __future__ import annotations

@@ -253,6 +253,44 @@ def test_forks_notice_what_processes_notice(suite):
     assert file.read_text() == FORKED_SOURCE
 
 
+KERNEL_SOURCE = """
+from max import kernel as k
+
+@k.kernel
+def first(out: k.Output, x: k.Input):
+    for i in range(3):
+        out[i] = x[0]
+"""
+KERNEL_TEST = f"""
+import sys
+sys.path.append({str(ROOT / "src")!r})
+from max import kernel as k
+from package.first import first
+
+def test_of_something_else():
+    pass
+
+def test_first():
+    spec = k.TensorSpec(k.f32, (None,))
+    assert ":i64 to 3:i64" in str(k.specialize(first, [spec, spec]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_kernels_are_compiled_from_the_text_of_the_mutant(suite):
+    file = suite.source / "package/first.py"
+    file.write_text(KERNEL_SOURCE)
+    (suite.root / "test_first.py").write_text(KERNEL_TEST)
+    suite = Suite(suite.root, suite.source, ("test_first.py",))
+    mutants = {mutant.after: mutant for mutant in mutants_of(KERNEL_SOURCE)}
+    outcomes = {
+        "for i in range(2):": "killed",
+        "out[i] = x[1]": "survived",
+    }
+    results = run_forked(suite, file, [mutants[after] for after in outcomes], timeout=200)
+    assert {result.mutant.after: result.outcome for result in results} == outcomes
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_mutants_of_code_that_runs_at_import_get_a_process(suite, monkeypatch):
     file = suite.source / "package/account.py"
