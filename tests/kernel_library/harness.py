@@ -72,13 +72,7 @@ class Runner:
     ) -> None:
         self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
         self.results = [np.empty(shape, dtype) for dtype, shape in results]
-        described = [
-            [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
-            for group in (self.operands, self.results)
-        ]
-        self.call = call = library.CPU_KERNELS.lower(
-            name, described[0], described[1], attributes or {}, target(machine)
-        )
+        self.call = call = lowered(name, self.operands, self.results, attributes, machine)
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
         self.extra = extra
         self.limit = few
@@ -178,6 +172,23 @@ def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     return memory[:size].view(dtype).reshape(shape)
 
 
+def lowered(
+    name: str,
+    operands: Sequence[np.ndarray],
+    results: Sequence[np.ndarray],
+    attributes: Mapping[str, Any] | None = None,
+    machine: str = "host",
+) -> library.KernelCall:
+    """The launch of a kernel on operands and results."""
+    described = [
+        [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
+        for group in (operands, results)
+    ]
+    return library.CPU_KERNELS.lower(
+        name, described[0], described[1], attributes or {}, target(machine)
+    )
+
+
 def interpreted(
     name: str,
     operands: Sequence[np.ndarray],
@@ -185,16 +196,16 @@ def interpreted(
     attributes: Mapping[str, Any] | None = None,
     workers: int = 1,
     machine: str = "host",
+    in_place: bool = False,
 ) -> list[np.ndarray]:
-    """Runs a kernel in the interpreter, which checks every index."""
+    """Runs a kernel in the interpreter, which checks every index.
+
+    `in_place` gives results the memory of the operands that they may overwrite.
+    """
     outputs = [np.zeros(shape, dtype) for dtype, shape in results]
-    described = [
-        [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
-        for group in (operands, outputs)
-    ]
-    call = library.CPU_KERNELS.lower(
-        name, described[0], described[1], attributes or {}, target(machine)
-    )
+    call = lowered(name, operands, outputs, attributes, machine)
+    for result, operand in call.in_place if in_place else ():
+        outputs[result] = operands[operand]
     workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
     sources = {"operand": operands, "result": outputs, "workspace": workspaces}
     views = [

@@ -389,7 +389,7 @@ CASES: dict[
         "mo.gather_nd",
         [floats(4, 5, 3), np.array([[3, -1], [0, 2]])],
         [(F32, (2, 3))],
-        {},
+        {"batch_dims": 0},
     ),
     "scatter": (
         "mo.scatter",
@@ -415,7 +415,12 @@ CASES: dict[
         [(F32, (4, 5))],
         {"reduction": "max"},
     ),
-    "cumsum": ("mo.cumsum", [floats(3, 4, 5)], [(F32, (3, 4, 5))], {"axis": 1}),
+    "cumsum": (
+        "mo.cumsum",
+        [floats(3, 4, 5)],
+        [(F32, (3, 4, 5))],
+        {"axis": 1, "exclusive": False, "reverse": True},
+    ),
     "top_k": ("mo.top_k", [floats(2, 9)], [(F32, (2, 4)), (I64, (2, 4))], {"k": 4, "axis": -1}),
     "bottom_k": (
         "mo.bottom_k",
@@ -429,7 +434,7 @@ CASES: dict[
         "mo.pad",
         [floats(2, 3)],
         [(F32, (4, 6))],
-        {"low": (1, 2), "high": (1, 1), "value": 2.5},
+        {"low": (1, 2), "high": (1, 1), "mode": "constant", "value": 2.5},
     ),
     "concat": ("mo.concat", [floats(2, 3), floats(2, 1)], [(F32, (2, 4))], {"axis": 1}),
     "range": ("mo.range", [np.array(2), np.array(9), np.array(3)], [(I64, (3,))], {}),

@@ -187,9 +187,9 @@ def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices
         values: Scratch memory for logits.
         indices: Scratch memory for their indices.
     """
-    keep_best(values, indices, d.row, count, False, 4 * d.width, 1)
+    keep_best(values, indices, d.row, count, False, 4 * d.width, True)
     kept = k.min(count, d.row.shape[0])
-    sort_heap(values, indices, kept, 1)
+    sort_heap(values, indices, kept, True)
     last = k.i64(kept - 1)
     if share < 1:
         total = k.f32(0)

@@ -61,7 +61,7 @@ def suppress(
         while going:
             going = kept < k.min(k.i64(max_boxes[0]), count)
             if going:
-                best, index = best_of_row(row, 1, width)
+                best, index = best_of_row(row, True, width)
                 going = best > nothing
                 if going:
                     order[b, c, kept] = index

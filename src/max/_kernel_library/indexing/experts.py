@@ -30,11 +30,11 @@ def expert_order(
     of rows of a group, and the number of groups.
     """
     places = ctx.scratch(k.i64, (count,))
-    rows = ids.shape[0]
-    check_size("the order of tokens", order.shape[0], rows)
-    check_size("the places of tokens", restored.shape[0], rows)
-    check_size("expert_start_indices", starts.shape[0], count + 1)
-    check_size("expert_usage_stats", stats.shape[0], 2)
+    rows = ids.size
+    check_size("the order of tokens", order.size, rows)
+    check_size("the places of tokens", restored.size, rows)
+    check_size("expert_start_indices", starts.size, count + 1)
+    check_size("expert_usage_stats", stats.size, 2)
     for e in range(count):
         places[e] = 0
         experts[e] = -1
@@ -70,14 +70,15 @@ def _lower_order(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    count = results[3].shape[0]
-    if not isinstance(count, int) or operands[0].dtype.is_float():
+    (ids,) = operands
+    (count,) = results[3].shape
+    if not isinstance(count, int) or ids.dtype.is_float():
         raise NotImplementedError(
-            f"mo.moe.indices: {count} experts, ids of {operands[0].dtype.name}; expected a static number and integers"
+            f"mo.moe.indices: {count} experts, ids of {ids.dtype.name}; expected a static number and integers"
         )
     args = (
         *(view("result", i, result, static=False) for i, result in enumerate(results)),
-        view("operand", 0, operands[0], static=False),
+        view("operand", 0, ids, static=False),
     )
     return KernelCall(expert_order, args, {"count": count}, serial=True)
 

@@ -12,7 +12,7 @@ from max._kernel_library.lowering import KernelCall, Operand, around, view
 @k.inline
 def copy_row(target: Any, source: Any, width: int) -> None:
     """Copies a row, converting to the target's dtype."""
-    for j, mask in k.vectors(target.shape[0], width):
+    for j, mask in k.vectors(target.size, width):
         target.store(j, value=source.load(j, width=width, mask=mask), mask=mask)
 
 
@@ -85,9 +85,9 @@ def _lower_gather(
 ) -> KernelCall:
     x, indices = operands
     rank = len(x.shape)
-    axis = int(attributes.get("axis", 0)) % rank
+    axis = int(attributes["axis"]) % rank
     last = axis + len(indices.shape)
-    out = results[0]
+    (out,) = results
     args = (
         view("result", 0, out, (range(axis), range(axis, last), range(last, len(out.shape)))),
         view("operand", 0, x, around(axis, rank)),
@@ -103,13 +103,13 @@ def _lower_gather_nd(
     target: k.Target,
 ) -> KernelCall:
     x, indices = operands
-    batch_dims = int(attributes.get("batch_dims", 0))
+    batch_dims = int(attributes["batch_dims"])
     depth, rank = indices.shape[-1], len(x.shape)
     if not isinstance(depth, int) or batch_dims + depth > rank:
         raise NotImplementedError(
             f"mo.gather_nd: index vectors of {depth} for rank {rank} and batch_dims {batch_dims}"
         )
-    out = results[0]
+    (out,) = results
     inner = rank - batch_dims - depth
     outer = len(out.shape) - inner
     args = (

@@ -35,7 +35,7 @@ def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low: Any, value: Any) -> N
         for j, mask in k.vectors(length, width):
             target.store(j, value=fill, mask=mask)
         if inside:
-            source = x.reshape(x.size)[at : at + x.shape[rank - 1]]
+            source = x.reshape(x.size)[at:]
             copy_row(target[low[rank - 1] : low[rank - 1] + x.shape[rank - 1]], source, width)
 
 
@@ -48,7 +48,7 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
         for o, chunk in ctx.parallel((x.shape[0], k.ceildiv(x.shape[1], CHUNK))):
             begin = chunk * CHUNK
             end = k.min(begin + CHUNK, x.shape[1])
-            copy_row(out[o][column + begin : column + end], x[o][begin:end], width)
+            copy_row(out[o][column + begin : column + end], x[o][begin:], width)
         column = column + x.shape[1]
 
 
@@ -194,13 +194,15 @@ def _lower_pad(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    mode = attributes.get("mode", "constant")
-    if mode != "constant" or not operands[0].shape:
+    (x,) = operands
+    (out,) = results
+    mode = attributes["mode"]
+    if mode != "constant" or not x.shape:
         raise NotImplementedError(
-            f"mo.pad: mode {mode!r} of a tensor of rank {len(operands[0].shape)}; 'constant' of rank 1 or more fits"
+            f"mo.pad: mode {mode!r} of a tensor of rank {len(x.shape)}; 'constant' of rank 1 or more fits"
         )
-    params = {"low": tuple(int(n) for n in attributes["low"]), "value": attributes.get("value", 0)}
-    return KernelCall(pad, (view("result", 0, results[0]), view("operand", 0, operands[0])), params)
+    params = {"low": tuple(int(n) for n in attributes["low"]), "value": attributes["value"]}
+    return KernelCall(pad, (view("result", 0, out), view("operand", 0, x)), params)
 
 
 def _lower_concat(
@@ -209,12 +211,11 @@ def _lower_concat(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    rank = len(results[0].shape)
-    axis = int(attributes.get("axis", 0)) % rank
+    (out,) = results
+    rank = len(out.shape)
+    axis = int(attributes["axis"]) % rank
     groups = (range(axis), range(axis, rank))
-    return KernelCall(
-        concat, (view("result", 0, results[0], groups), *operand_views(operands, groups))
-    )
+    return KernelCall(concat, (view("result", 0, out, groups), *operand_views(operands, groups)))
 
 
 def _lower_range(
@@ -223,10 +224,9 @@ def _lower_range(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    (out,) = results
     # the bounds are scalars, passed as views of one element
-    return KernelCall(
-        number_range, (view("result", 0, results[0]), *operand_views(operands, ((),)))
-    )
+    return KernelCall(number_range, (view("result", 0, out), *operand_views(operands, ((),))))
 
 
 def _lower_slice_dynamic(
@@ -235,9 +235,10 @@ def _lower_slice_dynamic(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    if not results[0].shape:
+    (out,) = results
+    if not out.shape:
         raise NotImplementedError("mo.slice_dynamic of rank 0")
-    return KernelCall(slice_dynamic, (view("result", 0, results[0]), *operand_views(operands)))
+    return KernelCall(slice_dynamic, (view("result", 0, out), *operand_views(operands)))
 
 
 def _lower_store_slice_dynamic(
@@ -246,7 +247,8 @@ def _lower_store_slice_dynamic(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    if not operands[0].shape:
+    x = operands[0]
+    if not x.shape:
         raise NotImplementedError("mo.buffer_store_slice_dynamic of rank 0")
     return KernelCall(store_slice_dynamic, operand_views(operands))
 

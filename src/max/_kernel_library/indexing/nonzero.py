@@ -19,8 +19,8 @@ def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> No
 
     `starts` receives the number of true elements before each chunk.
     """
-    flat = mask.reshape(mask.size)
-    size = flat.shape[0]
+    size = mask.size
+    flat = mask.reshape(size)
     chunks = k.ceildiv(size, CHUNK)
     for chunk in ctx.parallel(chunks):
         count = k.i64(0)
@@ -57,11 +57,12 @@ def _lower_nonzero(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    mask = operands[0]
+    mask, _ = operands
+    (out,) = results
     chunks = (product(mask.shape) + (CHUNK - 1)) // CHUNK
     workspace = Workspace(DType.int64, (chunks,))
     args = (
-        view("result", 0, results[0], static=(False, True)),
+        view("result", 0, out, static=(False, True)),
         view("operand", 0, mask, static=False),
         view("workspace", 0, workspace, static=False),
     )

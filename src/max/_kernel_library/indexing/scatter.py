@@ -28,7 +28,7 @@ def copy_all(out: Any, x: Any, ctx: Any) -> None:
     for chunk in ctx.parallel(k.ceildiv(size, COPY), grain=1):
         begin = chunk * COPY
         end = k.min(begin + COPY, size)
-        copy_row(flat_out[begin:end], flat_x[begin:end], ctx.target.width(out.dtype))
+        copy_row(flat_out[begin:end], flat_x[begin:], ctx.target.width(out.dtype))
 
 
 @k.inline
@@ -36,19 +36,14 @@ def combined(old: Any, update: Any, reduction: str) -> Any:
     """An element after an update, rounded to its dtype: `replace`, `add`, `max`, `min` or `mul`."""
     if reduction == "replace":
         return update
+    elif reduction == "add":
+        return k.cast(old + update, old.dtype)
+    elif reduction == "mul":
+        return k.cast(old * update, old.dtype)
+    elif reduction == "max":
+        return k.cast(k.max(old, update), old.dtype)
     else:
-        dtype = old.dtype
-        wide = k.f32 if dtype.is_float and dtype.bits < 32 else dtype
-        a = k.cast(old, wide)
-        b = k.cast(update, wide)
-        if reduction == "add":
-            return k.cast(a + b, dtype)
-        elif reduction == "mul":
-            return k.cast(a * b, dtype)
-        elif reduction == "max":
-            return k.cast(k.max(a, b), dtype)
-        else:
-            return k.cast(k.min(a, b), dtype)
+        return k.cast(k.min(old, update), old.dtype)
 
 
 @k.inline
@@ -57,7 +52,7 @@ def combine_row(row: Any, update: Any, width: int, reduction: str) -> None:
     if reduction == "replace":
         copy_row(row, update, width)
     else:
-        for j, mask in k.vectors(row.shape[0], width):
+        for j, mask in k.vectors(row.size, width):
             old = row.load(j, width=width, mask=mask)
             new = update.load(j, width=width, mask=mask)
             row.store(j, value=combined(old, new, reduction), mask=mask)
@@ -141,9 +136,10 @@ def _lower_scatter(
     target: k.Target,
 ) -> KernelCall:
     x, updates, indices = operands
-    axis = int(attributes.get("axis", -1)) % len(x.shape)
+    (out,) = results
+    axis = int(attributes["axis"]) % len(x.shape)
     args = (
-        view("result", 0, results[0]),
+        view("result", 0, out),
         view("operand", 0, x),
         view("operand", 1, updates),
         view("operand", 2, indices),
@@ -159,6 +155,7 @@ def _lower_scatter_nd(
     target: k.Target,
 ) -> KernelCall:
     x, updates, indices = operands
+    (out,) = results
     depth, rank = indices.shape[-1], len(x.shape)
     if not isinstance(depth, int) or depth > rank:
         raise NotImplementedError(
@@ -167,7 +164,7 @@ def _lower_scatter_nd(
     groups = (*((d,) for d in range(depth)), range(depth, rank))
     leading = len(indices.shape) - 1
     args = (
-        view("result", 0, results[0], groups),
+        view("result", 0, out, groups),
         view("operand", 0, x, groups),
         view("operand", 1, updates, (range(leading), range(leading, len(updates.shape)))),
         view("operand", 2, indices, (range(leading), (leading,))),

@@ -3,8 +3,8 @@
 The root of the heap is the worst kept element. A vector of a row is compared with the root first; most vectors of a
 long row have no better element and are skipped. Equal elements are ordered by index, the lower one first.
 
-`sign` (compile time) is 1 if the greatest elements are best, and -1 if the smallest are. NaN counts as the
-greatest element, so it is the best or the worst.
+`greatest` (compile time) tells whether the greatest elements are best, or the smallest. NaN counts as the greatest
+element, so it is the best or the worst.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 @k.inline
-def precedes(a: Any, b: Any, sign: int) -> Any:
+def precedes(a: Any, b: Any, greatest: bool) -> Any:
     """Whether `a` is better than `b`."""
-    if sign > 0:
-        return beats(a, b, 1)
-    else:
-        return beats(b, a, 1)
+    return beats(a, b, True) if greatest else beats(b, a, True)
 
 
 @k.inline
-def better(value: Any, index: Any, other_value: Any, other_index: Any, sign: int) -> Any:
+def better(value: Any, index: Any, other_value: Any, other_index: Any, greatest: bool) -> Any:
     """Whether an element comes before another: better, or equal and earlier."""
-    return precedes(value, other_value, sign) | (same(value, other_value) & (index < other_index))
+    return precedes(value, other_value, greatest) | (
+        same(value, other_value) & (index < other_index)
+    )
 
 
 @k.inline
-def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, sign: int) -> None:
+def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, greatest: bool) -> None:
     """Replaces the root, the worst of `size` elements, by a new element and restores the heap."""
     hole = k.i64(0)
     moving = True
@@ -47,10 +46,10 @@ def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, sign
                     k.i64(indices[child]),
                     values[child + 1],
                     k.i64(indices[child + 1]),
-                    sign,
+                    greatest,
                 ):
                     child += 1
-            moving = better(value, index, values[child], k.i64(indices[child]), sign)
+            moving = better(value, index, values[child], k.i64(indices[child]), greatest)
             if moving:
                 values[hole] = values[child]
                 indices[hole] = indices[child]
@@ -60,14 +59,14 @@ def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any, sign
 
 
 @k.inline
-def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any, sign: int) -> None:
+def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any, greatest: bool) -> None:
     """Adds an element to a heap of `last` elements, whose root is the worst."""
     hole = k.i64(last)
     moving = hole > 0
     while moving:
         k.brief()
         parent = (hole - 1) // 2
-        moving = better(values[parent], k.i64(indices[parent]), value, index, sign)
+        moving = better(values[parent], k.i64(indices[parent]), value, index, greatest)
         if moving:
             values[hole] = values[parent]
             indices[hole] = indices[parent]
@@ -78,7 +77,7 @@ def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any, sign: 
 
 
 @k.inline
-def sort_heap(values: Any, indices: Any, size: Any, sign: int) -> None:
+def sort_heap(values: Any, indices: Any, size: Any, greatest: bool) -> None:
     """Sorts a heap, the best first."""
     last = k.i64(size - 1)
     while last > 0:
@@ -86,7 +85,7 @@ def sort_heap(values: Any, indices: Any, size: Any, sign: int) -> None:
         index = k.i64(indices[last])
         values[last] = values[0]
         indices[last] = indices[0]
-        sift_down(values, indices, last, value, index, sign)
+        sift_down(values, indices, last, value, index, greatest)
         last -= 1
 
 
@@ -101,7 +100,7 @@ def candidate(value: Any, nan_is_best: bool) -> Any:
 
 @k.inline
 def keep_best(
-    values: Any, places: Any, row: Any, count: Any, nan_is_best: bool, width: int, sign: int
+    values: Any, places: Any, row: Any, count: Any, nan_is_best: bool, width: int, greatest: bool
 ) -> None:
     """Fills a heap with the `count` best elements of a row and their indices.
 
@@ -112,18 +111,18 @@ def keep_best(
         count: The size of the heap, at least 1; a shorter row is kept whole.
         nan_is_best: Whether NaN counts as the greatest element, or as -inf (f32 only).
         width: The number of lanes compared with the worst kept element at once, for contiguous rows.
-        sign: 1 for the greatest elements, -1 for the smallest (compile time).
+        greatest: Whether the greatest elements are kept, or the smallest (compile time).
     """
     size = row.shape[0]
     at = k.min(k.i64(count), size)
     for j in range(at):
-        sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j), sign)
+        sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j), greatest)
     while at < size:
         end = size
         if row.dtype.kind != "b" and row.strides[0] == 1:
             worst = values[0]
             while at + width <= size and not k.any(
-                rises_above(row.load(at, width=width), worst, sign)
+                rises_above(row.load(at, width=width), worst, greatest)
             ):
                 k.brief()
                 at += width
@@ -131,28 +130,24 @@ def keep_best(
         for j in range(at, end):
             value = candidate(row[j], nan_is_best)
             # among equal elements the heap keeps the earlier one
-            if precedes(value, values[0], sign):
-                sift_down(values, places, count, value, k.i64(j), sign)
+            if precedes(value, values[0], greatest):
+                sift_down(values, places, count, value, k.i64(j), greatest)
         at = end
 
 
 @k.inline
-def rises_above(candidates: Any, worst: Any, sign: int) -> Any:
+def rises_above(candidates: Any, worst: Any, greatest: bool) -> Any:
     """Whether elements may be better than the worst kept element; true if one of them is NaN."""
-    if sign > 0:
-        return ~(candidates <= worst)
-    else:
-        return ~(candidates >= worst)
+    return ~(candidates <= worst) if greatest else ~(candidates >= worst)
 
 
 @k.inline
-def best_of_row(row: Any, sign: int, width: int) -> Any:
-    """Value and index of the greatest element of a row of rank 1 (`sign` -1: the smallest), the first of equals; NaN
-    is the greatest.
+def best_of_row(row: Any, greatest: bool, width: int) -> Any:
+    """Value and index of the greatest or smallest element of a row of rank 1, the first of equals; NaN comes first.
 
     Args:
         row: Any strides.
-        sign: 1 or -1 (compile time).
+        greatest: Whether the greatest element is best, or the smallest (compile time).
         width: Lanes of a vector; of contiguous rows.
     """
     best = row[0]
@@ -166,38 +161,38 @@ def best_of_row(row: Any, sign: int, width: int) -> Any:
             aligned_size = size - size % width
             for j in range(width, aligned_size, width):
                 candidates = row.load(j, width=width)
-                wins = beats(candidates, values, sign)
+                wins = beats(candidates, values, greatest)
                 values = k.select(wins, candidates, values)
                 places = k.select(wins, k.iota(k.i64, width) + j, places)
             best = values[0]
             index = places[0]
             for lane in k.static_range(1, width):
-                if beats(values[lane], best, sign) | (
+                if beats(values[lane], best, greatest) | (
                     same(values[lane], best) & (places[lane] < index)
                 ):
                     best = values[lane]
                     index = places[lane]
             start = aligned_size
         for j in range(start, size):
-            if beats(row[j], best, sign):
+            if beats(row[j], best, greatest):
                 best = row[j]
                 index = j
     else:
         for j in range(1, size):
-            if beats(row[j], best, sign):
+            if beats(row[j], best, greatest):
                 best = row[j]
                 index = k.i64(j)
     return best, index
 
 
 @k.inline
-def beats(a: Any, b: Any, sign: int) -> Any:
-    """Whether `a` comes before `b`: greater (`sign` 1) or smaller, NaN first."""
+def beats(a: Any, b: Any, greatest: bool) -> Any:
+    """Whether `a` comes before `b`: greater or smaller, NaN first."""
     if a.dtype.is_float:
-        wins = a > b if sign > 0 else a < b
+        wins = a > b if greatest else a < b
         return wins | (k.isnan(a) & ~k.isnan(b))
     else:
-        return a > b if sign > 0 else a < b
+        return a > b if greatest else a < b
 
 
 @k.inline

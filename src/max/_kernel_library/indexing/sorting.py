@@ -30,7 +30,7 @@ INSERTION_RUN = 16
 @k.inline
 def before(a: Any, b: Any, ascending: bool) -> Any:
     """Whether `a` sorts before `b`; NaN is greater than all numbers."""
-    return beats(b, a, 1) if ascending else beats(a, b, 1)
+    return beats(b, a, True) if ascending else beats(a, b, True)
 
 
 @k.inline
@@ -185,12 +185,13 @@ def _lower_argsort(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    x = operands[0]
+    (x,) = operands
+    (out,) = results
     axis = int(attributes["axis"])
     groups = around(axis, len(x.shape))
     workspaces = tuple(Workspace(dtype, (2, product(x.shape))) for dtype in (x.dtype, DType.int64))
     args = (
-        view("result", 0, results[0], groups, static=False),
+        view("result", 0, out, groups, static=False),
         view("operand", 0, x, groups, static=False),
         *(view("workspace", i, space, static=(True, False)) for i, space in enumerate(workspaces)),
     )

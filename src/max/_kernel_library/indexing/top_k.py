@@ -11,80 +11,82 @@ from max._kernel_library.lowering import KernelCall, Lowering, Operand, around, 
 
 
 @k.kernel
-def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context, *, sign: int) -> None:
-    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first (`sign` -1:
-    the smallest, the smallest first).
+def top_k(
+    values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context, *, greatest: bool
+) -> None:
+    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first; or the
+    smallest, the smallest first.
 
     Of equal elements the first comes first. NaN is the greatest element.
     """
     count = values.shape[1]
     width = 4 * ctx.target.width(k.f32)
-    if count > 0:
-        for o, i in ctx.parallel((x.shape[0], x.shape[2])):
-            # the results' memory is used for the heap
-            best = values[o][:, i]
-            places = indices[o][:, i]
-            keep_best(best, places, x[o][:, i], count, True, width, sign)
-            sort_heap(best, places, count, sign)
+    for o, i in ctx.parallel((x.shape[0], x.shape[2])):
+        # the results' memory is used for the heap
+        best = values[o][:, i]
+        places = indices[o][:, i]
+        keep_best(best, places, x[o][:, i], count, True, width, greatest)
+        sort_heap(best, places, count, greatest)
 
 
 @k.kernel
-def arg_best(out: k.Output, x: k.Input, ctx: k.Context, *, sign: int) -> None:
-    """Index of the greatest (`sign` 1) or smallest (-1) element of each column of `x` `[outer, n, inner]`."""
+def arg_best(out: k.Output, x: k.Input, ctx: k.Context, *, greatest: bool) -> None:
+    """Index of the greatest or smallest element of each column of `x` `[outer, n, inner]`."""
     width = ctx.target.width(k.i64)
     for o, i in ctx.parallel((x.shape[0], x.shape[2])):
-        _, index = best_of_row(x[o][:, i], sign, width)
+        _, index = best_of_row(x[o][:, i], greatest, width)
         out[o, 0, i] = index
 
 
-def _lower_top_k(sign: int) -> Lowering:
+def _lower_top_k(greatest: bool) -> Lowering:
     def lower(
         operands: Sequence[Operand],
         results: Sequence[Operand],
         attributes: Mapping[str, Any],
         target: k.Target,
     ) -> KernelCall:
-        x = operands[0]
+        (x,) = operands
         rank = len(x.shape)
-        axis = int(attributes.get("axis", -1)) % rank
+        axis = int(attributes["axis"]) % rank
         groups = around(axis, rank)
         args = (
             view("result", 0, results[0], groups),
             view("result", 1, results[1], groups),
             view("operand", 0, x, groups),
         )
-        return KernelCall(top_k, args, {"sign": sign})
+        return KernelCall(top_k, args, {"greatest": greatest})
 
     return lower
 
 
-def _lower_arg(sign: int) -> Lowering:
+def _lower_arg(greatest: bool) -> Lowering:
     def lower(
         operands: Sequence[Operand],
         results: Sequence[Operand],
         attributes: Mapping[str, Any],
         target: k.Target,
     ) -> KernelCall:
-        x = operands[0]
+        (x,) = operands
+        (out,) = results
         rank = len(x.shape)
-        axis = int(attributes.get("axis", -1)) % rank
+        axis = int(attributes["axis"]) % rank
         if x.shape[axis] == 0:
             raise NotImplementedError(
-                f"arg{'max' if sign > 0 else 'min'} over an axis of size 0 (axis {axis})"
+                f"arg{'max' if greatest else 'min'} over an axis of size 0 (axis {axis})"
             )
         groups = around(axis, rank)
         return KernelCall(
             arg_best,
-            (view("result", 0, results[0], groups), view("operand", 0, x, groups)),
-            {"sign": sign},
+            (view("result", 0, out, groups), view("operand", 0, x, groups)),
+            {"greatest": greatest},
         )
 
     return lower
 
 
 LOWERINGS = {
-    "mo.top_k": _lower_top_k(1),
-    "mo.bottom_k": _lower_top_k(-1),
-    "mo.argmax": _lower_arg(1),
-    "mo.argmin": _lower_arg(-1),
+    "mo.top_k": _lower_top_k(True),
+    "mo.bottom_k": _lower_top_k(False),
+    "mo.argmax": _lower_arg(True),
+    "mo.argmin": _lower_arg(False),
 }

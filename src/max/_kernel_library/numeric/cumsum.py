@@ -42,16 +42,14 @@ def _lower_cumsum(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.cumsum`, on views `[before, axis, after]`."""
-    x = operands[0]
+    (x,) = operands
+    (out,) = results
     rank = len(x.shape)
-    axis = int(attributes.get("axis", -1)) % rank
+    axis = int(attributes["axis"]) % rank
     groups = around(axis, rank)
-    params = {
-        "exclusive": bool(attributes.get("exclusive", False)),
-        "reverse": bool(attributes.get("reverse", False)),
-    }
+    params = {name: bool(attributes[name]) for name in ("exclusive", "reverse")}
     return KernelCall(
-        cumsum, (view("result", 0, results[0], groups), view("operand", 0, x, groups)), params
+        cumsum, (view("result", 0, out, groups), view("operand", 0, x, groups)), params
     )
 
 

@@ -1,0 +1,134 @@
+"""What a kernel says of its launch: the memory of each view, what a result may overwrite, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max._kernel_library import library
+from max.dtype import DType
+from tests.kernel_library.harness import interpreted, lowered, target
+from tests.kernel_library.test_interpreted import CASES
+from tests.tolerance import assert_close
+
+F32, I64 = DType.float32, DType.int64
+
+
+def calls() -> Iterator[tuple[str, library.KernelCall]]:
+    """The launch of each case."""
+    for name, (symbol, operands, results, attributes) in CASES.items():
+        outputs = [np.empty(shape, dtype) for dtype, shape in results]
+        yield name, lowered(symbol, operands, outputs, attributes)
+
+
+def test_each_view_covers_the_memory_of_one_tensor() -> None:
+    for name, call in calls():
+        _, operands, results, _ = CASES[name]
+        sizes = {
+            "operand": [x.nbytes for x in operands],
+            "result": [math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in results],
+            "workspace": [math.prod(w.shape) * w.dtype.size_in_bytes for w in call.workspaces],
+        }
+        for arg in call.args:
+            if isinstance(arg, library.Arg):
+                assert 0 <= arg.index < len(sizes[arg.source]), (name, arg)
+                size = math.prod(arg.shape) * arg.dtype.size_in_bytes
+                assert size == sizes[arg.source][arg.index], (name, arg)
+
+
+def test_a_result_may_overwrite_the_first_operand() -> None:
+    seen = set[str]()
+    for name, call in calls():
+        symbol, operands, results, attributes = CASES[name]
+        if not call.in_place:
+            continue
+        seen.add(symbol)
+        assert call.in_place == ((0, 0),), name
+        dtype, shape = results[0]
+        assert (operands[0].dtype, operands[0].shape) == (np.dtype(dtype), shape), name
+        expected = interpreted(symbol, copy.deepcopy(operands), results, attributes)
+        got = interpreted(symbol, copy.deepcopy(operands), results, attributes, in_place=True)
+        for ours, theirs in zip(got, expected, strict=True):
+            assert_close(ours, theirs)
+    assert len(seen) == 8
+
+
+Tensors = Sequence[tuple[DType, tuple[Any, ...]]]
+REFUSALS: list[tuple[str, Tensors, Tensors, Mapping[str, Any], str]] = [
+    ("gather_nd", [(F32, (3, 4)), (I64, (2, 2))], [(F32, (2,))], {"batch_dims": 1},
+     "index vectors of 2 for rank 2 and batch_dims 1"),
+    ("gather_nd", [(F32, (3, 4)), (I64, (2, "n"))], [(F32, (2,))], {"batch_dims": 0},
+     "index vectors of n for rank 2 and batch_dims 0"),
+    ("scatter_nd", [(F32, (3, 4)), (F32, (2,)), (I64, (2, 3))], [(F32, (3, 4))], {},
+     "index vectors of 3 for rank 2"),
+    ("scatter_nd", [(F32, (3, 4)), (F32, (2,)), (I64, (2, "n"))], [(F32, (3, 4))], {},
+     "index vectors of n for rank 2"),
+    ("moe.indices", [(F32, (5,))], [(I64, (5,))] * 5, {}, "5 experts, ids of float32"),
+    ("moe.indices", [(I64, (5,))], [(I64, ("n",))] * 5, {}, "n experts, ids of int64"),
+    ("pad", [(F32, (3,))], [(F32, (4,))], {"low": (0,), "mode": "reflect", "value": 0},
+     "mode 'reflect' of a tensor of rank 1"),
+    ("pad", [(F32, ())], [(F32, ())], {"low": (), "mode": "constant", "value": 0},
+     "mode 'constant' of a tensor of rank 0"),
+    ("slice_dynamic", [(F32, ()), *[(I64, (0,))] * 3], [(F32, ())], {}, "slice_dynamic of rank 0"),
+    ("buffer_store_slice_dynamic", [(F32, ()), (F32, ()), *[(I64, (0,))] * 3], [], {},
+     "store_slice_dynamic of rank 0"),
+    ("argmax", [(F32, (3, 0))], [(I64, (3, 1))], {"axis": 1}, "argmax over an axis of size 0 (axis 1)"),
+    ("argmin", [(F32, (0, 3))], [(I64, (1, 3))], {"axis": -2}, "argmin over an axis of size 0 (axis 0)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "operands", "results", "attributes", "message"), REFUSALS)
+def test_refused(
+    op: str, operands: Tensors, results: Tensors, attributes: Mapping[str, Any], message: str
+) -> None:
+    described = [[library.Operand(*tensor) for tensor in group] for group in (operands, results)]
+    with pytest.raises(NotImplementedError, match=re.escape(message)):
+        library.CPU_KERNELS.lower(
+            f"mo.{op}", described[0], described[1], attributes, target("host")
+        )
+
+
+SERIAL = {
+    "mo.check.counts", "mo.check.offsets", "mo.frequencies.update", "mo.moe.indices", "mo.latents.plan.ragged",
+}  # fmt: skip
+
+
+def test_kernels_without_parallel_loops_run_on_one_worker() -> None:
+    serial = {CASES[name][0] for name, call in calls() if call.serial}
+    assert serial == SERIAL
+
+
+ANY_SIZE = (
+    "nonzero", "experts' order", "argsort", "checked counts", "checked offsets", "counts of tokens", "resize",
+    "fold", "roi_align", "nms", "max_pool", "avg_pool",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANY_SIZE)
+def test_one_kernel_serves_all_sizes(name: str) -> None:
+    """No size of an operand is a constant of the code."""
+    symbol, operands, results, attributes = CASES[name]
+    shapes = [x.shape for x in operands], [shape for _, shape in results]
+    dtypes = [x.dtype for x in operands], [np.dtype(dtype) for dtype, _ in results]
+    specs: list[Any] = []
+    for more in (0, 1):
+        described = [
+            [
+                library.Operand(DType.from_numpy(dtype), tuple(n + more for n in shape))
+                for dtype, shape in zip(*group, strict=True)
+            ]
+            for group in zip(dtypes, shapes, strict=True)
+        ]
+        call = library.CPU_KERNELS.lower(symbol, *described, attributes, target("host"))
+        shapes_of_views = [arg.spec_shape() for arg in call.args if isinstance(arg, library.Arg)]
+        if name == "nonzero":
+            # the second size of its result is a rank
+            shapes_of_views[0] = shapes_of_views[0][:1]
+        specs.append(shapes_of_views)
+    assert specs[0] == specs[1]
