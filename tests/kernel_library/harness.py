@@ -16,7 +16,7 @@ from max._runtime import kernel_code, platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 from max.dtype import DType
-from tests.guarded import Margins
+from tests.guarded import PATTERN, Margins
 
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
 SPECIALISATIONS = Specialisations(limit=16 << 20)
@@ -172,6 +172,11 @@ def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     return memory[:size].view(dtype).reshape(shape)
 
 
+def _undefined(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.full(size, PATTERN, np.uint8).view(dtype).reshape(shape)
+
+
 def lowered(
     name: str,
     operands: Sequence[np.ndarray],
@@ -200,13 +205,14 @@ def interpreted(
 ) -> list[np.ndarray]:
     """Runs a kernel in the interpreter, which checks every index.
 
-    `in_place` gives results the memory of the operands that they may overwrite.
+    `in_place` gives results the memory of the operands that they may overwrite. Other results and workspaces begin with
+    a pattern.
     """
-    outputs = [np.zeros(shape, dtype) for dtype, shape in results]
+    outputs = [_undefined(shape, dtype) for dtype, shape in results]
     call = lowered(name, operands, outputs, attributes, machine)
     for result, operand in call.in_place if in_place else ():
         outputs[result] = operands[operand]
-    workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
+    workspaces = [_undefined(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
     sources = {"operand": operands, "result": outputs, "workspace": workspaces}
     views = [
         _guess(arg, machine)

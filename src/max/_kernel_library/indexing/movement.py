@@ -83,9 +83,9 @@ def number_range(
     first = start[0]
     by = step[0]
     length = elements_between(first, stop[0], by)
-    if length != k.u64(out.shape[0]):
-        raise ValueError("{} elements, but the result has {}", length, out.shape[0])
-    for i in ctx.parallel(out.shape[0]):
+    if length != k.u64(out.size):
+        raise ValueError("{} elements, but the result has {}", length, out.size)
+    for i in ctx.parallel(out.size):
         if out.dtype.is_float:
             out[i] = (
                 k.f64(first) + k.f64(i) * k.f64(by)
@@ -116,7 +116,6 @@ def slice_bounds(
             raise ValueError("the step along axis {} is 0", axis)
         # clamped so that products do not overflow; a clamped step still leaves the axis after one element
         stride = k.min(k.max(k.i64(step[axis]), -size - 1), size + 1)
-        distance = k.i64(0)
         if stride > 0:
             begin[axis] = clamped(k.i64(start[axis]), size, 0, size)
             distance = clamped(k.i64(stop[axis]), size, 0, size) - begin[axis]
@@ -124,7 +123,7 @@ def slice_bounds(
             begin[axis] = clamped(k.i64(start[axis]), size, -1, size - 1)
             distance = begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1)
         by[axis] = stride
-        count = (distance - 1) // k.abs(stride) + 1 if distance > 0 else k.i64(0)
+        count = k.ceildiv(k.max(distance, 0), k.abs(stride))
         if count != part.shape[axis]:
             if count == 0 and part.shape[axis] == 1 and stop[axis] == start[axis] + 1:
                 raise IndexError(
@@ -146,7 +145,7 @@ def row_start(row: Any, begin: Any, by: Any, whole: Any, part: Any) -> Any:
     """The flat index in `whole` at which a row of `part` begins."""
     rank = whole.rank
     remaining = k.i64(row)
-    at = begin[rank - 1] * 1
+    at = begin[rank - 1]
     for reverse in k.static_range(1, rank):
         d = rank - 1 - reverse
         at += (begin[d] + remaining % part.shape[d] * by[d]) * whole.strides[d]
@@ -160,8 +159,8 @@ def slice_dynamic(
 ) -> None:
     """`out = x[start:stop:step]` along each axis, as in Python; raises if a size differs from that of `out`."""
     rank = x.rank
-    begin = k.tile(k.i64, (rank,), fill=0)
-    by = k.tile(k.i64, (rank,), fill=1)
+    begin = k.tile(k.i64, (rank,))
+    by = k.tile(k.i64, (rank,))
     slice_bounds(begin, by, x, out, start, stop, step)
     rows = as_rows(out, rank - 1)
     flat = x.reshape(x.size)
@@ -177,8 +176,8 @@ def store_slice_dynamic(
 ) -> None:
     """`buffer[start:stop:step] = x` along each axis, as in Python; raises if a size differs from that of `x`."""
     rank = x.rank
-    begin = k.tile(k.i64, (rank,), fill=0)
-    by = k.tile(k.i64, (rank,), fill=1)
+    begin = k.tile(k.i64, (rank,))
+    by = k.tile(k.i64, (rank,))
     slice_bounds(begin, by, buffer, x, start, stop, step)
     rows = as_rows(x, rank - 1)
     flat = buffer.reshape(buffer.size)
