@@ -245,3 +245,20 @@ def test_slices_of_another_size(name: str) -> None:
             slices(name, x, part, [(0, 2, 1), (at, at + 1, 1)])
     with pytest.raises(ValueError, match="axis 1 has 0 elements from 3 to 4 by 1; the result has 2"):  # fmt: skip
         slices(name, x, np.zeros((2, 2), I64), [(0, 2, 1), (3, 4, 1)])
+
+
+@pytest.mark.parametrize("name", ["mo.top_k", "mo.bottom_k"])
+def test_the_best_elements(name: str) -> None:
+    """Of rows shorter and longer than the vectors that are compared with the worst kept one; equal ones in order."""
+    rng = np.random.default_rng(8)
+    for size in (1, 2, 3, 6, 15, 16, 17, 40):
+        for count in {1, 2, 5, size} & set(range(1, size + 1)):
+            axis = count % 2
+            x = rng.integers(0, 3 if count == 5 else 99, (size, 2)[:: 1 - 2 * axis]).astype(F32)
+            order = np.argsort(-x if name == "mo.top_k" else x, axis, kind="stable")
+            want = np.take(order, range(count), axis)
+            results = [(F32, want.shape), (I64, want.shape)]
+            attributes = {"k": count, "axis": axis}
+            got, places = interpreted(name, [x], results, attributes, machine="generic")
+            np.testing.assert_array_equal(places, want)
+            np.testing.assert_array_equal(got, np.take_along_axis(x, want, axis))

@@ -16,9 +16,9 @@ MAX_TOTAL = 2**62
 @k.kernel
 def check_counts(out: k.Output, counts: k.Input, ctx: k.Context, *, what: str) -> None:
     """`out = counts` `[n]`; raises where a count is negative, or where the sum exceeds `MAX_TOTAL`."""
-    check_size("the result", out.shape[0], counts.shape[0])
+    check_size("the result", out.size, counts.size)
     total = k.i64(0)
-    for i in range(counts.shape[0]):
+    for i in range(counts.size):
         count = k.i64(counts[i])
         if count < 0:
             raise ValueError("{}[{}] is {}, expected 0 or more", what, i, counts[i])
@@ -33,9 +33,9 @@ def check_row_offsets(
     out: k.Output, offsets: k.Input, rows: k.Input, ctx: k.Context, *, what: str
 ) -> None:
     """`out = offsets` `[batch + 1]`; raises unless they begin at 0, never fall, and end at `rows`."""
-    check_size("the result", out.shape[0], offsets.shape[0])
+    check_size("the result", out.size, offsets.size)
     check_offsets(what, offsets, k.i64(rows[0]), ctx.target.width(k.i64))
-    for i in range(offsets.shape[0]):
+    for i in range(offsets.size):
         out[i] = offsets[i]
 
 

@@ -32,7 +32,7 @@ class Arg:
     """One tensor parameter of a kernel.
 
     Args:
-        source: Where the memory comes from: an operand of the op, a result, or zero-filled workspace.
+        source: Where the memory comes from: an operand of the op, a result, or a workspace.
         index: Which operand or result. For a workspace: its number in `KernelCall.workspaces`.
         dtype: Element type of the view.
         shape: Dims of the contiguous view that the kernel takes of that memory (already flattened).

@@ -54,7 +54,7 @@ def check_rising(name: str, offsets: Any, width: int) -> None:
         offsets: `[batch + 1]`.
         width: Offsets per vector.
     """
-    for j, mask in k.vectors(offsets.shape[0] - 1, width):
+    for j, mask in k.vectors(offsets.size - 1, width):
         current = offsets.load(j, width=width, mask=mask)
         falls = current > offsets.load(j + 1, width=width, mask=mask)
         if mask is not None:
@@ -83,7 +83,7 @@ def check_offsets(name: str, offsets: Any, rows: Any, width: int) -> None:
         rows: The number of rows.
         width: Offsets per vector.
     """
-    last = offsets.shape[0] - 1
+    last = offsets.size - 1
     if last < 0:
         raise ValueError("{} is empty, expected the first row of each sequence and {}", name, rows)
     if k.i64(offsets[0]) != 0:

@@ -44,11 +44,11 @@ def cache_load(
     """
     width = ctx.target.width(k.f32)
     layer = layer_of(blocks, layer_index)
-    batch = starts.shape[0]
+    batch = starts.size
     size = out.shape[1]
     if k.i64(count[0]) != out.shape[0]:
         raise ValueError("{} rows of a result of {}", count[0], out.shape[0])
-    check_size("offsets", offsets.shape[0], batch + 1)
+    check_size("offsets", offsets.size, batch + 1)
     check_size("lookup_table", lookup_table.shape[0], batch)
     check_heads("a row", size, blocks)
     check_rising("offsets", offsets, width)

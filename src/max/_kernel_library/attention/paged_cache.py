@@ -44,8 +44,8 @@ def check_batch(offsets: Any, rows: Any, cache: PagedCache, width: int, kinds: i
         kinds: Kinds of pages that the caller reads or writes: keys, or keys and values.
     """
     blocks, cache_lengths, lookup_table = cache
-    check_size("input_row_offsets", offsets.shape[0], cache_lengths.shape[0] + 1)
-    check_size("lookup_table", lookup_table.shape[0], cache_lengths.shape[0])
+    check_size("input_row_offsets", offsets.size, cache_lengths.size + 1)
+    check_size("lookup_table", lookup_table.shape[0], cache_lengths.size)
     check_offsets("input_row_offsets", offsets, rows, width)
     if blocks.shape[1] < kinds or blocks.shape[3] == 0:
         raise ValueError(
@@ -79,7 +79,7 @@ def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
 @k.inline
 def place_of(offsets: Any, cache: PagedCache, row: Any) -> Any:
     """The sequence of a row of the ragged batch, and the row's position in it; `check_batch` has checked the batch."""
-    sequence = sequence_of(offsets, cache.cache_lengths.shape[0], row)
+    sequence = sequence_of(offsets, cache.cache_lengths.size, row)
     return sequence, k.i64(cache.cache_lengths[sequence]) + row - k.i64(offsets[sequence])
 
 

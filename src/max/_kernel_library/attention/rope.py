@@ -53,7 +53,7 @@ def rotate_head(
             y = k.cast(source.load(half + j, width=width, mask=mask), k.f32)
             target.store(j, value=x * cosine - y * sine, mask=mask)
             target.store(half + j, value=x * sine + y * cosine, mask=mask)
-    for j, mask in k.vectors(rotated, source.shape[0], width):
+    for j, mask in k.vectors(rotated, source.size, width):
         target.store(j, value=source.load(j, width=width, mask=mask), mask=mask)
 
 

@@ -29,14 +29,14 @@ def inside(first: Any, step: Any, taps: Any, size: Any) -> Any:
 def fill_zero(row: Any, width: int) -> None:
     """Sets a row to 0."""
     zero = k.splat(k.cast(k.i32(0), row.dtype), width)
-    for j, mask in k.vectors(row.shape[0], width):
+    for j, mask in k.vectors(row.size, width):
         row.store(j, value=zero, mask=mask)
 
 
 @k.inline
 def copy_cast(target: Any, source: Any, width: int) -> None:
     """Copies a row to another dtype."""
-    for j, mask in k.vectors(target.shape[0], width):
+    for j, mask in k.vectors(target.size, width):
         value = k.cast(source.load(j, width=width, mask=mask), target.dtype)
         target.store(j, value=value, mask=mask)
 

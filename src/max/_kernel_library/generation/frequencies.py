@@ -17,8 +17,8 @@ def count_tokens(data: k.InOut, offsets: k.Input, tokens: k.Input, ctx: k.Contex
 
     A token that has no pair yet takes the first whose token is negative or whose count is 0.
     """
-    batch = tokens.shape[0]
-    check_size("offsets", offsets.shape[0], batch + 1)
+    batch = tokens.size
+    check_size("offsets", offsets.size, batch + 1)
     check_rising("offsets", offsets, ctx.target.width(k.i64))
     if k.i64(offsets[batch]) > data.shape[0]:
         raise ValueError(

@@ -46,17 +46,17 @@ def penalties(
     batch = logits.shape[0]
     check_size("the result", out.shape[0], batch)
     check_size("the result's rows", out.shape[1], vocabulary)
-    check_size("counts", counts.shape[0], tokens.shape[0])
-    check_size("offsets", offsets.shape[0], batch + 1)
-    check_size("frequency penalties", frequency.shape[0], batch)
-    check_size("presence penalties", presence.shape[0], batch)
-    check_size("repetition penalties", repetition.shape[0], batch)
-    if k.i64(offsets[batch]) > tokens.shape[0]:
+    check_size("counts", counts.size, tokens.size)
+    check_size("offsets", offsets.size, batch + 1)
+    check_size("frequency penalties", frequency.size, batch)
+    check_size("presence penalties", presence.size, batch)
+    check_size("repetition penalties", repetition.size, batch)
+    if k.i64(offsets[batch]) > tokens.size:
         raise ValueError(
             "offsets[{}] is {}, expected {} or less, the number of tokens",
             batch,
             offsets[batch],
-            tokens.shape[0],
+            tokens.size,
         )
     check_rising("offsets", offsets, width)
     for row in ctx.parallel(logits.shape[0]):

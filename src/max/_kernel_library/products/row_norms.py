@@ -44,7 +44,7 @@ def is_small(elements: Any, ctx: Any) -> Any:
 def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
     """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`, in f32."""
     epsilon, offset, multiply_first = norm
-    size = x.shape[0]
+    size = x.size
     sums = k.splat(k.f32(0), width)
     for j, mask in k.vectors(size, width):
         v = k.cast(x.load(j, width=width, mask=mask), k.f32)

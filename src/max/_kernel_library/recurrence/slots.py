@@ -35,7 +35,7 @@ class SlotBatch(NamedTuple):
 @k.inline
 def check_slots(slots: Any, states: Any, ctx: Any) -> None:
     """Raises if two sequences share a slot or a slot is out of range. The comparisons are split over the workers."""
-    for b in range(slots.shape[0]):
+    for b in range(slots.size):
         if k.i64(slots[b]) >= states.shape[0]:
             raise IndexError(
                 "slots[{}] is {}, expected less than {}, the number of states",
@@ -64,8 +64,8 @@ def check_states(batch: SlotBatch, rows: Any, ctx: Any) -> None:
         ctx: The context.
     """
     offsets, cache_lengths, slots, states, layer_index = batch
-    check_size("input_row_offsets", offsets.shape[0], slots.shape[0] + 1)
-    check_size("cache_lengths", cache_lengths.shape[0], slots.shape[0])
+    check_size("input_row_offsets", offsets.size, slots.size + 1)
+    check_size("cache_lengths", cache_lengths.size, slots.size)
     check_offsets("input_row_offsets", offsets, rows, ctx.target.width(k.i64))
     if k.i64(layer_index[0]) >= states.shape[1]:
         raise IndexError("layer {}; the states have {} layers", layer_index[0], states.shape[1])
