@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from max import kernel as k
+from max._kernel_library.convolution.inputs import image_axes, inside, pad_input, padded_sizes
 from max._kernel_library.convolution.patches import (
     MAX_HEIGHT,
     Layout,
@@ -19,6 +21,7 @@ from max._kernel_library.convolution.patches import (
     find_patches,
 )
 from max._kernel_library.generation.sampling import Distribution, bisected_threshold
+from max._kernel_library.lowering import Operand, view
 from max._kernel_library.products.blocking import (
     BLOCK_PANELS,
     BLOCK_ROWS,
@@ -30,6 +33,7 @@ from max._kernel_library.products.blocking import (
 )
 from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import tiling
+from max.dtype import DType
 from tests.kernel_library.harness import interpreted, run, target
 from tests.kernel_library.test_sampling import operands as sampling_operands
 
@@ -173,3 +177,55 @@ def test_candidates_fit_into_the_heap(top_k: int, rng: np.random.Generator) -> N
     result = [(np.int64, (1,))]
     got = interpreted("mo.sample.token", given_, result)
     np.testing.assert_array_equal(got, run("mo.sample.token", given_, result))
+
+
+@k.kernel
+def write_taps(
+    out: k.Output, first: k.i64, step: k.i64, taps: k.i64, size: k.i64, ctx: k.Context
+) -> None:
+    begin, end = inside(first, step, taps, size)
+    out[0] = begin
+    out[1] = end
+
+
+def test_taps_inside_of_an_image() -> None:
+    out = np.zeros(2, np.int64)
+    for first, step, taps, size in itertools.product(range(-5, 6), (1, 2, 3), (1, 2, 3), (1, 3, 4)):
+        k.interpret(write_taps, [out, first, step, taps, size])
+        within = [tap for tap in range(taps) if 0 <= first + tap * step < size]
+        assert list(range(*out)) == within
+
+
+@k.kernel
+def pad_image(
+    out: k.Output, x: k.Input, ctx: k.Context, *, padding: tuple[int, ...], groups: int
+) -> None:
+    low = padding[0], padding[2], padding[4]
+    pad_input(out, x, low, padded_sizes(x, padding), groups, ctx)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("padding", [(0,) * 6, (1, 0, 0, 2, 3, 1), (0, 1, 2, 0, 0, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 1, 3, 2, 4), (1, 2, 2, 5, 6), (1, 1, 1, 1, 2)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_padded_images(
+    dtype: Any, shape: tuple[int, ...], padding: tuple[int, ...], groups: int
+) -> None:
+    """Groups of channels one after the other, with zeros around each."""
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    around = [(0, 0), *zip(padding[::2], padding[1::2], strict=True), (0, 0)]
+    padded = np.pad(x, around)
+    grouped = padded.reshape(*padded.shape[:4], groups, -1)
+    want = np.moveaxis(grouped, 4, 1).astype(dtype)
+    for workers in (1, 2):
+        out = np.full(want.size, 7, dtype)
+        params = {"padding": padding, "groups": groups}
+        k.interpret(pad_image, [out, x], params, workers, target("generic"))
+        np.testing.assert_array_equal(out.reshape(want.shape), want)
+
+
+def test_axes_of_images_and_volumes() -> None:
+    operand = Operand(DType.float32, (2, 3, 5, 7))
+    assert view("operand", 0, operand, image_axes(4)).shape == (2, 1, 3, 5, 7)
+    operand = Operand(DType.float32, (2, 3, 5, 7, 11))
+    assert view("operand", 0, operand, image_axes(5)).shape == (2, 3, 5, 7, 11)

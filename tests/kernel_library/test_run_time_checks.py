@@ -5,6 +5,7 @@ error that names it. The interpreter also refuses each access outside of a tenso
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -156,6 +157,16 @@ def test_rows_of_the_last_pages(
             np.testing.assert_array_equal(after[cache][chosen], blocks[chosen])
 
 
+def test_as_many_rows_as_the_result_has() -> None:
+    offsets, lengths = numbers(0, 0, 2, 17), numbers(2, 3, 1)
+    symbol, operands, results, attributes = copy.deepcopy(CASES["cache load"])
+    offsets(operands, results)
+    lengths(operands, results)
+    (rows,) = interpreted(symbol, operands, results, attributes)
+    # token 15 of the second sequence
+    np.testing.assert_array_equal(rows[16], operands[1][8, 1, 1, 3].reshape(-1))
+
+
 def test_penalties_of_several_rows() -> None:
     logits = np.array([[1, -2, 3, 0], [4, 5, -6, 7], [-8, 9, 10, 11]], np.float32)
     tokens, counts = np.array([0, 3, 1, 2, 3], I32), np.array([1, 2, 0, -1, 1], I32)
@@ -225,6 +236,22 @@ def test_dtypes(name: str) -> None:
     for at in UNSIGNED[name]:
         with pytest.raises(NotImplementedError, match="of int64; uint32 would fit"):
             changed(name, operand(at, lambda x: x.astype(np.int64)))
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_narrow_numbers(name: str) -> None:
+    """Each operand has its own dtype."""
+    expected = changed(name, lambda operands, results: None)
+    for dtypes in ((np.uint8, np.uint16, np.uint32), (np.uint32, np.uint8, np.uint16)):
+
+        def narrow(operands: list[Array], _: list[Any], dtypes: Any = dtypes) -> None:
+            for at, dtype in zip(UNSIGNED[name], itertools.cycle(dtypes), strict=False):
+                operands[at] = operands[at].astype(dtype)
+
+        for ours, theirs in zip(
+            itertools.chain(*changed(name, narrow)), itertools.chain(*expected), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("name", "cache"), [("kv_store", 3), ("key store", 2), ("cache load", 1)])

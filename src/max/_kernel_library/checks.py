@@ -46,7 +46,7 @@ def _lower_counts(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.check.counts`, on one worker and in place."""
-    args = run_time_views(results[:1], operands[:1])
+    args = run_time_views(results, operands)
     params = {"what": attributes["what"]}
     return KernelCall(check_counts, args, params, serial=True, in_place=((0, 0),))
 
@@ -58,10 +58,12 @@ def _lower_offsets(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.check.offsets`, on one worker and in place."""
+    offsets, rows = operands
+    (out,) = results
     args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-        view("operand", 1, operands[1], ((),)),
+        view("result", 0, out, static=False),
+        view("operand", 0, offsets, static=False),
+        view("operand", 1, rows, ((),)),
     )
     params = {"what": attributes["what"]}
     return KernelCall(check_row_offsets, args, params, serial=True, in_place=((0, 0),))

@@ -13,6 +13,7 @@ from max._kernel_library.attention.cache_formats import (
     store_heads,
 )
 from max._kernel_library.attention.paged_cache import (
+    CACHE_DIMS,
     PagedCache,
     check_batch,
     layer_of,
@@ -99,10 +100,6 @@ def key_store(
         store_heads(blocks[page, side, layer, position % blocks.shape[3]], keys[token], width)
 
 
-CACHE = (False, True, False, True, True, True)
-"""The dims of a cache that are compile-time constants: all but the numbers of pages and of layers."""
-
-
 def _lower_load(
     operands: Sequence[Operand],
     results: Sequence[Operand],
@@ -110,12 +107,13 @@ def _lower_load(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.kv_load.ragged.paged`."""
+    (out,) = results
     unsigned("mo.kv_load.ragged.paged", [operands[0], *operands[2:5]])
-    check_rows("mo.kv_load.ragged.paged", operands[1], results[0].shape[1])
+    check_rows("mo.kv_load.ragged.paged", operands[1], out.shape[1])
     args = (
-        view("result", 0, results[0], static=(False, True)),
+        view("result", 0, out, static=(False, True)),
         view("operand", 0, operands[0], static=False),
-        view("operand", 1, operands[1], static=CACHE),
+        view("operand", 1, operands[1], static=CACHE_DIMS),
         view("operand", 2, operands[2], static=False),
         view("operand", 3, operands[3], static=False),
         view("operand", 4, operands[4], ((),)),
@@ -131,12 +129,12 @@ def _lower_store(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.k_store.ragged.paged`."""
-    unsigned("mo.k_store.ragged.paged", [operands[1], *operands[3:6]])
+    unsigned("mo.k_store.ragged.paged", [operands[1], *operands[3:]])
     check_rows("mo.k_store.ragged.paged", operands[2], operands[0].shape[1])
     args = (
         view("operand", 0, operands[0], static=(False, True)),
         view("operand", 1, operands[1], static=False),
-        view("operand", 2, operands[2], static=CACHE),
+        view("operand", 2, operands[2], static=CACHE_DIMS),
         view("operand", 3, operands[3], static=False),
         view("operand", 4, operands[4], static=False),
         view("operand", 5, operands[5], ((),)),

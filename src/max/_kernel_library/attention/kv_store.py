@@ -8,6 +8,7 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import check_heads, check_rows, store_heads
 from max._kernel_library.attention.paged_cache import (
+    CACHE_DIMS,
     PagedCache,
     check_batch,
     layer_of,
@@ -53,13 +54,13 @@ def _lower_kv_store(
 ) -> KernelCall:
     """The call for `mo.kv_store.ragged.paged`; the sizes of a page and a head are static."""
     blocks = operands[3]
-    unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:8]])
+    unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:]])
     check_rows("mo.kv_store.ragged.paged", blocks, operands[0].shape[1])
     args = (
         view("operand", 0, operands[0]),
         view("operand", 1, operands[1]),
         view("operand", 2, operands[2], static=False),
-        view("operand", 3, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 3, blocks, static=CACHE_DIMS),
         view("operand", 4, operands[4], static=False),
         view("operand", 5, operands[5], static=False),
         view("operand", 6, operands[6], static=False),

@@ -66,7 +66,7 @@ def _lower_plan(
 ) -> KernelCall:
     """The call for `mo.latents.plan.ragged`: one worker computes the two flags."""
     unsigned("mo.latents.plan.ragged", operands)
-    args = run_time_views(results[:1], operands[:2])
+    args = run_time_views(results, operands)
     names = ("least_rows", "most_cached", "saved", "spent", "count")
     params = {name: int(attributes[name]) for name in names}
     return KernelCall(plan_latents, args, params, serial=True)

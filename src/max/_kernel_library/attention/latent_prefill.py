@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import copy_elements
 from max._kernel_library.attention.online_softmax import LOG2_E, NEGATIVE_INFINITY
-from max._kernel_library.attention.paged_cache import PagedCache, check_batch, layer_of, page_of
+from max._kernel_library.attention.paged_cache import (
+    CACHE_DIMS,
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+)
 from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
@@ -254,7 +260,7 @@ def _lower_prefill(
         view("result", 1, results[1], static=rows),
         *(view("operand", i, operands[i], static=rows) for i in range(3)),
         *(view("operand", i, operands[i], static=False) for i in range(3, 6)),
-        view("operand", 6, operands[6], static=(False, True, False, True, True, True)),
+        view("operand", 6, operands[6], static=CACHE_DIMS),
         view("operand", 7, operands[7], static=False),
         view("operand", 8, operands[8], static=False),
         view("operand", 9, operands[9], ((),)),

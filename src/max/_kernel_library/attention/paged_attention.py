@@ -43,7 +43,13 @@ from max._kernel_library.attention.online_softmax import (
     SPLIT_ROWS,
     merge_parts,
 )
-from max._kernel_library.attention.paged_cache import PagedCache, check_batch, layer_of, page_of
+from max._kernel_library.attention.paged_cache import (
+    CACHE_DIMS,
+    PagedCache,
+    check_batch,
+    layer_of,
+    page_of,
+)
 from max._kernel_library.attention.paged_plan import (
     KEYS,
     ROW_THRESHOLD,
@@ -402,7 +408,7 @@ def _lower_attention(
         view("result", 0, results[0]),
         view("operand", 0, q),
         view("operand", 1, operands[1], static=False),
-        view("operand", 2, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 2, blocks, static=CACHE_DIMS),
         view("operand", 3, operands[3], static=False),
         view("operand", 4, operands[4], static=False),
         view("operand", 5, operands[5], static=False),

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.operand_checks import check_offsets, check_size
 
+CACHE_DIMS = (False, True, False, True, True, True)
+"""The dims of a cache that are compile-time constants: all but the numbers of pages and of layers."""
+
 
 class PagedCache(NamedTuple):
     """The operands of a cache, with the sequences of a batch.

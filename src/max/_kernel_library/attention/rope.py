@@ -21,6 +21,7 @@ from max._kernel_library.attention.cache_formats import (
     store_head,
 )
 from max._kernel_library.attention.paged_cache import (
+    CACHE_DIMS,
     PagedCache,
     check_batch,
     layer_of,
@@ -119,7 +120,8 @@ def _lower_rope(
 ) -> KernelCall:
     """The call for `mo.rope.ragged.paged`; the queries may be rotated in place."""
     q, freqs_cis, blocks = operands[0], operands[2], operands[3]
-    unsigned("mo.rope.ragged.paged", [operands[1], *operands[4:8]])
+    (out,) = results
+    unsigned("mo.rope.ragged.paged", [operands[1], *operands[4:]])
     rotated, head_dim = freqs_cis.shape[1], q.shape[2]
     if (
         not isinstance(rotated, int)
@@ -132,11 +134,11 @@ def _lower_rope(
             "fits"
         )
     args = (
-        view("result", 0, results[0]),
+        view("result", 0, out),
         view("operand", 0, q),
         view("operand", 1, operands[1], static=False),
         view("operand", 2, freqs_cis, static=(False, True)),
-        view("operand", 3, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 3, blocks, static=CACHE_DIMS),
         view("operand", 4, operands[4], static=False),
         view("operand", 5, operands[5], static=False),
         view("operand", 6, operands[6], static=False),

@@ -27,6 +27,7 @@ from max._kernel_library.attention.online_softmax import (
 )
 from max._kernel_library.attention.paged_attention import store_task
 from max._kernel_library.attention.paged_cache import (
+    CACHE_DIMS,
     PagedCache,
     check_batch,
     layer_of,
@@ -225,7 +226,7 @@ def _lower_attention(
         view("operand", 0, q, static=(False, True, True)),
         view("operand", 1, selected, static=False),
         view("operand", 2, operands[2], static=False),
-        view("operand", 3, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 3, blocks, static=CACHE_DIMS),
         view("operand", 4, operands[4], static=False),
         view("operand", 5, operands[5], static=False),
         view("operand", 6, operands[6], ((),)),

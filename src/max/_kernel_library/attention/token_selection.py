@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import row_size
 from max._kernel_library.attention.paged_cache import (
+    CACHE_DIMS,
     PagedCache,
     check_batch,
     layer_of,
@@ -347,7 +348,7 @@ def _lower_selection(
         view("operand", 0, q, static=(False, True, True)),
         view("operand", 1, weights, static=(False, True)),
         view("operand", 2, operands[2], static=False),
-        view("operand", 3, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 3, blocks, static=CACHE_DIMS),
         view("operand", 4, operands[4], static=False),
         view("operand", 5, operands[5], static=False),
         view("operand", 6, operands[6], ((),)),

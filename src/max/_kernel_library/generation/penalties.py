@@ -78,9 +78,10 @@ def _lower_penalties(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.penalties`; the logits may be changed in place."""
+    (out,) = results
     unsigned("mo.penalties", operands[3:4])
     args = (
-        view("result", 0, results[0]),
+        view("result", 0, out),
         *(view("operand", i, operand, static=i == 0) for i, operand in enumerate(operands)),
     )
     return KernelCall(penalties, args, in_place=((0, 0),))

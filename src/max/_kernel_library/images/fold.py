@@ -58,7 +58,7 @@ def _lower_fold(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.fold`."""
-    args = run_time_views(results[:1], operands[:1])
+    args = run_time_views(results, operands)
     names = ("kernel", "stride", "dilation", "padding")
     return KernelCall(fold, args, {name: tuple(map(int, attributes[name])) for name in names})
 

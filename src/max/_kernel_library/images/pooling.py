@@ -100,7 +100,7 @@ def _lower_pool(mean: bool) -> Lowering:
         attributes: Mapping[str, Any],
         target: k.Target,
     ) -> KernelCall:
-        args = run_time_views(results[:1], operands[:1])
+        args = run_time_views(results, operands)
         names = ("kernel", "stride", "dilation", "padding")
         params: dict[str, Any] = {name: tuple(int(n) for n in attributes[name]) for name in names}
         params["mean"] = mean

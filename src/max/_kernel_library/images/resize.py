@@ -95,7 +95,8 @@ def _lower_resize(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.resize`, with workspaces for each column's place in a row of x."""
-    x, out = operands[0], results[0]
+    (x,) = operands
+    (out,) = results
     sums = DType.float64 if x.dtype is DType.float64 else DType.float32
     workspaces = (Workspace(DType.int32, (out.shape[3],)), Workspace(sums, (out.shape[3],)))
     planes = ((0, 1), (2,), (3,))

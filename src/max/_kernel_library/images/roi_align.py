@@ -135,7 +135,7 @@ def _lower_roi_align(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.roi_align`."""
-    args = run_time_views(results[:1], operands[:2])
+    args = run_time_views(results, operands)
     params = {
         "scale": float(attributes["spatial_scale"]),
         "samples": int(attributes["sampling_ratio"]),

@@ -80,14 +80,15 @@ def _lower_nms(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.nms`, with a workspace for the scores of the remaining boxes."""
-    dtype = operands[0].dtype
+    boxes, scores, *_ = operands
+    (out,) = results
     workspace = Workspace(
-        DType.float64 if dtype is DType.float64 else DType.float32, operands[1].shape
+        DType.float64 if boxes.dtype is DType.float64 else DType.float32, scores.shape
     )
     args = (
-        view("result", 0, results[0], static=False),
-        view("operand", 0, operands[0], static=False),
-        view("operand", 1, operands[1], static=False),
+        view("result", 0, out, static=False),
+        view("operand", 0, boxes, static=False),
+        view("operand", 1, scores, static=False),
         *(view("operand", i, operands[i], ((),)) for i in (2, 3, 4)),
         view("workspace", 0, workspace, static=False),
     )
