@@ -94,6 +94,13 @@ def test_offsets(case: tuple[np.ndarray, int], width: int) -> None:
         run(checked_rising, offsets, rows, fall(offsets), width=width)
 
 
+@pytest.mark.parametrize("numbers", [[], [0], [1], [0, 0], [1, 1], [0, 1]])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_offsets_of_few_sequences(numbers: list[int], rows: int) -> None:
+    offsets = np.array(numbers, np.uint32)
+    run(checked_offsets, offsets, rows, wrong(offsets, rows), width=4)
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 8, 9, 12])
 @pytest.mark.parametrize("width", [1, 4])
 def test_the_offset_that_falls_is_named(count: int, width: int) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel_library.harness import interpreted
+from max._kernel_library.lowering import Arg, Operand
+from max._kernel_library.recurrence.slots import state_views
+from max.dtype import DType
+from tests.kernel_library.harness import interpreted, lowered
 from tests.kernel_library.test_interpreted import CASES
 from tests.kernel_library.test_violating import operand, result
 from tests.tolerance import assert_close
@@ -21,6 +24,7 @@ from tests.tolerance import assert_close
 Array = np.ndarray[Any, Any]
 Change = Callable[[list[Array], list[Any]], None]
 I32, U32 = np.int32, np.uint32
+PLAIN = " without parameters"
 
 
 def numbers(at: int, *values: Any) -> Change:
@@ -35,7 +39,8 @@ def of_shape(at: int, *shape: int) -> Change:
 
 def changed(name: str, change: Change, **attributes: Any) -> tuple[list[Array], list[Array]]:
     """Runs a case after a change; returns its results, and its operands after the run."""
-    symbol, operands, results, usual = copy.deepcopy(CASES[name])
+    symbol, operands, results, usual = copy.deepcopy(CASES[name.removesuffix(PLAIN)])
+    usual = {} if name.endswith(PLAIN) else usual
     change(operands, results)
     return interpreted(symbol, operands, results, {**usual, **attributes}), operands
 
@@ -168,12 +173,13 @@ def test_as_many_rows_as_the_result_has() -> None:
 
 
 def test_penalties_of_several_rows() -> None:
-    logits = np.array([[1, -2, 3, 0], [4, 5, -6, 7], [-8, 9, 10, 11]], np.float32)
-    tokens, counts = np.array([0, 3, 1, 2, 3], I32), np.array([1, 2, 0, -1, 1], I32)
+    logits = np.array([[1, -0.5, 3, 0], [4, 5, -6, 7], [-8, 9, 10, 11]], np.float32)
+    tokens, counts = np.array([0, 3, 1, 2, 3, 1, 0], I32), np.array([1, 2, 4, 0, 1, -1, 3], I32)
     strengths = np.array([[1, 2, 3], [10, 20, 30], [2, 4, 5]], np.float32)
-    offsets = np.array([0, 2, 2, 5], U32)
+    offsets = np.array([0, 3, 3, 7], U32)
     want = logits.copy()
-    want[0, 0], want[0, 3], want[2, 3] = 1 / 2 - 1 - 10, 0 * 2 - 2 - 10, 11 / 5 - 3 - 30
+    want[0] = [1 / 2 - 1 - 10, -0.5 * 2 - 4 - 10, 3, 0 - 2 - 10]
+    want[2] = [-8 * 5 - 9 - 30, 9, 10, 11 / 5 - 3 - 30]
     for workers in (1, 2):
         (got,) = interpreted(
             "mo.penalties", [logits, tokens, counts, offsets, *strengths], [(logits.dtype, logits.shape)],
@@ -188,6 +194,7 @@ def test_penalties_of_several_rows() -> None:
         ([[3, 1]], 3, [[3, 2]]),
         ([[0, 1], [3, 1]], 0, [[0, 2], [3, 1]]),
         ([[-1, 0], [3, 1]], 3, [[-1, 0], [3, 2]]),
+        ([[5, 0], [4, 1]], 3, [[3, 1], [4, 1]]),
         ([[3, 0], [4, 1], [-1, 5]], 3, [[3, 1], [4, 1], [-1, 5]]),
         ([[4, 1], [-1, 5], [2, 0]], 3, [[4, 1], [3, 1], [2, 0]]),
         ([[4, 1], [3, 1], [3, 6]], 3, [[4, 1], [3, 2], [3, 6]]),
@@ -240,17 +247,19 @@ def test_dtypes(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNSIGNED)
 def test_narrow_numbers(name: str) -> None:
-    """Each operand has its own dtype."""
-    expected = changed(name, lambda operands, results: None)
+    """Operands of several dtypes are read as what they are."""
+    symbol, operands, results, attributes = copy.deepcopy(CASES[name])
+    expected = changed(name, lambda *_: None)
     for dtypes in ((np.uint8, np.uint16, np.uint32), (np.uint32, np.uint8, np.uint16)):
-
-        def narrow(operands: list[Array], _: list[Any], dtypes: Any = dtypes) -> None:
-            for at, dtype in zip(UNSIGNED[name], itertools.cycle(dtypes), strict=False):
-                operands[at] = operands[at].astype(dtype)
-
-        for ours, theirs in zip(
-            itertools.chain(*changed(name, narrow)), itertools.chain(*expected), strict=True
-        ):
+        for at, dtype in zip(UNSIGNED[name], itertools.cycle(dtypes), strict=False):
+            operands[at] = operands[at].astype(dtype)
+        outputs = [np.empty(shape, dtype) for dtype, shape in results]
+        for arg in lowered(symbol, operands, outputs, attributes).args:
+            if isinstance(arg, Arg) and arg.source == "operand":
+                assert arg.dtype == DType.from_numpy(operands[arg.index].dtype)
+        after = copy.deepcopy(operands)
+        got = interpreted(symbol, after, results, attributes)
+        for ours, theirs in zip((*got, *after), itertools.chain(*expected), strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 
@@ -275,6 +284,16 @@ def test_columns_of_rotations(columns: int) -> None:
         changed("rope", of_shape(2, 13, columns))
 
 
+def test_rotation_without_parameters() -> None:
+    """Interleaved, of queries and keys."""
+    for ours, theirs in zip(
+        itertools.chain(*changed("rope", lambda *_: None, interleaved=True, rotates_cache=True)),
+        itertools.chain(*changed("rope without parameters", lambda *_: None)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_queries_only() -> None:
     """Keys of another size are not rotated."""
     (got,), operands = changed(
@@ -283,3 +302,17 @@ def test_queries_only() -> None:
     (want,), _ = changed("rope", of_shape(2, 20, 12))
     assert_close(got, want)
     np.testing.assert_array_equal(operands[3], CASES["rope"][1][3][..., :15])
+
+
+@pytest.mark.parametrize("shape", [("slots", "layers", 3, 5), ("slots", 2, 3), (4, 2, 7)])
+def test_states_of_any_number(shape: tuple[Any, ...]) -> None:
+    """Slots and layers may be sizes that a run knows, the others may not."""
+    batch = [Operand(DType.uint32, (n,)) for n in ("offsets", "batch", "batch")]
+    layer = Operand(DType.uint32, ())
+    views = state_views("op", [*batch, Operand(DType.float32, shape), layer], 0)
+    assert [v.shape for v in views] == [("offsets",), ("batch",), ("batch",), shape, (1,)]
+    assert [v.index for v in views] == [0, 1, 2, 3, 4]
+    for axis in range(2, len(shape)):
+        wrong = (*shape[:axis], "n", *shape[axis + 1 :])
+        with pytest.raises(NotImplementedError, match="dims after the second are static"):
+            state_views("op", [*batch, Operand(DType.float32, wrong), layer], 0)
