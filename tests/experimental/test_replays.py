@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from max.experimental import Tensor, _replays
+from max.experimental import Tensor, _replays, array_api
 from max.experimental import functional as F
 
 RNG = np.random.default_rng(8)
@@ -82,3 +83,31 @@ def test_a_call_that_was_made_elsewhere_first_is_recorded_at_its_own_line() -> N
     first = picked.__code__.co_firstlineno
     assert len(lines) == 2
     assert all(any(f"{__file__}:{first + n}" in text for text in lines) for n in (2, 3)), lines
+
+
+def test_a_call_of_a_stack_with_fewer_frames_is_recorded_at_its_own_line() -> None:
+    """The user's function is a thread's outermost frame; on the trace a function of ours calls the op for it."""
+    table = Tensor.constant(array(4, 2))
+    lines: list[str] = []
+    ended = _thread.allocate_lock()
+
+    def body() -> None:
+        try:
+            for turn in range(12):
+                rows = Tensor.from_dlpack(np.array([1 if turn < 11 else 9])) + 0
+                if turn < 11:
+                    z = array_api.take(table, rows, axis=0)
+                else:
+                    z = F.gather(table, rows, axis=0)
+                _ = z.realize
+        except IndexError as error:
+            lines.append(str(error))
+        finally:
+            ended.release()
+
+    ended.acquire()
+    _thread.start_new_thread(body, ())
+    assert ended.acquire(timeout=60)
+    gc.collect()  # no later test computes the tensor that failed
+    (line,) = lines
+    assert f"{__file__}:{body.__code__.co_firstlineno + 7}" in line

@@ -236,7 +236,11 @@ class GraphLowering:
         condition, body = op.callees
         predicate_type = self.placing.subgraphs[condition].output_types[0]
         predicate = self.placing.buffer(
-            Buffer("temp", 1, device=index_of(predicate_type, self.placing.backends))
+            Buffer(
+                "temp",
+                DType.bool.size_in_bytes,
+                device=index_of(predicate_type, self.placing.backends),
+            )
         )
         next_states = [
             replace(
