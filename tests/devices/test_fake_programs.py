@@ -222,6 +222,28 @@ def test_programs_with_kernels_of_the_user_are_not_kept(
     assert keys._key(module, ["x", "y"]) is not None
 
 
+@pytest.mark.parametrize(
+    ("kernel", "op"),
+    [
+        ("mo.argsort", lambda x: ops.argsort(x[0])),
+        ("mo.matmul", lambda x: x @ x),
+        ("mo.matmul", lambda x: ops.exp(x @ x)),
+    ],
+    ids=["argsort", "matmul", "matmul with an epilogue"],
+)
+def test_an_op_without_a_kernel_on_its_device(
+    devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch, kernel: str, op: Any
+) -> None:
+    session = mixed_session(devices)
+    families = session._backends[1].library.families
+    without = KernelLibrary({name: f for name, f in families.items() if name != kernel})
+    monkeypatch.setattr(session._backends[1], "library", without)
+    session.load(Graph("host", lambda x: op(x.tensor), [TensorType(F32, [3, 3], HOST)]))
+    graph = Graph("device", lambda x: op(x.tensor), [TensorType(F32, [3, 3], ONE)])
+    with pytest.raises(NotImplementedError, match=r"the compiler has no kernel for this op on .*3"):
+        session.load(graph)
+
+
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, DType.int32], ids=str)
 def test_collectives(devices: list[FakeDevice], rng: np.random.Generator, dtype: DType) -> None:
     """Allreduce and allgather over two CPU devices and two fake ones."""

@@ -74,6 +74,7 @@ class GraphLowering:
             "mo.concat": self.regions.concat,
             "mo.shape_to_tensor": self.shape_to_tensor,
             "mo.print": self.print,
+            "mo.custom": self.library_ops.custom,
             "mok.check": self.check,
             "mok.device_copy": self.device_copy,
             "mok.attention": self.library_ops.attention,

@@ -74,9 +74,6 @@ class LibraryLowering:
         name = op.name
         if op.name == "mo.custom":
             name, attributes = op.attr("symbol"), op.attr("parameters")
-            if not self.placing.backend.library.supports(name):
-                self.custom(op, name, attributes)
-                return True
         elif isinstance(op, MatmulOp):
             name = "mo.matmul"
         if not self.placing.backend.library.supports(name):
@@ -171,9 +168,8 @@ class LibraryLowering:
             kernel_arguments.append(argument)
             written.append(False)
         if work is None:
-            bytes_: Size = 0
-            for buffer in {argument.pointer.buffer for argument in arguments}:
-                bytes_ = bytes_ + self.placing.template.buffers[buffer].bytes
+            buffers = {argument.pointer.buffer for argument in arguments}
+            bytes_ = sum([self.placing.template.buffers[buffer].bytes for buffer in buffers])
             work = WorkCode("other", simplify(bytes_))
         text = None if epilogue is None else epilogue.source
         kernel = self.placing.kernels.library(call.kernel, kernel_arguments, call.params, text)
@@ -228,8 +224,15 @@ class LibraryLowering:
             call = self.placing.lower_call(op.name, [described(w)], [result], attributes)
             self.launch_call(call, [self.placing.place(w)], [target], "pack", parts=[whole.buffer])
 
-    def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
-        """Launches the kernel registered under the op's symbol; its arguments are the results, then the operands."""
+    def custom(self, op: MoOp) -> None:
+        """Launches the library's kernel of the op's symbol, else the one that is registered under it.
+
+        The arguments of a registered kernel are the results, then the operands.
+        """
+        symbol: str = op.attr("symbol")
+        if self.placing.backend.library.supports(symbol):
+            self.lower_op(op, op, None)
+            return
         kernel = k.registered(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
         for result in op.results:
@@ -247,7 +250,9 @@ class LibraryLowering:
             written.append(position < num_results or mutable)
             if mutable:
                 also_read.append(place.buffer)
-        specialised = self.placing.kernels.library(kernel, arguments, dict(parameters), None)
+        specialised = self.placing.kernels.library(
+            kernel, arguments, dict(op.attr("parameters")), None
+        )
         self.placing.launch(specialised, arguments, written, False, symbol, (), also_read)
 
 
