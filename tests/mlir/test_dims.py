@@ -6,6 +6,7 @@ import copy
 import operator
 import pickle
 from collections.abc import Callable
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -124,6 +125,13 @@ def test_substitution_by_expressions(text: str, env: dict[str, int]) -> None:
         ("(a + 127) // 128 * 128", "((a + 127) // 128) * 128"),
         ("(2 * a + 1) // 4", "(a // 2)"),
         ("a // 2 // 3", "(a // 6)"),
+        ("(a // b + 1) // 3", "((a + b) // (b * 3))"),
+        ("((a // 2) * (a // 2) + 1) // 3", "(((a // 2) * (a // 2) + 1) // 3)"),
+        ("((a // 2) * (b // 2) + 1) // 3", "(((a // 2) * (b // 2) + 1) // 3)"),
+        ("(a // 2) * b", "b * (a // 2)"),
+        ("a // (1 - b)", "((-a) // (b - 1))"),
+        ("-3 // a", "((-3) // a)"),
+        ("a + -1 // b", "a + ((-1) // b)"),
         ("(a // 2 + 1) // 3", "((a + 2) // 6)"),
         ("(a * b + b) // b", "a + 1"),
         ("(a * a - b * b) // (a - b)", "a + b"),
@@ -152,13 +160,16 @@ def test_constants_are_ints() -> None:
     # Python's hash of -1 is that of -2
     assert DimExpr(-1) - DimExpr(-2) == 1 and DimExpr(-1) != DimExpr(-2)
     assert seven != 8 and DimExpr("a") != 7 and DimExpr("a") != "a"
+    # other types say themselves whether they are equal
+    assert (DimExpr("a") == "a") is False and DimExpr("a") == ANY
     assert 10 // DimExpr(3) == 3 and 1 - DimExpr(3) == -2 and 2 * DimExpr(3) == 6
 
 
 def test_structure() -> None:
     a, b = DimExpr("a"), DimExpr("b")
     assert a.symbol_name == "a" and (a + 0).symbol_name == "a"
-    assert (a * 2).symbol_name is None and DimExpr(1).symbol_name is None
+    for no_symbol in (a * 2, a * a, a * b, a // 2, a + b, DimExpr(1)):
+        assert no_symbol.symbol_name is None
     assert (b * a // (a + 1)).symbols == ("a", "b")
     assert (a * b * 6).exact_quotient(a * 2) == b * 3
     assert (a * b + 1).exact_quotient(a) is None
@@ -188,7 +199,7 @@ def test_what_is_never_negative() -> None:
     a, b = DimExpr("a"), DimExpr("b")
     for expr in (a, a * b + 3, (a + 1) // 2, (a + 5) // (b + 1), DimExpr(0)):
         assert not may_be_negative(expr)
-    for expr in (a - 1, DimExpr(-1), (a - 1) // 2 + b, a - b):
+    for expr in (a - 1, DimExpr(-1), (a - 1) // 2 + b, a - b, (a - b) // (b + 1), a // (b - 1)):
         assert may_be_negative(expr)
 
 

@@ -358,18 +358,14 @@ def _coerce(value: object) -> DimExpr | None:
     return None
 
 
-def _build(terms: tuple[tuple[Monomial, int], ...]) -> DimExpr:
+def _build(terms: tuple[tuple[Monomial, int], ...], value: int | None = None) -> DimExpr:
+    """An expression of sorted terms; `value` is that of a constant."""
     expr = DimExpr.__new__(DimExpr)
     expr._terms = terms
     expr._symbols = None
-    if not terms:
-        expr._value = 0
-    elif len(terms) == 1 and not terms[0][0]:
-        expr._value = terms[0][1]
-    else:
-        expr._value = None
+    expr._value = value
     # constants hash as their int, which they equal
-    expr._hash = hash(terms if expr._value is None else expr._value)
+    expr._hash = hash(terms if value is None else value)
     return expr
 
 
@@ -384,7 +380,7 @@ def _from_terms(terms: Mapping[Monomial, int]) -> DimExpr:
 
 @lru_cache(maxsize=4096)
 def _constant(value: int) -> DimExpr:
-    return _build((((), value),) if value else ())
+    return _build((((), value),) if value else (), value)
 
 
 @lru_cache(maxsize=4096)
@@ -400,13 +396,11 @@ def _symbol(name: str) -> DimExpr:
 def _long_division(x: DimExpr, y: DimExpr) -> tuple[DimExpr, DimExpr]:
     """Polynomial long division: quotient q and remainder r with ``x == q * y + r``.
 
-    Coefficients of `r` at multiples of y's leading monomial lie in ``[0, leading coefficient)``. Dividends that differ
-    by a multiple of `y` therefore have the same remainder, which makes quotients canonical.
+    Coefficients of `r` at multiples of y's leading monomial lie between 0 and the leading coefficient, which is
+    excluded. Dividends that differ by a multiple of `y` therefore have the same remainder, which makes quotients
+    canonical.
     """
     leading, leading_coefficient = y._terms[0]
-    if leading_coefficient < 0:
-        quotient, remainder = _long_division(-x, -y)
-        return quotient, -remainder
     dividend = dict(x._terms)
     quotient_terms: dict[Monomial, int] = {}
     remainder_terms: dict[Monomial, int] = {}
@@ -414,9 +408,8 @@ def _long_division(x: DimExpr, y: DimExpr) -> tuple[DimExpr, DimExpr]:
         monomial = min(dividend, key=_monomial_key)
         coefficient = dividend.pop(monomial)
         shift = _divide(monomial, leading)
-        factor = 0 if shift is None else coefficient // leading_coefficient
-        if shift is not None and factor:
-            quotient_terms[shift] = factor
+        if shift is not None:
+            factor = quotient_terms[shift] = coefficient // leading_coefficient
             for y_monomial, y_coefficient in y._terms[1:]:
                 key = _multiply(shift, y_monomial)
                 value = dividend.get(key, 0) - factor * y_coefficient
@@ -435,11 +428,9 @@ def _common_factor(x: DimExpr, y: DimExpr) -> DimExpr:
     terms = (*x._terms, *y._terms)
     coefficient = math.gcd(*(c for _, c in terms))
     common = dict(terms[0][0])
-    for monomial, _ in terms[1:]:
+    for monomial, _ in terms:
         powers = dict(monomial)
         common = {a: min(p, powers[a]) for a, p in common.items() if a in powers}
-        if not common:
-            break
     return _from_terms({tuple(sorted(common.items(), key=lambda i: _atom_key(i[0]))): coefficient})
 
 
@@ -474,13 +465,12 @@ def _floor_divide_by_constant(x: DimExpr, divisor: int) -> DimExpr:
     if shared > 1:
         inner = {monomial: c // shared for monomial, c in symbolic}
         return _floor_divide(_from_terms(inner) + offset // shared, _constant(divisor // shared))
-    # merge nested quotients: (a // b + c) // d == (a + b * c) // (b * d)
-    # merge nested quotients: (a // b + c) // d == (a + b * c) // (b * d)
+    # merge nested quotients: (a // b + c) // d == (a + b * c) // (b * d) for positive d
     if len(symbolic) == 1:
         (monomial, coefficient) = symbolic[0]
         if coefficient == 1 and len(monomial) == 1 and monomial[0][1] == 1:
             atom = monomial[0][0]
-            if isinstance(atom, FloorDiv) and atom.denominator.is_static:
+            if isinstance(atom, FloorDiv):
                 inner_divisor = atom.denominator
                 return _floor_divide(
                     atom.numerator + inner_divisor * offset, inner_divisor * divisor
@@ -495,7 +485,7 @@ def may_be_negative(expr: DimExpr) -> bool:
     """
     return any(
         coefficient < 0
-        or any(isinstance(atom, FloorDiv) and may_be_negative(atom.numerator) for atom, _ in powers)
+        or any(isinstance(atom, FloorDiv) and any(map(may_be_negative, atom)) for atom, _ in powers)
         for powers, coefficient in expr.terms
     )
 
