@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -111,3 +112,16 @@ def test_a_call_of_a_stack_with_fewer_frames_is_recorded_at_its_own_line() -> No
     gc.collect()  # no later test computes the tensor that failed
     (line,) = lines
     assert f"{__file__}:{body.__code__.co_firstlineno + 7}" in line
+
+
+def test_a_value_that_another_thread_has_computed_keeps_its_memory() -> None:
+    with ThreadPoolExecutor(1) as other:
+        for turn in range(9):
+            a = array(4)
+            y = Tensor.constant(a) + 1
+            z = y * 2
+            view = other.submit(y.to_numpy).result() if turn in (5, 7) else None
+            same(z, (a + 1) * 2)
+            y[...] = 5.0
+            if view is not None:
+                np.testing.assert_array_equal(view, np.full(4, 5, np.float32))
