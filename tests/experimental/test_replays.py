@@ -125,3 +125,26 @@ def test_a_value_that_another_thread_has_computed_keeps_its_memory() -> None:
             y[...] = 5.0
             if view is not None:
                 np.testing.assert_array_equal(view, np.full(4, 5, np.float32))
+
+
+def test_a_stretch_goes_on_after_another_thread_computed_a_value() -> None:
+    """It is the next trace: an error in a stretch that follows it names the line of its call."""
+    table = Tensor.constant(array(4, 2))
+    with ThreadPoolExecutor(1) as other:
+        for turn in range(8):
+            x = Tensor.constant(array(4)) + 1
+            y = F.gather(table, Tensor.from_dlpack(np.array([9 if turn == 7 else 1])), axis=0)
+            if turn == 6:
+                other.submit(x.to_numpy).result()
+            if turn >= 6:
+                del x
+            z = y * 2
+            if turn < 7:
+                same(z, table.to_numpy()[1:2] * 2)
+    with pytest.raises(IndexError, match="gather: index 9") as error:
+        _ = z.realize
+    message = str(error.value)
+    del y, z, error
+    gc.collect()  # no later test computes the tensor that failed
+    first = test_a_stretch_goes_on_after_another_thread_computed_a_value.__code__.co_firstlineno
+    assert f"{__file__}:{first + 6}" in message
