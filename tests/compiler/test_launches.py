@@ -152,6 +152,19 @@ def test_a_custom_kernel_writes_its_results_and_the_buffers_that_it_changes(
     assert {*launch.writes} == {y, sums} and {*launch.reads} == {x, sums, limits}
 
 
+@pytest.mark.parametrize(("size", "serial"), [(2048, True), (20_000, False)])
+def test_workers_share_the_copy_of_one_row(
+    launches: dict[str, list[Recorded]], size: int, serial: bool
+) -> None:
+    types = [BufferType(F32, [size], DEVICE), TensorType(F32, [size], DEVICE)]
+    with Graph("copy", input_types=types) as graph:
+        ops.buffer_store(graph.inputs[0].buffer, graph.inputs[1].tensor)
+        graph.output()
+    load(graph)
+    (copy,) = launches["buffer_store"]
+    assert copy.launch.serial is serial
+
+
 def test_static_dims_in_attributes_are_ints() -> None:
     n = DimExpr.symbol("n")
     given = {

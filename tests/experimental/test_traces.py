@@ -69,6 +69,19 @@ def test_what_repeats_is_followed_and_not_recorded(records: list[Any]) -> None:
     assert compiled_programs() - before == 1
 
 
+def test_a_first_call_that_leaves_its_trace_begins_the_next_one(records: list[Any]) -> None:
+    """The operands before the one that differs are in memory; the capture counts them once."""
+    condition, a = np.arange(4) % 2 == 0, array(4)
+    recorded: list[int] = []
+    for turn in range(10):
+        b = array(4) if turn < 5 else array(3, 4)
+        records.clear()
+        z = F.where(Tensor.constant(condition), Tensor.constant(a), Tensor.constant(b)) * 2
+        same(z, np.where(condition, a, b) * 2)
+        recorded.append(len(records))
+    assert recorded == [2, 2, 0, 0, 0, 2, 0, 0, 0, 0]
+
+
 def test_parameters_that_change_between_steps() -> None:
     module = Sequential(Linear(5, 4), LayerNorm(4), Linear(4, 3))
     memory = {name: array(*[int(d) for d in p.shape]) for name, p in module.parameters}
