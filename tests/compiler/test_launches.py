@@ -152,6 +152,19 @@ def test_a_custom_kernel_writes_its_results_and_the_buffers_that_it_changes(
     assert {*launch.writes} == {y, sums} and {*launch.reads} == {x, sums, limits}
 
 
+def test_regions_fill_parts_of_a_concatenation(launches: dict[str, list[Recorded]]) -> None:
+    """No other launch writes these parts, so the launches need no barrier between them."""
+    types = [TensorType(F32, [3, columns], DEVICE) for columns in (4, 2)]
+    with Graph("parts", input_types=types) as graph:
+        x, y = tensors(graph)
+        graph.output(ops.concat([ops.exp(x), ops.tanh(y), x], axis=1))
+    load(graph)
+    assert set(launches) == {"exp", "tanh", "concat"}
+    made = [recorded.launch for (recorded,) in launches.values()]
+    assert len({launch.writes for launch in made}) == 1
+    assert all(launch.writes == launch.parts for launch in made)
+
+
 @pytest.mark.parametrize(("size", "serial"), [(2048, True), (20_000, False)])
 def test_workers_share_the_copy_of_one_row(
     launches: dict[str, list[Recorded]], size: int, serial: bool

@@ -14,7 +14,7 @@ from max.experimental import Tensor, _replays
 from max.experimental._matching import matcher
 from max.experimental._patterns import Symbol
 from max.experimental._replays import Replay
-from max.experimental._specifications import VaryingLeaf, VaryingNumber
+from max.experimental._specifications import Nested, VaryingLeaf, VaryingNumber
 from max.experimental._traces import Capture
 from max.graph.dim import StaticDim
 from max.mlir.conditions import Condition
@@ -129,7 +129,19 @@ def test_random_calls_match_where_they_stage_the_same() -> None:
     assert min(outcomes.values()) > 1000, outcomes
 
 
-@pytest.mark.parametrize("symbol", [Symbol(0), Symbol(0, 3, 2), Symbol(0, 2, -1)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_nan_matches_itself(nested: bool) -> None:
+    """It is the same constant, though it does not equal itself; another one may have other bits."""
+    nan = float("nan")
+    spec: Any = Nested(list, ((nan,), (1,))) if nested else (nan,)
+    match, specs = matcher([spec], [])
+    followed = replay()
+    for value, expected in ((nan, True), (float("nan"), False), (1.0, False)):
+        assert match(followed, ([value, 1] if nested else value,), {}, specs) == expected
+    followed.settle()
+
+
+@pytest.mark.parametrize("symbol", [Symbol(0), Symbol(0, 3, 2), Symbol(0, 2, -1), Symbol(0, 1, 3)])
 def test_a_number_that_varies_binds_its_symbol_once(symbol: Symbol) -> None:
     def matches(values: list[int], conditions: list[Condition]) -> bool:
         trace = SimpleNamespace(steps=(), followed=(), symbolic=None, conditions=conditions)

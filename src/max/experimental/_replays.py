@@ -268,7 +268,7 @@ class Replay(Unsettled):
         if self._trace.symbolic is None:
             return step
         end = step.first + len(step.types)
-        leaves = iter(self.values[step.first - len(step.new_leaves()) : step.first])
+        leaves = iter(self.values[step.first - len(step.new_leaves()) :])
         return step._replace(
             args=tuple([self._exact_spec(spec, leaves) for spec in step.args]),
             keywords=tuple([(name, self._exact_spec(s, leaves)) for name, s in step.keywords]),
