@@ -134,9 +134,11 @@ def groups_of(counts: list[int]) -> list[np.ndarray]:
     return [ends, np.arange(len(counts), dtype=np.int32), np.array([most, len(counts)], np.uint32)]
 
 
-def product(x: TensorValue, w: TensorValue, groups: Groups) -> TensorValue:
-    """The product of groups in any dtypes, as no layer stages it."""
-    out = TensorType(x.dtype, [x.shape[0], w.shape[1]], DEVICE)
+def product(
+    x: TensorValue, w: TensorValue, groups: Groups, dtype: DType | None = None
+) -> TensorValue:
+    """The product of groups in any dtypes, by default that of `x`, as no layer stages it."""
+    out = TensorType(dtype or x.dtype, [x.shape[0], w.shape[1]], DEVICE)
     symbol = "mo.grouped_matmul.ragged"
     return ops.custom(symbol, DEVICE, [x, w, *groups], [out], parameters={})[0].tensor
 
@@ -180,6 +182,21 @@ def test_pairs_that_interleave() -> None:
     for y, rows_of in zip(got, (x, z), strict=True):
         want = silu(by_groups(rows_of, a, counts)) * by_groups(rows_of, b, counts)
         assert_close(y.to_numpy(), want.astype(np.float32), scale=16)
+
+
+def test_products_of_two_dtypes_are_no_pair() -> None:
+    weights = Weights("bfloat16")
+    with Graph(
+        "g", input_types=[TensorType(DType.bfloat16, ("m", HIDDEN), DEVICE), *GROUPS]
+    ) as graph:
+        x, *rest = (value.tensor for value in graph.inputs)
+        starts, ids, stats = rest
+        groups = (starts, ids, stats)
+        wide = product(x, weights(64, HIDDEN), groups, DType.float32)
+        narrow = product(x, weights(64, HIDDEN), groups)
+        graph.output(wide * ops.cast(narrow, DType.float32))
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    assert sum("grouped_products" in name for name in model.kernel_summaries) == 2
 
 
 @pytest.mark.parametrize(

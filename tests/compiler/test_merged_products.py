@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xdsl.ir import SSAValue
 
 from max import _interpreter
 from max._compiler import mok
+from max._compiler.passes.base import ops_of
 from max._compiler.passes.fuse import fuse
+from max._compiler.passes.merge_products import merge_products
 from max._config import flags
 from max._runtime import platform
 from max.driver import CPU
@@ -22,7 +25,7 @@ from max.dtype.blocks import BLOCK_FORMATS, encode
 from max.engine import InferenceSession, _once
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
-from max.mlir import entry, verify_module
+from max.mlir import MoOp, entry, verify_module
 from tests.engine.test_packed_weights import resident
 from tests.tolerance import assert_close
 
@@ -178,6 +181,113 @@ def launches_of(build: Callable[[TensorValue, Products], Any], kind: str = "floa
     return compare(graph_of(build, kind), [x])
 
 
+N64, N40, W40 = (f"!mo.tensor<[{dims}], f32, cpu:0>" for dims in ("n, 64", "n, 40", "64, 40"))
+P40 = "!mo.tensor<[2, 2048], f32, cpu:0>"
+
+
+def merged(body: str, outputs: str) -> list[str]:
+    """The products of a graph after `merge_products`: the weights of each, those of a pair in parentheses.
+
+    Args:
+        body: Its ops, separated by `; `: `NAME = X * WEIGHT`, a product of `x` or `y`, or `NAME = OP VALUES`. A weight
+            is defined before its first product: one of a lower-case letter is external, that of an upper-case letter
+            is computed from the external one.
+        outputs: The names of its outputs.
+    """
+    lines: list[str] = []
+    defined: set[str] = set()
+
+    def define(weight: str) -> None:
+        if weight in defined:
+            return
+        defined.add(weight)
+        if weight.isupper():
+            define(weight.lower())
+            lines.append(f"%w{weight} = mo.neg(%w{weight.lower()}) : ({W40}) -> {W40}")
+        else:
+            lines.append(f'%w{weight} = mo.constant.external() {{name = "{weight}"}} : () -> {W40}')
+        pack = f'%p{weight} = mok.pack(%w{weight}) {{encoding = "columns"}} : ({W40}) -> {P40}'
+        lines.append(pack)
+
+    for line in body.split("; "):
+        name, _, right = line.split(maxsplit=2)
+        if " * " in right:
+            x, weight = right.split(" * ")
+            define(weight)
+            lines.append(
+                f"%{name} = mok.packed_matmul(%{x}, %p{weight}) "
+                f'{{encoding = "columns", columns = 40 : i64, streamed = false}} : ({N64}, {P40}) -> {N40}'
+            )
+        else:
+            op, *operands = right.split()
+            scan = "{axis = 1 : i64, exclusive = false, reverse = false}"
+            values, types = ", ".join(f"%{v}" for v in operands), ", ".join([N40] * len(operands))
+            lines.append(
+                f"%{name} = mo.{op}({values}) {scan if op == 'cumsum' else ''} : ({types}) -> {N40}"
+            )
+    names = outputs.split()
+    types = ", ".join([N40] * len(names))
+    lines.append(f"mo.output({', '.join('%' + name for name in names)}) : ({types}) -> ()")
+    inputs, text = f"%x: {N64}, %y: {N64}", "\n".join(lines)
+    module = mok.parse(f"builtin.module {{ mo.graph @g({inputs}) -> ({types}) {{ {text} }} }}")
+    verify_module(module)
+    merge_products(entry(module).block)
+    verify_module(module)
+    found: list[str] = []
+    for op in ops_of(entry(module).block):
+        assert op.name != "mok.pack" or op.results[0].first_use is not None
+        if op.name in ("mok.packed_matmul", "mok.packed_products"):
+            pack = op.operands[1].owner
+            assert isinstance(pack, MoOp)
+            weights = "".join(
+                base.upper() if computed else base for base, computed in map(_named, pack.operands)
+            )
+            parts = mok.parts_of(len(weights), pack.attr_or("pairs", ()))
+            letters = ["".join(weights[i] for i in part) for part in parts]
+            found.append("".join(p if len(p) == 1 else f"({p})" for p in letters))
+    return found
+
+
+def _named(weight: SSAValue) -> tuple[str, bool]:
+    """The name of an external weight, and whether the value is computed from it."""
+    owner = weight.owner
+    assert isinstance(owner, MoOp)
+    if owner.name == "mo.neg":
+        return _named(owner.operands[0])[0], True
+    return owner.attr("name"), False
+
+
+def test_a_weight_is_packed_once() -> None:
+    """Merged products need equal weights in each layer, and pairs of equal weights."""
+    layers = "a = x * a; b = x * b; c = y * a; d = y * b"
+    assert merged(layers, "a b c d") == ["ab", "ab"]
+    # of one weight twice
+    assert merged("e = x * a; f = x * b; g = x * b; h = x * c", "e f g h") == ["ac", "b", "b"]
+    # a weight that one layer lacks; the other layer shares no weight
+    assert merged(layers + "; e = x * c; f = x * d; g = y * a", "a b c d e f g") == [
+        "a", "b", "a", "b", "cd", "a",
+    ]  # fmt: skip
+    # a pair in one layer and not in the other
+    assert merged(layers + "; e = mul a b; f = mul c d", "e f") == ["(ab)", "(ab)"]
+    assert merged(layers + "; e = mul a b", "e c d") == ["a", "b", "a", "b"]
+    # one of three weights is not merged in one of the layers
+    three = "a = x * a; b = x * b; c = x * c; d = y * a; e = y * b; f = y * c"
+    assert merged(three, "a b c d e f") == ["abc", "abc"]
+    waits = three + "; g = cumsum d; h = mul f g"
+    assert merged(waits, "a b c e h") == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_weights_are_computed_before_the_first_product() -> None:
+    assert merged("e = x * a; f = x * b; g = x * C", "e f g") == ["abC"]
+    # two weights that are computed from one
+    assert merged("e = x * a; f = x * B; g = x * b", "e f g") == ["aBb"]
+    # of two launches: the pair of the first one has a product after the first of the second launch
+    late = (
+        "p = x * a; q = x * b; r = x * c; s = x * d; t = x * e; u = x * f; v = x * F; w = mul p v"
+    )
+    assert merged(late, "w q r s t u") == ["(aF)bcd", "ef"]
+
+
 def test_products_that_are_not_merged() -> None:
     """Products with another product or a cache op between them, and products whose sums meet and have other uses."""
 
@@ -205,6 +315,17 @@ def test_products_that_are_not_merged() -> None:
     assert launches_of(three) == ["packed_matmul", "packed_matmul", "packed_matmul+mul+sub"]
     assert launches_of(waits) == ["packed_products+tanh", "cumsum", "packed_matmul+mul"]
     assert launches_of(twice) == ["packed_products", "copy"]
+
+
+def test_int8_products_are_not_merged() -> None:
+    """Their kernel has one weight."""
+    rng = np.random.default_rng(0)
+    with Graph("g", input_types=[TensorType(DType.int8, ("m", 64), DEVICE)]) as graph:
+        x = ops.cast(graph.inputs[0].tensor, DType.int32)
+        ws = rng.integers(-128, 128, (2, 64, 64)).astype(np.int8)
+        graph.output(*[x @ ops.cast(ops.constant(w, DType.int8, DEVICE), DType.int32) for w in ws])
+    x = rng.integers(-128, 128, (3, 64)).astype(np.int8)
+    assert compare(graph, [x]) == ["packed_matmul"] * 2
 
 
 def test_a_product_that_meets_two_others_is_in_no_pair() -> None:

@@ -4,6 +4,8 @@ barrier.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import PackedProductsOp, PackOp
@@ -13,7 +15,7 @@ from max._compiler.passes.fuse import MATMULS
 from max._compiler.shapes import shape_of
 from max._dataclass import dataclass
 from max._kernel_library.products.quantised.packed import DENSE, FORMATS
-from max.mlir import OPS, MoOp
+from max.mlir import MoOp
 
 __all__ = ["bring_before", "merge_products", "pairs_of"]
 
@@ -34,15 +36,12 @@ def merge_products(block: Block) -> None:
     weight has other uses (a weight is packed once).
     """
     ops = ops_of(block)
-    groups = _groups(ops)
-    if all(len(group) == 1 for group in groups):
-        return
     position = {op: i for i, op in enumerate(ops)}
     packed_weights: dict[Plan, SSAValue] = {}
-    for plan, members in _decide(groups, position):
+    for plan, members in _decide(_groups(ops), position):
         _merge(plan, members, position, packed_weights)
     for op in ops:
-        if op.name == "mok.pack" and op.parent is not None and op.results[0].first_use is None:
+        if op.name == "mok.pack" and op.results[0].first_use is None:
             op.detach()
             op.erase()
 
@@ -58,32 +57,23 @@ class Plan:
 def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[Plan, list[MoOp]]]:
     """The plans and their products, chosen so that no weight is packed twice."""
     # layers that share weights use them in equal groups; a weight of several different groups is not merged
+    weights = [tuple([op.operands[1] for op in group]) for group in groups]
     sets: dict[SSAValue, tuple[SSAValue, ...]] = {}
     shared: set[SSAValue] = set()
-    for group in groups:
-        together = tuple([op.operands[1] for op in group])
+    for together in weights:
         for packed in together:
             if sets.setdefault(packed, together) != together or together.count(packed) > 1:
                 shared.add(packed)
-    planned: list[tuple[Plan, list[MoOp]]] = []
-    plans: dict[SSAValue, Plan | None] = {}
-    for group in groups:
-        plan_of: dict[SSAValue, Plan] = {}
+    planned: list[tuple[Plan, list[MoOp], tuple[SSAValue, ...]]] = []
+    for group, together in zip(groups, weights, strict=True):
         unshared = [op for op in group if op.operands[1] not in shared]
-        for parts in _parts(unshared, position):
-            plan, members = _plan(parts)
-            planned.append((plan, members))
-            plan_of.update((packed, plan) for packed in plan.packed)
-        for op in group:
-            packed = op.operands[1]
-            plan = plan_of.get(packed)
-            # a weight that two groups would pack differently stays unmerged
-            if plans.setdefault(packed, plan) != plan:
-                plans[packed] = None
+        planned += [(*_plan(parts), together) for parts in _parts(unshared, position)]
+    # weights that two groups would pack differently stay unmerged
+    groups_of, planning = Counter(weights), Counter(plan for plan, _, _ in planned)
     return [
         (plan, members)
-        for plan, members in planned
-        if len(members) > 1 and all(plans[packed] == plan for packed in plan.packed)
+        for plan, members, together in planned
+        if len(members) > 1 and planning[plan] == groups_of[together]
     ]
 
 
@@ -116,22 +106,17 @@ def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
 
 
 def _cone(product: MoOp) -> set[MoOp]:
-    """The element-wise ops of the product's shape that its result reaches."""
-    shape = shape_of(product.results[0])
+    """The element-wise ops that the result of a product reaches."""
     cone: set[MoOp] = set()
     todo = [product]
     while todo and len(cone) < CONE_OPS:
         for use in todo.pop().results[0].uses:
             user = use.operation
-            if isinstance(user, MoOp) and user not in cone and _elementwise(user):
-                if shape_of(user.results[0]) == shape:
-                    cone.add(user)
-                    todo.append(user)
+            assert isinstance(user, MoOp)
+            if user not in cone and user.spec.elementwise:
+                cone.add(user)
+                todo.append(user)
     return cone
-
-
-def _elementwise(op: MoOp) -> bool:
-    return op.name in OPS and op.spec.elementwise
 
 
 def _depends_on_others(
@@ -233,10 +218,11 @@ def bring_before(value: SSAValue, before: MoOp, position: dict[MoOp, int]) -> No
     Args:
         value: The weight.
         before: The op.
-        position: The position of each op, which is updated.
+        position: The position of each op; a moved op gets that of `before`.
     """
     op = value.owner
-    if not isinstance(op, MoOp) or position[op] < position[before]:
+    assert isinstance(op, MoOp)
+    if position[op] <= position[before]:
         return
     for operand in op.operands:
         bring_before(operand, before, position)
@@ -244,4 +230,4 @@ def bring_before(value: SSAValue, before: MoOp, position: dict[MoOp, int]) -> No
     assert block is not None
     op.detach()
     block.insert_op_before(op, before)
-    position[op] = position[before] - 1
+    position[op] = position[before]
