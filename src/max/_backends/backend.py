@@ -76,8 +76,8 @@ class Backend(ABC):
     """A device as a target of compilation and as a place of execution.
 
     A session holds one for each device. The compiler takes `target`, `library` and `packing` from it, the engine
-    `device` (with its memory), `load`, `executor` and `synchronize`. Nothing above this package asks for the kind of a
-    device.
+    `device` (with its memory), `load`, `executor` and `synchronize`. No code above this package depends on the kind of
+    a device.
 
     Args:
         device: The device of the driver; it owns the memory.
@@ -127,10 +127,10 @@ class Backend(ABC):
         """
 
     def start(self, kernel: k.KernelIR) -> None:  # noqa: B027  optional
-        """Begins to compile a kernel that `load` will be asked for, where the device compiles on other threads."""
+        """Begins to compile a kernel for a later `load`, if the device compiles on other threads."""
 
     def cancel_started(self) -> None:  # noqa: B027  optional
-        """Drops what `start` began and `load` will not be asked for."""
+        """Drops the kernels that `start` began and that are not loaded."""
 
     def load_cached(self, keys: Sequence[str]) -> dict[str, int] | None:
         """Entries of kernels of which only the keys are known, from the disk; None if one is absent.

@@ -68,7 +68,7 @@ class CPUBackend(Backend):
 
 
 def cpu_backends(target: k.CPUTarget | None = None, num_threads: int | None = None) -> Backends:
-    """The CPU alone, for compiling and for tests.
+    """The backends of a session on the CPU only, for compiling and for tests.
 
     Args:
         target: As for `CPUBackend`.

@@ -16,7 +16,7 @@ __all__ = ["BackendOptions", "backends_for", "register_backend"]
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What a session asks of its backends.
+    """The options of a session for its backends.
 
     Args:
         num_threads: The number of CPU workers; None for one a core.
@@ -46,7 +46,7 @@ def backends_for(devices: Iterable[Device], options: BackendOptions) -> Backends
 
     Args:
         devices: The devices of the session. The CPU always takes part.
-        options: What the session asks for.
+        options: The options of the session.
 
     Raises:
         ValueError: No backend is registered for a device.

@@ -1,36 +1,36 @@
-"""The library kernels: from an op to the kernel that carries it out.
+"""The library kernels: the interface from an op to its kernel.
 
-A `KernelLibrary` belongs to a kind of device; `CPU_KERNELS` is the one of the CPU. The compiler calls
-`library.lower(name, operands, results, attributes, target)`, with
+A `KernelLibrary` belongs to a kind of device; `CPU_KERNELS` is the library of the CPU. The compiler calls
+`library.lower(name, operands, results, attributes, target)` with
 
 - `name`: the name of a `mo` op (`"mo.matmul"`) or the symbol of a `mo.custom` (`"mo.attention.ragged.paged"`);
-- `operands` and `results`: `Operand(dtype, shape)` in the op's own order, **without chains**. A buffer is an operand
-  like any other. Symbolic dims may be any objects that multiply with `*`; static dims must be ints;
+- `operands` and `results`: `Operand(dtype, shape)` in the order of the op, **without chains**. A buffer is an operand
+  like any other. Static dims are ints; symbolic dims may be any objects that multiply with `*`;
 - `attributes`: the op's attributes (for `mo.custom` its `parameters`) as plain Python values;
-- `target`: the processor that the kernel will be compiled for.
+- `target`: the processor that the kernel is compiled for.
 
-and gets a `KernelCall`. To launch it: allocate its `workspaces`; for each `Arg` make a `k.TensorSpec(arg.dtype,
-arg.spec_shape())` and pass the pointer, then each dim that is None in `spec_shape()`; specialise `call.kernel` with
-`call.params`; a launch is `serial` if the call says so. All views are contiguous, row-major, and need no more than the
-alignment of their dtype.
+The result is a `KernelCall`. To launch it, allocate its `workspaces`. For each `Arg` make a `k.TensorSpec(arg.dtype,
+arg.spec_shape())`, and pass the pointer and each dim that is None in `spec_shape()`. Specialise `call.kernel` with
+`call.params`. If `call.serial` is true, launch the kernel on one worker. Views are contiguous (those of `mok.attention`
+may be strided), row-major, and aligned to their dtype only.
 
-`mo.matmul` takes one attribute that the op has not: `transpose_b` (default False). A compiler that sees
-`mo.matmul(x, mo.transpose(w, perm=[1, 0]))` passes `w` itself, `[N, K]`, with `transpose_b=True`.
+`mo.matmul` takes an attribute that the op does not have, `transpose_b` (default False): for
+`mo.matmul(x, mo.transpose(w, perm=[1, 0]))` the compiler passes `w`, `[N, K]`, with `transpose_b=True`.
 
-**Epilogues.** Where `call.epilogue` is true the kernel has a compile-time parameter `epilogue`, an `@k.inline` function
+**Epilogues.** If `call.epilogue` is true, the kernel has a compile-time parameter `epilogue`, an `@k.inline` function
 
     def epilogue(v, row, col, mask, extra): return v
 
-`v` is a `SIMD[f32, W]` (`SIMD[f64, W]` or an integer vector when the op's operands have that dtype) of results in
-columns `col … col+W-1` of row `row`, where the result is seen as `[rows, columns]`: all dims but the last, flattened,
-and the last. `mask` is None for a full vector (compile time), else `SIMD[bool, W]`: pass it on to `extra[i].load(…,
-mask=mask)`. `extra` is the tuple of views given after the kernel's own args. What it returns is converted to the dtype
-of the result view, so a cast to the dtype of the fused result needs nothing but a result `Operand` with that dtype (and
-a replaced first `Arg`).
+`v` is a `SIMD[f32, W]` (`SIMD[f64, W]` or an integer vector if the op's operands have that dtype) with the results in
+columns `col … col+W-1` of row `row` of the result as `[rows, columns]`: `columns` is the last dim, `rows` the product
+of the others. `mask` is None for a full vector (compile time), else a `SIMD[bool, W]`: pass it to `extra[i].load(…,
+mask=mask)`. `extra` is the tuple of views that are passed after the kernel's own args. The value that the epilogue
+returns is converted to the dtype of the result view; a fused cast therefore only needs a result `Operand` with its
+dtype (and a replaced first `Arg`).
 
-`mok.packed_products` and `mok.grouped_products` take the attribute `parts` (see `max._kernel_library.tiles.strips`),
-have a result for each thing that is stored, and an epilogue that takes the number of a part and a tuple of sums, and
-gives a tuple: ``epilogue(part, sums, row, col, mask, extra)``.
+`mok.packed_products` and `mok.grouped_products` take the attribute `parts` (see `max._kernel_library.tiles.strips`).
+They have one result for each stored value. Their epilogue takes the number of a part and a tuple of sums, and returns a
+tuple: ``epilogue(part, sums, row, col, mask, extra)``.
 """
 
 from __future__ import annotations

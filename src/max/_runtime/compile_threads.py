@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class LongestFirst(Generic[T]):
-    """A thread pool that takes long tasks before short ones: a long task at the end would run alone.
+    """A thread pool that takes long tasks before short ones, so that no thread waits for a long task at the end.
 
     Args:
         num_threads: The number of threads.

@@ -1,6 +1,6 @@
 """Programs: flat lists of launches, and the executor that runs them.
 
-The executor lays a program out as `max._abi` says; the workers of a pool walk that layout (:mod:`max._runtime.native`).
+The executor lays a program out as `max._abi` says; the workers of a pool execute it (:mod:`max._runtime.native`).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class RegionSpec:
         object.__setattr__(self, "stage", tuple(stage))
 
     def _drop_strides_of_ones(self) -> None:
-        """Sets strides along axes of size 1 to 0: nothing varies there, whatever the layout says."""
+        """Sets strides along axes of size 1 to 0: no element depends on the index along them."""
         ones = [axis for axis, dim in enumerate(self.dims) if dim == 1]
         if not ones:
             return

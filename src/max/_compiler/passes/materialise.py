@@ -58,7 +58,7 @@ def needs_contiguous(op: MoOp) -> bool:
 
 
 class _Materialiser:
-    """Inserts the copies of one block; knows the layout of each value so far."""
+    """Inserts the copies of one block, and tracks the layout of each value."""
 
     def __init__(self, block: Block) -> None:
         self.block = block

@@ -1,8 +1,8 @@
 """Outlined functions: a body that was compiled once is reused for equal calls, by all kernels of the process.
 
-The body of a call is compiled with *formals* in place of its run-time arguments. Of a formal the compiler knows the
-type, and for integers the interval and whether it may be 0; these and the compile-time arguments determine the body.
-At each call the body is copied: arguments replace the formals, and numbers continue those of the kernel.
+The body of a call is compiled with *formals* in place of its run-time arguments. A formal has a type, and for integers
+an interval and whether it may be 0; these and the compile-time arguments determine the body. At each call the body is
+copied: arguments replace the formals, and the numbers of names continue those of the kernel.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false

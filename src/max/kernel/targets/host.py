@@ -1,7 +1,7 @@
 """The features of this machine's processor: LLVM's list, and on arm64 the operating system's.
 
-LLVM reads arm64 Linux' features from a text file that emulators and some containers do not have, and asks macOS
-nothing.
+On arm64 Linux, LLVM reads the features from a text file that emulators and some containers do not have; on macOS it
+does not detect them.
 """
 
 from __future__ import annotations

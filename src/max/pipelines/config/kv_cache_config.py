@@ -167,7 +167,7 @@ class KVCacheConfig(StrictConfig):
             num_draft_tokens: 0, as nothing drafts tokens.
 
         Raises:
-            ValueError: An argument asks for what is not supported, or does not fit the others.
+            ValueError: An argument requests what is not supported, or does not fit the others.
         """
         for name, value in (
             ("kvcache_quant_config", kvcache_quant_config),

@@ -45,7 +45,7 @@ class PipelineRuntimeConfig:
         options: Names and their values.
 
     Raises:
-        ConfigError: A name is unknown, or a value asks for what is not supported.
+        ConfigError: A name is unknown, or a value requests what is not supported.
     """
 
     def __init__(self, **options: object) -> None:
@@ -114,7 +114,7 @@ def renamed(options: dict[str, Any]) -> dict[str, Any]:
         options: Names and their values.
 
     Raises:
-        ConfigError: A value asks for what is not supported.
+        ConfigError: A value requests what is not supported.
     """
     renamed_options: dict[str, Any] = {}
     for name, value in options.items():
@@ -137,7 +137,7 @@ def flat_options(options: dict[str, Any]) -> dict[str, Any]:
         options: Names and their values; parts may be objects.
 
     Raises:
-        ConfigError: There are several models, or a value asks for what is not supported.
+        ConfigError: There are several models, or a value requests what is not supported.
     """
     flat: dict[str, Any] = {}
     for name, value in options.items():

@@ -288,7 +288,7 @@ class TextContext:
 
         Args:
             new_token: The token.
-            log_probabilities: Its log-probabilities, if the request wants them.
+            log_probabilities: Its log-probabilities, if the request includes them.
         """
         if self._active_idx < self._end_idx:
             self._start_idx, self._active_idx = self._active_idx, self._end_idx

@@ -14,7 +14,7 @@ neither side depends on the state of the other. A conversation::
     user   -> Shutdown
     engine -> EngineStopped                       the last event of all
 
-The last event of a request is a :class:`TokensGenerated` whose status says why it ended, or a
+The last event of a request is a :class:`TokensGenerated` whose status states why it ended, or a
 :class:`RequestFailed`. A cancelled request ends with status ``CANCELLED``, unless it has ended before
 the engine reads the cancellation. After :class:`EngineStopped` no request is open.
 """
@@ -271,7 +271,7 @@ class ErrorInfo:
             error: The exception.
         """
         if isinstance(error, UserError):
-            # the other side knows only these classes, not classes derived from them
+            # the receiver has only these classes, not classes derived from them
             kind = next(c.__name__ for c in type(error).__mro__ if c.__name__ in _USER_ERRORS)
             return cls(kind, error.problem, error.remedy)
         return cls(type(error).__name__, str(error) or type(error).__name__)

@@ -34,7 +34,7 @@ def log_probabilities_of_step(
         The log-probabilities of each request; None for requests without log-probabilities.
 
     Raises:
-        ValueError: A request asks for log-probabilities of its prompt, but the model does not return these logits.
+        ValueError: A request includes log-probabilities of its prompt, but the model does not return these logits.
     """
     last = last_logits(outputs).to(CPU()).to_numpy()
     entries: list[LogProbabilities | None] = []

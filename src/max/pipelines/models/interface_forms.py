@@ -135,7 +135,7 @@ class ContextView:
         setattr(self._context, name, value)
 
     @property
-    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  # what isinstance asks
+    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  # isinstance reads it
         return type(self._context)
 
 

@@ -412,7 +412,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             model_outputs: The step's outputs.
             next_tokens: The chosen tokens ``[batch]``.
             batch_top_n: The number of top log-probabilities per request; 0: none.
-            batch_echo: Whether each request also asks for the log-probabilities of its prompt.
+            batch_echo: Whether each request includes the log-probabilities of its prompt.
 
         Raises:
             NotImplementedError: The model does not support it.

@@ -24,8 +24,8 @@ class SupportedArchitecture:
         name: The class's name in ``architectures`` of config.json, such as ``LlamaForCausalLM``.
         example_repo_ids: Models of this architecture on the Hugging Face hub.
         default_encoding: The encoding if neither the user nor the checkpoint states one.
-        supported_encodings: The encodings it runs with, and the cache strategies of each; the encodings alone, as later
-            versions have them, are for the paged cache.
+        supported_encodings: The encodings it runs with, and the cache strategies of each. A list without strategies, as
+            in later versions, is for the paged cache.
         pipeline_model: The model's class.
         task: The task of its models.
         tokenizer: The constructor of its tokenizer.
@@ -62,7 +62,7 @@ class SupportedArchitecture:
 
     Raises:
         ValueError: A name is unknown.
-        NotImplementedError: An argument asks for what this release lacks.
+        NotImplementedError: An argument requests what this release lacks.
     """
 
     name: str

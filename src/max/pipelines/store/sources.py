@@ -232,7 +232,7 @@ def unreachable(address: str, error: OSError) -> ModelFilesError:
 
     Args:
         address: The address.
-        error: What the system says.
+        error: The error of the system.
     """
     reason = getattr(error, "reason", None) or error
     return ModelFilesError(

@@ -1,4 +1,4 @@
-"""Computes the masks of a step in a thread while the model runs; a row that takes too long fails alone."""
+"""Computes the masks of a step in a thread while the model runs; a row that takes too long fails without the others."""
 
 from __future__ import annotations
 

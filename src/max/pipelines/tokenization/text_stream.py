@@ -49,7 +49,7 @@ class TextStream:
         return piece
 
     def _shorten(self, text: str) -> None:
-        """Drops all but the last tokens, if these alone decode to the end of the text."""
+        """Drops all but the last tokens, if these decode to the end of the text."""
         for kept in _KEPT:
             tail = self._decode(self._window[-kept:])
             if tail and _BROKEN not in tail and text.endswith(tail):

@@ -193,7 +193,7 @@ def _eos_ids(pipeline_config: PipelineConfig | None, tokenizer_eos: int | None) 
     if pipeline_config is not None:
         model = pipeline_config.model_config
         config = ConfigKeys(model.huggingface_config)
-        # a composite model's tokens may stand in its text_config alone
+        # a composite model may have its tokens in text_config only
         for keys in (config, config.object("text_config"), model.generation_keys):
             ids |= set() if keys is None else set(keys.token_ids("eos_token_id"))
     return ids
