@@ -71,7 +71,7 @@ class Runner:
         few: int | None = None,
     ) -> None:
         self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
-        self.results = [np.empty(shape, dtype) for dtype, shape in results]
+        self.results = [_undefined(shape, dtype) for dtype, shape in results]
         self.call = call = lowered(name, self.operands, self.results, attributes, machine)
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
         self.extra = extra
@@ -169,6 +169,7 @@ def _guess(limit: library.Limit, machine: str) -> int:
 def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape)) * dtype.itemsize
     memory = platform.allocate(max(size, 64))
+    memory[:] = PATTERN
     return memory[:size].view(dtype).reshape(shape)
 
 

@@ -73,17 +73,21 @@ def test_concatenated_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_elements_of_chunks_that_are_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonzero, "CHUNK", 4)
     for size in SIZES:
-        for mask in (np.zeros(size, bool), np.ones(size, bool), np.arange(size) % 3 == 1):
+        for mask in (
+            np.zeros(size, bool),
+            np.ones((1, size), bool),
+            np.arange(2 * size).reshape(2, size) % 3 == 1,
+        ):
             want = np.argwhere(mask)
             operands = [mask, np.array(len(want))]
             (got,) = interpreted("mo.nonzero", operands, [(I64, want.shape)], workers=2)
             np.testing.assert_array_equal(got, want)
             (counts,) = lowered("mo.nonzero", operands, [want]).workspaces
-            assert counts.shape == (math.ceil(size / 4),)
+            assert counts.shape == (math.ceil(mask.size / 4),)
             for rows in {max(len(want) - 1, 0), len(want) + 1} - {len(want)}:
                 message = f"{len(want)} elements are not 0, but the result has {rows} rows"
                 with pytest.raises(ValueError, match=message):
-                    interpreted("mo.nonzero", operands, [(I64, (rows, 1))])
+                    interpreted("mo.nonzero", operands, [(I64, (rows, mask.ndim))])
 
 
 @pytest.mark.parametrize("ascending", [True, False])

@@ -306,7 +306,7 @@ def test_concat_of_rows_of_several_tasks(rng: np.random.Generator) -> None:
 def test_nonzero(shape: tuple[int, ...], share: float, rng: np.random.Generator) -> None:
     mask = rng.random(shape) < share
     want = np.argwhere(mask)
-    (got,) = run("mo.nonzero", [mask], [(np.int64, want.shape)])
+    (got,) = run("mo.nonzero", [mask, np.array(len(want))], [(np.int64, want.shape)])
     np.testing.assert_array_equal(got, want)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from max._kernel_library import library
+from max._kernel_library.indexing import nonzero
 from max.dtype import DType
 from tests.kernel_library.harness import interpreted, lowered, target
 from tests.kernel_library.test_interpreted import CASES
@@ -121,7 +122,8 @@ SOME: dict[str, dict[int, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", [*sorted(ALL), *SOME])
-def test_one_kernel_serves_all_sizes(name: str) -> None:
+def test_one_kernel_serves_all_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonzero, "CHUNK", 4)
     symbol, operands, results, attributes = CASES[name]
 
     def tensor(dtype: Any, shape: tuple[int, ...], at: int, more: int) -> library.Operand:

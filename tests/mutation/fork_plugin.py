@@ -104,10 +104,11 @@ class _Forks:
         """Looks up the file's functions, before the suite hides them from the collector of garbage."""
         importlib.import_module(self.module)  # tests may import it late
         kernels = sys.modules.get("max.kernel.language.source")
+        # `isinstance` would ask proxies among the objects for their class
         for value in gc.get_objects():
             if type(value) is FunctionType and value.__code__.co_filename == self.file:
                 self.functions[value.__code__].append(value)
-            elif kernels is not None and isinstance(value, kernels.Function):
+            elif kernels is not None and issubclass(type(value), kernels.Function):
                 self.kernels.add(inspect.unwrap(value).__code__)
 
     @pytest.hookimpl(tryfirst=True)

@@ -83,7 +83,7 @@ def state_views(op: str, operands: Sequence[Operand], first: int) -> tuple[Arg, 
     Raises:
         NotImplementedError: A dtype or a dim does not fit.
     """
-    offsets, lengths, slots, state, layer = operands[first : first + 5]
+    offsets, lengths, slots, state, layer = operands[first:]
     unsigned(op, [offsets, lengths, slots, layer])
     floats(op, [state])
     if not all(isinstance(dim, int) for dim in state.shape[2:]):
