@@ -91,17 +91,24 @@ def test_elements_of_chunks_that_are_not_zero(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("ascending", [True, False])
-def test_sorted_runs(ascending: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to 16 runs of 4 elements or more, which are two pieces or more."""
-    monkeypatch.setattr(sorting, "MIN_RUN", 4)
-    monkeypatch.setattr(sorting, "INSERTION_RUN", 2)
+@pytest.mark.parametrize(("run_size", "piece"), [(4, 3), (21, 2)])
+def test_sorted_runs(
+    ascending: bool, run_size: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many runs of few pieces, and few runs of many pieces, which are merged in several rounds."""
+    monkeypatch.setattr(sorting, "MIN_RUN", run_size)
+    monkeypatch.setattr(sorting, "INSERTION_RUN", piece)
     rng = np.random.default_rng(6)
-    for size in (0, 1, 4, 5, 8, 9, 17, 33, 64, 65, 71):
-        x = rng.integers(0, 9, (2, size)).astype(F32)
+    for size in (0, 1, 4, 5, 8, 17, 21, 22, 63, 64, 65, 71):
+        x = rng.integers(0, 9, (1, size)).astype(F32)
         want = np.argsort(x if ascending else -x, 1, kind="stable")
         options = {"axis": 1, "ascending": ascending}
         (got,) = interpreted("mo.argsort", [x], [(I64, x.shape)], options)
         np.testing.assert_array_equal(got, want)
+    x = rng.integers(0, 9, (2, 30, 3)).astype(F32)
+    want = np.argsort(x if ascending else -x, 1, kind="stable")
+    (got,) = interpreted("mo.argsort", [x], [(I64, x.shape)], {"axis": 1, "ascending": ascending})
+    np.testing.assert_array_equal(got, want)
 
 
 def order_of(ids: np.ndarray[Any, Any], count: int) -> list[np.ndarray[Any, Any]]:

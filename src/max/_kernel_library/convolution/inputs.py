@@ -72,7 +72,7 @@ def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) 
             else:
                 for w in range(x.shape[3]):
                     pixel = target[begin + w * channels : begin + (w + 1) * channels]
-                    copy_cast(pixel, row[w, g * channels : (g + 1) * channels], width)
+                    copy_cast(pixel, row[w, g * channels :], width)
         else:
             fill_zero(target, width)
 
