@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max import kernel as k
 from max._kernel_library.indexing import movement, nonzero, scatter, sorting
-from tests.kernel_library.harness import interpreted, lowered, run
+from tests.kernel_library.harness import interpreted, lowered, run, target
 
 F32, I64, U32, I32 = np.float32, np.int64, np.uint32, np.int32
 SIZES = (0, 1, 3, 4, 5, 8, 9, 12)
@@ -273,3 +274,28 @@ def test_the_best_elements(name: str) -> None:
             got, places = interpreted(name, [x], results, attributes, machine="generic")
             np.testing.assert_array_equal(places, want)
             np.testing.assert_array_equal(got, np.take_along_axis(x, want, axis))
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", [F32, np.bool_, np.int8])
+def test_the_first_best_element(name: str, dtype: Any) -> None:
+    """Of rows of a vector's lanes, of one more and of one less."""
+    lanes = target("host").width(k.i64)
+    rng = np.random.default_rng(9)
+    for size in (
+        1,
+        2,
+        3,
+        7,
+        lanes - 1 or 1,
+        lanes,
+        lanes + 1,
+        2 * lanes - 1,
+        2 * lanes,
+        3 * lanes + 1,
+    ):
+        for axis in (0, 1):
+            x = rng.integers(0, 4, (size, 2) if axis == 0 else (2, size)).astype(dtype)
+            want = np.expand_dims(getattr(np, name)(x, axis), axis)
+            (got,) = interpreted(f"mo.{name}", [x], [(I64, want.shape)], {"axis": axis})
+            np.testing.assert_array_equal(got, want)

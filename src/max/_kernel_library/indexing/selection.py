@@ -113,13 +113,13 @@ def keep_best(
         width: The number of lanes compared with the worst kept element at once, for contiguous rows.
         greatest: Whether the greatest elements are kept, or the smallest (compile time).
     """
-    size = row.shape[0]
+    size = row.size
     at = k.min(k.i64(count), size)
     for j in range(at):
         sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j), greatest)
     while at < size:
         end = size
-        if row.dtype.kind != "b" and row.strides[0] == 1:
+        if row.is_contiguous:
             worst = values[0]
             while at + width <= size and not k.any(
                 rises_above(row.load(at, width=width), worst, greatest)
@@ -152,8 +152,8 @@ def best_of_row(row: Any, greatest: bool, width: int) -> Any:
     """
     best = row[0]
     index = k.i64(0)
-    size = row.shape[0]
-    if row.dtype.kind != "b" and row.strides[0] == 1:
+    size = row.size
+    if row.is_contiguous:
         start = k.i64(0)
         if size >= width:
             values = row.load(0, width=width)
