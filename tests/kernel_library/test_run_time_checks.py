@@ -58,6 +58,8 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("kv_store", numbers(7, 2), "layer 2; the cache has 2 layers"),
     ("key store", of_shape(0, 15, 31), "a row has size 31, expected 32"),
     ("key store", operand(2, lambda x: x[:, :0]), "the cache has 0 kinds of pages of 4 tokens, expected 1"),
+    ("key store", numbers(1, 0, 15), "input_row_offsets has size 2, expected 3"),
+    ("key store", of_shape(4, 1, 4), "lookup_table has size 1, expected 2"),
     ("key store", numbers(1, 0, 2, 14), "input_row_offsets[2] is 14, expected 15"),
     ("key store", numbers(3, 3, 4), "sequence 1: position 16 lies beyond its 4 pages"),
     ("key store", numbers(4, *TABLE, 9), "sequence 1: page 9 at position 12; the cache has 9 pages"),
