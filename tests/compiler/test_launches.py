@@ -154,12 +154,14 @@ def test_a_custom_kernel_writes_its_results_and_the_buffers_that_it_changes(
 
 def test_regions_fill_parts_of_a_concatenation(launches: dict[str, list[Recorded]]) -> None:
     """No other launch writes these parts, so the launches need no barrier between them."""
-    types = [TensorType(F32, [3, columns], DEVICE) for columns in (4, 2)]
+    types = [TensorType(F32, [3, columns], DEVICE) for columns in (4, 2, 1)]
     with Graph("parts", input_types=types) as graph:
-        x, y = tensors(graph)
-        graph.output(ops.concat([ops.exp(x), ops.tanh(y), x], axis=1))
+        x, y, z = tensors(graph)
+        graph.output(ops.concat([ops.exp(x), ops.tanh(y), x], axis=1), ops.sin(z))
     load(graph)
-    assert set(launches) == {"exp", "tanh", "concat"}
+    assert set(launches) == {"exp", "tanh", "concat", "sin"}
+    (whole,) = launches.pop("sin")
+    assert whole.launch.parts == ()
     made = [recorded.launch for (recorded,) in launches.values()]
     assert len({launch.writes for launch in made}) == 1
     assert all(launch.writes == launch.parts for launch in made)

@@ -164,6 +164,16 @@ def test_a_number_that_varies_binds_its_symbol_once(symbol: Symbol) -> None:
     followed.settle()
 
 
+def test_a_tensor_in_a_list_has_to_be_in_memory() -> None:
+    x = TENSORS[0]
+    match, specs = matcher([Nested(list, (x._cell.type, (1,)))], [])
+    followed = replay()
+    for tensor, expected in ((x, True), (x + 1, False), (TENSORS[2], False), (TENSORS[1], True)):
+        assert match(followed, ([tensor, 1],), {}, specs) == expected
+    assert followed.values == [x._cell, TENSORS[1]._cell]
+    followed.settle()
+
+
 def test_a_float_that_varies() -> None:
     spec = VaryingNumber(Symbol(0), float)
     for number, expected in [

@@ -313,7 +313,11 @@ class Replay(Unsettled):
         return first_unmet(self._trace.conditions, self._sizes) is None
 
     def matches(self, arg: Any, spec: Any) -> bool:
-        """Whether an argument matches a specification; a tensor in memory becomes the next value."""
+        """Whether an argument matches a specification; a tensor in memory becomes the next value.
+
+        Raises:
+            AttributeError: It is a number or a value of a graph in place of a tensor.
+        """
         kind = type(spec)
         values = self.values
         if kind is int:
@@ -322,7 +326,7 @@ class Replay(Unsettled):
             return arg is spec[0] or equals(arg, spec[0])
         if kind is CellType:
             cell = arg._cell
-            if cell is None or cell.type is not spec or cell.storage is None:
+            if cell.type is not spec or cell.storage is None:
                 return False
             values.append(cell)
             return True
@@ -341,11 +345,11 @@ class Replay(Unsettled):
         if kind is VaryingNumber:
             if isinstance(arg, StaticDim):
                 arg = int(arg)
-            if type(arg) is not spec.kind or (spec.kind is float and not is_number(arg)):
+            if type(arg) is not spec.kind or not is_number(arg):
                 return False
             return self._bind(spec.symbol, arg)
         cell = arg._cell
-        if cell is None or cell.type.kind != spec.kind or cell.storage is None:
+        if cell.type.kind != spec.kind or cell.storage is None:
             return False
         for dim, size in zip(spec.dims, cell.type.shape, strict=True):
             if not (self._bind(dim, size) if isinstance(dim, Symbol) else dim == size):
