@@ -70,6 +70,7 @@ class Connection(asyncio.Transport):
     def __init__(self, loop: Loop, keep_alive: int = 10_000) -> None:
         super().__init__()
         self.loop, self.received, self.closed_at = loop, b"", None
+        self.written_late = b""  # after the server has closed it
         self.lingers, self.state = False, ServerState()
         config = uvicorn.Config(
             app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=keep_alive
@@ -81,8 +82,10 @@ class Connection(asyncio.Transport):
         return default
 
     def write(self, data: bytes) -> None:
-        assert self.closed_at is None, "it writes to a connection that it has closed"
-        self.received += data
+        if self.closed_at is None:
+            self.received += data
+        else:
+            self.written_late += data
 
     def is_closing(self) -> bool:
         return self.closed_at is not None
@@ -111,6 +114,7 @@ class Connection(asyncio.Transport):
     def wait_until(self, time: float) -> None:
         self.loop.run_until_complete(asyncio.sleep(time - self.loop.time()))
         self.loop.run_until_complete(asyncio.sleep(0))
+        assert not self.written_late
 
     def closes(self) -> float:
         """When the server closes the connection."""

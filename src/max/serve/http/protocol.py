@@ -59,9 +59,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         self._disarm()
         super().connection_lost(exc)  # notifies the newest request only
-        if (running := self._running) is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Ends the connection of a client that sends nothing more, after the answers to its requests.
@@ -73,18 +73,18 @@ class BoundedProtocol(HttpToolsProtocol):
         Returns:
             Whether the connection stays open meanwhile.
         """
-        running = self._running
-        if running is None or running.response_complete or (self._in_body and not self.pipeline):
+        if not self._answers or (self._in_body and not self.pipeline):
             return False
         # asyncio cannot close one half of TLS, and does not report refused data on Windows
         if self.scheme == "https" or sys.platform == "win32":
             return False
-        if not running.response_started:
-            if running.scope["http_version"] != "1.1":
+        assert self._running is not None
+        if not self._running.response_started:
+            if self._running.scope["http_version"] != "1.1":
                 return False
             self.transport.write(_PROBE)
         self._drop_unread()
-        self._end(b"")
+        self._end(self._last or b"")
         self._look(*PROBES_S)
         return True
 
@@ -92,10 +92,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Checks after some time whether the client has refused what was sent to it."""
 
         def look() -> None:
-            self._timer = None
-            connection = self.transport.get_extra_info("socket")
-            if connection is None or self.transport.is_closing():
+            if self.transport.is_closing():
                 return
+            connection = self.transport.get_extra_info("socket")
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self.transport.abort()
             elif later:
@@ -204,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answers:
             self._last = last
             return
-        if last and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self.transport.write(last)
         self.transport.close()
 
