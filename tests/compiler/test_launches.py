@@ -167,17 +167,35 @@ def test_regions_fill_parts_of_a_concatenation(launches: dict[str, list[Recorded
     assert all(launch.writes == launch.parts for launch in made)
 
 
-@pytest.mark.parametrize(("size", "serial"), [(2048, True), (20_000, False)])
-def test_workers_share_the_copy_of_one_row(
-    launches: dict[str, list[Recorded]], size: int, serial: bool
+@pytest.mark.parametrize(
+    ("shape", "serial"),
+    [([2048], True), ([3000], True), ([20_000], False), ([2, 1024], True), ([3, 1000], False)],
+)
+def test_workers_share_long_copies(
+    launches: dict[str, list[Recorded]], shape: list[int], serial: bool
 ) -> None:
-    types = [BufferType(F32, [size], DEVICE), TensorType(F32, [size], DEVICE)]
+    """One short row is not cut into parts, whatever its size."""
+    types = [BufferType(F32, shape, DEVICE), TensorType(F32, shape[::-1], DEVICE)]
     with Graph("copy", input_types=types) as graph:
-        ops.buffer_store(graph.inputs[0].buffer, graph.inputs[1].tensor)
+        given = graph.inputs[1].tensor
+        ops.buffer_store(graph.inputs[0].buffer, given.T if len(shape) > 1 else given)
         graph.output()
     load(graph)
     (copy,) = launches["buffer_store"]
     assert copy.launch.serial is serial
+
+
+def test_a_sum_that_workers_share_has_memory_of_its_own(
+    launches: dict[str, list[Recorded]],
+) -> None:
+    with Graph("sum", input_types=[TensorType(F32, [100_000], DEVICE)]) as graph:
+        graph.output(ops.sum(tensors(graph)[0]))
+    load(graph)
+    (reduced,) = launches["reduce_sum"]
+    output, given, *parts = reduced.arguments
+    assert reduced.written == [True, False] + [True] * len(parts) and parts
+    assert len(set(buffers(reduced.arguments))) == 2 + len(parts)
+    assert all(argument.pointer.offset == 0 for argument in (output, given, *parts))
 
 
 def test_static_dims_in_attributes_are_ints() -> None:
