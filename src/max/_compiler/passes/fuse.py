@@ -11,7 +11,6 @@ norm that only a product by packed weights uses is computed in the product's ker
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import field
 
 from xdsl.ir import Block, SSAValue
 
@@ -23,8 +22,8 @@ from max._compiler.passes.outline import Unit, rebuild
 from max._compiler.shapes import is_view, shape_of, strip
 from max._compiler.sizes import Sizes, nominal, product
 from max._dataclass import dataclass
-from max._kernel_library.products.quantised.packed import DENSE, FORMATS
-from max.mlir import OPS, MoOp, ShapedType
+from max.dtype import DType
+from max.mlir import MoOp, ShapedType
 from max.mlir.ops.reduction import REDUCTIONS
 
 __all__ = ["REDUCES", "ROWWISE", "fuse"]
@@ -62,36 +61,38 @@ class Group:
 
     ops: list[MoOp]
     space: Sizes
-    axis: int = -1
+    axis: int
     """The place of the reduction axis in the space; -1 without one."""
-    first: int = 0
-    """The position of its first op in the block."""
     merged: Group | None = None
     """The group that this one was merged into."""
-    rows: set[SSAValue] = field(default_factory=set)
-    """Values without the reduction axis; empty if the group has no reduction."""
 
     @property
     def size(self) -> int:
         """The size in element-wise ops; see `MAX_OPS`."""
         return sum(_ROWWISE_SIZE.get(op.name, 1) for op in self.ops)
 
+    def root(self) -> Group:
+        """The group that this one is part of, after merges."""
+        group = self
+        while group.merged is not None:
+            group = group.merged
+        return group
+
     def row_space(self) -> Sizes:
-        """The space without the reduction axis."""
-        return (
-            self.space[: self.axis] + self.space[self.axis + 1 :] if self.axis >= 0 else self.space
-        )
+        """The space without the reduction axis, for groups with one."""
+        return self.space[: self.axis] + self.space[self.axis + 1 :]
 
 
 def fusable(op: MoOp) -> bool:
     """Whether an op can be part of a region: element-wise or row-wise, on dtypes that the code generator has."""
-    name = op.name
-    if name in ROWWISE or (name in OPS and op.spec.elementwise):
-        return all(
-            isinstance(v.type, ShapedType) and v.type.dtype in KERNEL_NAME
-            for v in (*op.operands, *op.results)
-        )
-    return False
+    return (op.name in ROWWISE or op.spec.elementwise) and all(
+        _dtype(value) in KERNEL_NAME for value in (*op.operands, *op.results)
+    )
+
+
+def _dtype(value: SSAValue) -> DType:
+    assert isinstance(value.type, ShapedType)
+    return value.type.dtype
 
 
 def _space(op: MoOp) -> tuple[Sizes, int]:
@@ -107,12 +108,8 @@ def product_of_norm(op: MoOp) -> MoOp | None:
     """The only user of an RMS norm, if it is a product whose kernel can compute the norm; else None."""
     if op.name != "mo.rms_norm" or any(is_view(v.owner) for v in op.operands):
         return None
-    uses = list(op.results[0].uses)
-    user = uses[0].operation if len(uses) == 1 and uses[0].index == 0 else None
-    if not isinstance(user, MoOp) or user.name not in PACKED_PRODUCTS:
-        return None
-    encoding = user.attr("encoding")
-    return user if encoding in FORMATS or encoding in DENSE else None
+    user = op.results[0].get_user_of_unique_use()
+    return user if isinstance(user, MoOp) and user.name in PACKED_PRODUCTS else None
 
 
 class Fuser:
@@ -121,174 +118,114 @@ class Fuser:
     def __init__(self, block: Block) -> None:
         self.ops = ops_of(block)
         self.position = {op: i for i, op in enumerate(self.ops)}
-        self.group_of: dict[MoOp, Group] = {}
+        self.group_of: dict[object, Group] = {}
         self.norms = {user: op for op in self.ops if (user := product_of_norm(op)) is not None}
         """The norm that a product's kernel computes, by product."""
         self.epilogues: dict[MoOp, list[Group]] = {}
         """The groups that are epilogues of one op with several results: one launch waits for the operands of all."""
-        self.owners: dict[Group, MoOp] = {}
-        """The op whose epilogue a group is."""
         self.begins = list(range(len(self.ops)))
         """For each position the first one of all launches that go on beyond it."""
 
     def find(self, op: object) -> Group | None:
         """The group that an op belongs to, after merges."""
-        group = self.group_of.get(op) if isinstance(op, MoOp) else None
-        while group is not None and group.merged is not None:
-            group = group.merged
-        return group
+        group = self.group_of.get(op)
+        return group and group.root()
 
-    def member(self, value: SSAValue) -> tuple[Group, SSAValue] | None:
+    def member(self, value: SSAValue) -> Group | None:
         """The group that produces a value, seen through views that keep each element in its place."""
         chain: list[MoOp] = []
-        current = value
-        while is_view(owner := current.owner):
+        while is_view(owner := value.owner):
             assert isinstance(owner, MoOp)
             chain.append(owner)
-            current = owner.operands[0]
-        group = self.find(current.owner)
-        if group is None:
-            return None
-        row = current in group.rows
-        for view in reversed(chain):
-            shape = strip(shape_of(view.results[0]))
-            if view.name not in ("mo.reshape", "mo.broadcast_to", "mo.rebind"):
-                return None
-            if row and view.name == "mo.broadcast_to" and self._spreads(view, group):
-                row = False
-            elif shape != strip(shape_of(view.operands[0])):
-                return None
-        return group, current
-
-    def _spreads(self, view: MoOp, group: Group) -> bool:
-        """Whether a broadcast repeats a row value over the reduction axis, and over no other."""
-        shape = shape_of(view.results[0])
-        source = shape_of(view.operands[0])
-        if strip(shape) != strip(group.space) or len(shape) != len(source):
-            return False
-        # the broadcast axis must be the reduction axis: equally many dims other than 1 precede both
-        stretched = [axis for axis, (a, b) in enumerate(zip(source, shape, strict=True)) if a != b]
-        return len(stretched) == 1 and len(strip(shape[: stretched[0]])) == len(
-            strip(group.space[: group.axis])
-        )
+            value = owner.operands[0]
+        group = self.find(value.owner)
+        if group is None or all(_keeps_places(view, group.axis) for view in chain):
+            return group
+        return None
 
     # joining -----------------------------------------------------------------------------------
 
     def run(self) -> list[Group]:
         groups: list[Group] = []
         norms = set(self.norms.values())
-        for position, op in enumerate(self.ops):
+        for op in self.ops:
             if op in norms or not fusable(op):
                 continue
             space, axis = _space(op)
             chosen: Group | None = None
             for operand in op.operands:
-                membership = self.member(operand)
-                if membership is None or membership[0] is chosen:
+                group = self.member(operand)
+                if group is None or group is chosen:
                     continue
-                group = membership[0]
                 if chosen is None:
                     if self.fits(op, group, space, axis) and not self.depends_on(op, group):
                         chosen = group
                 elif self.compatible(chosen, group) and not self.would_cycle(chosen, group, op):
                     chosen = self.merge(chosen, group)
             if chosen is None:
-                chosen = Group([], space, axis, position)
+                chosen = Group([], space, axis)
                 groups.append(chosen)
-            elif axis >= 0 and chosen.axis < 0:
-                chosen.axis = axis
+            elif chosen.axis < 0:
                 # an element-wise group leaves out an axis of size 1
-                chosen.space = space
+                chosen.axis, chosen.space = axis, space
             chosen.ops.append(op)
             self.launched_together(chosen.ops)
             self.group_of[op] = chosen
-            if op.name in REDUCES or (
-                chosen.axis >= 0 and op.name not in ROWWISE and self.is_row(op, chosen)
-            ):
-                chosen.rows.update(op.results)
         return [group for group in groups if group.merged is None]
-
-    def is_row(self, op: MoOp, group: Group) -> bool:
-        """Whether an element-wise op is computed per row of a group."""
-        return strip(shape_of(op.results[0])) == strip(group.row_space()) and strip(
-            group.space
-        ) != strip(group.row_space())
 
     def fits(self, op: MoOp, group: Group, space: Sizes, axis: int) -> bool:
         """Whether an op runs over a group's iteration space."""
         if group.size >= MAX_OPS:
             return False
-        if axis >= 0:
-            if group.axis >= 0:
-                return (
-                    space == group.space and axis == group.axis and self.aligned(op, group, False)
-                )
-            return strip(space) == strip(group.space) and self.aligned(op, group, False)
-        if group.axis >= 0 and self.is_row(op, group):
-            return self.aligned(op, group, True)
-        return strip(space) == strip(group.space) and self.aligned(op, group, False)
+        per_row = axis < 0 <= group.axis and space == group.row_space()
+        return (per_row or _one_nest(space, axis, group)) and self.aligned(op, group)
 
-    def aligned(self, op: MoOp, group: Group, row: bool) -> bool:
+    def aligned(self, op: MoOp, group: Group) -> bool:
         """Whether the op uses the operands that the group produces in place: element by element, or as rows."""
         data = op.operands[:1] if op.name in ROWWISE else op.operands
-        for operand in op.operands:
-            membership = self.member(operand)
-            if membership is None or membership[0] is not group:
-                continue
-            if operand not in data:
-                return False
-            if row and membership[1] not in group.rows:
-                return False
-        return True
+        return all(value in data for value in op.operands if self.member(value) is group)
 
     def compatible(self, a: Group, b: Group) -> bool:
-        """Whether two groups can be one loop nest."""
-        if strip(a.space) != strip(b.space) or a.size + b.size > MAX_OPS:
-            return False
-        return a.axis < 0 or b.axis < 0 or (a.axis == b.axis and a.space == b.space)
+        """Whether two groups can be one region."""
+        return a.size + b.size <= MAX_OPS and _one_nest(a.space, a.axis, b)
 
     def merge(self, a: Group, b: Group) -> Group:
         """Merges `b` into `a`."""
         if a.axis < 0 and b.axis >= 0:
             a.axis, a.space = b.axis, b.space
         a.ops.extend(b.ops)
-        a.first = min(a.first, b.first)
-        a.rows |= b.rows
         self.launched_together(a.ops)
         b.merged = a
         return a
 
     # cycles ------------------------------------------------------------------------------------
 
-    def reaches(self, starts: list[MoOp], targets: Set[object], lowest: int) -> bool:
-        """Whether any of the ops is in, or depends on, one of the targets: groups, or ops with several epilogues."""
+    def reaches(self, starts: list[MoOp], targets: Set[object], first: int) -> bool:
+        """Whether any of the ops is in, or depends on, one of the targets: groups, or ops with several epilogues.
+
+        Args:
+            starts: The ops.
+            targets: The targets.
+            first: The position of the first target's first op.
+        """
         todo, visited = list(starts), set[object]()
-        lowest = self.first_reaching(lowest)
+        lowest = self.first_reaching(first)
         while todo:
             op = todo.pop()
-            unit = self.find(op)
-            main = self.owners.get(unit, op) if unit is not None else op
-            if unit in targets or main in targets:
+            if self.position[op] < lowest:
+                continue
+            unit = self.find(op) or op
+            if unit in targets:
                 return True
-            # an op with several epilogues depends on the operands of all of them
-            grouped = self.epilogues.get(main, [])
-            visit_key: object = main if grouped or unit is None else unit
-            if visit_key in visited:
+            if unit in visited:
                 continue
-            visited.add(visit_key)
-            if grouped:
-                members = [main, *[member for group in grouped for member in group.ops]]
+            visited.add(unit)
+            if isinstance(unit, Group):
+                members = unit.ops
             else:
-                members = unit.ops if unit is not None else [op]
-            # nothing that comes earlier can depend on the targets
-            if max(self.position[m] for m in members) < lowest:
-                continue
-            todo.extend(
-                o
-                for m in members
-                for v in m.operands
-                if isinstance(o := v.owner, MoOp) and o in self.position
-            )
+                # a product depends on the operands of all its epilogues
+                members = [op, *[m for group in self.epilogues.get(op, ()) for m in group.ops]]
+            todo.extend(o for m in members for v in m.operands if isinstance(o := v.owner, MoOp))
         return False
 
     def first_reaching(self, position: int) -> int:
@@ -303,29 +240,31 @@ class Fuser:
         """Notes that ops become one launch."""
         positions = [self.position[op] for op in ops]
         first, last = min(positions), max(positions)
-        self.begins[first:last] = [min(begin, first) for begin in self.begins[first:last]]
+        for position in range(first, last):
+            self.begins[position] = min(self.begins[position], first)
 
     def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
         """The producers of operands from outside the groups."""
-        owners: list[MoOp] = []
-        for op in ops:
-            for value in op.operands:
-                membership = self.member(value)
-                if membership is not None and membership[0] in inside:
-                    continue
-                if isinstance(owner := value.owner, MoOp) and owner in self.position:
-                    owners.append(owner)
-        return owners
+        return [
+            owner
+            for op in ops
+            for value in op.operands
+            if isinstance(owner := value.owner, MoOp) and self.member(value) not in inside
+        ]
 
     def depends_on(self, op: MoOp, group: Group) -> bool:
         """Whether an op depends on a group through ops outside of it."""
-        return self.reaches(self.outside_owners([op], {group}), {group}, group.first)
+        return self.reaches(self.outside_owners([op], {group}), {group}, self.first_of(group))
 
     def would_cycle(self, a: Group, b: Group, *ops: MoOp) -> bool:
         """Whether merging two groups and further ops would make the result depend on itself."""
         pair = {a, b}
         starts = self.outside_owners([*a.ops, *b.ops, *ops], pair)
-        return self.reaches(starts, pair, min(a.first, b.first))
+        return self.reaches(starts, pair, min(map(self.first_of, pair)))
+
+    def first_of(self, group: Group) -> int:
+        """The position of a group's first op."""
+        return min(self.position[op] for op in group.ops)
 
     def join_siblings(self, groups: list[Group]) -> list[Group]:
         """Merges groups over one space that read the same value, which is then loaded once.
@@ -334,17 +273,12 @@ class Fuser:
         """
         readers: dict[SSAValue, Group] = {}
         for group in groups:
-            for op in list(group.ops):
+            for op in group.ops:
                 for value in op.operands:
-                    base = base_of(value)
-                    if self.find(base.owner) is group or not _covers(base, group.space):
+                    base, current = base_of(value), group.root()
+                    if self.find(base.owner) is current or not _covers(base, group.space):
                         continue
-                    first = readers.setdefault(base, group)
-                    while first.merged is not None:
-                        first = first.merged
-                    current = group
-                    while current.merged is not None:
-                        current = current.merged
+                    first = readers.setdefault(base, current).root()
                     if first is current:
                         continue
                     if first.size + current.size > MAX_OPS:
@@ -383,18 +317,17 @@ class Fuser:
                     matmul_of[group] = matmul
                     if isinstance(matmul, PackedProductsOp):
                         self.epilogues.setdefault(matmul, []).append(group)
-                        self.owners[group] = matmul
                         self.launched_together([matmul, *group.ops])
                     break
         return matmul_of
 
     def is_epilogue(self, matmul: MoOp, group: Group, inside: set[MoOp]) -> bool:
-        """Whether a group contains all users of a matmul's result, element by element."""
+        """Whether a group with one output contains all users of a matmul's results that it reads.
+
+        All its ops have the shape of the output then: a view of a value in between would be another output.
+        """
         used = [r for r in matmul.results if any(use.operation in inside for use in r.uses)]
-        shape = shape_of(used[0])
-        if not all(use.operation in inside for result in used for use in result.uses) or not all(
-            shape_of(op.results[0]) == shape for op in group.ops
-        ):
+        if not all(use.operation in inside for result in used for use in result.uses):
             return False
         if not isinstance(matmul, PackedProductsOp):
             # nothing else depends on the matmul, so that merging both cannot create a cycle
@@ -402,6 +335,36 @@ class Fuser:
         numbers = tuple([result.index for result in used])
         starts = [op for op in self.outside_owners(group.ops, {group}) if op is not matmul]
         return numbers in matmul.parts and not self.reaches(starts, {matmul}, self.position[matmul])
+
+
+def _keeps_places(view: MoOp, axis: int) -> bool:
+    """Whether a view keeps each element in its place of a group's space, or repeats a row over the reduction axis.
+
+    Args:
+        view: A view of one of the group's values, or a further view of it.
+        axis: The place of the group's reduction axis, or -1.
+    """
+    shape, source = shape_of(view.results[0]), shape_of(view.operands[0])
+    if view.name not in ("mo.reshape", "mo.broadcast_to", "mo.rebind"):
+        return False
+    if strip(shape) == strip(source):
+        return True
+    if len(shape) != len(source):
+        return False
+    # each axis is numbered by the dims other than 1 before it, as the reduction axis of a group is
+    repeated = [
+        len(strip(shape[:axis]))
+        for axis, (a, b) in enumerate(zip(source, shape, strict=True))
+        if a != b
+    ]
+    return repeated == [axis]
+
+
+def _one_nest(space: Sizes, axis: int, group: Group) -> bool:
+    """Whether a group's loop nest runs over a space with a reduction axis, or -1 without one."""
+    if axis >= 0 and group.axis >= 0:
+        return space == group.space and axis == group.axis
+    return strip(space) == strip(group.space)
 
 
 def _covers(value: SSAValue, space: Sizes) -> bool:

@@ -9,7 +9,7 @@ from max._compiler.layout import Layout
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import ops_of
 from max._compiler.shapes import is_view, shape_of, view_layout
-from max.mlir import OPS, BufferType, MoOp, ShapedType, builtin
+from max.mlir import BufferType, MoOp, ShapedType, builtin
 
 __all__ = ["READS_STRIDED", "base_of", "copy_region", "materialise", "needs_contiguous"]
 
@@ -54,7 +54,7 @@ def needs_contiguous(op: MoOp) -> bool:
     """Whether an op takes contiguous operands only."""
     if is_view(op) or op.name in READS_STRIDED or isinstance(op, BodyOp):
         return False
-    return not (op.name in OPS and op.spec.elementwise)
+    return not op.spec.elementwise
 
 
 class _Materialiser:

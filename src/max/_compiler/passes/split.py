@@ -14,7 +14,7 @@ from max._compiler.passes.canonicalise import insert_before
 from max._compiler.passes.fuse import ROWWISE
 from max._compiler.passes.views import MOVED
 from max._compiler.shapes import shape_of
-from max.mlir import OPS, DimExpr, MoOp, TensorType, build
+from max.mlir import DimExpr, MoOp, TensorType, build
 
 __all__ = ["split_concats"]
 
@@ -51,7 +51,7 @@ def split_concats(block: Block) -> None:
 
 
 def _elementwise(op: object) -> bool:
-    return isinstance(op, MoOp) and op.name in OPS and op.spec.elementwise
+    return isinstance(op, MoOp) and op.spec.elementwise
 
 
 def _concat(value: SSAValue) -> bool:

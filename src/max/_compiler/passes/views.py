@@ -10,7 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
-from max.mlir import OPS, MoOp, TensorType
+from max.mlir import MoOp, TensorType
 
 __all__ = ["push_views"]
 
@@ -24,7 +24,7 @@ CHEAP = frozenset({
 
 
 def _elementwise(op: object) -> bool:
-    return isinstance(op, MoOp) and op.name in OPS and op.spec.elementwise
+    return isinstance(op, MoOp) and op.spec.elementwise
 
 
 def _feeds_region(view: Operation) -> bool:
