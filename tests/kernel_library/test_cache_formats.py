@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max._interpreter import cache_formats
-from tests.kernel_library.harness import run
+from tests.kernel_library.harness import interpreted, run
 from tests.kernel_library.test_attention import (
     BATCHES,
     BF16,
@@ -236,3 +236,19 @@ def test_results_do_not_depend_on_the_batch(dtype: np.dtype) -> None:
         for (begin, end), part, full, right in zip(spans, parts, whole, want, strict=True):
             np.testing.assert_array_equal(part, full[begin:end])
             assert_close(part, right[begin:end].astype(F32), dtype=F32)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotated_keys_are_clamped(interleaved: bool) -> None:
+    """To the greatest finite float8: a greater number would become NaN."""
+    cache = make_cache([(3, 2)], 2, 2, 16, 4, F32)
+    stored = replace(cache, blocks=np.full(cache.blocks.shape, 400, F8))
+    angles = np.ones((5, 12), np.float32)
+    operands = [stored.q, stored.offsets, angles, *stored.operands(1.0)[2:7]]
+    options = {"interleaved": interleaved}
+    interpreted("mo.rope.ragged.paged", operands, [(F32, stored.q.shape)], options)
+    for _, _, page, slot in positions(stored):
+        keys = operands[3][page, 0, stored.layer, slot].astype(np.float32)
+        turned, kept = keys[:, :12], keys[:, 12:]
+        assert set(np.unique(turned)) == {0, 448}
+        assert (kept == F8.type(400)).all()

@@ -80,7 +80,7 @@ def rope(
     width = ctx.target.width(k.f32)
     blocks, _, lookup_table = cache
     rounds = is_rounded(blocks.dtype) or blocks.dtype.name in MAX_FINITE
-    key_row = ctx.scratch(k.f32, (q.shape[2] if rotates_cache and rounds else 1,))
+    key_row = ctx.scratch(k.f32, (q.shape[2] if rounds else 1,))
     layer = layer_of(blocks, layer_index)
     rotated = freqs_cis.shape[1]
     check_batch(offsets, q.shape[0], cache, width, 1)
@@ -102,14 +102,15 @@ def rope(
         angles = freqs_cis[position]
         for head in range(q.shape[1]):
             rotate_head(out[token, head], q[token, head], angles, rotated, interleaved, width)
-        for head in range(blocks.shape[4] if rotates_cache else 0):
-            key = blocks[page, 0, layer, slot, head]
-            if rounds:
-                load_head(key_row, key, width)
-                rotate_head(key_row, key_row, angles, rotated, interleaved, width)
-                store_head(key, key_row, width)
-            else:
-                rotate_head(key, key, angles, rotated, interleaved, width)
+        if rotates_cache:
+            for head in range(blocks.shape[4]):
+                key = blocks[page, 0, layer, slot, head]
+                if rounds:
+                    load_head(key_row, key, width)
+                    rotate_head(key_row, key_row, angles, rotated, interleaved, width)
+                    store_head(key, key_row, width)
+                else:
+                    rotate_head(key, key, angles, rotated, interleaved, width)
 
 
 def _lower_rope(
