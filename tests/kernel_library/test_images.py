@@ -54,21 +54,20 @@ def pooled(x: Array, shape: Any, window: Any, mean: bool, count_boundary: bool) 
             total = np.sum(taps, 0, F64) if taps else 0
             out[h, w] = total / (count if count_boundary else max(len(taps), 1))
         else:
-            out[h, w] = np.max(taps, 0)
+            lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+            out[h, w] = np.max(taps, 0, initial=lowest) if taps else lowest
     return np.floor(out) if x.dtype.kind in "iu" else out
 
 
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("dtype", [F32, np.int8, np.uint8])
+@pytest.mark.parametrize("window", [*WINDOWS, ((2, 2), (1, 1), (9, 10), (5, 5, 5, 5))], ids=str)
+@pytest.mark.parametrize("dtype", [F32, F64, np.float16, np.int8, np.uint32])
 def test_pooling(window: Any, dtype: Any) -> None:
     names = dict(zip(("kernel", "stride", "dilation", "padding"), window, strict=True))
     rng = np.random.default_rng(3)
     for (height, width), ceil in itertools.product(((5, 6), (7, 5)), (False, True)):
-        low = 0 if dtype == np.uint8 else -90
-        x = rng.integers(low, 90, (1, height, width, 5)).astype(dtype)
+        x = rng.integers(-90, 90, (1, height, width, 5)).astype(dtype)
         shape = windows(height, 0, window, ceil), windows(width, 1, window, ceil)
         for mean, boundary in ((False, False), (True, False), (True, True)):
-            # a mean of integers without the padding has no window outside of the image
             want = np.stack([pooled(image, shape, window, mean, boundary) for image in x])
             attributes = {**names, "ceil_mode": ceil, "count_boundary": boundary}
             symbol = "mo.avg_pool" if mean else "mo.max_pool"
@@ -77,12 +76,14 @@ def test_pooling(window: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("dtype", [F32, F64, np.float16, np.int32])
+@pytest.mark.parametrize("dtype", [F32, F64, np.float16, np.int8])
 def test_folding(window: Any, dtype: Any) -> None:
     kernel, stride, dilation, padding = window
     rows, columns = windows(5, 0, window), windows(9, 1, window)
-    x = np.random.default_rng(4).integers(-9, 9, (2, 3, *kernel, rows, columns)).astype(dtype)
-    want = np.zeros((2, 3, 5, 9), F64)
+    # thirds: sums of f64 are not those of f32; sums of i8 wrap
+    numbers = np.random.default_rng(4).integers(-99, 99, (2, 3, *kernel, rows, columns))
+    x = (numbers if dtype is np.int8 else numbers / 3).astype(dtype)
+    want = np.zeros((2, 3, 5, 9), I64 if dtype is np.int8 else F64)
     for r, s, i, j in np.ndindex(*kernel, rows, columns):
         h, w = (
             i * stride[0] + r * dilation[0] - padding[0],
@@ -93,7 +94,7 @@ def test_folding(window: Any, dtype: Any) -> None:
     flat = x.reshape(2, 3 * kernel[0] * kernel[1], rows * columns)
     attributes = dict(zip(("kernel", "stride", "dilation", "padding"), window, strict=True))
     (got,) = interpreted("mo.fold", [flat], [(dtype, want.shape)], attributes, machine="generic")
-    np.testing.assert_array_equal(got, want.astype(dtype))
+    assert_close(got, want.astype(dtype))
 
 
 SIZES = (((1, 1), (3, 2)), ((2, 3), (1, 1)), ((3, 7), (7, 3)), ((4, 5), (5, 9)), ((6, 2), (6, 2)))
@@ -147,6 +148,15 @@ def test_suppression(dtype: Any) -> None:
         for b, c in np.ndindex(2, 3):
             want = kept(boxes[b], scores[b, c], most, 0.5, 1)
             assert got[b, c].tolist() == [*want, *[-1] * (count - len(want))]
+
+
+def test_boxes_without_an_area() -> None:
+    """Their overlap is 0, which is more than a negative threshold."""
+    boxes, scores = np.ones((1, 3, 4), F32), np.array([[[1, 3, 2]]], F32)
+    for most, expected in ((-0.5, [1, -1, -1]), (0.0, [1, 2, 0])):
+        operands = [boxes, scores, np.array(3), np.array(most, F32), np.array(0, F32)]
+        (got,) = interpreted("mo.nms", operands, [(I64, scores.shape)])
+        assert got.tolist() == [[expected]]
 
 
 def sampled(image: Array, y: float, x: float) -> Array | None:

@@ -44,9 +44,7 @@ def fold(
                         seen = (column >= 0) & (column < k.i32(columns))
                         if stride[1] > 1:
                             seen = seen & (column * stride[1] == from_w)
-                        if mask is not None:
-                            seen = seen & mask
-                        line = windows[row * columns : (row + 1) * columns]
+                        line = windows[row * columns :]
                         total += k.cast(line.gather(column, mask=seen, other=0), sums)
             out.store(n, c, h, j, value=total, mask=mask)
 

@@ -43,34 +43,33 @@ def pool(
     for n, h in ctx.parallel((out.shape[0], out.shape[1])):
         top = h * stride[0] - padding[0]
         first_r, last_r = inside(top, dilation[0], kernel[0], x.shape[1])
-        all_r = k.i64(0)
         if count_boundary:
-            begin_r, end_r = inside(
+            _, all_r = inside(
                 top + padding[0], dilation[0], kernel[0], x.shape[1] + padding[0] + padding[1]
             )
-            all_r = end_r - begin_r
         for w in range(out.shape[2]):
             left = w * stride[1] - padding[2]
             first_s, last_s = inside(left, dilation[1], kernel[1], x.shape[2])
-            count = k.max(last_r - first_r, 0) * k.max(last_s - first_s, 0)
             if count_boundary:
-                begin_s, end_s = inside(
+                _, all_s = inside(
                     left + padding[2], dilation[1], kernel[1], x.shape[2] + padding[2] + padding[3]
                 )
-                count = all_r * (end_s - begin_s)
+                count = all_r * all_s
+            else:
+                count = (last_r - first_r) * (last_s - first_s)
+            # a window without a tap is 0
             count = k.max(count, 1)
             for c, mask in k.vectors(channels, width):
                 if mean:
                     total = k.splat(sum_dtype(0), width)
                 else:
-                    total = k.splat(lowest(sum_dtype), width)
+                    total = k.splat(sum_dtype(lowest(out.dtype)), width)
                 for r in range(first_r, last_r):
                     for s in range(first_s, last_s):
                         value = x.load(
                             n, top + r * dilation[0], left + s * dilation[1], c,
                             width=width, mask=mask,
                         )  # fmt: skip
-                        value = k.cast(value, sum_dtype)
                         total = total + value if mean else k.max(total, value)
                 if mean:
                     if sum_dtype.is_float:

@@ -57,7 +57,7 @@ def suppress(
             row[i] = score if score > threshold else nothing
             order[b, c, i] = -1
         kept = k.i64(0)
-        going = count > 0
+        going = True
         while going:
             going = kept < k.min(k.i64(max_boxes[0]), count)
             if going:
