@@ -168,10 +168,12 @@ def test_a_tensor_in_a_list_has_to_be_in_memory() -> None:
     x = TENSORS[0]
     match, specs = matcher([Nested(list, (x._cell.type, (1,)))], [])
     followed = replay()
-    for tensor, expected in ((x, True), (x + 1, False), (TENSORS[2], False), (TENSORS[1], True)):
+    pending = x + 1
+    for tensor, expected in ((x, True), (pending, False), (TENSORS[2], False), (TENSORS[1], True)):
         assert match(followed, ([tensor, 1],), {}, specs) == expected
     assert followed.values == [x._cell, TENSORS[1]._cell]
     followed.settle()
+    _ = pending.realize
 
 
 def test_a_float_that_varies() -> None:
@@ -208,3 +210,4 @@ def test_a_tensor_whose_sizes_vary() -> None:
         other = Tensor.constant(np.ones((4, 3, 9), np.float64))
         assert not followed.matches(other, VaryingLeaf(cell_type.kind, dims))
         followed.settle()
+        _ = pending.realize
