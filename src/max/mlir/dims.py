@@ -427,9 +427,8 @@ def _common_factor(x: DimExpr, y: DimExpr) -> DimExpr:
     """The greatest term that divides every term of both."""
     terms = (*x._terms, *y._terms)
     coefficient = math.gcd(*(c for _, c in terms))
-    common = dict(terms[0][0])
-    for monomial, _ in terms:
-        powers = dict(monomial)
+    common, *others = [dict(monomial) for monomial, _ in terms]
+    for powers in others:
         common = {a: min(p, powers[a]) for a, p in common.items() if a in powers}
     return _from_terms({tuple(sorted(common.items(), key=lambda i: _atom_key(i[0]))): coefficient})
 
