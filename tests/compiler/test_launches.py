@@ -10,6 +10,7 @@ import pytest
 from max import kernel as k
 from max._compiler.kernels import Argument
 from max._compiler.lower_library import plain
+from max._compiler.lower_regions import RegionLowering
 from max._compiler.placing import Placing
 from max._compiler.template import Launch
 from max._kernel_library.tiles.strips import COLUMNS
@@ -196,6 +197,37 @@ def test_a_sum_that_workers_share_has_memory_of_its_own(
     assert reduced.written == [True, False] + [True] * len(parts) and parts
     assert len(set(buffers(reduced.arguments))) == 2 + len(parts)
     assert all(argument.pointer.offset == 0 for argument in (output, given, *parts))
+
+
+@pytest.mark.parametrize(
+    ("given", "result", "widths"),
+    [
+        (F32, F32, {"f32": 1}),
+        (F32, DType.float64, {"f64": 1}),
+        (DType.float64, F32, {"f64": 1}),
+        # more lanes than two registers of f32 have would spill
+        (DType.uint8, DType.uint8, {"u8": 1, "f32": 2}),
+    ],
+)
+def test_vectors_are_as_long_as_the_widest_type_allows(
+    monkeypatch: pytest.MonkeyPatch, given: DType, result: DType, widths: dict[str, int]
+) -> None:
+    chosen: list[int] = []
+    native_width = RegionLowering.native_width
+
+    def record(regions: RegionLowering, spec: Any) -> int:
+        width = native_width(regions, spec)
+        target = regions.placing.kernels.target
+        assert width == min(count * target.width(name) for name, count in widths.items())
+        chosen.append(width)
+        return width
+
+    monkeypatch.setattr(RegionLowering, "native_width", record)
+    with Graph("cast", input_types=[TensorType(given, [99], DEVICE)]) as graph:
+        (x,) = tensors(graph)
+        graph.output(ops.cast(x + x, result))
+    load(graph)
+    assert len(chosen) == 1
 
 
 def test_static_dims_in_attributes_are_ints() -> None:
