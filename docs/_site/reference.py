@@ -385,7 +385,11 @@ def _strings_under(body: Sequence[ast.stmt]) -> dict[str, str]:
 def _file(cls: type) -> str | None:
     """The source file of a class, which `__module__` may not tell: that is the public name."""
     for function in vars(cls).values():
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        function = inspect.unwrap(function) if callable(function) else None
+        # a dataclass of Python 3.13 has a method of the standard library
+        if not str(getattr(function, "__module__", None)).startswith("max."):
+            continue
+        code = getattr(function, "__code__", None)
         if code is not None and code.co_filename.endswith(".py"):
             return code.co_filename
     return getattr(sys.modules.get(cls.__module__), "__file__", None)

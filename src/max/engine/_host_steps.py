@@ -16,8 +16,9 @@ from max.dtype import DType
 
 if TYPE_CHECKING:
     from max._interpreter import printing
-    from max.graph.print_options import PrintOptions
+    from max.graph import print_options
 else:
+    print_options = lazy_module("max.graph.print_options")
     printing = lazy_module("max._interpreter.printing")  # few programs print
 
 __all__ = ["HostSteps", "range_size", "slice_sizes", "slot_address"]
@@ -51,7 +52,7 @@ class HostSteps:
         steps: Sequence[HostStepCode],
         fixed: Sequence[int],
         memories: Sequence[DeviceMemory],
-        style: PrintOptions,
+        style: print_options.PrintOptions,
     ) -> None:
         self._steps, self._fixed, self._memories, self._style = steps, fixed, memories, style
 
