@@ -176,7 +176,7 @@ def sampled(image: Array, y: float, x: float) -> Array | None:
 
 REGIONS = [
     [0, 0, 0, 7, 5], [1, -2, -2, 2, 2], [1, 3.5, 1.5, 8, 9], [0, 6, 4, 6, 4], [0, -1, -1, -1, -1],
-    [1, 2, 2, 2, 14], [0, 4, 3, 1, 1], [0, 100, 100, 110, 110],
+    [1, 2, 2, 2, 14], [0, 4, 3, 1, 1], [0, 100, 100, 110, 110], [0, 9, 2, 16, 11],
 ]  # fmt: skip
 """Image, left, top, right, bottom: within the image, over its edges, of one place, reversed, and outside."""
 

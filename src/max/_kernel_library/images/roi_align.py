@@ -61,7 +61,7 @@ def neighbours(e: Extent, bin_index: Any, sample: Any, size: Any) -> Any:
     latter.
     """
     real = e.start.dtype
-    step = (real(sample) + 0.5) * e.bin_size / real(k.max(e.samples, 1))
+    step = (real(sample) + 0.5) * e.bin_size / real(e.samples)
     position = e.start + real(bin_index) * e.bin_size + step
     # false for NaN
     within = (position >= -1.0) & (position <= real(size))
