@@ -43,10 +43,9 @@ def pool(
     for n, h in ctx.parallel((out.shape[0], out.shape[1])):
         top = h * stride[0] - padding[0]
         first_r, last_r = inside(top, dilation[0], kernel[0], x.shape[1])
-        if count_boundary:
-            _, all_r = inside(
-                top + padding[0], dilation[0], kernel[0], x.shape[1] + padding[0] + padding[1]
-            )
+        _, all_r = inside(
+            top + padding[0], dilation[0], kernel[0], x.shape[1] + padding[0] + padding[1]
+        )
         for w in range(out.shape[2]):
             left = w * stride[1] - padding[2]
             first_s, last_s = inside(left, dilation[1], kernel[1], x.shape[2])
