@@ -35,6 +35,20 @@ def test_indices_of_an_empty_result_are_checked(way: Way) -> None:
             way("mo.gather", [x, np.array([0, beyond])], [(F32, (0, 2, 3))], {"axis": 1})
 
 
+@pytest.mark.parametrize("way", [run, interpreted])
+def test_unsigned_indices(way: Way) -> None:
+    x = np.arange(15, dtype=F32).reshape(5, 3)
+    for dtype, far in ((np.uint8, (6, 255)), (np.uint64, (6, 2**63, 2**64 - 1))):
+        indices = np.array([4, 0, 1], dtype)
+        (got,) = way("mo.gather", [x, indices], [(F32, (3, 3))], {"axis": 0})
+        np.testing.assert_array_equal(got, x[[4, 0, 1]])
+        for beyond in (5, *far):
+            wrong = np.array([0, beyond, 1], dtype)
+            message = f"index {beyond} is out of range for axis 0 of size 5"
+            with pytest.raises(IndexError, match=message):
+                way("mo.gather", [x, wrong], [(F32, (3, 3))], {"axis": 0})
+
+
 def test_index_vectors_of_single_elements() -> None:
     x, indices = np.arange(6.0).reshape(2, 3), np.array([[[2]], [[-3]]])
     (got,) = interpreted("mo.gather_nd", [x, indices], [(x.dtype, (2, 1))], {"batch_dims": 1})
