@@ -222,6 +222,18 @@ def test_programs_with_kernels_of_the_user_are_not_kept(
     assert keys._key(module, ["x", "y"]) is not None
 
 
+def test_what_follows_a_product_that_takes_no_epilogue(
+    devices: list[FakeDevice], rng: np.random.Generator
+) -> None:
+    """Its launch reads the sums and the operands of both; views before the product are part of its own."""
+
+    def forward(at: Any, x: Any, y: Any) -> Any:
+        square = ops.reshape(x, [4, 4])
+        return ops.tanh(square @ y) + square, ops.exp(y @ ops.reshape(x, [4, 4])) * y
+
+    compare(devices, forward, [(floats(rng, 2, 8), ONE), (floats(rng, 4, 4), ONE)])
+
+
 @pytest.mark.parametrize(
     ("kernel", "op"),
     [

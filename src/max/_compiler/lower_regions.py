@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from xdsl.ir import SSAValue
 
@@ -145,9 +146,7 @@ class RegionLowering:
             self.placing.places[argument] = self.placing.place(value)
         inner = ops_of(op.block)
         main = next(o for o in inner if o.name in MATMULS)
-        for other in inner:
-            if other is main:
-                break
+        for other in takewhile(lambda o: o is not main, inner):
             if is_view(other):
                 self.placing.view(other)
         if isinstance(main, PackedProductsOp):
