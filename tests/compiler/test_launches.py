@@ -108,6 +108,21 @@ def test_an_epilogue_reads_its_operands(launches: dict[str, list[Recorded]]) -> 
     assert arguments[-1].pointer.buffer not in launch.writes
 
 
+def test_products_in_one_launch_take_the_memory_of_their_own_residuals(
+    launches: dict[str, list[Recorded]],
+) -> None:
+    kinds = [TensorType(F32, (3, columns), DEVICE) for columns in (64, 96, 96)]
+    with Graph("residuals", input_types=kinds) as graph:
+        x, *residuals = tensors(graph)
+        weights = [Weight(f"w{i}", F32, (96, 64), DEVICE) for i in range(2)]
+        graph.output(*[x @ w.T + y for w, y in zip(weights, residuals, strict=True)])
+    load(graph, **{f"w{i}": np.ones((96, 64), np.float32) for i in range(2)})
+    ((launch, arguments, written),) = launches["packed_products+add+add"]
+    results = buffers([a for a, w in zip(arguments, written, strict=True) if w][:2])
+    assert launch.in_place == tuple(zip(results, buffers(arguments[-2:]), strict=True))
+    assert launch.flops == 2 * (2 * 3 * 64 * 96 + 3 * 96)
+
+
 def test_a_kernel_that_writes_an_operand_reads_it_too(launches: dict[str, list[Recorded]]) -> None:
     state = BufferType(F32, (3, 2, 3, 8), DEVICE)
     types = [
