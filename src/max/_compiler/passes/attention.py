@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from math import isfinite
 
+import numpy as np
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import AttentionOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.canonicalise import canonicalise, insert_before, producer
+from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.precision import holds
 from max._compiler.shapes import shape_of
@@ -37,6 +38,7 @@ FLOATS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 MATMULS = frozenset({"mo.matmul", "mok.matmul"})
 MAX_MASKS = 4
 """The most masks of the kernel."""
+SMALLEST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Scores:
     roundings: list[DType | None] = field(default_factory=lambda: [None])
     """What the scaled scores, and the scores after each mask, are rounded to; None: they stay in f32."""
     is_product: bool = True
-    """Whether nothing but reshapes has been applied."""
+    """Whether nothing but reshapes and casts has been applied."""
 
     def add_mask(self, mask: SSAValue, fill: float | None, negated: bool) -> None:
         """Applies a mask after those before."""
@@ -74,11 +76,8 @@ def fuse_attention(block: Block) -> None:
     for op in softmaxes:
         changed = _Fusion(op, constant_values).run() or changed
     if changed:
-        for op in reversed(ops_of(block)):
-            if op.is_pure and all(result.first_use is None for result in op.results):
-                op.detach()
-                op.erase()
         canonicalise(block)
+        drop_dead_ops(block)
 
 
 class _Fusion:
@@ -93,7 +92,10 @@ class _Fusion:
     def run(self) -> bool:
         """Fuses the ops; returns whether the pattern matched."""
         shape = shape_of(self.softmax.results[0])
-        if len(shape) < 2 or self.softmax.attr("axis") != len(shape) - 1:
+        type_ = self.softmax.results[0].type
+        assert isinstance(type_, TensorType)
+        # casts between other dtypes are not passed, so that all operands are of these dtypes, too
+        if self.softmax.attr("axis") != len(shape) - 1 or type_.dtype not in FLOATS:
             return False
         weighted_sum = self._weighted_sum()
         scores = self._scores(self.softmax.operands[0], shape)
@@ -105,16 +107,17 @@ class _Fusion:
         if any(v in self.constant_values for v in (first.operands[1], last.operands[1])):
             # products with weights have their own kernels
             return False
-        types = [v.type for v in (*first.operands, *last.operands, *last.results)]
-        if not all(isinstance(t, TensorType) and t.dtype in FLOATS for t in types):
-            return False
         batch = shape[:-2]
         q, q_scale = self._source(first.operands[0])
-        keys, key_scale = self._source(self._right_operand(first, not _transposed(first)))
-        values = self._widened(self._right_operand(last, _transposed(last)))
+        keys, key_scale = self._source(first.operands[1])
+        if not _transposed(first):
+            keys = self._turned(keys)
+        values, _ = self._source(last.operands[1], scaled=False)
+        if _transposed(last):
+            values = self._turned(values)
         scale = scores.scale * q_scale * key_scale
         operands = [self._batched(v, batch) for v in (q, keys, values)]
-        if not isfinite(scale) or any(v is None for v in operands):
+        if not _is_float32(scale) or any(v is None for v in operands):
             return False
         q, keys, values = (v for v in operands if v is not None)
         sizes = (shape_of(q)[-1], shape_of(values)[-1])
@@ -147,7 +150,7 @@ class _Fusion:
                 joined = _join_roundings(rounding, before, after)
                 if joined is None:
                     return None
-                rounding = joined[0]
+                (rounding,) = joined
             value = user.results[0]
         return None
 
@@ -163,8 +166,11 @@ class _Fusion:
             return _cast_scores(scores, op) if scores and op.name == "mo.cast" else scores
         if op.name in ("mo.mul", "mo.div"):
             inner, factor = _scaled(op)
-            scores = self._scores(inner, shape) if factor is not None else None
-            if scores is None or factor is None or scores.masks or scores.roundings != [None]:
+            if factor is None:
+                return None
+            scores = self._scores(inner, shape)
+            # a mask has a rounding, too
+            if scores is None or scores.roundings != [None]:
                 return None
             scores.scale *= factor
             scores.is_product = False
@@ -199,29 +205,17 @@ class _Fusion:
         return insert_before(self.anchor, build(name, (value,), {}, (view_type,)))
 
     def _transpose(self, value: SSAValue, perm: Sequence[int]) -> SSAValue:
-        """The transpose of a value; composes it with the transpose that defines the value, if there is one."""
-        inner = producer(value, "mo.transpose")
-        if inner is not None:
-            first: tuple[int, ...] = inner.attr("perm")
-            value, perm = inner.operands[0], [first[axis] for axis in perm]
-        if list(perm) == list(range(len(perm))):
-            return value
+        """The transpose of a value."""
         return insert_before(self.anchor, build("mo.transpose", (value,), {"perm": tuple(perm)}))
 
-    def _right_operand(self, op: MoOp, transposed: bool) -> SSAValue:
-        """The right operand of a product, with its last two axes exchanged if `transposed`."""
-        value = op.operands[1]
+    def _turned(self, value: SSAValue) -> SSAValue:
+        """A value with its last two axes exchanged."""
         rank = len(shape_of(value))
-        order = [*range(rank - 2), rank - 1, rank - 2]
-        return self._transpose(value, order) if transposed else value
-
-    def _widened(self, value: SSAValue) -> SSAValue:
-        """The value before widening casts: kernels widen as they read."""
-        return self._source(value, scaled=False)[0]
+        return self._transpose(value, [*range(rank - 2), rank - 1, rank - 2])
 
     def _source(self, value: SSAValue, scaled: bool = True) -> tuple[SSAValue, float]:
-        """The value before widening casts and constant factors, with its transposes kept; and the product of the
-        factors.
+        """The value before widening casts, as kernels widen what they read, and before constant factors, with its
+        transposes kept; and the product of the factors.
         """
         factor = 1.0
         while True:
@@ -229,33 +223,26 @@ class _Fusion:
             op = view.operands[0].owner if view is not None else value.owner
             if not isinstance(op, MoOp):
                 return value, factor
-            inner, constant_factor = op.operands[0] if op.operands else value, 1.0
             if op.name == "mo.cast" and _is_widening(op):
                 # a product in the narrower dtype is rounded before it is widened
-                scaled = False
+                inner, scaled = op.operands[0], False
             elif scaled and op.name in ("mo.mul", "mo.div") and op.results[0].has_one_use():
                 inner, constant = _scaled(op)
                 if constant is None or (view is not None and not view.results[0].has_one_use()):
                     return value, factor
-                constant_factor = constant
+                factor *= constant
             else:
                 return value, factor
-            factor *= constant_factor
             value = inner if view is None else self._transpose(inner, view.attr("perm"))
 
     def _batched(self, value: SSAValue, batch: Sizes) -> SSAValue | None:
         """A value with the given batch axes: reshaped if its own have as many elements, broadcast if it is a matrix."""
         shape = shape_of(value)
-        if shape[:-2] == batch:
-            return value
         if len(shape) == 2:
             return self._insert("mo.broadcast_to", value, (*batch, *shape))
         if product(shape[:-2]) != product(batch):
             return None
-        batched_shape = (*batch, *shape[-2:])
-        while (inner := producer(value, "mo.reshape")) is not None:
-            value = inner.operands[0]
-        return self._insert("mo.reshape", value, batched_shape)
+        return self._insert("mo.reshape", value, (*batch, *shape[-2:]))
 
     def _mask(self, value: SSAValue, negated: bool) -> SSAValue:
         """A mask before it was broadcast to the shape of the scores."""
@@ -274,10 +261,9 @@ class _Fusion:
         merged.
         """
         first, second = self._unmerged(keys), self._unmerged(values)
-        if first is None or second is None or first[1] != second[1]:
+        if first is None or second is None:
             return q, keys, values, masks
-        split_keys, axis = first
-        split_values = second[0]
+        (split_keys, axis), (split_values, _) = first, second
         shape, batch = shape_of(split_keys), len(shape_of(q)) - 2
         head_dims = shape[axis : axis + 2]
         if axis >= batch or shape_of(split_values)[axis : axis + 2] != head_dims:
@@ -342,20 +328,19 @@ class _Fusion:
         result.replace_all_uses_with(self._insert("mo.reshape", fused, shape_of(result)))
 
 
+def _is_float32(scale: float) -> bool:
+    """Whether float32, in which the kernel scales, has the range for a number."""
+    return scale == 0 or SMALLEST <= abs(scale) <= GREATEST
+
+
 def _transposed(op: MoOp) -> bool:
     return bool(op.attr_or("transpose_b", False))
 
 
 def _is_widening(op: MoOp) -> bool:
     """Whether a cast between floats keeps all values: to the same dtype, or to float32."""
-    before, after = op.operands[0].type, op.results[0].type
-    assert isinstance(before, TensorType) and isinstance(after, TensorType)
-    return (
-        before.dtype in FLOATS
-        and after.dtype in FLOATS
-        and before.dtype.size_in_bytes <= after.dtype.size_in_bytes
-        and (before.dtype is after.dtype or after.dtype is DType.float32)
-    )
+    before, after = _cast_dtypes(op)
+    return before in FLOATS and after is DType.float32
 
 
 def _cast_dtypes(op: MoOp) -> tuple[DType, DType]:
@@ -370,9 +355,9 @@ def _join_roundings(rounding: DType | None, *dtypes: DType) -> tuple[DType | Non
     for dtype in dtypes:
         if dtype is DType.float32:
             continue
-        if rounding is not None and not holds(dtype, rounding):
+        if rounding not in (None, dtype):
             return None
-        rounding = rounding or dtype
+        rounding = dtype
     return (rounding,)
 
 
@@ -385,39 +370,37 @@ def _cast_scores(scores: Scores, op: MoOp) -> Scores | None:
     joined = _join_roundings(scores.roundings[-1], before, after)
     if joined is None:
         return None
-    scores.roundings[-1] = joined[0]
-    scores.is_product = False
+    (scores.roundings[-1],) = joined
     return scores
 
 
 def _keeps_rows_and_columns(op: MoOp) -> bool:
     """Whether an op keeps the last two axes: a cast between floats, or a reshape of the batch axes."""
     if op.name == "mo.cast":
-        types = (op.operands[0].type, op.results[0].type)
-        return all(isinstance(t, TensorType) and t.dtype in FLOATS for t in types)
+        return all(dtype in FLOATS for dtype in _cast_dtypes(op))
     if op.name != "mo.reshape":
         return False
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])
-    return len(before) > 1 and before[-2:] == after[-2:]
+    return before[-2:] == after[-2:]
 
 
 def _number(value: SSAValue) -> float | None:
     """The value of a scalar constant, seen through casts, reshapes and broadcasts; else None."""
-    casts: list[DType] = []
+    dtypes: list[DType] = []
     while (owner := value.owner) and isinstance(owner, MoOp) and owner.name in (
         "mo.broadcast_to",
         "mo.reshape",
         "mo.cast",
     ):  # fmt: skip
-        if isinstance(type_ := value.type, TensorType) and owner.name == "mo.cast":
-            casts.append(type_.dtype)
+        assert isinstance(value.type, TensorType)
+        dtypes.append(value.type.dtype)
         value = owner.operands[0]
     array = constant_of(value.owner)
     if array is None or array.size != 1:
         return None
-    for dtype in reversed(casts):
+    for dtype in reversed(dtypes):
         array = array.astype(dtype.to_numpy())
-    return float(array.reshape(-1)[0])
+    return float(array.item())
 
 
 def _scaled(op: MoOp) -> tuple[SSAValue, float | None]:
@@ -434,18 +417,16 @@ def _queries_axis(result: SSAValue, batch: Sizes) -> int:
     shape = shape_of(result)
     for use in result.uses:
         user = use.operation
-        if not isinstance(user, MoOp):
-            continue
+        assert isinstance(user, MoOp)
         if user.name == "mo.reshape" and _keeps_rows_and_columns(user):
             return _queries_axis(user.results[0], batch)
         if user.name == "mo.transpose":
             perm: tuple[int, ...] = user.attr("perm")
-            rank = len(perm)
-            others = [axis for axis in perm if axis != rank - 2]
-            queries_at = perm.index(rank - 2)
-            if perm[-1] != rank - 1 or others != sorted(others):
+            queries = len(perm) - 2
+            others = [axis for axis in perm if axis != queries]
+            if others != sorted(others):
                 continue
-            before = product(shape[:queries_at])
+            before = product(shape[: perm.index(queries)])
             for axis in range(len(batch)):
                 if product(batch[:axis]) == before:
                     return axis
