@@ -46,6 +46,14 @@ def described(value: SSAValue, names: list[str]) -> str:
         return operands[0]
     if name == "transpose":
         name += " " + "".join(map(str, op.attr("perm")))
+    elif name == "slice":
+        bounds = zip(op.attr("start"), op.attr("stop"), shape_of(op.operands[0]), strict=True)
+        parts = [
+            f"{axis}:{a}:{b}" for axis, (a, b, size) in enumerate(bounds) if (a, b) != (0, size)
+        ]
+        name += " " + " ".join(parts)
+    elif name == "concat":
+        name += f" {op.attr('axis')}"
     elif name in ("reshape", "broadcast_to"):
         name += " " + by_dims(shape_of(value))
     elif name == "attention":

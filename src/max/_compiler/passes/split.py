@@ -27,7 +27,8 @@ MAX_OPS = 32
 def split_concats(block: Block) -> None:
     """Moves concats behind the element-wise ops that use them, where no value is then computed twice."""
     for op in reversed(ops_of(block)):
-        if op.parent is None or not _elementwise(op) or not _is_root(op):
+        # an op that is erased has no operands, and no concat to move
+        if not _elementwise(op) or not _is_root(op):
             continue
         tree = _tree(op)
         concats = {v.owner for member in tree for v in member.operands if _concat(v)}
@@ -73,7 +74,10 @@ def _tree(root: MoOp) -> list[MoOp]:
     """The element-wise op and the single-use element-wise ops that feed it, users first."""
     tree = [root]
     for op in tree:
-        tree += [v.owner for v in op.operands if _inside(v) and isinstance(v.owner, MoOp)]
+        for value in op.operands:
+            if _inside(value):
+                assert isinstance(value.owner, MoOp)
+                tree.append(value.owner)
         if len(tree) > MAX_OPS:
             break
     return tree
@@ -83,7 +87,7 @@ def _bounds(concat: MoOp) -> list[tuple[int, int]] | None:
     """The bounds of the parts along the axis; None unless sizes are static, parts are few and one is element-wise."""
     axis: int = concat.attr("axis")
     sizes = [shape_of(part)[axis] for part in concat.operands]
-    if not 2 <= len(sizes) <= MAX_PARTS or not any(_elementwise(v.owner) for v in concat.operands):
+    if len(sizes) > MAX_PARTS or not any(_elementwise(v.owner) for v in concat.operands):
         return None
     bounds: list[tuple[int, int]] = []
     for size in sizes:

@@ -6,7 +6,7 @@ Broadcasts move too: values that do not vary along the innermost axis are comput
 
 from __future__ import annotations
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, SSAValue
 
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
@@ -23,16 +23,13 @@ CHEAP = frozenset({
 """Ops cheap enough to repeat for each element of a broadcast."""
 
 
-def _elementwise(op: object) -> bool:
-    return isinstance(op, MoOp) and op.spec.elementwise
-
-
-def _feeds_region(view: Operation) -> bool:
+def _feeds_region(view: MoOp) -> bool:
     """Whether an element-wise op or a reduction uses a view, directly or through further views."""
     for use in view.results[0].uses:
         user = use.operation
+        assert isinstance(user, MoOp)
         if (
-            _elementwise(user)
+            user.spec.elementwise
             or user.name.startswith("mo.reduce")
             or (user.name in MOVED and _feeds_region(user))
         ):
@@ -67,12 +64,10 @@ def push_views(block: Block) -> None:
     todo = [op for op in ops_of(block) if op.name in MOVED]
     while todo:
         view = todo.pop()
-        if view.parent is None:  # moved already
-            continue
         source = view.operands[0].owner
         if (
             not isinstance(source, MoOp)
-            or not _elementwise(source)
+            or not source.spec.elementwise
             or not _worthwhile(view, source)
         ):
             continue
@@ -89,5 +84,7 @@ def push_views(block: Block) -> None:
             op.erase()
         # the moved views may go further up, and views of the result may follow
         todo.extend(op for value in moved if isinstance(op := value.owner, MoOp))
-        users = [use.operation for use in elementwise.results[0].uses]
-        todo.extend(op for op in users if isinstance(op, MoOp) and op.name in MOVED)
+        for use in elementwise.results[0].uses:
+            assert isinstance(use.operation, MoOp)
+            if use.operation.name in MOVED:
+                todo.append(use.operation)
