@@ -13,6 +13,7 @@ import pytest
 
 from max._kernel_library import library
 from max._kernel_library.indexing import nonzero
+from max._kernel_library.lowering import around, operand_views, product, view
 from max.dtype import DType
 from tests.kernel_library.harness import interpreted, lowered, target
 from tests.kernel_library.test_interpreted import CASES
@@ -155,3 +156,15 @@ def test_one_kernel_serves_all_sizes(name: str, monkeypatch: pytest.MonkeyPatch)
             shapes[0] = shapes[0][:1]
         specs.append(shapes)
     assert specs[0] == specs[1]
+
+
+def test_dims() -> None:
+    """Sizes that a run knows, and sizes of 0, take a slot; any object that multiplies is a dim."""
+    dims = (0, 3, "n", 5)
+    arg = library.Arg("operand", 0, F32, dims, (True, True, True, False))
+    assert arg.spec_shape() == (None, 3, None, None)
+    assert [product(x) for x in ((), ("ab",), (1, "ab"), ("ab", 2), (2, 3))] == [1, "ab", "ab", "abab", 6]  # fmt: skip
+    assert around(1, 4) == (range(1), (1,), range(2, 4))
+    assert view("operand", 0, library.Operand(F32, dims)).static == (True,) * 4
+    assert operand_views([library.Operand(F32, (2,))])[0].static == (True,)
+    assert not library.KernelCall(None, ()).epilogue
