@@ -320,6 +320,8 @@ def _sample_row(
         raise ValueError(f"the temperature is {temperature}, expected 0 or more")
     if not (0 <= top_p <= 1 and 0 <= min_p <= 1):
         raise ValueError(f"top_p is {top_p}, min_p {min_p}; expected 0 to 1")
+    if not logits.size:
+        raise ValueError("the logits have 0 columns, expected 1 or more")
     if np.isnan(logits).all():
         return -1
     scores: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
