@@ -83,6 +83,22 @@ def test_a_first_call_that_leaves_its_trace_begins_the_next_one(records: list[An
     assert recorded == [2, 2, 0, 0, 0, 2, 0, 0, 0, 0]
 
 
+def test_lines_that_call_one_function_with_other_keywords_have_traces_of_their_own(
+    records: list[Any],
+) -> None:
+    condition = np.arange(4) % 2 == 0
+    recorded: list[int] = []
+    for _ in range(5):
+        a, b = array(4), array(3, 4)
+        records.clear()
+        y = F.where(Tensor.constant(condition), Tensor.constant(a), Tensor.constant(a + 1)) * 2
+        same(y, np.where(condition, a, a + 1) * 2)
+        z = F.where(Tensor.constant(condition), Tensor.constant(b), Tensor.constant(b - 1)) - 1
+        same(z, np.where(condition, b, b - 1) - 1)
+        recorded.append(len(records))
+    assert recorded == [4, 4, 0, 0, 0]
+
+
 def test_parameters_that_change_between_steps() -> None:
     module = Sequential(Linear(5, 4), LayerNorm(4), Linear(4, 3))
     memory = {name: array(*[int(d) for d in p.shape]) for name, p in module.parameters}

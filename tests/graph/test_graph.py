@@ -10,6 +10,7 @@ import pytest
 
 from max import _interpreter, mlir
 from max.dtype import DType
+from max.experimental import functional
 from max.graph import (
     BufferType,
     BufferValue,
@@ -152,6 +153,14 @@ def test_locations_are_of_the_user() -> None:
     graph = Graph("g", lambda x: ops.softmax(x.reshape([2, 2])), [f32(4)])
     text = mlir.print_module(graph.to_mlir(), locations=True)
     assert text.count("test_graph.py") == 3
+
+
+def test_locations_of_functions_with_other_keywords_are_of_the_user() -> None:
+    with Graph("where", input_types=[f32(4)]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(functional.where(x > 0, x, -x))
+    text = mlir.print_module(graph.to_mlir(), locations=True)
+    assert f'loc("{__file__}":' in text and "_earlier.py" not in text
 
 
 # Values

@@ -12,9 +12,12 @@ from max import mlir
 __all__ = ["location_at", "user_frame", "user_place"]
 
 _STAGING = tuple(
-    [str(Path(__file__).parents[1] / name) for name in ("graph", "nn", "experimental")]
+    [
+        str(Path(__file__).parents[1] / name)
+        for name in ("graph", "nn", "experimental", "_earlier.py")
+    ]
 )
-"""Packages whose frames are skipped when an op's location is recorded."""
+"""Packages, and a file of decorators, whose frames are skipped when an op's location is recorded."""
 
 
 @lru_cache(maxsize=65536)
