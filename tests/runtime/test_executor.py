@@ -143,8 +143,8 @@ def test_only_programs_with_parallel_launches_wake_the_other_workers(pool, other
         Launch(entry("add"), [(1, 0), (0, 1)], serial=i >= others, barrier=i % 2 == 0)
         for i in range(5)
     ]
+    run = executor(pool, launches, 2)  # makes the pool's memory
     epoch = pool._words(PoolState.EPOCH)
-    run = executor(pool, launches, 2)
     before = int(epoch[0])
     for _ in range(3):
         run.run(values(address(words)))
