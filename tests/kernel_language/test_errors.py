@@ -108,6 +108,8 @@ CASES = [
     ("return n\n^", "returns nothing", TypeError),
     ("v = n // 0\n    ^", "division by zero", ValueError),
     ("v: k.i32 = n\n^", "v is i32, got i64", TypeError),
+    ("v = ~(1 == 1)\n    ^", "'~' of True is -2 in Python, which is true; use not", TypeError),
+    ("v = ~(1 == 2)\n    ^", "'~' of False is -1 in Python", TypeError),
 ]
 
 

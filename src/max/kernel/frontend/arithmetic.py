@@ -176,6 +176,8 @@ def power(fe: Frontend, a: Any, b: Any) -> Any:
 
 def unary(fe: Frontend, op: str, v: Any) -> Any:
     """``-x``, ``~x`` and ``+x``."""
+    if op == "not" and isinstance(v, bool):
+        fe.fail(f"'~' of {v} is {-1 - v} in Python, which is true; use not")
     if not isinstance(v, (Ref, Const)):
         try:
             return {"neg": operator.neg, "not": operator.invert, "pos": operator.pos}[op](v)
