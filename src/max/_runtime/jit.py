@@ -205,6 +205,11 @@ class Jit:
                 self._load_missing(list(missing.values()), symbols or {}, cache)
             return {unit.key: self._loaded[unit.key] for unit in units}
 
+    def entries(self, units: Mapping[str, Unit]) -> dict[str, int]:
+        """The address of the first export of each unit, by the key of the mapping; see `load`."""
+        loaded = self.load(list(units.values()))
+        return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+
     def _object_key_of(self, unit: Unit) -> str:
         return self.object_key(f"{unit.key} {unit.optimize}")
 
@@ -402,8 +407,7 @@ def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[st
         key: Unit(f"{key}.{content_key(text)}", (f"k_{key}",), functools.partial(str, text))
         for key, text in texts.items()
     }
-    loaded = jit_for(Machine.of(target)).load(list(units.values()))
-    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+    return jit_for(Machine.of(target)).entries(units)
 
 
 def absent_text() -> str:

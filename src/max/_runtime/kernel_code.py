@@ -28,8 +28,7 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -
     if flags.MAX_KERNEL_INTERPRET:
         return {ir.key: kernel.interpreted_entry(ir, target) for ir in irs}
     units = {ir.key: _unit_of(ir, target) for ir in irs}
-    loaded = jit_for(Machine.of(target)).load(list(units.values()))
-    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+    return jit_for(Machine.of(target)).entries(units)
 
 
 def start_kernel(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> None:
@@ -72,7 +71,6 @@ def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, in
     """
     units = {key: _unit(key, absent_text) for key in keys}
     try:
-        loaded = jit_for(Machine.of(target)).load(list(units.values()))
+        return jit_for(Machine.of(target)).entries(units)
     except AbsentError:
         return None
-    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
