@@ -108,7 +108,7 @@ def found(
     return before, after
 
 
-def turned(x: Value) -> Value:
+def transposed(x: Value) -> Value:
     return ops.transpose(x, -1, -2)
 
 
@@ -157,7 +157,7 @@ def second_of_three(x: Value) -> Value:
 
 
 def att(q: Value, k: Value, v: Value) -> Value:
-    return ops.softmax(q @ turned(k)) @ v
+    return ops.softmax(q @ transposed(k)) @ v
 
 
 GROUPED: dict[str, Any] = {"q": (2, 6, 5, 8)}
@@ -167,135 +167,147 @@ K, V = (
 """Keys and values of grouped heads, spread to the queries of each."""
 TINY, MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
-    "plain": (lambda q, k, v: ops.softmax(q @ turned(k)) @ v, {}, "attention(q, k, v)"),
+    "plain": (lambda q, k, v: ops.softmax(q @ transposed(k)) @ v, {}, "attention(q, k, v)"),
     "scaled scores": (
-        lambda q, k, v: ops.softmax(q @ turned(k) * 0.5) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k) * 0.5) @ v,
         {},
         "attention(q, k, v, scale 0.5)",
     ),
     "scaled scores, the number first": (
-        lambda q, k, v: ops.softmax(0.5 * (q @ turned(k))) @ v,
+        lambda q, k, v: ops.softmax(0.5 * (q @ transposed(k))) @ v,
         {},
         "attention(q, k, v, scale 0.5)",
     ),
     "a quotient": (
-        lambda q, k, v: ops.softmax(q @ turned(k) / 4) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k) / 4) @ v,
         {},
         "attention(q, k, v, scale 0.25)",
     ),
     "scaled q": (
-        lambda q, k, v: ops.softmax(q * 0.5 @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q * 0.5 @ transposed(k)) @ v,
         {},
         "attention(q, k, v, scale 0.5)",
     ),
     "a quotient of q": (
-        lambda q, k, v: ops.softmax(q / 4 @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q / 4 @ transposed(k)) @ v,
         {},
         "attention(q, k, v, scale 0.25)",
     ),
     "scaled keys": (
-        lambda q, k, v: ops.softmax(q @ turned(k * 0.5)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k * 0.5)) @ v,
         {},
         "attention(q, k, v, scale 0.5)",
     ),
-    "a quotient by zero": (lambda q, k, v: ops.softmax(q @ turned(k) / 0.0) @ v, {}, None),
-    "an infinite scale": (lambda q, k, v: ops.softmax(q * 3e38 @ turned(k) * 1e38) @ v, {}, None),
-    "a scale too small": (lambda q, k, v: ops.softmax(q * 1e-30 @ turned(k) * 1e-30) @ v, {}, None),
+    "a quotient by zero": (lambda q, k, v: ops.softmax(q @ transposed(k) / 0.0) @ v, {}, None),
+    "an infinite scale": (
+        lambda q, k, v: ops.softmax(q * 3e38 @ transposed(k) * 1e38) @ v,
+        {},
+        None,
+    ),
+    "a scale too small": (
+        lambda q, k, v: ops.softmax(q * 1e-30 @ transposed(k) * 1e-30) @ v,
+        {},
+        None,
+    ),
     "the greatest scale": (
-        lambda q, k, v: ops.softmax(q @ turned(k) * MAX) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k) * MAX) @ v,
         {},
         "attention(q, k, v, scale 3.40282e+38)",
     ),
     "the smallest scale": (
-        lambda q, k, v: ops.softmax(q @ turned(k) * TINY) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k) * TINY) @ v,
         {},
         "attention(q, k, v, scale 1.17549e-38)",
     ),
     "the scale 0": (
-        lambda q, k, v: ops.softmax(q @ turned(k) * 0.0) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k) * 0.0) @ v,
         {},
         "attention(q, k, v, scale 0)",
     ),
     "a scale that is no number": (
-        lambda q, k, v: ops.softmax(q @ turned(k) * float("nan")) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k) * float("nan")) @ v,
         {},
         None,
     ),
     "added": (
-        lambda q, k, v, m: ops.softmax(q @ turned(k) + m) @ v,
+        lambda q, k, v, m: ops.softmax(q @ transposed(k) + m) @ v,
         {},
         "attention(q, k, v, m, fills [None])",
     ),
     "two masks": (
-        lambda q, k, v, m, n: ops.softmax(n + (m + q @ turned(k))) @ v,
+        lambda q, k, v, m, n: ops.softmax(n + (m + q @ transposed(k))) @ v,
         {},
         "attention(q, k, v, m, n, fills [None, None])",
     ),
     "selected": (
-        lambda q, k, v, c: ops.softmax(ops.where(c, q @ turned(k), -10000.0)) @ v,
+        lambda q, k, v, c: ops.softmax(ops.where(c, q @ transposed(k), -10000.0)) @ v,
         {},
         "attention(q, k, v, c, fills [-10000.0])",
     ),
-    "scaled turned keys": (
-        lambda q, k, v: ops.softmax(q @ (turned(k) * 0.5)) @ v,
+    "scaled transposed keys": (
+        lambda q, k, v: ops.softmax(q @ (transposed(k) * 0.5)) @ v,
         {},
         "attention(q, k, v, scale 0.5)",
     ),
     "four factors": (
-        lambda q, k, v: ops.softmax(q * 0.5 @ (turned(k / 4) * 3) * 2) @ v,
+        lambda q, k, v: ops.softmax(q * 0.5 @ (transposed(k / 4) * 3) * 2) @ v,
         {},
         "attention(q, k, v, scale 0.75)",
     ),
-    "keys that are not turned": (
+    "keys that are not transposed": (
         lambda q, k, v: ops.softmax(q @ k) @ v,
         {"k": (2, 3, 8, 7)},
         "attention(q, transpose 0132(k), v)",
     ),
     "scaled q with another use": (
-        lambda q, k, v: (ops.softmax((s := (q * 0.5)) @ turned(k)) @ v, s),
+        lambda q, k, v: (ops.softmax((s := (q * 0.5)) @ transposed(k)) @ v, s),
         {},
         "attention(mul(q, 0.5), k, v)",
     ),
-    "scaled keys that are turned, with another use": (
-        lambda q, k, v: (ops.softmax(q @ (t := turned(k * 0.5))) @ v, t),
+    "scaled keys that are transposed, with another use": (
+        lambda q, k, v: (ops.softmax(q @ (t := transposed(k * 0.5))) @ v, t),
         {},
         "attention(q, mul(k, 0.5), v)",
     ),
-    "a scale by row": (lambda q, k, v: ops.softmax(q @ turned(k) * q[:, :, :, :1]) @ v, {}, None),
+    "a scale by row": (
+        lambda q, k, v: ops.softmax(q @ transposed(k) * q[:, :, :, :1]) @ v,
+        {},
+        None,
+    ),
     "four masks": (
-        lambda q, k, v, m, n: ops.softmax(q @ turned(k) + m + n + m + n) @ v,
+        lambda q, k, v, m, n: ops.softmax(q @ transposed(k) + m + n + m + n) @ v,
         {},
         "attention(q, k, v, m, n, m, n, fills [None, None, None, None])",
     ),
     "five masks": (
-        lambda q, k, v, m, n: ops.softmax(q @ turned(k) + m + n + m + n + m) @ v,
+        lambda q, k, v, m, n: ops.softmax(q @ transposed(k) + m + n + m + n + m) @ v,
         {},
         None,
     ),
     "scaled after the mask": (
-        lambda q, k, v, m: ops.softmax((q @ turned(k) + m) * 0.5) @ v,
+        lambda q, k, v, m: ops.softmax((q @ transposed(k) + m) * 0.5) @ v,
         {},
         None,
     ),
     "scaled before the mask": (
-        lambda q, k, v, m: ops.softmax(q @ turned(k) * 0.5 + m) @ v,
+        lambda q, k, v, m: ops.softmax(q @ transposed(k) * 0.5 + m) @ v,
         {},
         "attention(q, k, v, m, scale 0.5, fills [None])",
     ),
     "two scales": (
-        lambda q, k, v, m: ops.softmax(q @ turned(k) * 0.5 * 3 + m) @ v,
+        lambda q, k, v, m: ops.softmax(q @ transposed(k) * 0.5 * 3 + m) @ v,
         {},
         "attention(q, k, v, m, scale 1.5, fills [None])",
     ),
     "a select between scores and a tensor": (
-        lambda q, k, v, c, b: ops.softmax(ops.where(c, q @ turned(k), b)) @ v,
+        lambda q, k, v, c, b: ops.softmax(ops.where(c, q @ transposed(k), b)) @ v,
         {},
         None,
     ),
-    "a mask less the scores": (lambda q, k, v, m: ops.softmax(m - q @ turned(k)) @ v, {}, None),
-    "another axis": (lambda q, k, v: ops.softmax(q @ turned(k), axis=2) @ v, {}, None),
+    "a mask less the scores": (lambda q, k, v, m: ops.softmax(m - q @ transposed(k)) @ v, {}, None),
+    "another axis": (lambda q, k, v: ops.softmax(q @ transposed(k), axis=2) @ v, {}, None),
     "scores with another use": (
-        lambda q, k, v: (ops.softmax(s := (q @ turned(k))) @ v, s),
+        lambda q, k, v: (ops.softmax(s := (q @ transposed(k))) @ v, s),
         {},
         None,
     ),
@@ -306,14 +318,16 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
     ),
     "values that are a weight": (
         lambda q, k: (
-            ops.softmax(q @ turned(k)) @ ops.constant(np.ones((7, 4), np.float32), F32, DEVICE)
+            ops.softmax(q @ transposed(k)) @ ops.constant(np.ones((7, 4), np.float32), F32, DEVICE)
         ),
         {},
         None,
     ),
     "queries that are a weight": (
         lambda k, v: (
-            ops.softmax(ops.constant(np.ones((2, 3, 5, 8), np.float32), F32, DEVICE) @ turned(k))
+            ops.softmax(
+                ops.constant(np.ones((2, 3, 5, 8), np.float32), F32, DEVICE) @ transposed(k)
+            )
             @ v
         ),
         {},
@@ -330,57 +344,59 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         {},
         None,
     ),
-    "float64": (lambda q, k, v: ops.softmax(q @ turned(k)) @ v, {"dtype": DType.float64}, None),
+    "float64": (lambda q, k, v: ops.softmax(q @ transposed(k)) @ v, {"dtype": DType.float64}, None),
     "two, of which one is not found": (
         lambda q, k, v, b: (
-            ops.softmax(q @ turned(k)) @ v,
-            ops.softmax(ops.tanh(q @ turned(k))) @ v,
+            ops.softmax(q @ transposed(k)) @ v,
+            ops.softmax(ops.tanh(q @ transposed(k))) @ v,
         ),
         {},
         "attention(q, k, v)",
     ),
     "beside an op of two results": (
-        lambda q, k, v: (ops.softmax(q @ turned(k)) @ v, ops.top_k(q, 2)[0]),
+        lambda q, k, v: (ops.softmax(q @ transposed(k)) @ v, ops.top_k(q, 2)[0]),
         {},
         "attention(q, k, v)",
     ),
     "a canonical graph": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ turned(v),
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ transposed(v),
         {"v": (2, 3, 4, 7), "canonical": True},
         "attention(q, k, transpose 0132(v))",
     ),
     "scores regrouped without rows": (
-        lambda q, k, v: ops.softmax(ops.reshape(q @ turned(k), (3, 0, 7))) @ v,
+        lambda q, k, v: ops.softmax(ops.reshape(q @ transposed(k), (3, 0, 7))) @ v,
         {"q": (2, 0, 8), "k": (2, 7, 8), "v": (3, 7, 4)},
         None,
     ),
     "a mask that is a product of weights": (
-        lambda q, k, v: ops.softmax(weight(2, 3, 5, 2) @ weight(2, 3, 2, 7) + q @ turned(k)) @ v,
+        lambda q, k, v: (
+            ops.softmax(weight(2, 3, 5, 2) @ weight(2, 3, 2, 7) + q @ transposed(k)) @ v
+        ),
         {},
         "attention(q, k, v, matmul(weight, weight), fills [None])",
     ),
     "the softmax of an input": (lambda b, v: ops.softmax(b) @ v, {}, None),
     "the softmax of a sum of inputs": (lambda b, v, n: ops.softmax(b + n) @ v, {}, None),
     "a function of the scores, scaled": (
-        lambda q, k, v: ops.softmax(ops.tanh(q @ turned(k)) * 0.5) @ v,
+        lambda q, k, v: ops.softmax(ops.tanh(q @ transposed(k)) * 0.5) @ v,
         {},
         None,
     ),
     "a select between a function of the scores and a number": (
-        lambda q, k, v, c: ops.softmax(ops.where(c, ops.tanh(q @ turned(k)), -5.0)) @ v,
+        lambda q, k, v, c: ops.softmax(ops.where(c, ops.tanh(q @ transposed(k)), -5.0)) @ v,
         {},
         None,
     ),
     "bfloat16 scores that are scaled and regrouped": (
         lambda q, k, v: (
-            ops.softmax(ops.reshape(q @ turned(k) * 0.5, (2, 3, 5, 7)))
+            ops.softmax(ops.reshape(q @ transposed(k) * 0.5, (2, 3, 5, 7)))
             @ ops.reshape(v, (2, 3, 7, 4))
         ),
         {"q": (6, 5, 8), "k": (6, 7, 8), "v": (6, 7, 4), "dtype": BF16},
         "attention(reshape 2x3x5x8(q), reshape 2x3x7x8(k), reshape 2x3x7x4(v), scale 0.5, bfloat16)",
     ),
     "a bfloat16 mask, softmax in float32": (
-        lambda q, k, v, m: ops.softmax(cast(q @ turned(k) + m)) @ cast(v),
+        lambda q, k, v, m: ops.softmax(cast(q @ transposed(k) + m)) @ cast(v),
         {"dtype": BF16},
         "attention(q, k, v, m, fills [None], roundings [None, 'bfloat16', None])",
     ),
@@ -402,14 +418,17 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         "attention(q, transpose 0132(reshape 2x3x8x7(broadcast_to 2x3x8x7x1(k))), v)",
     ),
     "scores rounded to two dtypes, around a mask": (
-        lambda q, k, v, m: ops.softmax(cast(cast(cast(cast(q @ turned(k), F16)) + m, BF16))) @ v,
+        lambda q, k, v, m: (
+            ops.softmax(cast(cast(cast(cast(q @ transposed(k), F16)) + m, BF16))) @ v
+        ),
         {},
         "attention(q, k, v, m, fills [None], roundings ['float16', 'bfloat16', None])",
     ),
     "regrouped scores and a result that is regrouped and transposed": (
         lambda q, k, v: ops.permute(
             ops.reshape(
-                ops.reshape(ops.softmax(ops.reshape(q @ turned(k), (2, 3, 5, 7))), (6, 5, 7)) @ v,
+                ops.reshape(ops.softmax(ops.reshape(q @ transposed(k), (2, 3, 5, 7))), (6, 5, 7))
+                @ v,
                 (2, 3, 5, 4),
             ),
             [0, 2, 1, 3],
@@ -428,48 +447,49 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         "transpose 0213(cast(attention(q, k, v)))",
     ),
     "matrices": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"q": (5, 8), "k": (7, 8), "v": (7, 4)},
         "attention(q, k, v)",
     ),
     "keys and values that are matrices": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"k": (7, 8), "v": (7, 4)},
         "attention(q, broadcast_to 2x3x7x8(k), broadcast_to 2x3x7x4(v))",
     ),
     "keys and values of one head": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"k": (2, 1, 7, 8), "v": (2, 1, 7, 4)},
         "attention(q, transpose 0132(broadcast_to 2x3x8x7(transpose 0132(k))), broadcast_to 2x3x7x4(v))",
     ),
     "a size that is no number": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"q": (2, 3, 5, "s"), "k": (2, 3, 7, "s")},
         None,
     ),
     "a width that is no number": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"v": (2, 3, 7, "w")},
         None,
     ),
     "the size 0": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"q": (2, 3, 5, 0), "k": (2, 3, 7, 0)},
         None,
     ),
     "size 1": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"q": (2, 3, 5, 1), "k": (2, 3, 7, 1), "v": (2, 3, 7, 1)},
         "attention(q, k, v)",
     ),
     "symbolic batch and rows": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"q": ("b", 3, "r", 8), "k": ("b", 3, "t", 8), "v": ("b", 3, "t", 4)},
         "attention(q, k, v)",
     ),
     "regrouped scores": (
         lambda q, k, v, n: (
-            ops.reshape(ops.softmax(ops.reshape(q @ turned(k), (2, 3, 5, 7)) + n), (6, 5, 7)) @ v
+            ops.reshape(ops.softmax(ops.reshape(q @ transposed(k), (2, 3, 5, 7)) + n), (6, 5, 7))
+            @ v
         ),
         {"q": (6, 5, 8), "k": (6, 7, 8), "v": (6, 7, 4)},
         "reshape 6x5x4(attention(reshape 2x3x5x8(q), reshape 2x3x7x8(k), reshape 2x3x7x4(v), n, fills [None]))",
@@ -478,7 +498,7 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         lambda q, k, v, m: (
             ops.softmax(
                 ops.reshape(
-                    ops.reshape(q, (6, 5, 8)) @ turned(ops.reshape(k, (6, 7, 8))), (2, 3, 5, 7)
+                    ops.reshape(q, (6, 5, 8)) @ transposed(ops.reshape(k, (6, 7, 8))), (2, 3, 5, 7)
                 )
                 + m
             )
@@ -489,41 +509,41 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
     ),
     "regrouped scores without rows": (
         lambda q, k, v: (
-            ops.reshape(ops.softmax(ops.reshape(q @ turned(k), (3, 0, 7))), (2, 0, 7)) @ v
+            ops.reshape(ops.softmax(ops.reshape(q @ transposed(k), (3, 0, 7))), (2, 0, 7)) @ v
         ),
         {"q": (2, 0, 8), "k": (2, 7, 8), "v": (2, 7, 4)},
         None,
     ),
     "a result that is transposed: rows, heads": (
-        lambda q, k, v: ops.permute(ops.softmax(q @ turned(k)) @ v, [0, 2, 1, 3]),
+        lambda q, k, v: ops.permute(ops.softmax(q @ transposed(k)) @ v, [0, 2, 1, 3]),
         {},
         "attention(q, k, v, axis 1)",
     ),
     "a result that is transposed: rows first": (
-        lambda q, k, v: ops.permute(ops.softmax(q @ turned(k)) @ v, [2, 0, 1, 3]),
+        lambda q, k, v: ops.permute(ops.softmax(q @ transposed(k)) @ v, [2, 0, 1, 3]),
         {},
         "attention(q, k, v, axis 0)",
     ),
     "a result that is transposed: heads last": (
-        lambda q, k, v: ops.permute(ops.softmax(q @ turned(k)) @ v, [0, 2, 3, 1]),
+        lambda q, k, v: ops.permute(ops.softmax(q @ transposed(k)) @ v, [0, 2, 3, 1]),
         {},
         "transpose 0231(attention(q, k, v))",
     ),
     "a result that is transposed: heads before the batch": (
-        lambda q, k, v: ops.permute(ops.softmax(q @ turned(k)) @ v, [1, 2, 0, 3]),
+        lambda q, k, v: ops.permute(ops.softmax(q @ transposed(k)) @ v, [1, 2, 0, 3]),
         {},
         "transpose 1203(attention(q, k, v))",
     ),
     "a result that is regrouped and transposed": (
         lambda q, k, v: ops.permute(
-            ops.reshape(ops.softmax(q @ turned(k)) @ v, (2, 3, 5, 4)), [0, 2, 1, 3]
+            ops.reshape(ops.softmax(q @ transposed(k)) @ v, (2, 3, 5, 4)), [0, 2, 1, 3]
         ),
         {"q": (6, 5, 8), "k": (6, 7, 8), "v": (6, 7, 4)},
         "transpose 0213(reshape 2x3x5x4(attention(q, k, v)))",
     ),
     "regrouped scores and a result that is transposed": (
         lambda q, k, v: ops.permute(
-            ops.reshape(ops.softmax(ops.reshape(q @ turned(k), (2, 3, 5, 7))), (6, 5, 7)) @ v,
+            ops.reshape(ops.softmax(ops.reshape(q @ transposed(k), (2, 3, 5, 7))), (6, 5, 7)) @ v,
             [1, 0, 2],
         ),
         {"q": (6, 5, 8), "k": (6, 7, 8), "v": (6, 7, 4)},
@@ -531,88 +551,88 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         "reshape 2x3x5x8(q), reshape 2x3x7x8(k), reshape 2x3x7x4(v), axis 0))))",
     ),
     "no keys": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ v,
         {"k": (2, 3, 0, 8), "v": (2, 3, 0, 4)},
         "attention(q, k, v)",
     ),
     "bfloat16": (att, {"dtype": BF16}, "attention(q, k, v, bfloat16)"),
     "softmax in float32": (
-        lambda q, k, v: cast(ops.softmax(cast(q @ turned(k))), BF16) @ v,
+        lambda q, k, v: cast(ops.softmax(cast(q @ transposed(k))), BF16) @ v,
         {"dtype": BF16},
         "attention(q, k, v, roundings [None, 'bfloat16'], bfloat16)",
     ),
     "scaled in bfloat16, softmax in float32": (
-        lambda q, k, v: cast(ops.softmax(cast(q @ turned(k) * 0.5)), BF16) @ v,
+        lambda q, k, v: cast(ops.softmax(cast(q @ transposed(k) * 0.5)), BF16) @ v,
         {"dtype": BF16},
         "attention(q, k, v, scale 0.5, roundings ['bfloat16', 'bfloat16'], bfloat16)",
     ),
     "scaled in float32": (
-        lambda q, k, v: cast(ops.softmax(cast(q @ turned(k)) * 0.5), BF16) @ v,
+        lambda q, k, v: cast(ops.softmax(cast(q @ transposed(k)) * 0.5), BF16) @ v,
         {"dtype": BF16},
         "attention(q, k, v, scale 0.5, roundings [None, 'bfloat16'], bfloat16)",
     ),
     "widened q": (
-        lambda q, k, v: ops.softmax(cast(q) @ turned(cast(k))) @ cast(v),
+        lambda q, k, v: ops.softmax(cast(q) @ transposed(cast(k))) @ cast(v),
         {"dtype": BF16},
         "attention(q, k, v)",
     ),
-    "widened turned": (
-        lambda q, k, v: ops.softmax(cast(q) @ cast(turned(k))) @ cast(v),
+    "widened and transposed": (
+        lambda q, k, v: ops.softmax(cast(q) @ cast(transposed(k))) @ cast(v),
         {"dtype": F16},
         "attention(q, k, v)",
     ),
     "scaled then widened": (
-        lambda q, k, v: ops.softmax(cast(q * 0.1) @ turned(cast(k))) @ cast(v),
+        lambda q, k, v: ops.softmax(cast(q * 0.1) @ transposed(cast(k))) @ cast(v),
         {"dtype": BF16},
         "attention(mul(q, 0.100098), k, v)",
     ),
     "widened then scaled": (
-        lambda q, k, v: ops.softmax(cast(q) * 0.1 @ turned(cast(k) * 3)) @ cast(v),
+        lambda q, k, v: ops.softmax(cast(q) * 0.1 @ transposed(cast(k) * 3)) @ cast(v),
         {"dtype": BF16},
         "attention(q, k, v, scale 0.3)",
     ),
     "widened scaled widened": (
-        lambda q, k, v: ops.softmax(cast(q * 0.5) * 0.1 @ turned(cast(k))) @ cast(v),
+        lambda q, k, v: ops.softmax(cast(q * 0.5) * 0.1 @ transposed(cast(k))) @ cast(v),
         {"dtype": BF16},
         "attention(mul(q, 0.5), k, v, scale 0.1)",
     ),
     "v scaled": (
-        lambda q, k, v: ops.softmax(q @ turned(k)) @ (v * 0.5),
+        lambda q, k, v: ops.softmax(q @ transposed(k)) @ (v * 0.5),
         {},
         "attention(q, k, mul(v, 0.5))",
     ),
     "narrowed q": (
-        lambda q, k, v: ops.softmax(cast(q, BF16) @ turned(cast(k, BF16))) @ cast(v, BF16),
+        lambda q, k, v: ops.softmax(cast(q, BF16) @ transposed(cast(k, BF16))) @ cast(v, BF16),
         {},
         "attention(cast(q), cast(k), cast(v), bfloat16)",
     ),
     "f16 to bf16": (
-        lambda q, k, v: ops.softmax(cast(q, BF16) @ turned(cast(k, BF16))) @ cast(v, BF16),
+        lambda q, k, v: ops.softmax(cast(q, BF16) @ transposed(cast(k, BF16))) @ cast(v, BF16),
         {"dtype": F16},
         "attention(cast(q), cast(k), cast(v), bfloat16)",
     ),
     "scores cast to integers": (
-        lambda q, k, v: ops.softmax(cast(cast(q @ turned(k), DType.int32))) @ v,
+        lambda q, k, v: ops.softmax(cast(cast(q @ transposed(k), DType.int32))) @ v,
         {},
         None,
     ),
     "f64 softmax": (
-        lambda q, k, v: cast(ops.softmax(cast(q @ turned(k), DType.float64))) @ v,
+        lambda q, k, v: cast(ops.softmax(cast(q @ transposed(k), DType.float64))) @ v,
         {},
         None,
     ),
     "operands cast from int8": (
-        lambda q, k, v: ops.softmax(cast(q) @ turned(cast(k))) @ cast(v),
+        lambda q, k, v: ops.softmax(cast(q) @ transposed(cast(k))) @ cast(v),
         {"dtype": DType.int8},
         "attention(cast(q), cast(k), cast(v))",
     ),
     "rounded probabilities": (
-        lambda q, k, v: cast(cast(ops.softmax(q @ turned(k)), BF16)) @ v,
+        lambda q, k, v: cast(cast(ops.softmax(q @ transposed(k)), BF16)) @ v,
         {},
         "attention(q, k, v, roundings [None, 'bfloat16'])",
     ),
     "probabilities rounded twice": (
-        lambda q, k, v: cast(cast(cast(ops.softmax(q @ turned(k)), BF16), F16)) @ v,
+        lambda q, k, v: cast(cast(cast(ops.softmax(q @ transposed(k)), BF16), F16)) @ v,
         {},
         None,
     ),
@@ -620,7 +640,7 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         lambda q, k, v: (
             cast(
                 ops.reshape(
-                    cast(ops.softmax(ops.reshape(q @ turned(k), (6, 5, 7))), F16), (2, 3, 5, 7)
+                    cast(ops.softmax(ops.reshape(q @ transposed(k), (6, 5, 7))), F16), (2, 3, 5, 7)
                 )
             )
             @ v
@@ -628,46 +648,48 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         {},
         "reshape 2x3x5x4(attention(reshape 6x5x8(q), reshape 6x7x8(k), reshape 6x7x4(v), roundings [None, 'float16']))",
     ),
-    "scaled probabilities": (lambda q, k, v: ops.softmax(q @ turned(k)) * 0.5 @ v, {}, None),
+    "scaled probabilities": (lambda q, k, v: ops.softmax(q @ transposed(k)) * 0.5 @ v, {}, None),
     "probabilities whose rows are regrouped": (
-        lambda q, k, v: ops.reshape(ops.softmax(q @ turned(k)), (2, 3, 7, 5)) @ q,
+        lambda q, k, v: ops.reshape(ops.softmax(q @ transposed(k)), (2, 3, 7, 5)) @ q,
         {},
         None,
     ),
     "scores f16 f32": (
-        lambda q, k, v: ops.softmax(cast(cast(q @ turned(k), F16))) @ v,
+        lambda q, k, v: ops.softmax(cast(cast(q @ transposed(k), F16))) @ v,
         {},
         "attention(q, k, v, roundings ['float16', None])",
     ),
     "scores f16 then mask": (
-        lambda q, k, v, m: ops.softmax(cast(cast(q @ turned(k), F16)) + m) @ v,
+        lambda q, k, v, m: ops.softmax(cast(cast(q @ transposed(k), F16)) + m) @ v,
         {},
         "attention(q, k, v, m, fills [None], roundings ['float16', None, None])",
     ),
     "scores f16 then scale": (
-        lambda q, k, v: ops.softmax(cast(cast(q @ turned(k), F16)) * 0.5) @ v,
+        lambda q, k, v: ops.softmax(cast(cast(q @ transposed(k), F16)) * 0.5) @ v,
         {},
         None,
     ),
     "scores f16 bf16": (
-        lambda q, k, v: ops.softmax(cast(cast(cast(q @ turned(k), F16), BF16))) @ v,
+        lambda q, k, v: ops.softmax(cast(cast(cast(q @ transposed(k), F16), BF16))) @ v,
         {},
         None,
     ),
     "mask then f16": (
-        lambda q, k, v, m: ops.softmax(cast(cast(q @ turned(k) + m, F16))) @ v,
+        lambda q, k, v, m: ops.softmax(cast(cast(q @ transposed(k) + m, F16))) @ v,
         {},
         "attention(q, k, v, m, fills [None], roundings [None, 'float16', None])",
     ),
     "a number that is cast": (
-        lambda q, k, v: ops.softmax(q @ turned(k) * wide(q @ turned(k))) @ v,
+        lambda q, k, v: ops.softmax(q @ transposed(k) * wide(q @ transposed(k))) @ v,
         {},
         "attention(q, k, v, scale 0.100098)",
     ),
     "a number that is cast twice": (
         lambda q, k, v: (
             ops.softmax(
-                q @ turned(k) * cast(cast(ops.broadcast_to(number(3.3), (2, 3, 5, 7)), DType.int32))
+                q
+                @ transposed(k)
+                * cast(cast(ops.broadcast_to(number(3.3), (2, 3, 5, 7)), DType.int32))
             )
             @ v
         ),
@@ -675,7 +697,9 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         "attention(q, k, v, scale 3)",
     ),
     "a fill that is cast": (
-        lambda q, k, v, c: ops.softmax(ops.where(c, q @ turned(k), wide(q @ turned(k)))) @ v,
+        lambda q, k, v, c: (
+            ops.softmax(ops.where(c, q @ transposed(k), wide(q @ transposed(k)))) @ v
+        ),
         {},
         "attention(q, k, v, c, fills [0.10009765625])",
     ),
@@ -683,7 +707,7 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         lambda q, k, v: (
             ops.softmax(
                 q
-                @ turned(k)
+                @ transposed(k)
                 * ops.reshape(ops.constant(np.full((1,), 2, np.float32), F32, DEVICE), (1, 1, 1, 1))
             )
             @ v
@@ -693,31 +717,36 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
     ),
     "vector scale": (
         lambda q, k, v: (
-            ops.softmax(q @ turned(k) * ops.constant(np.full((7,), 2, np.float32), F32, DEVICE)) @ v
+            ops.softmax(q @ transposed(k) * ops.constant(np.full((7,), 2, np.float32), F32, DEVICE))
+            @ v
         ),
         {},
         None,
     ),
-    "a number by the scores": (lambda q, k, v: ops.softmax(2.0 / (q @ turned(k))) @ v, {}, None),
+    "a number by the scores": (
+        lambda q, k, v: ops.softmax(2.0 / (q @ transposed(k))) @ v,
+        {},
+        None,
+    ),
     "a number by q": (
-        lambda q, k, v: ops.softmax(2.0 / q @ turned(k)) @ v,
+        lambda q, k, v: ops.softmax(2.0 / q @ transposed(k)) @ v,
         {},
         "attention(div(2.0, q), k, v)",
     ),
     "mask of column": (
-        lambda q, k, v, n: ops.softmax(q @ turned(k) + n) @ v,
+        lambda q, k, v, n: ops.softmax(q @ transposed(k) + n) @ v,
         {"n": (7,)},
         "attention(q, k, v, n, fills [None])",
     ),
     "mask full": (
-        lambda q, k, v, b: ops.softmax(q @ turned(k) + b) @ v,
+        lambda q, k, v, b: ops.softmax(q @ transposed(k) + b) @ v,
         {},
         "attention(q, k, v, b, fills [None])",
     ),
     "mask broadcast twice": (
         lambda q, k, v, n: (
             ops.softmax(
-                q @ turned(k) + ops.broadcast_to(ops.broadcast_to(n, (3, 5, 7)), (2, 3, 5, 7))
+                q @ transposed(k) + ops.broadcast_to(ops.broadcast_to(n, (3, 5, 7)), (2, 3, 5, 7))
             )
             @ v
         ),
@@ -725,7 +754,7 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         "attention(q, k, v, n, fills [None])",
     ),
     "mask not neg": (
-        lambda q, k, v, c: ops.softmax(ops.where(c, -5.0, q @ turned(k))) @ v,
+        lambda q, k, v, c: ops.softmax(ops.where(c, -5.0, q @ transposed(k))) @ v,
         {},
         "attention(q, k, v, not(c), fills [-5.0])",
     ),
@@ -768,13 +797,13 @@ CASES: dict[str, tuple[Build, dict[str, Any], str | None]] = {
         "transpose 02314(broadcast_to 2x7x3x2x4(reshape 2x7x3x1x4(v)))))",
     ),
     "grouped mask": (
-        lambda q, k, v, m, n, b: ops.softmax(q @ turned(spread(k)) + m + n + b) @ spread(v),
+        lambda q, k, v, m, n, b: ops.softmax(q @ transposed(spread(k)) + m + n + b) @ spread(v),
         {"q": (2, 6, 5, 8), "b": (2, 6, 5, 7)},
         f"reshape 2x6x5x4(attention(reshape 2x3x2x5x8(q), {K}, {V}, reshape 2x1x1x5x7(m), n, "
         "reshape 2x3x2x5x7(b), fills [None, None, None]))",
     ),
     "grouped mask3": (
-        lambda q, k, v, m: ops.softmax(q @ turned(spread(k)) + m) @ spread(v),
+        lambda q, k, v, m: ops.softmax(q @ transposed(spread(k)) + m) @ spread(v),
         {"q": (2, 6, 5, 8), "m": (6, 5, 7)},
         f"reshape 2x6x5x4(attention(reshape 2x3x2x5x8(q), {K}, {V}, reshape 3x2x5x7(m), fills [None]))",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -233,13 +234,22 @@ def test_changed_functions_are_replaced_with_those_around_them():
     assert replaced("ONE = counter(2)") is None
 
 
+def fork_outcomes(
+    suite: Suite, source: str, test: str, after: Iterable[str], timeout: float
+) -> dict[str, str]:
+    """The outcomes in forks of the mutants whose changed lines are `after`; the source must stay as it was."""
+    file = suite.source / "package/account.py"
+    file.write_text(source)
+    (suite.root / "test_account.py").write_text(test)
+    suite = Suite(suite.root, suite.source, ("test_account.py",))
+    mutants = {mutant.after: mutant for mutant in mutants_of(source)}
+    results = run_forked(suite, file, [mutants[line] for line in after], timeout=timeout)
+    assert file.read_text() == source
+    return {result.mutant.after: result.outcome for result in results}
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_forks_notice_what_processes_notice(suite):
-    file = suite.source / "package/account.py"
-    file.write_text(FORKED_SOURCE)
-    (suite.root / "test_account.py").write_text(FORKED_TEST)
-    suite = Suite(suite.root, suite.source, ("test_account.py",))
-    mutants = {mutant.after: mutant for mutant in mutants_of(FORKED_SOURCE)}
     outcomes = {
         "if amount >= self.limit:": "survived",  # no test takes the limit
         "if not (amount > self.limit):": "killed",
@@ -248,9 +258,7 @@ def test_forks_notice_what_processes_notice(suite):
         "x = (x + 1)": "timeout",
         "return (x - 1)": "uncovered",
     }
-    results = run_forked(suite, file, [mutants[after] for after in outcomes], timeout=5)
-    assert {result.mutant.after: result.outcome for result in results} == outcomes
-    assert file.read_text() == FORKED_SOURCE
+    assert fork_outcomes(suite, FORKED_SOURCE, FORKED_TEST, outcomes, timeout=5) == outcomes
 
 
 KERNEL_SOURCE = """
@@ -265,7 +273,7 @@ KERNEL_TEST = f"""
 import sys
 sys.path.append({str(ROOT / "src")!r})
 from max import kernel as k
-from package.first import first
+from package.account import first
 
 def test_of_something_else():
     pass
@@ -278,17 +286,11 @@ def test_first():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_kernels_are_compiled_from_the_text_of_the_mutant(suite):
-    file = suite.source / "package/first.py"
-    file.write_text(KERNEL_SOURCE)
-    (suite.root / "test_first.py").write_text(KERNEL_TEST)
-    suite = Suite(suite.root, suite.source, ("test_first.py",))
-    mutants = {mutant.after: mutant for mutant in mutants_of(KERNEL_SOURCE)}
     outcomes = {
         "for i in range(2):": "killed",
         "out[i] = x[1]": "survived",
     }
-    results = run_forked(suite, file, [mutants[after] for after in outcomes], timeout=200)
-    assert {result.mutant.after: result.outcome for result in results} == outcomes
+    assert fork_outcomes(suite, KERNEL_SOURCE, KERNEL_TEST, outcomes, timeout=200) == outcomes
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

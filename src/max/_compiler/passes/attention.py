@@ -111,10 +111,10 @@ class _Fusion:
         q, q_scale = self._source(first.operands[0])
         keys, key_scale = self._source(first.operands[1])
         if not _transposed(first):
-            keys = self._turned(keys)
+            keys = self._matrix_transpose(keys)
         values, _ = self._source(last.operands[1], scaled=False)
         if _transposed(last):
-            values = self._turned(values)
+            values = self._matrix_transpose(values)
         scale = scores.scale * q_scale * key_scale
         operands = [self._batched(v, batch) for v in (q, keys, values)]
         if not _is_float32(scale) or any(v is None for v in operands):
@@ -208,7 +208,7 @@ class _Fusion:
         """The transpose of a value."""
         return insert_before(self.anchor, build("mo.transpose", (value,), {"perm": tuple(perm)}))
 
-    def _turned(self, value: SSAValue) -> SSAValue:
+    def _matrix_transpose(self, value: SSAValue) -> SSAValue:
         """A value with its last two axes exchanged."""
         rank = len(shape_of(value))
         return self._transpose(value, [*range(rank - 2), rank - 1, rank - 2])

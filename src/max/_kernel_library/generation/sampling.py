@@ -50,11 +50,11 @@ def greatest(row: Any, width: int) -> Any:
 @k.inline
 def has_number(row: Any) -> Any:
     """Whether a logit is not NaN."""
-    found = False
+    any_number = False
     for j in range(row.shape[0]):
         if row[j] == row[j]:
-            found = True
-    return found
+            any_number = True
+    return any_number
 
 
 @k.inline

@@ -191,9 +191,8 @@ def _orthogonal_rows(w: k.Output, v: k.Output, a: k.Input, ctx: k.Context) -> No
         rows, turns = w[b], v[b]
         for i in range(n):
             copy_row(rows, i, a[b], i)
-            if dot(rows, i, rows, i, 0, size) <= _MAX_FLOAT:
-                pass
-            else:  # of NaNs no comparison holds: no row would be rotated
+            # also refuses NaN, with which no row would be rotated
+            if not dot(rows, i, rows, i, 0, size) <= _MAX_FLOAT:
                 raise ValueError("matrix {} of the stack has elements that are not finite", b)
         set_identity(turns)
         rotated = 1
