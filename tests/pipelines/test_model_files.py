@@ -127,9 +127,13 @@ def test_a_file_that_is_cut_off(folder):
 
 
 def test_shards_are_those_of_the_index(folder):
+    """A file of the whole model comes first, as in transformers."""
     shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00002.safetensors")
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    repo = HuggingFaceRepo(str(folder))
+    assert list(repo.weight_files.values()) == [["model.safetensors"]]
+    (folder / "model.safetensors").rename(folder / "extra.safetensors")
     repo = HuggingFaceRepo(str(folder))
     assert list(repo.weight_files.values()) == [["model-00001-of-00002.safetensors"]]
     index["weight_map"]["b"] = "model-00002-of-00002.safetensors"

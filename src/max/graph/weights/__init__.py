@@ -24,4 +24,5 @@ from max.graph.weights._pytorch import PytorchWeights as PytorchWeights
 from max.graph.weights._safetensors import SafetensorWeights as SafetensorWeights
 from max.graph.weights._safetensors_file import SafetensorsFile as SafetensorsFile
 from max.graph.weights._safetensors_file import WeightsFileError as WeightsFileError
+from max.graph.weights._torch_file import TorchFile as TorchFile
 from max.graph.weights_by_name import Weights as Weights

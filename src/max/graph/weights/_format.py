@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 INDEX_SUFFIX = ".safetensors.index.json"
+TORCH_INDEX_SUFFIX = ".bin.index.json"
 
 
 class WeightsFormat(StrEnum):
@@ -41,6 +42,8 @@ _SUFFIXES = {
 def _format_of(path: Path) -> WeightsFormat:
     if path.name.endswith(INDEX_SUFFIX):
         return WeightsFormat.safetensors
+    if path.name.endswith(TORCH_INDEX_SUFFIX):
+        return WeightsFormat.pytorch
     weights_format = _SUFFIXES.get(path.suffix.lower())
     if weights_format is None:
         raise ValueError(

@@ -24,7 +24,8 @@ def load_weights(paths: list[Path]) -> Weights:
         embedding = weights.model.embed_tokens.weight.data()
 
     Args:
-        paths: The files of one checkpoint: all shards, or their ``.safetensors.index.json``.
+        paths: The files of one checkpoint: all shards, or their ``.safetensors.index.json`` or
+            ``.bin.index.json``.
 
     Raises:
         FileNotFoundError: A file is missing.

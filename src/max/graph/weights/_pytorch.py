@@ -1,8 +1,10 @@
-"""Weights in PyTorch checkpoints, read by torch."""
+"""Weights in PyTorch checkpoints."""
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any, cast
 
 from max.driver import DLPackArray, Tensor
@@ -11,60 +13,57 @@ from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape
 from max.graph.weight_data import WeightData
 from max.graph.weights._safetensors_file import WeightsFileError
+from max.graph.weights._torch_file import TorchFile
 from max.graph.weights_by_name import HierarchicalWeights
 
 
 def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
-    """Reads the tensors of a checkpoint, by name.
-
-    Only tensors and plain containers are unpickled; a checkpoint with other objects is rejected without executing
-    any of its code.
+    """The open file of each tensor of a checkpoint, by name; an index stands for its shards.
 
     Raises:
-        ImportError: torch is not installed.
-        WeightsFileError: The file is damaged, contains other objects, or has no tensors.
+        FileNotFoundError: A file is missing.
+        WeightsFileError: A file is damaged, contains other objects than tensors and containers, or has no tensors.
     """
-    import torch  # an optional package
+    if not os.fspath(path).endswith(".index.json"):
+        file = TorchFile(path)
+        return dict.fromkeys(file.tensors, file)
+    shards = [TorchFile(shard) for shard in _shards(Path(path))]
+    return {name: shard for shard in shards for name in shard.tensors}
 
+
+def _shards(index: Path) -> list[Path]:
+    """The files that a ``.bin.index.json`` names."""
     try:
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # the unpickler raises any class for a damaged file
-        # torch puts the cause after advice to load the file without its checks
-        text = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
-        reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-        raise WeightsFileError(f"{os.fspath(path)}: cannot be read safely: {reason}") from error
-    if isinstance(loaded, dict):
-        inner: Any = cast("dict[Any, Any]", loaded).get("state_dict")
-        loaded = cast("Any", inner if isinstance(inner, dict) else loaded)
-    if not isinstance(loaded, dict):
-        raise WeightsFileError(
-            f"{os.fspath(path)}: expected a dictionary of tensors, got {type(loaded).__name__}"
-        )
-    tensors = {
-        str(name): value
-        for name, value in cast("dict[Any, Any]", loaded).items()
-        if torch.is_tensor(value)
-    }
-    if not tensors:
-        raise WeightsFileError(f"{os.fspath(path)}: there are no tensors in it")
-    return tensors
+        content: Any = json.loads(index.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsFileError(f"{index}: not JSON: {error}") from error
+    weight_map: Any = (
+        cast("dict[str, Any]", content).get("weight_map") if isinstance(content, dict) else None
+    )
+    named = cast("dict[str, Any]", weight_map) if isinstance(weight_map, dict) else {}
+    files: set[str] = set()
+    for name in named.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".bin"):
+            raise WeightsFileError(f"{index}: {str(name)[:60]!r} is no file of weights beside it")
+        files.add(name)
+    if not files:
+        raise WeightsFileError(f"{index}: there is no weight_map from names to files")
+    return [index.parent / name for name in sorted(files)]
 
 
 class PytorchWeights(HierarchicalWeights):
     """Weights in a checkpoint written by ``torch.save``.
 
-    Requires torch. Code in the file is never executed.
+    The file is mapped, read-only, and torch is not needed. Code in the file is never executed.
 
     Args:
-        filepath: The file.
-        tensor_infos: The tensors by name; by default those of the file.
+        filepath: The file, or the ``.bin.index.json`` of its shards.
+        tensor_infos: Tensors of torch by name; by default those of the file.
         prefix: A prefix of all names.
         allocated: The dictionary returned by ``allocated_weights``.
 
     Raises:
-        ImportError: torch is not installed.
+        FileNotFoundError: The file is missing.
         ValueError: The file is damaged, or contains other objects than tensors.
     """
 
@@ -82,7 +81,10 @@ class PytorchWeights(HierarchicalWeights):
         self._tensors = tensors
 
     def _read(self, name: str) -> WeightData:
-        tensor = self._tensors[name].detach().contiguous()
+        held = self._tensors[name]
+        if isinstance(held, TorchFile):
+            return WeightData._from_tensor(held.read(name), name)  # pyright: ignore[reportPrivateUsage]
+        tensor = held.detach().contiguous()
         return WeightData._from_tensor(Tensor.from_dlpack(tensor), name)  # pyright: ignore[reportPrivateUsage]
 
     @property
@@ -93,7 +95,10 @@ class PytorchWeights(HierarchicalWeights):
             KeyError: There is no weight of this name.
         """
         self._require()
-        return DType.from_torch(self._tensors[self._prefix].dtype)
+        held = self._tensors[self._prefix]
+        if isinstance(held, TorchFile):
+            return held.dtype(self._prefix)
+        return DType.from_torch(held.dtype)
 
     @property
     def shape(self) -> Shape:
@@ -103,7 +108,10 @@ class PytorchWeights(HierarchicalWeights):
             KeyError: There is no weight of this name.
         """
         self._require()
-        return Shape(self._tensors[self._prefix].shape)
+        held = self._tensors[self._prefix]
+        return Shape(
+            held.tensors[self._prefix].shape if isinstance(held, TorchFile) else held.shape
+        )
 
     @property
     def quantization_encoding(self) -> QuantizationEncoding | None:

@@ -22,9 +22,9 @@ from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.hub_calls import call_hub
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import (
+    ENTRY_READERS,
     TensorEntry,
     encoding_of,
-    read_gguf_entries,
     read_safetensors_header,
 )
 from max.pipelines.core.exceptions import ModelFilesError
@@ -32,8 +32,18 @@ from max.pipelines.core.exceptions import ModelFilesError
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-_INDEX = "model.safetensors.index.json"
-_FORMATS = {".safetensors": "safetensors", ".gguf": "gguf", ".pt": "pytorch", ".bin": "pytorch"}
+_WHOLE = {
+    WeightsFormat.safetensors: "model.safetensors",
+    WeightsFormat.pytorch: "pytorch_model.bin",
+}
+"""The name of a model's only weight file; that of the index of shards adds ``.index.json``."""
+_FORMATS = {
+    ".safetensors": "safetensors",
+    ".gguf": "gguf",
+    **dict.fromkeys((".pt", ".pth", ".bin"), "pytorch"),
+}
+_OTHER_TORCH_FILES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "tokenizer")
+"""What the names of files of ``torch.save`` without weights begin with."""
 
 
 def _looks_local(repo_id: str) -> bool:
@@ -218,18 +228,21 @@ class HuggingFaceRepo:
         files: dict[WeightsFormat, list[str]] = {}
         for name in sorted(self._sizes):
             suffix = Path(name).suffix
-            skip = Path(name).name in ("training_args.bin", "optimizer.pt", "scheduler.pt")
+            skip = suffix != ".safetensors" and Path(name).name.startswith(_OTHER_TORCH_FILES)
             if suffix in _FORMATS and "/" not in name and not skip:
                 files.setdefault(WeightsFormat[_FORMATS[suffix]], []).append(name)
-        tensors = files.get(WeightsFormat.safetensors, [])
-        if _INDEX in self._sizes:
-            index = self.file(_INDEX)
-            assert index is not None
-            files[WeightsFormat.safetensors] = self._shards(index)
-        elif len(tensors) > 1:
-            # some repositories also contain Meta's original files, or adapters
-            model_files = [n for n in tensors if not n.startswith(("consolidated", "adapter"))]
-            files[WeightsFormat.safetensors] = model_files or tensors
+        for weights_format, whole in _WHOLE.items():
+            names = files.get(weights_format, [])
+            if whole in names:
+                files[weights_format] = [whole]
+            elif f"{whole}.index.json" in self._sizes:
+                index = self.file(f"{whole}.index.json")
+                assert index is not None
+                files[weights_format] = self._shards(index)
+            elif len(names) > 1:
+                # some repositories also contain Meta's original files, or adapters
+                own = [n for n in names if not n.startswith(("consolidated", "adapter"))]
+                files[weights_format] = own or names
         return files
 
     def _shards(self, index: Path) -> list[str]:
@@ -287,10 +300,8 @@ class HuggingFaceRepo:
         name = str(file)
         if name.endswith(".safetensors"):
             encoding = self._safetensors_encoding([name])
-        elif name.endswith(".gguf"):
-            encoding = self._gguf_encoding(name)
         else:
-            encoding = SupportedEncoding.parse_from_file_name(Path(name).name)
+            encoding = self._file_encoding(name)
         if encoding is None:
             raise ModelFilesError(
                 f"the encoding of weight file {name} is not known",
@@ -308,12 +319,12 @@ class HuggingFaceRepo:
         values = read_json(path) if path is not None else {}
         return SupportedEncoding.of_dtype(str(values.get("dtype") or values.get("torch_dtype")))
 
-    def _gguf_encoding(self, name: str) -> SupportedEncoding | None:
+    def _file_encoding(self, name: str) -> SupportedEncoding | None:
         """The encoding with the most bytes; for a file that is not downloaded, the encoding in its name."""
         if self.folder is None or not (self.folder / name).is_file():
             return SupportedEncoding.parse_from_file_name(Path(name).name)
         if name not in self._headers:
-            self._headers[name] = read_gguf_entries(self.folder / name)
+            self._headers[name] = ENTRY_READERS[Path(name).suffix.lower()](self.folder / name)
         return encoding_of(self._headers[name])
 
     @cached_property
@@ -324,12 +335,13 @@ class HuggingFaceRepo:
             if weights_format == WeightsFormat.safetensors:
                 if (encoding := self._safetensors_encoding(names)) is not None:
                     encodings[encoding] = None
-            else:
-                is_gguf = weights_format == WeightsFormat.gguf
-                tell = self._gguf_encoding if is_gguf else SupportedEncoding.parse_from_file_name
-                for name in names:
-                    if (encoding := tell(name)) is not None:
-                        encodings[encoding] = None
+                continue
+            # torch files are read where they are the only ones
+            whole = weights_format == WeightsFormat.gguf or len(self.weight_files) == 1
+            tell = self._file_encoding if whole else SupportedEncoding.parse_from_file_name
+            for name in names:
+                if (encoding := tell(name)) is not None:
+                    encodings[encoding] = None
         return list(encodings)
 
     def files_for_encoding(

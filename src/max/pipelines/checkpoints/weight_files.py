@@ -10,7 +10,7 @@ from max._dataclass import dataclass
 from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph import weights
-from max.graph.weights import GGUFFile, SafetensorsFile
+from max.graph.weights import GGUFFile, SafetensorsFile, TorchFile
 from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.core.exceptions import ModelFilesError
@@ -67,6 +67,27 @@ def read_gguf_entries(path: Path) -> list[TensorEntry]:
         TensorEntry(t.name, t.stored, t.shape, t.begin, t.begin + (t.nbytes or 0))
         for t in open_gguf(path).tensors.values()
     ]
+
+
+def read_torch_entries(path: Path) -> list[TensorEntry]:
+    """The tensors of a file of ``torch.save``, without their data; their places count from 0.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModelFilesError: The file is missing, damaged, or contains other objects than tensors.
+    """
+    entries = _opened(TorchFile, path).entries
+    return [TensorEntry(name, e.stored, e.shape, 0, e.nbytes) for name, e in entries.items()]
+
+
+ENTRY_READERS = {
+    ".safetensors": read_safetensors_header,
+    ".gguf": read_gguf_entries,
+    **dict.fromkeys((".bin", ".pt", ".pth"), read_torch_entries),
+}
+"""The function that lists the tensors of a weight file, by the file's suffix."""
 
 
 def open_gguf(path: Path) -> GGUFFile:

@@ -27,11 +27,11 @@ from max.pipelines.checkpoints.huggingface_config import (
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS
 from max.pipelines.checkpoints.weight_files import (
+    ENTRY_READERS,
     bytes_of,
     encoding_of,
     encodings_in,
     read_gguf_entries,
-    read_safetensors_header,
 )
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.kv_cache_config import KVCacheConfig
@@ -362,11 +362,10 @@ class MAXModelConfig(StrictConfig):
         """The encoding of the checkpoint; None if it is unknown."""
         if self.weight_path:
             paths = self.weight_paths()
-            if paths[0].suffix == ".safetensors":
-                return encoding_of([e for p in paths for e in read_safetensors_header(p)])
             if paths[0].suffix == ".gguf":
                 return self._gguf_encoding(paths)
-            return SupportedEncoding.parse_from_file_name(paths[0].name)
+            read = ENTRY_READERS.get(paths[0].suffix.lower())
+            return encoding_of([e for p in paths for e in read(p)]) if read is not None else None
         section = self.huggingface_config.quantisation
         stated_dtype = self.huggingface_config.checkpoint_dtype
         if section is not None and section.get("quant_method") in CONVERTED_METHODS:
@@ -466,9 +465,9 @@ class MAXModelConfig(StrictConfig):
         composite = not COMPOSITES.keys().isdisjoint(self.huggingface_config.architectures)
         total = 0
         for path in self.weight_paths():
-            readers = {".safetensors": read_safetensors_header, ".gguf": read_gguf_entries}
-            if path.suffix in readers and self.quantization_encoding is not None:
-                entries = readers[path.suffix](path)
+            read = ENTRY_READERS.get(path.suffix.lower())
+            if read is not None and self.quantization_encoding is not None:
+                entries = read(path)
                 if composite:
                     entries = [e for e in entries if text_weight_name(e.name) is not None]
                 total += bytes_of(entries, self.quantization_encoding, kind)
