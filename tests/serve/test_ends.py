@@ -209,7 +209,7 @@ def test_readers_that_do_not_read_delay_no_stop(start_server: Callable[..., Runn
     body = (
         b'{"prompt": "a", "max_tokens": 1500, "logprobs": 20, "stream": true, "ignore_eos": true}'
     )
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: %d\r\n\r\n"
     readers: list[socket.socket] = []
     with contextlib.ExitStack() as sockets:

@@ -100,10 +100,10 @@ def test_random_fields(http: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize(
     "request_text",
     [
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
         b"\x16\x03\x01\x02\x00 no HTTP",
     ],
 )
@@ -266,6 +266,7 @@ def test_fields_and_routes_that_do_not_exist(http: httpx.Client) -> None:
     assert answer.status_code == 405
     assert answer.json()["error"]["message"].endswith("does not take GET; it takes POST")
     answer = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
     assert "send the header Content-Type: application/json" in answer.json()["error"]["message"]
     answer = http.post("/v1/completions", json={"prompt": ["a"] * 129})
     assert "at most 128 items, not 129" in answer.json()["error"]["message"]

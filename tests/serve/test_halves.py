@@ -26,7 +26,7 @@ def connected(server: RunningServer, body: dict[str, Any], version: str = "1.1")
     data = json.dumps(body).encode()
     connection = socket.create_connection((url.host, url.port or 80), timeout=WAIT_S)
     connection.sendall(
-        b"POST /v1/completions HTTP/%b\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/%b\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (version.encode(), len(data), data)
     )
     return connection

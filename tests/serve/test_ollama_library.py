@@ -102,9 +102,12 @@ def test_errors_of_pull_are_those_of_ollama(web: httpx.Client, folder: Path) -> 
 
 def test_web_pages_of_other_hosts_may_not(web: httpx.Client) -> None:
     for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
-        headers = {"Origin": "http://elsewhere.example", "Content-Type": "text/plain"}
+        headers = {"Origin": "http://elsewhere.example", "Content-Type": "application/json"}
         answer = web.request(method, path, content=b'{"model": "org/model"}', headers=headers)
         assert answer.status_code == 403 and "elsewhere" in answer.json()["error"]
+        headers["Content-Type"] = "text/plain"  # which a page may send without asking
+        answer = web.request(method, path, content=b'{"model": "org/model"}', headers=headers)
+        assert answer.status_code == 415 and "application/json" in answer.json()["error"]
 
 
 def test_a_server_of_one_model_pulls_none(http: httpx.Client) -> None:

@@ -19,6 +19,7 @@ from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.protocol import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
+from max.serve.http.hosts import HostRule
 from max.serve.http.metrics_listener import metrics_listener
 from max.serve.http.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.http.state import ServerState
@@ -176,7 +177,8 @@ async def _serve(
     try:
         metrics = ServerMetrics()
         # the worker loads the model meanwhile
-        app = build_app(ServerState(settings, metrics, pool, store), tracing)
+        hosts = HostRule.of(settings, listener.getsockname()[0])
+        app = build_app(ServerState(settings, metrics, pool, store), tracing, hosts)
         add_gauges(metrics, pool)
         if loading is not None:
             stopped = asyncio.ensure_future(stop.wait())

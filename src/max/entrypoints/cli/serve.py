@@ -100,6 +100,21 @@ def _json_names(
     return given_names
 
 
+def _hosts(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The hosts of values that have one each, or several with commas between."""
+    names = [name for value in values for name in value.split(",") if name.strip()]
+    if not names:
+        return ()
+    from max.serve.http.hosts import checked_host
+
+    try:
+        return tuple(map(checked_host, names))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @click.command("serve", cls=ServeCommand, short_help="Serve a model over HTTP.")
 @_option(
     "--config-file",
@@ -201,6 +216,14 @@ def _json_names(
     env="CORS_ORIGINS",
     multiple=True,
     help="An origin of web pages that may use the server; may be given more than once.",
+)
+@_option(
+    "--allowed-hosts",
+    group=_CLIENTS,
+    env="ALLOWED_HOSTS",
+    multiple=True,
+    callback=_hosts,
+    help="Hosts to answer besides those of this machine, with commas between; *.example.com: all names below it.",
 )
 @_option(
     "--tool-parser",
@@ -444,6 +467,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         tls_certificate=certificate,
         tls_key=key,
         cors_origins=tuple(options.pop("cors_origin")),
+        allowed_hosts=options.pop("allowed_hosts"),
         tool_parser=options.pop("tool_parser"),
         task=options.pop("task"),
         web_page=options.pop("ui"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from max._spelling import did_you_mean
@@ -16,7 +20,9 @@ from max.pipelines.core.exceptions import UserError
 from max.serve.anthropic import messages
 from max.serve.errors import ApiError
 from max.serve.http import health, later, tokens
+from max.serve.http.content_types import ContentTypes
 from max.serve.http.failures import as_api_error
+from max.serve.http.hosts import HostRule
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
@@ -33,12 +39,15 @@ CLIENT_CLOSED = 499
 """The status that logs and metrics show for a request whose client has left."""
 
 
-def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
+def build_app(
+    state: ServerState, tracing: Tracing | None = None, hosts: HostRule | None = None
+) -> ASGIApp:
     """Makes the application of a server.
 
     Args:
         state: What its handlers share.
         tracing: Traces its requests; None: no traces.
+        hosts: The hosts that it answers; None: every host, as no socket listens.
     """
     origins = list(state.settings.cors_origins)
     cors = Middleware(
@@ -63,8 +72,12 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
     }
     served = state.settings.api_types
     of_apis = [module for name, api in apis.items() if name in served for module in api]
-    for module in (health, models, *of_apis, later):
+    modules = (health, models, *of_apis)
+    for module in (*modules, later):
         app.include_router(module.router)
+    # routes that are absent say so whatever the type of their body is
+    json_routes = [route for module in modules for route in module.router.routes]
+    unmarked = [route.path for route in ollama.router.routes if isinstance(route, Route)]
     app.include_router(web.docs_router)
     if state.settings.web_page and "openai" in served:  # the chat page uses it
         app.include_router(web.router)
@@ -82,7 +95,15 @@ def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
     ):
         app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)
-    return Gate(app, state.settings, state.metrics, tracing)
+    return Gate(
+        app,
+        state.settings,
+        state.metrics,
+        tracing,
+        hosts=hosts,
+        content_types=ContentTypes(json_routes, unmarked),
+        error_body=error_body,
+    )
 
 
 def error_response(request: Request, error: ApiError) -> Response:
@@ -92,14 +113,22 @@ def error_response(request: Request, error: ApiError) -> Response:
         request: The request.
         error: The error.
     """
-    path = request.url.path
-    if path.startswith("/v1/messages"):
-        body = messages.error_body(error)
-    elif path.startswith("/api/"):
-        body = {"error": error.message}
-    else:
-        body = error.body()
+    body = error_body(request.url.path, error)
     return json_response(body, error.status, error.headers)
+
+
+def error_body(path: str, error: ApiError) -> Mapping[str, Any]:
+    """The body of an error, in the form of the API that a path belongs to.
+
+    Args:
+        path: The path of the request.
+        error: The error.
+    """
+    if path.startswith("/v1/messages"):
+        return messages.error_body(error)
+    if path.startswith("/api/"):
+        return {"error": error.message}
+    return error.body()
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

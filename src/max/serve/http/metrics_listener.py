@@ -11,6 +11,7 @@ from dataclasses import replace
 import uvicorn
 from prometheus_client import make_asgi_app
 
+from max.serve.http.hosts import HostGuard, HostRule
 from max.serve.http.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.listener import open_socket
 from max.serve.logs import share_handlers
@@ -36,6 +37,7 @@ async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
     try:
         listener = open_socket(replace(settings, port=settings.metrics_port))
         listener.listen()
+        address = listener.getsockname()[0]
     except OSError as error:
         logger.warning(
             "no metrics on port %d: %s; /metrics on port %d has them, and "
@@ -45,7 +47,7 @@ async def metrics_listener(settings: ServerSettings, metrics: ServerMetrics) -> 
         yield
         return
     config = uvicorn.Config(
-        make_asgi_app(metrics.registry),
+        HostGuard(make_asgi_app(metrics.registry), HostRule.of(settings, address)),
         http=HTTP_PROTOCOL,
         log_config=None,
         log_level=share_handlers(),

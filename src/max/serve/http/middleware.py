@@ -1,4 +1,4 @@
-"""The steps before every route: identifier, key, limit on the body, count."""
+"""The steps before every route: identifier, host, key, type and limit of the body, count."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import logging
 import secrets
 import time
 
-import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from max.serve.admission import KeyLimits
 from max.serve.errors import ApiError
+from max.serve.http.content_types import ContentTypes
+from max.serve.http.error_responses import ErrorBody, openai_body, send_error
+from max.serve.http.hosts import HostRule
 from max.serve.http.streaming import BODY_SEND
 from max.serve.metrics import ServerMetrics
 from max.serve.request_context import CURRENT_REQUEST, RequestContext, current_request
@@ -30,13 +32,16 @@ UNTRACED_PATHS = OPEN_PATHS | {"/metrics"}
 
 
 class Gate:
-    """Checks the key and the length of the body of requests; names, counts and logs them.
+    """Checks the host and the key of requests, and the type and the length of their bodies; names, counts, logs them.
 
     Args:
         app: The application behind it.
         settings: The server's settings.
         metrics: Counts the requests.
         tracing: Traces the requests; None: nothing does.
+        hosts: The hosts that are answered; None: every host, as no socket listens.
+        content_types: The types of bodies that are read.
+        error_body: Makes the bodies of errors.
     """
 
     def __init__(
@@ -45,8 +50,14 @@ class Gate:
         settings: ServerSettings,
         metrics: ServerMetrics,
         tracing: Tracing | None = None,
+        *,
+        hosts: HostRule | None = None,
+        content_types: ContentTypes | None = None,
+        error_body: ErrorBody = openai_body,
     ) -> None:
         self._app, self._settings, self._metrics, self._tracing = app, settings, metrics, tracing
+        self._hosts, self._content_types = hosts, content_types or ContentTypes()
+        self._error_body = error_body
         # clients are identified by digests of keys, which may appear in logs
         self._keys = {
             key.encode(): hashlib.sha256(key.encode()).hexdigest()[:12] for key in settings.api_keys
@@ -111,6 +122,12 @@ class Gate:
             CURRENT_REQUEST.reset(token)
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        async def refuse(error: ApiError) -> None:
+            await send_error(send, error, self._error_body(scope["path"], error))
+
+        if self._hosts is not None and (foreign := self._hosts.refusal(scope)) is not None:
+            await refuse(foreign)
+            return
         limit = self._settings.max_request_bytes
         key = ""
         too_long = ApiError(
@@ -125,13 +142,16 @@ class Gate:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-                await send_error(send, error)
+                await refuse(error)
                 return
         # without keys, the engine is shared by address
         current_request().client = key or (scope.get("client") or ("",))[0]
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
-            await send_error(send, too_long)
+            await refuse(too_long)
+            return
+        if (unread := self._content_types.refusal(scope, headers)) is not None:
+            await refuse(unread)
             return
         received = 0
 
@@ -151,7 +171,7 @@ class Gate:
                 await self._app(scope, limited_receive, send)
         # errors of the limits; the application's own are responses already
         except ApiError as error:
-            await send_error(send, error)
+            await refuse(error)
 
     def _client(self, headers: Headers) -> str | None:
         """The digest of a request's key; None if it is none of the server's keys."""
@@ -165,20 +185,3 @@ class Gate:
             if hmac.compare_digest(client_key.encode(), key)
         ]
         return digests[0] if digests else None
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """Sends an error as a whole response.
-
-    Args:
-        send: Sends a part of the response.
-        error: The error.
-    """
-    body = msgspec.json.encode(error.body())
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *((name.lower().encode(), value.encode()) for name, value in error.headers.items()),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -13,6 +13,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from max.serve.errors import ApiError
+from max.serve.http.hosts import TARGET_HOST
 
 MAX_HEAD_BYTES = 64 << 10
 """The maximum size of a request line with its headers, if they come in several parts."""
@@ -162,6 +163,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._offers_upgrade:
             self._in_body = True
             self._disarm()
+            if not self.url.startswith((b"/", b"*")):  # a whole URL, whose host counts as well
+                host = httptools.parse_url(self.url).host or b""
+                self.scope.setdefault("state", {})[TARGET_HOST] = _bracketed(host.decode("latin-1"))
             super().on_headers_complete()
             if self.parser.get_http_version() == "1.0":
                 self.cycle.send = _ended_by_close(self.cycle)
@@ -245,6 +249,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running = None
         self._drop_unread()
         self._end(error)
+
+
+def _bracketed(host: str) -> str:
+    """A host as the header ``Host`` has it; parsed URLs have IPv6 addresses without brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _ended_by_close(cycle: RequestResponseCycle) -> Any:

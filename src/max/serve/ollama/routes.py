@@ -49,7 +49,7 @@ _REASONS = {"tool_calls": "stop", "cancelled": "stop"}
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The body of a request; its content type does not matter, as with Ollama.
+    """The body of a request; the gate has checked its content type.
 
     Args:
         request: The connection.

@@ -1,0 +1,69 @@
+"""The content types of bodies: a web page of another host can send JSON only if the server allows it (CORS)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from max.serve.errors import ApiError, shown
+
+_UNMARKED = frozenset({"", "application/x-www-form-urlencoded"})
+"""The types of clients that set none: of most libraries, and of ``curl -d``."""
+_BROWSER_HEADERS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
+"""Headers of browsers. Each has the first one in every POST and DELETE request, and pages cannot leave it out."""
+
+
+class ContentTypes:
+    """Decides which bodies are read.
+
+    Args:
+        routes: The routes whose bodies are JSON.
+        unmarked: The paths of those that also take bodies without a type, or with that of ``curl -d``, unless a
+            browser sends them: Ollama's documentation and clients omit the type.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute] = (), unmarked: Iterable[str] = ()) -> None:
+        changing = ("POST", "PUT", "PATCH", "DELETE")
+        self._routes: Sequence[Route] = [
+            route
+            for route in routes
+            if isinstance(route, Route) and any(each in changing for each in route.methods or ())
+        ]
+        self._unmarked = frozenset(unmarked)
+
+    def refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """Why the body of a request is refused; None if it is not, or if there is none.
+
+        Args:
+            scope: The request.
+            headers: Its headers.
+        """
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if not has_body or not self._takes_json(scope):
+            return None
+        given = headers.getlist("content-type") or [""]
+        types = [each.partition(";")[0].strip().lower() for each in given]
+        if all(map(_is_json, types)):
+            return None
+        from_browser = any(name in headers for name in _BROWSER_HEADERS)
+        if scope["path"] in self._unmarked and set(types) <= _UNMARKED and not from_browser:
+            return None
+        got = f"Content-Type: {shown(given[0])[1:-1]}" if given[0] else "no Content-Type"
+        return ApiError(
+            f"the body has {got}; send the header Content-Type: application/json (curl: -H "
+            "'Content-Type: application/json')",
+            status=415,
+            code="invalid_content_type",
+        )
+
+    def _takes_json(self, scope: Scope) -> bool:
+        return any(route.matches(scope)[0] is Match.FULL for route in self._routes)
+
+
+def _is_json(kind: str) -> bool:
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
