@@ -285,8 +285,8 @@ def test_functions_return_named_tuples() -> None:
     for _ in range(3):
         found = parts(Tensor.ones((2,)))
         assert isinstance(found, Parts) and found.high.to_numpy().tolist() == [2.0, 2.0]
-    with pytest.raises(TypeError, match="expected a tensor, or a list or tuple of tensors"):
-        F.functional(lambda x: [[x]])(Tensor.ones((2,)))
+    (nested,) = F.functional(lambda x: [[x + 1, 3]])(Tensor.ones((2,)))
+    assert nested[0].to_numpy().tolist() == [2.0, 2.0] and nested[1] == 3
 
 
 def test_dims_as_tensors() -> None:

@@ -10,9 +10,11 @@ import numpy as np
 from max import driver
 from max.driver import CPU
 from max.experimental import _recorder
+from max.experimental._called_graph import CalledGraph
 from max.experimental._dispatch import in_graph
 from max.experimental._properties import Properties, handed_out
-from max.graph import BufferValue, TensorValue, ops
+from max.graph import BufferValue, Graph, TensorValue, ops
+from max.graph.current import RETRIES, GraphNeeded
 
 __all__ = ["Conversions"]
 
@@ -123,9 +125,14 @@ class Conversions(Properties):
             value = self._graph_value()
             return value[...] if isinstance(value, BufferValue) else value
         if not in_graph():
+            if RETRIES.get():
+                raise GraphNeeded
             raise TypeError(
                 "an eager tensor met an op of max.graph outside of a graph; use max.experimental.functional"
             )
+        graph: Any = Graph.current.root
+        if isinstance(graph, CalledGraph):
+            return graph.input_of(self._cell)
         return ops.constant(self._host(), self.dtype, self._cell.type.device)
 
     def __repr__(self) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 
 from max.driver import CPU, Device
 from max.dtype import DType
+from max.experimental._control import cond, while_loop
 from max.experimental._dispatch import apply, in_graph
 from max.experimental._sessions import session_of
 from max.experimental.tensor import Tensor
 from max.graph import DimLike, Graph, ShapeLike, TensorValue, TensorValueLike, ops
-from max.graph.current import OUTSIDE
+from max.graph.current import OUTSIDE, RETRIES, GraphNeeded
 
 __all__ = [
     "arange", "clamp", "clip", "complex_mul", "elementwise_max", "elementwise_min", "ensure_context", "full",
@@ -115,12 +116,38 @@ def lazy() -> Generator[None]:
 
 
 def _on_tensors(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return (
-        shape_to_tensor(*args, **kwargs) if op is ops.shape_to_tensor else apply(op, args, kwargs)
-    )
+    run = _AT_ONCE.get(op)
+    if run is not None:
+        return run(*args, **kwargs)
+    if RETRIES.get() and op in _OF_GRAPHS:
+        raise GraphNeeded
+    return apply(op, args, kwargs)
 
 
 ensure_context = lazy
+
+_AT_ONCE: dict[Callable[..., Any], Callable[..., Any]] = {
+    ops.shape_to_tensor: shape_to_tensor,
+    ops.print: print,
+    ops.cond: cond,
+    ops.while_loop: while_loop,
+}
+"""Ops that are run, not recorded: they take functions, or return no tensor."""
+_OF_GRAPHS = frozenset(
+    {
+        ops.buffer_create,
+        ops.buffer_load,
+        ops.buffer_store,
+        ops.buffer_store_slice,
+        ops.call,
+        ops.constant_external,
+        ops.custom,
+        ops.inplace_custom,
+        ops.parallel,
+        ops.side_stream,
+    }
+)
+"""Ops of what only a graph has."""
 
 
 def in_graph_context() -> bool:

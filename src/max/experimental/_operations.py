@@ -109,6 +109,15 @@ class Operations(Operators[TensorValueLike]):
         """The means along an axis, which keeps size 1."""
         return apply(ops.mean, along(self, axis), {})
 
+    def var(self, axis: int | None = -1) -> Self:
+        """The population variances along an axis, which keeps size 1."""
+        centered = self - self.mean(axis)
+        return (centered * centered).mean(axis)
+
+    def stdev(self, axis: int | None = -1) -> Self:
+        """The population standard deviations along an axis, which keeps size 1."""
+        return apply(ops.sqrt, (self.var(axis),), {})
+
     def sum(self, axis: int | None = -1) -> Self:
         """The sums along an axis, which keeps size 1."""
         return apply(ops.sum, along(self, axis), {})

@@ -7,7 +7,6 @@ at least must be a tensor.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from max.experimental import _mutation, _operations
 from max.experimental._control import cond, side_stream, while_loop
 from max.experimental._custom_ops import custom, inplace_custom
 from max.experimental._dispatch import apply, in_graph
+from max.experimental._functional import functional
 from max.experimental._later import (
     arange,
     clamp,
@@ -48,11 +48,9 @@ from max.experimental.random import (
 )
 from max.experimental.tensor import Tensor, default_device, defaults
 from max.graph import (
-    BufferValue,
     DeviceRef,
     DimLike,
     TensorType,
-    TensorValue,
     TensorValueLike,
     ops,
 )
@@ -76,63 +74,6 @@ __all__ = [
     "transfer_to", "transpose", "trunc", "uniform", "uniform_like", "unsqueeze", "where", "while_loop", "zeros",
     "zeros_like",
 ]  # fmt: skip
-
-
-@later_keywords(graph_op="op")
-def functional(
-    op: Callable[..., Any], rule: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """Turns a function that stages ops into a graph into a function on eager tensors.
-
-    The result checks shapes and dtypes at the call, and computes when a value is needed. While a graph is being built,
-    it stages into it.
-
-    Args:
-        op: A function of tensors that stages ops and returns a tensor, or a list or tuple of tensors. It must do the
-            same in each call with arguments of the same types and values. Where a graph is being built, a parameter
-            that is annotated as a `TensorValue` or `BufferValue` gets that value of a tensor, any other the tensor.
-        rule: How tensors of several devices are split; not called, as tensors are on one.
-    """
-    if rule is not None and not callable(rule):
-        raise TypeError(f"functional: the rule is {rule!r}, expected a function")
-    parameters = _annotated(op)
-
-    @functools.wraps(op)
-    def on_tensors(*args: Any, **kwargs: Any) -> Any:
-        if parameters and in_graph():
-            args = tuple([
-                _as_value(arg, parameters.get(index)) for index, arg in enumerate(args)
-            ])  # fmt: skip
-            kwargs = {name: _as_value(arg, parameters.get(name)) for name, arg in kwargs.items()}
-        return apply(op, args, kwargs)
-
-    return on_tensors
-
-
-_VALUES = {"TensorValue": TensorValue, "BufferValue": BufferValue}
-
-
-def _annotated(op: Callable[..., Any]) -> dict[int | str, type[TensorValue | BufferValue]]:
-    """The parameters of a function that are annotated as values of a graph, by position and by name."""
-    try:
-        parameters = inspect.signature(op).parameters.values()
-    except (TypeError, ValueError):
-        # a function of C has no signature
-        return {}
-    annotated: dict[int | str, type[TensorValue | BufferValue]] = {}
-    for index, parameter in enumerate(parameters):
-        hint = parameter.annotation
-        text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
-        kind = _VALUES.get(text.removesuffix(" | None").rpartition(".")[2])
-        if kind is not None:
-            annotated[parameter.name] = kind
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                annotated[index] = kind
-    return annotated
-
-
-def _as_value(arg: Any, kind: type[TensorValue | BufferValue] | None) -> Any:
-    return arg if kind is None or not isinstance(arg, Tensor) else kind(arg)
 
 
 def _on_operands(op: Callable[..., Any]) -> Callable[..., Any]:

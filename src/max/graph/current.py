@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from max import mlir
 from max.graph.value import TensorValue, Value
 
-__all__ = ["CURRENT", "OUTSIDE", "Staging", "current_graph"]
+__all__ = ["CURRENT", "OUTSIDE", "RETRIES", "GraphNeeded", "Staging", "current_graph"]
 
 
 class Staging(Protocol):
@@ -37,15 +37,25 @@ _Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 OUTSIDE: ContextVar[_Run | None] = ContextVar("max.graph.outside", default=None)
 """What runs an op that is called where no graph was entered; None where that is an error."""
 
+RETRIES: ContextVar[bool] = ContextVar("max.graph.retries", default=False)
+"""Whether the function that is being called is called again within a graph if it needs one (`GraphNeeded`)."""
+
+
+class GraphNeeded(BaseException):
+    """A function that was called without a graph needs one. No `Exception`: functions of the user do not catch it."""
+
 
 def current_graph() -> Staging:
     """The graph that ops are staged into.
 
     Raises:
         LookupError: No graph was entered.
+        GraphNeeded: No graph was entered, and the function is called again within one (`RETRIES`).
     """
     stack = CURRENT.get()
     if not stack:
+        if RETRIES.get():
+            raise GraphNeeded
         raise LookupError(
             "no graph is being built here: stage ops inside `with Graph(...)`, or in the "
             "function given to Graph(name, forward, ...)"

@@ -249,6 +249,11 @@ def missing_method(value: object, name: str, module: str) -> AttributeError:
     return AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=value)
 
 
+def _staged(made: Any) -> mlir.SSAValue:
+    """The value of a graph that an op made; outside of a graph it made an eager tensor, which has none."""
+    return (made if isinstance(made, Value) else made.__tensorvalue__()).to_mlir()
+
+
 class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"]):
     """A tensor of the graph.
 
@@ -276,11 +281,11 @@ class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"])
             # hasattr instead of isinstance: checks against protocols are slow
             self._mlir_value = value.__tensorvalue__().to_mlir()  # type: ignore[union-attr]
         elif isinstance(value, Dim):
-            self._mlir_value = ops.shape_to_tensor([value]).reshape([]).to_mlir()
+            self._mlir_value = _staged(ops.shape_to_tensor([value]).reshape([]))
         elif isinstance(value, Shape):
-            self._mlir_value = ops.shape_to_tensor(value).to_mlir()
+            self._mlir_value = _staged(ops.shape_to_tensor(value))
         else:
-            self._mlir_value = ops.constant(value, device=DeviceRef.CPU()).to_mlir()
+            self._mlir_value = _staged(ops.constant(value, device=DeviceRef.CPU()))
 
     @property
     def type(self) -> TensorType:
