@@ -74,7 +74,8 @@ class _Sequence:
         self._model, self._sequence, self._metrics = model, sequence, metrics
         self._text = self._new_text()
         self._last = time.perf_counter()
-        self._begin, self._trace = current_request().arrived, current_request().trace
+        self._context = current_request()
+        self._begin, self._trace = self._context.arrived, self._context.trace
         self._arrived = time.time()
         self._started = self._first = 0.0
         metrics.input_tokens.inc(len(sequence.request.tokens))
@@ -83,8 +84,10 @@ class _Sequence:
         """Forgets what was generated: the request runs again from its prompt."""
         self._text = self._new_text()
 
-    def start(self, at: float) -> None:
-        """Notes when its prompt began to be read, in seconds since the epoch."""
+    def start(self, at: float, cached: int) -> None:
+        """Notes when its prompt began to be read, in seconds since the epoch, and its tokens that were cached."""
+        request = self._sequence.request
+        self._context.cached[request.request_id] = (id(request.tokens), cached)
         if not self._started:
             self._started = max(at, self._arrived)
             self._metrics.queue_time.observe((self._started - self._arrived) * 1e3)
@@ -167,7 +170,7 @@ async def generate_choices(
                     if sequence is None:
                         continue  # a stop text ended it; tokens were under way
                     if isinstance(event, PromptStarted):
-                        sequence.start(event.at)
+                        sequence.start(event.at, event.cached)
                     elif isinstance(event, Repeated):
                         sequence.restart()
                         pieces.append((number, event))

@@ -265,5 +265,9 @@ class ServedModel:
         # so that the worker's log has the same identifiers as the server's
         request_id = "/".join(filter(None, (current.request_id, engine_request.request_id)))
         return replace(
-            engine_request, request_id=request_id, priority=current.priority, client=current.client
+            engine_request,
+            request_id=request_id,
+            priority=current.priority,
+            client=current.client,
+            cache_salt=current.prefix_salt,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +26,9 @@ class RequestContext:
         trace: Its spans; None: it is not traced.
         arrived: When its headers arrived, by `time.perf_counter`.
         receive: Returns its body, then the disconnect of its client; None: it has no client.
+        tenant: Those with whom it may share cached prefixes, as a text that tells them apart; empty: everyone.
+        cache_salt: Its own salt of cached prefixes; None: none.
+        cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
     """
 
     request_id: str = ""
@@ -33,6 +38,24 @@ class RequestContext:
     trace: RequestTrace | None = None
     arrived: float = field(default_factory=time.perf_counter)
     receive: Callable[[], Awaitable[Any]] | None = None
+    tenant: str = ""
+    cache_salt: str | None = None
+    cached: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def prefix_salt(self) -> str:
+        """What tells its cached prefixes from those of other tenants and salts; empty: everyone shares them."""
+        if not self.tenant and self.cache_salt is None:
+            return ""
+        return hashlib.sha256(json.dumps([self.tenant, self.cache_salt]).encode()).hexdigest()
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens of its prompts that were in the prefix cache; a prompt of several sequences counts once."""
+        of_prompts: dict[int, int] = {}
+        for prompt, tokens in self.cached.values():
+            of_prompts[prompt] = min(tokens, of_prompts.get(prompt, tokens))
+        return sum(of_prompts.values())
 
     def close(self) -> None:
         """Calls the cleanups, the newest first."""

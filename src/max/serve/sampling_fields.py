@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from max.interfaces import SamplingParamsInput
-from max.serve.openai.fields import StrictBody
+from max.serve.openai.fields import CacheSalt, StrictBody
 
 
 class LlamaSamplingFields(StrictBody):
@@ -21,6 +21,7 @@ class LlamaSamplingFields(StrictBody):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: int | None = None
+    cache_salt: CacheSalt | None = None
 
     def sampling_with(self, most_tokens: int | None) -> SamplingParamsInput:
         """The sampling parameters that are set.

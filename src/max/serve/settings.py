@@ -45,6 +45,8 @@ class ServerSettings:
         tls_certificate: A PEM file with the certificate.
         tls_key: A PEM file with its key.
         cors_origins: Origins of web pages that may use the server; none by default.
+        share_prefixes: Whether requests of different API keys and tenants share cached prefixes.
+        tenant_header: The header that names the tenant of a request, beside its key.
         allowed_hosts: Hosts that the server answers besides its own, in the form that ``max.serve.http.hosts`` has.
         tool_parser: The format of tool calls; None: as the model's chat template teaches.
         task: What the model must do; None: whatever its architecture does.
@@ -69,6 +71,8 @@ class ServerSettings:
     tls_certificate: str | None = None
     tls_key: str | None = None
     cors_origins: tuple[str, ...] = ()
+    share_prefixes: bool = False
+    tenant_header: str = "X-Tenant-Id"
     allowed_hosts: tuple[str, ...] = ()
     tool_parser: str | None = None
     task: str | None = None

@@ -226,6 +226,19 @@ def _hosts(
     help="Hosts to answer besides those of this machine, with commas between; *.example.com: all names below it.",
 )
 @_option(
+    "--share-prefixes/--no-share-prefixes",
+    group=_CLIENTS,
+    env="SHARE_PREFIXES",
+    help="Let API keys and tenants share cached prefixes, whose times tell what others have asked.",
+)
+@_option(
+    "--tenant-header",
+    group=_CLIENTS,
+    env="TENANT_HEADER",
+    default="X-Tenant-Id",
+    help="The header that names the tenant of a request; tenants share no cached prefixes.",
+)
+@_option(
     "--tool-parser",
     env="TOOL_PARSER",
     type=click.Choice(TOOL_PARSERS),
@@ -468,6 +481,8 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         tls_key=key,
         cors_origins=tuple(options.pop("cors_origin")),
         allowed_hosts=options.pop("allowed_hosts"),
+        share_prefixes=bool(options.pop("share_prefixes")),
+        tenant_header=options.pop("tenant_header"),
         tool_parser=options.pop("tool_parser"),
         task=options.pop("task"),
         web_page=options.pop("ui"),

@@ -50,6 +50,7 @@ class TextContext:
         model_name: The name of the requested model.
         status: The state of the generation.
         target_endpoint: The instance that answers.
+        cache_salt: Requests share cached prefixes only if theirs are equal.
 
     Raises:
         InputError: The prompt is empty, not 1-d, or leaves no room for a new token.
@@ -82,6 +83,7 @@ class TextContext:
     grammar: str | None = None
     reasoning_budget: ReasoningBudget | None = None
     _reasoning_limit: ReasoningLimit | None = None
+    cache_salt: str = ""
     failure: Exception | None = None
     """The error that has ended the generation."""
 

@@ -235,14 +235,14 @@ class Engine:
         self._pipeline = weakref.ref(pipeline)
         self.scheduler = TextScheduler(cache, limits)
         self._stepping = False
-        self._lock = threading.Lock()  # guards _changes
+        self._lock = threading.Lock()  # guards _changes and _started
         self._changes: list[_Submission | RequestID] = []
         # outcomes that the next step() returns: an interrupted step leaves its outcomes here
         self._outcomes: list[Outcome] = []
         self.prompt_steps, self.decode_steps = StepRecorder(), StepRecorder()
         # requests that were in no batch yet; requests whose first batch began since take_started()
         self._new: set[RequestID] = set()
-        self._started: list[tuple[RequestID, float]] = []
+        self._started: list[tuple[RequestID, float, int]] = []
         self._reader = reader if isinstance(pipeline, ReadablePipeline) else None
         if isinstance(pipeline, ReadablePipeline):
             pipeline.read_steps(reader)
@@ -320,9 +320,12 @@ class Engine:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def take_started(self) -> list[tuple[RequestID, float]]:
-        """The requests whose first batch began since the last call, with its time in seconds since the epoch."""
-        started, self._started = self._started, []
+    def take_started(self) -> list[tuple[RequestID, float, int]]:
+        """The requests whose first batch began since the last call, with its time in seconds since the epoch and the
+        tokens that the prefix cache had; thread-safe.
+        """
+        with self._lock:
+            started, self._started = self._started, []
         return started
 
     def _run(self, inputs: TextGenerationInputs[TextGenerationContext]) -> None:
@@ -332,11 +335,13 @@ class Engine:
             raise RuntimeError("the pipeline of this engine was deleted")
         batch = list(inputs.batch.values())
         if self._new:
-            now = time.time()
+            now, started = time.time(), list[tuple[RequestID, float, int]]()
             for context in batch:
                 if context.request_id in self._new:
                     self._new.discard(context.request_id)
-                    self._started.append((context.request_id, now))
+                    started.append((context.request_id, now, context.start_idx))
+            with self._lock:
+                self._started += started
         start = time.perf_counter()
         try:
             outputs = pipeline.execute(inputs)

@@ -59,7 +59,9 @@ class PrefixStore:
         if options.kv_cache_folder is None or not cache.pages.enable_prefix_caching:
             return None
         key = _key_of(config, cache)
-        path = options.kv_cache_folder.expanduser() / (key + SUFFIX)
+        folder = options.kv_cache_folder.expanduser()
+        cache.salt_folder = folder
+        path = folder / (key + SUFFIX)
         return cls(cache, path, key, int(options.kv_cache_folder_gb * 2**30))
 
     def load(self) -> None:

@@ -111,6 +111,7 @@ class GenerationRequest:
         sampling: How tokens are chosen.
         priority: Requests with lower values come first.
         client: The client that sent it; clients share the engine equally.
+        cache_salt: Requests share cached prefixes only if theirs are equal.
     """
 
     request_id: str
@@ -128,6 +129,7 @@ class GenerationRequest:
     sampling: Sampling = Sampling()
     priority: int = 0
     client: str = ""
+    cache_salt: str = ""
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:
@@ -162,6 +164,7 @@ class GenerationRequest:
             reasoning_budget=context.reasoning_budget,
             model_name=context.model_name,
             sampling=Sampling.of(context.sampling_params),
+            cache_salt=context.cache_salt,
         )
 
     def with_grammar(self, grammar: str | None) -> GenerationRequest:
@@ -201,6 +204,7 @@ class GenerationRequest:
             reasoning_budget=self.reasoning_budget,
             model_name=self.model_name,
             sampling_params=self.sampling.to_params(),
+            cache_salt=self.cache_salt,
         )
 
 
@@ -358,10 +362,12 @@ class PromptStarted:
     Args:
         request_id: The request.
         at: The time in seconds since the epoch, as another process reads it.
+        cached: The tokens of its prompt that the prefix cache had.
     """
 
     request_id: str
     at: float
+    cached: int = 0
 
 
 @dataclass(frozen=True)

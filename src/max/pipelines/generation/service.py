@@ -322,11 +322,11 @@ class _Service:
         ]
 
     def _started(self) -> list[PromptStarted]:
-        """The requests whose first batch began in the last step, if reports are enabled."""
+        """The requests whose first batch has begun since the last call, if reports are enabled."""
         started = self._engine.take_started()
         if not started or self._stats_interval is None:
             return []
-        return [PromptStarted(request_id.value, at) for request_id, at in started]
+        return [PromptStarted(request_id.value, at, cached) for request_id, at, cached in started]
 
     def _submit(self, arrival: _Arrival) -> None:
         """Submits a request that has arrived; sends its end if it was cancelled or is invalid."""
@@ -364,7 +364,8 @@ class _Service:
 
     def _send_early(self, outputs: list[TextGenerationOutput]) -> None:
         """Sends tokens of an execution that is still running; its result is sent after them."""
-        self._channel.send_all([TokensGenerated.of(output) for output in outputs])
+        events = [TokensGenerated.of(output) for output in outputs]
+        self._channel.send_all([*self._started(), *events])
 
     def _stop(self, error: BaseException | None) -> None:
         """Frees the pages of open requests. A shutdown cancels the requests; after an error, the other side fails them

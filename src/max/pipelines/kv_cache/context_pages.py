@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.salt_key import SALT_KEY_BYTES, salt_key_of
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 
 
@@ -28,6 +32,15 @@ class ContextPages:
         if slots is not None and pages.enable_prefix_caching:
             raise ValueError("ContextPages: pages of a prefix do not hold recurrent states")
         self.pages, self.slots = pages, slots
+        self.salt_folder: Path | None = None
+        """The folder that holds the key of salts, as pages are stored there; None: the key is of this cache only."""
+
+    @cached_property
+    def salt_key(self) -> bytes:
+        """The key of the digests of salts: the hashes of pages, which a file may hold, do not tell the salts."""
+        if self.salt_folder is None:
+            return secrets.token_bytes(SALT_KEY_BYTES)
+        return salt_key_of(self.salt_folder)
 
     @property
     def page_size(self) -> int:
@@ -88,7 +101,7 @@ class ContextPages:
         Returns:
             The number of skipped tokens; 0 if tokens of the request were already processed.
         """
-        salt = _salt(context)
+        salt = self._salt(context)
         if context.start_idx != 0 or salt is None:
             return 0
         reused = self.pages.reuse_prefix(context.request_id, context.all_tokens, salt)
@@ -138,7 +151,7 @@ class ContextPages:
             batch: The requests; their contexts are already updated.
         """
         for context in batch:
-            salt = _salt(context)
+            salt = self._salt(context)
             if salt is not None:
                 processed = context.all_tokens[: context.start_idx]
                 self.pages.commit(context.request_id, processed, salt)
@@ -157,18 +170,28 @@ class ContextPages:
         if self.slots is not None:
             self.slots.release(request_id)
 
+    def _salt(self, context: TextGenerationContext) -> bytes | None:
+        """The digest of what a request's pages depend on besides tokens: its images, and those who may share them;
+        None: its pages cannot be shared.
+        """
+        images = _image_hashes(context)
+        text: str = getattr(context, "cache_salt", "")
+        if images is None or not (images or text):
+            return images
+        if not text:
+            return hashlib.blake2b(images, digest_size=16).digest()
+        data = len(images).to_bytes(8, "little") + images + text.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, digest_size=32, key=self.salt_key).digest()
+
+
+def _image_hashes(context: TextGenerationContext) -> bytes | None:
+    """The hashes of a request's images; None: one has none."""
+    images: Sequence[ImageMetadata] = getattr(context, "images", ())
+    if any(image.image_hash == -1 for image in images):
+        return None
+    return b"".join(image.image_hash.to_bytes(8, "little", signed=True) for image in images)
+
 
 def _length_after(context: TextGenerationContext, num_steps: int) -> int:
     """The number of cached tokens after some steps; the token of the last step is not written to the cache."""
     return context.active_idx + num_steps - 1
-
-
-def _salt(context: TextGenerationContext) -> bytes | None:
-    """The digest of the images on which a request's cache depends besides tokens; None: its pages cannot be shared."""
-    images: Sequence[ImageMetadata] = getattr(context, "images", ())
-    if not images:
-        return b""
-    if any(image.image_hash == -1 for image in images):
-        return None
-    hashes = b"".join(image.image_hash.to_bytes(8, "little", signed=True) for image in images)
-    return hashlib.blake2b(hashes, digest_size=16).digest()

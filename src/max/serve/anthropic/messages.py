@@ -26,6 +26,7 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.model import ServedModel
 from max.serve.openai.wire import encode_json, new_id
+from max.serve.request_context import current_request
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
 
@@ -85,9 +86,19 @@ async def messages(body: MessagesBody, request: Request) -> Response:
             "content": _blocks(answer),
             "stop_reason": _reason(answer.finish_reason, answer.stop),
             "stop_sequence": answer.stop,
-            "usage": {"input_tokens": job.prompt_tokens, "output_tokens": answer.tokens},
+            "usage": {**_input_usage(job), "output_tokens": answer.tokens},
         }
     )
+
+
+def _input_usage(job: ChatJob) -> dict[str, int]:
+    """The tokens of the prompt: those that were read, and those that were in the prefix cache."""
+    cached = current_request().cached_tokens
+    return {
+        "input_tokens": job.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+    }
 
 
 @router.post("/count_tokens")
@@ -207,15 +218,17 @@ class _BlockWriter:
 
 
 def _stream(job: ChatJob, head: dict[str, Any], state: ServerState) -> AsyncGenerator[bytes, None]:
-    usage = {"input_tokens": job.prompt_tokens, "output_tokens": 0}
-    message = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    begin = _event("message_start", message=message) + _event("ping")
     writer = _BlockWriter()
+
+    def begin() -> bytes:
+        usage = {**_input_usage(job), "output_tokens": 0}
+        message = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message={**message, "usage": usage}) + _event("ping")
 
     def end(last: AnswerDelta) -> bytes:
         reason = _reason(last.finish_reason, last.stop)
         delta = {"stop_reason": reason, "stop_sequence": last.stop}
-        counts = {**usage, "output_tokens": last.tokens}
+        counts = {**_input_usage(job), "output_tokens": last.tokens}
         return (
             writer.end()
             + _event("message_delta", delta=delta, usage=counts)

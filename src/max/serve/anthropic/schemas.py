@@ -10,7 +10,7 @@ from pydantic import Field
 
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError
-from max.serve.openai.fields import StrictBody
+from max.serve.openai.fields import CacheSalt, StrictBody
 
 
 class Block(StrictBody):
@@ -72,6 +72,7 @@ class MessagesBody(CountBody):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    cache_salt: CacheSalt | None = None
 
 
 def tools_of(body: CountBody) -> tuple[Tool, ...]:

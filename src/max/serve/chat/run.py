@@ -177,7 +177,7 @@ async def stream_events(
     job: ChatJob,
     options: RunOptions,
     metrics: ServerMetrics,
-    begin: bytes,
+    begin: Callable[[], bytes],
     write: Callable[[AnswerPart], bytes],
     end: Callable[[AnswerDelta], bytes],
 ) -> AsyncGenerator[bytes, None]:
@@ -187,13 +187,14 @@ async def stream_events(
         job: The conversation.
         options: How it is run.
         metrics: Receives the times and the counts.
-        begin: The events before the answer; sent with the first part of it.
+        begin: Makes the events before the answer; called with the first part of it, with which they are sent.
         write: Makes the events of a part.
         end: Makes the events of the end, of the last delta.
     """
     async with aclosing(stream_answers(job, options, metrics)) as stream:
+        begun = False
         async for deltas in stream:
-            data, begin = begin, b""
+            data, begun = b"" if begun else begin(), True
             for delta in deltas:
                 if isinstance(delta, int):
                     continue

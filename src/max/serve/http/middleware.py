@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import logging
 import secrets
 import time
@@ -29,6 +30,10 @@ OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/docs", "/favico
 """Paths that need no key: they tell nothing about the model, and the requests of the pages need the key."""
 UNTRACED_PATHS = OPEN_PATHS | {"/metrics"}
 """Paths that programs poll."""
+
+
+_CLIENT_DIGITS = 12
+"""The digits of a key's digest that name its client."""
 
 
 class Gate:
@@ -60,7 +65,7 @@ class Gate:
         self._error_body = error_body
         # clients are identified by digests of keys, which may appear in logs
         self._keys = {
-            key.encode(): hashlib.sha256(key.encode()).hexdigest()[:12] for key in settings.api_keys
+            key.encode(): hashlib.sha256(key.encode()).hexdigest() for key in settings.api_keys
         }
         self._limits = KeyLimits(settings.max_key_requests, settings.key_requests_per_minute)
 
@@ -145,7 +150,10 @@ class Gate:
                 await refuse(error)
                 return
         # without keys, the engine is shared by address
-        current_request().client = key or (scope.get("client") or ("",))[0]
+        current_request().client = key[:_CLIENT_DIGITS] or (scope.get("client") or ("",))[0]
+        if not self._settings.share_prefixes:
+            names = headers.getlist(self._settings.tenant_header)
+            current_request().tenant = json.dumps([key, *names]) if key or names else ""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             await refuse(too_long)

@@ -67,12 +67,14 @@ def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerSt
 
     Args:
         request: The request.
-        body: Its body; a header of the response lists its unknown fields.
+        body: Its body; a header of the response lists its unknown fields. Its ``cache_salt`` is noted.
     """
     if body is not None and body.unknown_fields:
         names = body.unknown_fields[:500]
         plain = "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in names)
         request.scope["state"]["unknown_fields"] = plain
+    if (salt := getattr(body, "cache_salt", None)) is not None:
+        current_request().cache_salt = salt
     return request.app.state.server
 
 

@@ -35,6 +35,8 @@ class StreamOptions(StrictBody):
     """Whether each event has them."""
 
 
+CacheSalt = Annotated[str, Field(min_length=1)]
+"""vLLM's ``cache_salt``: only requests with the same text share cached prefixes."""
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 StopText = Annotated[str, Field(max_length=4096)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=64)] | None
@@ -66,6 +68,7 @@ class SamplingFields(StrictBody):
     user: str | None = None
     # vLLM's: a lower value comes first
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: CacheSalt | None = None
     # images, audio and adapters come later
     lora: Any = None
 

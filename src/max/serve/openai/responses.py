@@ -20,10 +20,11 @@ from max.serve.generation import RunOptions
 from max.serve.grammar_threads import in_grammar_thread
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.openai.fields import StrictBody, refuse
+from max.serve.openai.fields import CacheSalt, StrictBody, refuse
 from max.serve.openai.response_input import messages_of
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, grammar_of
 from max.serve.openai.wire import encode_json, new_id
+from max.serve.request_context import current_request
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -94,6 +95,7 @@ class ResponsesBody(StrictBody):
     user: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
+    cache_salt: CacheSalt | None = None
     safety_identifier: str | None = None
     stream_options: dict[str, Any] | None = None
     previous_response_id: str | None = None
@@ -231,7 +233,7 @@ class _ResponseWriter:
         choice = body.tool_choice
         usage = {
             "input_tokens": self._job.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": current_request().cached_tokens},
             "output_tokens": tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._job.prompt_tokens + tokens,
@@ -386,4 +388,4 @@ def _stream(
         return data + writer.event(f"response.{response['status']}", response=response)
 
     options = RunOptions(timeout=state.settings.request_timeout_s)
-    return stream_events(job, options, state.metrics, begin, writer.write, end)
+    return stream_events(job, options, state.metrics, lambda: begin, writer.write, end)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from max.serve.errors import ApiError
+from max.serve.request_context import current_request
 from max.serve.text import TokenLog
 from max.serve.vocabulary import Vocabulary
 
@@ -109,7 +110,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def usage(prompt: int, completion: int) -> dict[str, Any]:
-    """The numbers of tokens.
+    """The numbers of tokens of the running request.
 
     Args:
         prompt: Those of the prompt.
@@ -119,6 +120,7 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": current_request().cached_tokens},
     }
 
 

@@ -1,0 +1,218 @@
+"""API keys, tenants and salts share no cached prefixes: neither in memory nor in a folder of prefixes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from max.interfaces import RequestID
+from max.pipelines.core.context import TextContext
+from max.pipelines.kv_cache import salt_key
+from max.pipelines.kv_cache.context_pages import ContextPages
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.salt_key import KEY_FILE, salt_key_of
+from max.serve.batch import call
+from max.serve.http.middleware import Gate
+from max.serve.metrics import ServerMetrics
+from max.serve.request_context import RequestContext, current_request
+from max.serve.settings import ServerSettings
+from tests.serve.conftest import TINY, RunningServer
+
+PAGE = 16
+
+
+def _prompt(draw: random.Random) -> str:
+    return " ".join(draw.choice(["Oslo", "Bergen", "Tromso", "a", "the"]) for _ in range(90))
+
+
+def _cached(http: httpx.Client, path: str, prompt: str, key: str = "", **more: Any) -> int:
+    """The tokens of a prompt that the server had in its cache, as the answer tells."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers |= {"X-Tenant-Id": tenant} if (tenant := more.pop("tenant", None)) else {}
+    body: dict[str, Any] = {"temperature": 0, **more}
+    message = [{"role": "user", "content": prompt}]
+    body |= {
+        "/v1/completions": {"prompt": prompt, "max_tokens": 2},
+        "/v1/chat/completions": {"messages": message, "max_tokens": 2},
+        "/v1/responses": {"input": prompt, "max_output_tokens": 2},
+        "/v1/messages": {"messages": message, "max_tokens": 2},
+    }[path]
+    answer = http.post(path, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    if path == "/v1/messages":
+        return usage["cache_read_input_tokens"]
+    details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
+    return details["cached_tokens"]
+
+
+@contextmanager
+def _running(start: Callable[..., RunningServer], *options: str) -> Iterator[httpx.Client]:
+    server = start(
+        "--model", str(TINY), "--max-length", "512", "--quantization-encoding", "float32",
+        "--kv-cache-page-size", str(PAGE), *options,
+    ).wait_ready()  # fmt: skip
+    with httpx.Client(base_url=server.url, timeout=300) as client:
+        yield client
+    assert server.stop() == 0
+
+
+def test_keys_tenants_and_salts_of_a_server(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    draw = random.Random(3)
+    options = ("--api-key", "first", "--api-key", "second", "--kv-cache-folder", str(tmp_path))
+    paths = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+    prompts = {path: _prompt(draw) for path in paths}
+    with _running(start_server, *options) as http:
+        for path, prompt in prompts.items():
+            assert _cached(http, path, prompt, "first") < 3 * PAGE, path
+            assert _cached(http, path, prompt, "first") > 5 * PAGE, path
+            first = _cached(http, path, prompt, "second")
+            # the second key may have the begin of the template from its own earlier requests
+            assert first < 3 * PAGE, path
+            assert _cached(http, path, prompt, "second") > 5 * PAGE, path
+            for more in ({"tenant": "a"}, {"tenant": "b"}, {"cache_salt": "a"}, {"cache_salt": "b"},
+                         {"cache_salt": "a", "tenant": "a"}):  # fmt: skip
+                assert _cached(http, path, prompt, "first", **more) < 3 * PAGE, (path, more)
+                assert _cached(http, path, prompt, "first", **more) > 5 * PAGE, (path, more)
+        for salt in ("", 1, ["a"]):
+            wrong = http.post(
+                "/v1/completions", json={"prompt": "a", "cache_salt": salt}, headers={"X-Api-Key": "first"}
+            )  # fmt: skip
+            assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "cache_salt"
+    names = [path.name for path in tmp_path.iterdir()]
+    assert KEY_FILE in names and len(names) > 1
+    for path in tmp_path.iterdir():
+        assert b"first" not in path.read_bytes()
+    with _running(start_server, *options) as http:
+        path = "/v1/completions"
+        assert _cached(http, path, prompts[path], "first") > 5 * PAGE
+        assert _cached(http, path, prompts[path], "first", cache_salt="a") > 5 * PAGE
+        assert _cached(http, path, prompts[path], "first", cache_salt="c") == 0
+
+
+def test_a_server_without_keys_shares(http: httpx.Client) -> None:
+    prompt = _prompt(random.Random(4)) * 2
+    path = "/v1/completions"
+    assert _cached(http, path, prompt) == 0
+    assert _cached(http, path, prompt) > 100
+    assert _cached(http, path, prompt, "any") > 100
+    assert _cached(http, path, prompt, cache_salt="a") == 0
+    assert _cached(http, path, prompt, cache_salt="a") > 100
+    assert _cached(http, path, prompt, tenant="a") == 0
+    stream = {"prompt": prompt, "stream": True, "max_tokens": 1, "n": 3, "temperature": 0,
+              "stream_options": {"include_usage": True}}  # fmt: skip
+    lines = http.post(path, json=stream).text.split("\n\n")
+    assert '"cached_tokens":' in lines[-3] and '"cached_tokens":0' not in lines[-3]
+
+
+def test_what_tells_prefixes_apart() -> None:
+    """Over keys, tenants and ``cache_salt``: equal salts for equal ones only."""
+    seen: list[RequestContext] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(current_request())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    def salts(settings: ServerSettings, *headers: tuple[str, str]) -> str:
+        async def with_headers(scope: Any, receive: Any, send: Any) -> None:
+            more = [(name.lower().encode(), value.encode()) for name, value in headers]
+            scope = {**scope, "headers": [*scope["headers"], *more]}
+            await Gate(app, settings, ServerMetrics())(scope, receive, send)
+
+        status, *_ = asyncio.run(call(with_headers, "/v1/completions", {}))
+        assert status == 200
+        return seen[-1].prefix_salt
+
+    keyed = ServerSettings(api_keys=("a", "b", "X-Tenant-Id"))
+    keys = [("Authorization", f"Bearer {key}") for key in keyed.api_keys]
+    tenants = [(), (("X-Tenant-Id", "a"),), (("X-Tenant-Id", "b"),), (("X-Tenant-Id", "a, b"),),
+               (("X-Tenant-Id", "a"), ("X-Tenant-Id", "b"))]  # fmt: skip
+    all_salts = [salts(keyed, key, *tenant) for key in keys for tenant in tenants]
+    assert len(set(all_salts)) == len(all_salts) and all(len(salt) == 64 for salt in all_salts)
+    assert salts(keyed, keys[0]) == salts(keyed, ("X-Api-Key", "a")) == all_salts[0]
+    shared = ServerSettings(api_keys=("a", "b"), share_prefixes=True)
+    assert {salts(shared, key, *tenant) for key in keys[:2] for tenant in tenants} == {""}
+    keyless = ServerSettings(tenant_header="X-Other")
+    assert salts(keyless) == salts(keyless, keys[0], *tenants[1]) == ""
+    assert salts(keyless, ("x-OTHER", "a")) not in ("", *all_salts)
+    for tenant in ("", "a"):
+        unsalted = RequestContext(tenant=tenant).prefix_salt
+        salted = [
+            RequestContext(tenant=tenant, cache_salt=salt).prefix_salt
+            for salt in ("", "a", "\ud800")
+        ]
+        assert len({unsalted, *salted}) == 4
+
+
+def test_a_prompt_of_several_sequences_counts_once() -> None:
+    context = RequestContext()
+    context.cached = {"a-0": (1, 32), "a-1": (1, 48), "b": (2, 16)}
+    assert context.cached_tokens == 48
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_reuse_only_pages_of_their_salt(seed: int) -> None:
+    draw = random.Random(seed)
+    cache = ContextPages(PageManager(400, 4, True))
+    other = ContextPages(PageManager(400, 4, True))
+    read: dict[str, set[tuple[int, ...]]] = {}
+    for _ in range(150):
+        salt = draw.choice(["", "a", "b", "ab", "\ud800", "a" * 200])
+        tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 24))]
+        context = TextContext(
+            request_id=RequestID(), tokens=np.array(tokens), max_length=40, cache_salt=salt
+        )
+        cache.claim(context.request_id)
+        known = read.setdefault(salt, set())
+        ends = [end for end in range(4, len(tokens), 4) if tuple(tokens[:end]) in known]
+        assert cache.reuse_prefix(context) == max(ends, default=0)
+        cache.alloc(context)
+        context.update(0)
+        cache.step([context])
+        known |= {tuple(tokens[:end]) for end in range(4, len(tokens) + 1, 4)}
+        # another cache has other hashes, unless it has the same key
+        digest = cache._salt(context)
+        assert (other._salt(context) == digest) == (salt == "")
+        other_key, other.salt_key = other.salt_key, cache.salt_key
+        assert other._salt(context) == digest
+        other.salt_key = other_key
+        cache.release(context.request_id)
+    cache.pages.check()
+
+
+def test_the_key_of_a_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    folder = tmp_path / "new"
+    key = salt_key_of(folder)
+    assert len(key) == 32 and salt_key_of(folder) == key
+    assert stat.S_IMODE((folder / KEY_FILE).stat().st_mode) == 0o600
+    assert [path.name for path in folder.iterdir()] == [KEY_FILE]
+    for damaged in (b"", b"short", key + b"x"):
+        (folder / KEY_FILE).write_bytes(damaged)
+        fresh = salt_key_of(folder)
+        assert fresh not in (key, damaged) and salt_key_of(folder) == fresh
+    assert salt_key_of(tmp_path / "other") != fresh
+    # another process writes its key first
+    raced = tmp_path / "raced"
+    write = salt_key._write
+    monkeypatch.setattr(
+        salt_key, "_write", lambda path, _: (write(path, b"o" * 32), write(path, b"n" * 32))
+    )
+    assert salt_key_of(raced) == b"o" * 32
+    assert not caplog.records
+    (tmp_path / "file").write_text("")
+    assert len({salt_key_of(tmp_path / "file"), salt_key_of(tmp_path / "file")}) == 2
+    assert "are not kept" in caplog.text
