@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from max.serve.errors import ApiError, of_user_error
 from max.serve.http.state import ServerState
 from max.serve.model import ServedModel
+from max.serve.offload import in_body_thread
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -41,7 +41,9 @@ async def token_counts(
                     f"{model.vocabulary_size - 1}",
                     param="input",
                 )
-            tokens = len(model.all_tokens(text, True)) if isinstance(text, str) else len(text)
+            if isinstance(text, str):
+                model.check_text(len(text), "input")
+            tokens = model.count_tokens(text, True) if isinstance(text, str) else len(text)
             if longest is not None and tokens > longest and not truncate:
                 raise ApiError(
                     f"input.{number} has {tokens} tokens, and the model reads {longest}",
@@ -51,7 +53,7 @@ async def token_counts(
         return counts
 
     try:
-        return await asyncio.to_thread(count)
+        return await in_body_thread(count)
     except ValueError as error:
         raise of_user_error(error, "input") from error
 

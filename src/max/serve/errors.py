@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 from max.pipelines.core.exceptions import (
@@ -107,8 +108,14 @@ def shown(value: object) -> str:
     Args:
         value: The value.
     """
-    text = repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_SHORT = reprlib.Repr()
+"""Reads no more of a value than a message shows, however large it is."""
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxdict = 40
 
 
 def model_not_found(name: str, names: list[str]) -> ApiError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from max.serve.errors import ApiError
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+from max.serve.limits import MAX_TEXT
+from max.serve.offload import in_body_thread
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,14 @@ async def prompt_tokens(
         files: Other texts of the project.
     """
     texts = [prefix, suffix, written, *(each.text for each in files)]
-    if sum(map(len, texts)) > _LONG_TEXT:
-        return await asyncio.to_thread(infill.prompt, prefix, suffix, written, files)
+    size = sum(map(len, texts))
+    if size > MAX_TEXT:
+        raise ApiError(
+            f"the texts around the gap have {size} characters; at most {MAX_TEXT} are read",
+            code=CONTEXT_LENGTH_EXCEEDED,
+        )
+    if size > _LONG_TEXT:
+        return await in_body_thread(infill.prompt, prefix, suffix, written, files)
     return infill.prompt(prefix, suffix, written, files)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -13,22 +12,22 @@ from typing import Any
 from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
 from max.pipelines.checkpoints.gguf_tokenizer import INFILL_TOKENS
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8
 from max.pipelines.generation.protocol import GenerationRequest
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
+from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.admission import Admission
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat, format_of_template
-from max.serve.errors import ApiError, of_user_error
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
 from max.serve.infill import Infill
+from max.serve.limits import MAX_TEXT
 from max.serve.request_context import current_request
 from max.serve.vocabulary import Vocabulary
 from max.serve.worker.client import EngineClient
 
 logger = logging.getLogger("max.serve")
-
-LONG_TEXT = 4096
-"""Texts of more characters are encoded in a thread, so that streams go on meanwhile."""
 
 
 class ServedModel:
@@ -172,8 +171,8 @@ class ServedModel:
         """
         return self.tokenizer.delegate.encode(utf8(text), add_special_tokens=special)
 
-    async def encode_any(self, text: str, special: bool) -> list[int]:
-        """As :meth:`all_tokens`, but encodes a long text in a thread.
+    def count_tokens(self, text: str, special: bool) -> int:
+        """The number of a text's tokens.
 
         Args:
             text: The text.
@@ -182,9 +181,32 @@ class ServedModel:
         Raises:
             InputError: It is not UTF-8.
         """
-        if len(text) <= LONG_TEXT:
-            return self.all_tokens(text, special)
-        return await asyncio.to_thread(self.all_tokens, text, special)
+        delegate = self.tokenizer.delegate
+        if isinstance(delegate, HFTokenizer):
+            return delegate.count_tokens(utf8(text), special)
+        return len(self.all_tokens(text, special))
+
+    @property
+    def most_text(self) -> int:
+        """The most characters of the texts of a request: eight for each token of the context, or more."""
+        return max(MAX_TEXT, 8 * self.max_length)
+
+    def check_text(self, size: int, param: str) -> None:
+        """Refuses texts that are too long to be formatted and encoded, whatever their tokens are.
+
+        Args:
+            size: Their characters.
+            param: The parameter that has them.
+
+        Raises:
+            ApiError: They are too long.
+        """
+        if size > self.most_text:
+            raise ApiError(
+                f"{param} has {size} characters of text; at most {self.most_text} are read for {self.name}",
+                param=param,
+                code=CONTEXT_LENGTH_EXCEEDED,
+            )
 
     async def encode_template(self, text: str) -> list[int]:
         """The tokens of a text that a chat template has made.
@@ -195,6 +217,7 @@ class ServedModel:
         Raises:
             ApiError: It is longer than the context.
         """
+        self.check_text(len(text), "messages")
         try:
             tokens = await self.tokenizer.encode(text, add_special_tokens=False)
         except ValueError as error:
@@ -232,6 +255,8 @@ class ServedModel:
     def _check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Refuses numbers that are not tokens: in the engine they would make a whole batch fail."""
         last = self.vocabulary_size - 1
+        if not tokens or (min(tokens) >= 0 and max(tokens) <= last):
+            return
         for index, token in enumerate(tokens):
             if not 0 <= token <= last:
                 raise ApiError(
@@ -254,9 +279,13 @@ class ServedModel:
                 f"{self.name} makes vectors and scores; ask for /v1/embeddings, /rerank or /score",
                 param="model",
             )
-        if request.prompt is not None and not isinstance(request.prompt, str):
-            self._check_tokens(request.prompt, param)
         try:
+            if isinstance(request.prompt, str):
+                self.check_text(len(request.prompt), param)
+            elif request.prompt is not None:
+                if 0 < self.max_length < len(request.prompt):
+                    raise PromptTooLongError(len(request.prompt), self.max_length)
+                self._check_tokens(request.prompt, param)
             context = await self.tokenizer.new_context(request)
         except ValueError as error:
             raise of_user_error(error, param) from error

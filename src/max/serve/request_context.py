@@ -26,6 +26,7 @@ class RequestContext:
         trace: Its spans; None: it is not traced.
         arrived: When its headers arrived, by `time.perf_counter`.
         receive: Returns its body, then the disconnect of its client; None: it has no client.
+        body_bytes: The size of its body.
         tenant: Those with whom it may share cached prefixes, as a text that tells them apart; empty: everyone.
         cache_salt: Its own salt of cached prefixes; None: none.
         cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
@@ -38,6 +39,7 @@ class RequestContext:
     trace: RequestTrace | None = None
     arrived: float = field(default_factory=time.perf_counter)
     receive: Callable[[], Awaitable[Any]] | None = None
+    body_bytes: int = 0
     tenant: str = ""
     cache_salt: str | None = None
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)

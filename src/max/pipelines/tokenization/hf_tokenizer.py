@@ -21,7 +21,7 @@ from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import open_gguf
-from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -173,20 +173,41 @@ class HFTokenizer:
         """
         return self.backend_tokenizer.token_to_id(token)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
         """Encodes a text.
 
         Args:
             text: The text.
             add_special_tokens: Whether to add the begin and end tokens of the model's config.
+            most: The maximum number of tokens; None: no limit.
+
+        Raises:
+            PromptTooLongError: It has more tokens. They are not made: of millions, that takes 100 ms with the GIL.
         """
+        encoding = self._encoding(text, add_special_tokens)
+        if most is not None and len(encoding) > most:
+            raise PromptTooLongError(len(encoding), most)
+        return encoding.ids
+
+    def count_tokens(self, text: str, add_special_tokens: bool = True) -> int:
+        """The number of a text's tokens.
+
+        Args:
+            text: The text.
+            add_special_tokens: As for :meth:`encode`.
+        """
+        return len(self._encoding(text, add_special_tokens))
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Any:
         if len(text) <= _LONG:
-            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
         # drops the GIL, which `encode` holds, and does not compute offsets
         (encoding,) = self.backend_tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
-        return encoding.ids
+        return encoding
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the number of a text's tokens, which is found without encoding it.

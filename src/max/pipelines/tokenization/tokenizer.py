@@ -357,8 +357,12 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             if isinstance(self.delegate, HFTokenizer):
                 # a text that cannot fit is refused before it is encoded, which may take a minute
                 self._check_length(self.delegate.fewest_tokens(prompt), at_least=True)
-            tokens = np.array(self._ids(prompt, add_special_tokens), np.int64)
+                ids = self.delegate.encode(utf8(prompt), add_special_tokens, most=self.max_length)
+            else:
+                ids = self._ids(prompt, add_special_tokens)
+            tokens = np.array(ids, np.int64)
         else:
+            self._check_length(len(prompt))
             tokens = _given_tokens(prompt)
         self._check_length(len(tokens))
         self.check_tokens(tokens, of_text=isinstance(prompt, str))

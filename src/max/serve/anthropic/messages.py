@@ -20,15 +20,17 @@ from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, Reasoni
 from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
-from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, shown
 from max.serve.generation import RunOptions
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.model import ServedModel
+from max.serve.offload import by_size
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.request_context import current_request
 
-router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
+router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=BodyRoute)
 
 _KINDS = {
     400: "invalid_request_error",
@@ -112,7 +114,8 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
     model = await state_of(request, body).model(body.model)
     none = choice_of(body).kind is ChoiceKind.NONE
     tools = () if none else tools_of(body)
-    return json_response({"input_tokens": await prompt_tokens(model, messages_of(body), tools)})
+    plain = await by_size(messages_of, body)
+    return json_response({"input_tokens": await prompt_tokens(model, plain, tools)})
 
 
 async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
@@ -133,7 +136,7 @@ async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
         model,
         Conversation(
             request_id=new_id("msg"),
-            messages=messages_of(body),
+            messages=await by_size(messages_of, body),
             sampling=model.sampling_params(sampling),
             tools=tools_of(body),
             tool_choice=choice_of(body),
@@ -151,7 +154,7 @@ def _reasoning_tokens(body: MessagesBody, model: ServedModel) -> int | None:
         return None
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < body.max_tokens:
         raise ApiError(
-            f"thinking.budget_tokens is {limit!r}; it must be a number of tokens from 1 to less than "
+            f"thinking.budget_tokens is {shown(limit)}; it must be a number of tokens from 1 to less than "
             f"max_tokens, which is {body.max_tokens}",
             param="thinking.budget_tokens",
         )

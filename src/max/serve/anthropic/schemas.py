@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.errors import ApiError
-from max.serve.openai.fields import CacheSalt, StrictBody
+from max.serve.errors import ApiError, shown
+from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
+from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StopTexts, StrictBody
 
 
-class Block(StrictBody):
+@with_config(ConfigDict(extra="allow", strict=True))
+class Block(TypedDict):
     """A block of content; its further fields depend on the type."""
 
     type: str
-    text: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: Any = None
-    thinking: str | None = None
+    text: NotRequired[str | None]
+    id: NotRequired[str | None]
+    name: NotRequired[str | None]
+    input: NotRequired[dict[str, Any] | None]
+    tool_use_id: NotRequired[str | None]
+    content: NotRequired[Any]
+    thinking: NotRequired[str | None]
 
 
-class Message(StrictBody):
+Blocks = Annotated[list[Block], FIRST_ERROR]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class Message(TypedDict):
     """A message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Blocks
 
 
 class ToolBody(StrictBody):
@@ -53,10 +59,10 @@ class ToolChoiceBody(StrictBody):
 class CountBody(StrictBody):
     """The body of ``/v1/messages/count_tokens``."""
 
-    model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
-    system: str | list[Block] | None = None
-    tools: list[ToolBody] | None = None
+    model: Name | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+    system: str | Blocks | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: ToolChoiceBody | None = None
     thinking: dict[str, Any] | None = None
 
@@ -66,7 +72,7 @@ class MessagesBody(CountBody):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
-    stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
+    stop_sequences: StopTexts | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -88,7 +94,7 @@ def tools_of(body: CountBody) -> tuple[Tool, ...]:
     for number, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise ApiError(
-                f"tools.{number}.type is {tool.type!r}; this server runs no tools, give your own "
+                f"tools.{number}.type is {shown(tool.type)}; this server runs no tools, give your own "
                 "with an input_schema",
                 param=f"tools.{number}.type",
             )
@@ -132,46 +138,54 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
         plain.append({"role": "system", "content": _text(body.system, "system")})
     for number, message in enumerate(body.messages):
         where = f"messages.{number}.content"
-        if isinstance(message.content, str):
-            plain.append({"role": message.role, "content": message.content})
+        role, blocks = message["role"], message["content"]
+        if isinstance(blocks, str):
+            plain.append({"role": role, "content": blocks})
             continue
         texts: list[str] = []
         calls: list[dict[str, Any]] = []
-        for block in message.content:
-            match block.type:
+        for block in blocks:
+            match block["type"]:
                 case "text":
-                    texts.append(block.text or "")
+                    texts.append(block.get("text") or "")
                 case "thinking" | "redacted_thinking":
                     pass  # models do not see what they thought before
                 case "tool_use":
-                    arguments = json.dumps(block.input or {}, ensure_ascii=False)
-                    function = {"name": block.name or "", "arguments": arguments}
-                    calls.append({"id": block.id, "type": "function", "function": function})
+                    arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+                    function = {"name": block.get("name") or "", "arguments": arguments}
+                    calls.append({"id": block.get("id"), "type": "function", "function": function})
                 case "tool_result":
-                    content = _text(block.content or "", where)
+                    content = _text(block.get("content") or "", where)
                     plain.append(
-                        {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                        {
+                            "role": "tool",
+                            "tool_call_id": block.get("tool_use_id"),
+                            "content": content,
+                        }
                     )
                 case other:
                     raise ApiError(
-                        f"{where} has a block of type {other!r}; the model takes text", param=where
+                        f"{where} has a block of type {shown(other)}; the model takes text",
+                        param=where,
                     )
         if texts or calls:
-            converted: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+            converted: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
             plain.append({**converted, "tool_calls": calls} if calls else converted)
     return plain
 
 
-def _text(content: str | Sequence[Any], where: str) -> str:
+def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise ApiError(f"{where} is {shown(content)}; expected a text, or blocks", param=where)
     texts: list[str] = []
     for block in content:
-        kind = block.type if isinstance(block, Block) else dict(block).get("type")
-        text = block.text if isinstance(block, Block) else dict(block).get("text")
+        is_block = isinstance(block, dict)
+        kind, text = (block.get("type"), block.get("text")) if is_block else (block, None)
         if kind != "text" or not isinstance(text, str):
             raise ApiError(
-                f"{where} has a block of type {kind!r}; the model takes text", param=where
+                f"{where} has a block of type {shown(kind)}; the model takes text", param=where
             )
         texts.append(text)
     return "\n".join(texts)

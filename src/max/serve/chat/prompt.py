@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error, s
 from max.serve.generation import TextSequence, choices_of
 from max.serve.grammar_threads import in_grammar_thread
 from max.serve.model import ServedModel
+from max.serve.offload import by_size, in_body_thread
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MANY = 32
@@ -221,8 +221,8 @@ async def conversation_text(
         ApiError: A role is unknown, or the template refuses the conversation.
     """
     if len(messages) + len(tools) <= _MANY:
-        return prompt_text(model, messages, tools, options)
-    return await asyncio.to_thread(prompt_text, model, messages, tools, options)
+        return await by_size(prompt_text, model, messages, tools, options)
+    return await in_body_thread(prompt_text, model, messages, tools, options)
 
 
 async def prompt_tokens(
@@ -239,7 +239,8 @@ async def prompt_tokens(
         ApiError: A role is unknown, or the template refuses the conversation.
     """
     text = await conversation_text(model, messages, tools, {})
-    return len(await model.encode_any(text, special=False))
+    model.check_text(len(text), "messages")
+    return await by_size(model.count_tokens, text, special=False)
 
 
 def prompt_text(
@@ -259,6 +260,8 @@ def prompt_text(
     Raises:
         ApiError: A role is unknown, or the template refuses the conversation.
     """
+    model.check_text(_text_size(messages), "messages")
+    model.check_text(_text_size([tool.as_openai() for tool in tools]), "tools")
     plain = [
         _for_template(message, number, model.template, model.tool_format)
         for number, message in enumerate(messages)
@@ -274,6 +277,23 @@ def prompt_text(
     return model.apply_template(plain, [tool.as_openai() for tool in tools] or None, options)
 
 
+def _text_size(values: Sequence[Any]) -> int:
+    """The characters of all texts within values; parts of messages that are no text, such as images, count as none."""
+    size, pending = 0, list(values)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, dict):
+            other = isinstance(value.get("role"), str) and isinstance(value.get("content"), list)
+            pending.extend(v for k, v in value.items() if not (other and k == "content"))
+            if other:
+                pending.extend(each for each in value["content"] if each.get("type") == "text")
+        elif isinstance(value, list):
+            pending.extend(value)
+    return size
+
+
 def _for_template(
     message: dict[str, Any], number: int, template: str, tool_format: ToolFormat
 ) -> dict[str, Any]:
@@ -281,7 +301,7 @@ def _for_template(
     role = message.get("role")
     if role not in ROLES:
         raise ApiError(
-            f"the role is {role!r}; it must be one of {', '.join(sorted(ROLES))}",
+            f"the role is {shown(role)}; it must be one of {', '.join(sorted(ROLES))}",
             param=f"messages.{number}.role",
         )
     plain = {**message, "content": message.get("content") or ""}

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -26,7 +27,7 @@ from max.serve.http.hosts import HostRule
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.streaming import ClientLeftError
-from max.serve.http.validation import unreadable_body, validation_error
+from max.serve.http.validation import validation_error
 from max.serve.llama_cpp import infill
 from max.serve.ollama import library
 from max.serve.ollama import routes as ollama
@@ -57,8 +58,9 @@ def build_app(
         title="Supremum",
         version=__version__,
         middleware=[cors] if origins else [],
-        # FastAPI's own pages load scripts from other hosts; /docs is in max.serve.web
+        # FastAPI's own pages load scripts from other hosts; /docs and /openapi.json are in max.serve.web
         docs_url=None,
+        openapi_url=None,
         redoc_url=None,
     )
     app.state.server = state
@@ -78,6 +80,9 @@ def build_app(
     # routes that are absent say so whatever the type of their body is
     json_routes = [route for module in modules for route in module.router.routes]
     unmarked = [route.path for route in ollama.router.routes if isinstance(route, Route)]
+    app.state.paths = [
+        each.path for each in json_routes if isinstance(each, APIRoute) and each.include_in_schema
+    ]
     app.include_router(web.docs_router)
     if state.settings.web_page and "openai" in served:  # the chat page uses it
         app.include_router(web.router)
@@ -144,13 +149,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path, headers = request.url.path, dict(error.headers or {})
     match error.status_code:
         case 404:
-            paths = list(request.app.openapi()["paths"])
+            paths = request.app.state.paths
             message = f"there is no route {path[:200]}{did_you_mean(path, paths, cutoff=0.75)}"
         case 405:
             takes = f"; it takes {headers['Allow']}" if "Allow" in headers else ""
             message = f"{path} does not take {request.method}{takes}"
-        case 400 if error.__cause__ is not None:
-            return error_response(request, unreadable_body(error.__cause__))
         case _:
             message = str(error.detail)
     return error_response(request, ApiError(message, status=error.status_code, headers=headers))

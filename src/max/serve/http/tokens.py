@@ -10,21 +10,24 @@ from starlette.responses import Response
 
 from max.serve.chat.prompt import conversation_text
 from max.serve.errors import ApiError, of_user_error
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import json_response, state_of
+from max.serve.limits import MAX_DETOKENIZED, MAX_LISTED
 from max.serve.model import ServedModel
-from max.serve.openai.fields import StrictBody, Token
-from max.serve.openai.messages import ChatMessage
-from max.serve.openai.tools import ToolField, tools_of
+from max.serve.offload import by_size
+from max.serve.openai.fields import Name, StrictBody, TokenList
+from max.serve.openai.messages import ChatMessages, plain_messages
+from max.serve.openai.tools import ToolFields, tools_of
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=BodyRoute)
 
 
 class TemplateBody(StrictBody):
     """The body of ``/apply-template``."""
 
-    model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[ToolField] | None = None
+    model: Name | None = None
+    messages: ChatMessages
+    tools: ToolFields | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -32,11 +35,11 @@ class TemplateBody(StrictBody):
 class TokenizeBody(StrictBody):
     """The body of ``/tokenize``: a text as ``prompt`` or ``content``, or messages."""
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    tools: list[ToolField] | None = None
+    messages: ChatMessages | None = None
+    tools: ToolFields | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
@@ -46,8 +49,8 @@ class TokenizeBody(StrictBody):
 class DetokenizeBody(StrictBody):
     """The body of ``/detokenize``."""
 
-    model: str | None = None
-    tokens: list[Token]
+    model: Name | None = None
+    tokens: TokenList | Annotated[list[Any], Field(max_length=0)]
 
 
 async def _template(model: ServedModel, body: TemplateBody | TokenizeBody) -> str:
@@ -55,7 +58,7 @@ async def _template(model: ServedModel, body: TemplateBody | TokenizeBody) -> st
         "add_generation_prompt": body.add_generation_prompt,
         **(body.chat_template_kwargs or {}),
     }
-    messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
+    messages = plain_messages(body.messages or [])
     return await conversation_text(model, messages, tools_of(body.tools), options)
 
 
@@ -92,15 +95,26 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
             text, special = texts[0], True
         if body.add_special_tokens is not None:
             special = body.add_special_tokens
-        tokens = await model.encode_any(text, special)
+        model.check_text(len(text), "prompt")
+        return await by_size(_tokenized, model, text, special, body.return_token_strs)
     except ValueError as error:
         raise of_user_error(error, "prompt") from error
+
+
+def _tokenized(model: ServedModel, text: str, special: bool, with_texts: bool) -> Response:
+    count = model.count_tokens(text, special) if len(text) > MAX_LISTED // 4 else 0
+    if count > MAX_LISTED:
+        raise ApiError(
+            f"the text has {count} tokens, and at most {MAX_LISTED} are listed; give a shorter text",
+            param="prompt",
+        )
+    tokens = model.all_tokens(text, special)
     answer: dict[str, Any] = {
         "tokens": tokens,
         "count": len(tokens),
         "max_model_len": model.max_length,
     }
-    if body.return_token_strs:
+    if with_texts:
         answer["token_strs"] = [model.vocabulary.text(token) for token in tokens]
     return json_response(answer)
 
@@ -115,11 +129,20 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         request: The connection.
     """
     model = await state_of(request, body).model(body.model)
-    for number, token in enumerate(body.tokens):
+    return await by_size(_detokenized, model, body.tokens)
+
+
+def _detokenized(model: ServedModel, tokens: list[int]) -> Response:
+    if len(tokens) > MAX_DETOKENIZED:
+        raise ApiError(
+            f"tokens has {len(tokens)} entries; at most {MAX_DETOKENIZED} are decoded at once",
+            param="tokens",
+        )
+    for number, token in enumerate(tokens):
         if token >= model.vocabulary_size:
             raise ApiError(
                 f"tokens.{number} is {token}; the model's tokens are 0 to {model.vocabulary_size - 1}",
                 param="tokens",
             )
-    text = model.tokenizer.decode_now(body.tokens) if body.tokens else ""
+    text = model.tokenizer.decode_now(tokens) if tokens else ""
     return json_response({"prompt": text, "content": text})

@@ -12,17 +12,19 @@ from starlette.responses import Response
 
 from max.interfaces import RequestID, SamplingParamsInput, TextGenerationRequest
 from max.serve.generation import RunOptions, TextSequence, generate_choices
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.infill import ExtraFile, infill_of, prompt_tokens
+from max.serve.limits import MAX_INPUTS
 from max.serve.model import ServedModel
-from max.serve.openai.fields import StrictBody
+from max.serve.openai.fields import FIRST_ERROR, Name, StopTexts, StrictBody
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.sampling_fields import LlamaSamplingFields
 from max.serve.text import TextPiece
 from max.serve.worker.subscription import Repeated
 
-router = APIRouter(tags=["llama.cpp"])
+router = APIRouter(tags=["llama.cpp"], route_class=BodyRoute)
 
 _STOP_TYPES = {"length": "limit"}
 
@@ -37,13 +39,13 @@ class InfillFile(StrictBody):
 class InfillBody(LlamaSamplingFields):
     """The body of ``/infill``."""
 
-    model: str | None = None
+    model: Name | None = None
     input_prefix: str
     input_suffix: str
-    input_extra: list[InfillFile] = []
+    input_extra: Annotated[list[InfillFile], Field(max_length=MAX_INPUTS), FIRST_ERROR] = []
     prompt: str = ""
     n_predict: Annotated[int, Field(ge=-1)] = -1
-    stop: list[str] = []
+    stop: StopTexts = []
     stream: bool = False
     cache_prompt: bool | None = None
     """Prefixes are always cached."""

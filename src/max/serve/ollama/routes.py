@@ -8,10 +8,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from max._version import __version__
@@ -24,12 +23,12 @@ from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.encoding import encode_texts, token_counts
-from max.serve.errors import ApiError, of_user_error
+from max.serve.errors import ApiError, of_user_error, shown
 from max.serve.generation import RunOptions, TextSequence
 from max.serve.grammar_threads import in_grammar_thread
+from max.serve.http.body import read_body
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.http.validation import validation_error
 from max.serve.infill import infill_of, prompt_tokens
 from max.serve.model import ServedModel
 from max.serve.ollama.schemas import (
@@ -40,28 +39,11 @@ from max.serve.ollama.schemas import (
     OllamaOptions,
     ShowBody,
 )
-from max.serve.openai.embeddings import inputs_of, shortened
+from max.serve.openai.embeddings import inputs_of, json_rows, shortened
 from max.serve.openai.wire import encode_json, new_id
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
-Body = TypeVar("Body", bound=BaseModel)
 _REASONS = {"tool_calls": "stop", "cancelled": "stop"}
-
-
-async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The body of a request; the gate has checked its content type.
-
-    Args:
-        request: The connection.
-        kind: The schema.
-
-    Raises:
-        ApiError: It does not fit the schema.
-    """
-    try:
-        return kind.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise validation_error(error.errors()) from error
 
 
 def json_line(data: dict[str, Any]) -> bytes:
@@ -101,7 +83,7 @@ def keep_alive_seconds(value: float | str | None) -> float | None:
         value = float(match[1]) * _UNITS[match[2] or "s"]
     if isinstance(value, str) or math.isnan(value):
         raise ApiError(
-            f"keep_alive is {value!r}; give seconds, or a text such as '30s', '5m' or '1h'",
+            f"keep_alive is {shown(value)}; give seconds, or a text such as '30s', '5m' or '1h'",
             param="keep_alive",
         )
     return min(value, _LONGEST_S)  # the time of its end must fit a date
@@ -236,9 +218,7 @@ async def chat(request: Request) -> Response:
     tools = tuple(_tool(each, i) for i, each in enumerate(body.tools or ()))
     conversation = Conversation(
         request_id=new_id("ollama"),
-        messages=[
-            _message(m.model_dump(exclude_unset=True), i) for i, m in enumerate(body.messages)
-        ],
+        messages=[_message(dict(message), number) for number, message in enumerate(body.messages)],
         sampling=model.sampling_params(options.sampling_input()),
         tools=tools,
         tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
@@ -316,7 +296,7 @@ async def embed(request: Request) -> Response:
     return json_response(
         {
             "model": body.model,
-            "embeddings": shortened(vectors, body.dimensions).tolist(),
+            "embeddings": await json_rows(shortened(vectors, body.dimensions)),
             "total_duration": int((time.perf_counter() - begin) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": sum(counts),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from max.interfaces import SamplingParamsInput
-from max.serve.openai.fields import StrictBody
+from max.serve.limits import MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS
+from max.serve.openai.fields import FIRST_ERROR, Name, Objects, Stop, StrictBody
 from max.serve.sampling_fields import LlamaSamplingFields
 
 
@@ -15,7 +17,7 @@ class OllamaOptions(LlamaSamplingFields):
     """How tokens are chosen, by Ollama's names."""
 
     num_predict: int | None = None
-    stop: str | list[str] | None = None
+    stop: Stop = None
     # of Ollama's own engine
     num_ctx: int | None = None
     num_keep: int | None = None
@@ -42,23 +44,24 @@ class OllamaCall(StrictBody):
     function: dict[str, Any]
 
 
-class OllamaMessage(StrictBody):
+@with_config(ConfigDict(extra="allow", strict=True))
+class OllamaMessage(TypedDict):
     """A message of a conversation."""
 
     role: str
-    content: str | None = None
-    thinking: str | None = None
-    images: list[str] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_name: str | None = None
+    content: NotRequired[str | None]
+    thinking: NotRequired[str | None]
+    images: NotRequired[Annotated[list[str], FIRST_ERROR] | None]
+    tool_calls: NotRequired[Objects | None]
+    tool_name: NotRequired[str | None]
 
 
 class ChatBody(StrictBody):
     """The body of ``/api/chat``."""
 
-    model: str
-    messages: list[OllamaMessage] = []
-    tools: list[dict[str, Any]] | None = None
+    model: Name
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES), FIRST_ERROR] = []
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     stream: bool | None = None
@@ -69,12 +72,12 @@ class ChatBody(StrictBody):
 class GenerateBody(StrictBody):
     """The body of ``/api/generate``."""
 
-    model: str
+    model: Name
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: list[str] | None = None
+    images: Annotated[list[str], FIRST_ERROR] | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     stream: bool | None = None
@@ -85,8 +88,8 @@ class GenerateBody(StrictBody):
 class EmbedBody(StrictBody):
     """The body of ``/api/embed``."""
 
-    model: str
-    input: str | list[str]
+    model: Name
+    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS), FIRST_ERROR]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     options: OllamaOptions | None = None
@@ -96,15 +99,15 @@ class EmbedBody(StrictBody):
 class ShowBody(StrictBody):
     """The body of ``/api/show``."""
 
-    model: str | None = None
-    name: str | None = None
+    model: Name | None = None
+    name: Name | None = None
     verbose: bool | None = None
 
 
 class EmbeddingsBody(StrictBody):
     """The body of ``/api/embeddings``."""
 
-    model: str
+    model: Name
     prompt: str
     options: OllamaOptions | None = None
     keep_alive: float | str | None = None
@@ -113,8 +116,8 @@ class EmbeddingsBody(StrictBody):
 class PullBody(StrictBody):
     """The body of ``/api/pull``."""
 
-    model: str | None = None
-    name: str | None = None
+    model: Name | None = None
+    name: Name | None = None
     insecure: Literal[False] | None = None
     stream: bool | None = None
 
@@ -122,5 +125,5 @@ class PullBody(StrictBody):
 class DeleteBody(StrictBody):
     """The body of ``/api/delete``."""
 
-    model: str | None = None
-    name: str | None = None
+    model: Name | None = None
+    name: Name | None = None

@@ -20,14 +20,16 @@ from max.serve.chat.parts import (
 )
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_answers
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 from max.serve.generation import RunOptions
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.openai.fields import SamplingFields, refuse
-from max.serve.openai.messages import ChatMessage
+from max.serve.offload import by_size
+from max.serve.openai.fields import FIRST_ERROR, Objects, SamplingFields, refuse, sampling_of
+from max.serve.openai.messages import ChatMessages, plain_messages
 from max.serve.openai.structure import GrammarFields, compiled_grammar
-from max.serve.openai.tools import NamedChoice, ToolField, choice_of, tools_of
+from max.serve.openai.tools import NamedChoice, ToolFields, choice_of, tools_of
 from max.serve.openai.wire import (
     HOLE,
     Chunks,
@@ -39,7 +41,7 @@ from max.serve.openai.wire import (
 )
 from max.serve.request_context import current_request
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 _REFUSED = {
     "audio": "answers are text",
@@ -53,12 +55,12 @@ _REFUSED = {
 class ChatCompletionRequest(SamplingFields, GrammarFields):
     """The body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: ChatMessages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[ToolField], Field(max_length=512)] | None = None
+    tools: ToolFields | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -72,9 +74,9 @@ class ChatCompletionRequest(SamplingFields, GrammarFields):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     prediction: dict[str, Any] | None = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(max_length=16), FIRST_ERROR] | None = None
     audio: dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Objects | None = None
     function_call: Any = None
     web_search_options: dict[str, Any] | None = None
 
@@ -111,9 +113,10 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
     refuse(body, _REFUSED)
     _ = body.wants_usage  # checked before any work starts
     for number, message in enumerate(body.messages):
-        if message.content is None and message.role in ("user", "system", "developer", "tool"):
+        role = message["role"]
+        if message.get("content") is None and role in ("user", "system", "developer", "tool"):
             raise ApiError(
-                f"messages.{number}.content is missing: a message of the role {message.role!r} has a text",
+                f"messages.{number}.content is missing: a message of the role {shown(role)} has a text",
                 param=f"messages.{number}.content",
                 code="missing_required_parameter",
             )
@@ -122,7 +125,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
     limit = body.max_completion_tokens or body.max_tokens
-    params = model.sampling_params(body.sampling_input(model, limit))
+    params = await by_size(sampling_of, body, model, limit, body.n or 1)
     options = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
@@ -130,7 +133,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
         model,
         Conversation(
             request_id=new_id("chat"),
-            messages=[message.model_dump(exclude_unset=True) for message in body.messages],
+            messages=plain_messages(body.messages),
             sampling=params,
             tools=tools_of(body.tools),
             tool_choice=choice_of(body.tool_choice, body.parallel_tool_calls, body.tools),

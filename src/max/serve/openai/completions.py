@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -15,18 +16,21 @@ from starlette.responses import Response
 from max.interfaces import RequestID, TextGenerationRequest
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.infill import infill_of, prompt_tokens
+from max.serve.limits import MAX_PROMPTS
 from max.serve.model import ServedModel
-from max.serve.openai.fields import SamplingFields, Token, refuse
+from max.serve.offload import by_size
+from max.serve.openai.fields import FIRST_ERROR, SamplingFields, TokenList, refuse, sampling_of
 from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.wire import HOLE, Chunks, completion_logprobs, error_event, new_id, usage
 from max.serve.request_context import current_request
 from max.serve.text import TextPiece, TokenLog
 from max.serve.worker.subscription import Repeated
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 _REFUSED = {
     "lora": "adapters come later",
@@ -38,11 +42,9 @@ class CompletionRequest(SamplingFields, GrammarFields):
 
     prompt: (
         str
-        | Annotated[list[Token], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=128)]
-        | Annotated[
-            list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=128)
-        ]
+        | TokenList
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR]
+        | Annotated[list[TokenList], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR]
     )
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
     echo: bool | None = None
@@ -168,12 +170,14 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     if infill is not None and body.echo:
         raise ApiError("echo and suffix are set; give one of them", param="echo")
     limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
-    params = model.sampling_params(body.sampling_input(model, limit))
+    params = await by_size(sampling_of, body, model, limit, count * len(body.prompts))
     grammar = await compiled_grammar(body)
     request_id = new_id("cmpl")
     sequences: list[TextSequence] = []
     choices: list[_Choice] = []
     for number, prompt in enumerate(body.prompts):
+        if number:
+            await asyncio.sleep(0)  # the event loop goes on between prompts
         request = await model.engine_request(
             TextGenerationRequest(
                 request_id=RequestID(f"{request_id}-{number}"),
@@ -194,8 +198,9 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             request = request.ending_with(infill.end_tokens)
         sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
         sequences += choices_of(sequence, count)
-        text = prompt if isinstance(prompt, str) else model.decoder()(prompt)
-        prefix = text if body.echo else ""
+        prefix = ""
+        if body.echo:
+            prefix = prompt if isinstance(prompt, str) else await by_size(model.decoder(), prompt)
         choices += [_Choice(request.tokens, prefix) for _ in range(count)]
     head = {
         "id": request_id,

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -13,27 +14,29 @@ from starlette.responses import Response
 
 from max.serve.encoding import Floats, encode_texts, rank_texts, token_counts
 from max.serve.errors import ApiError
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import json_response, state_of
 from max.serve.http.streaming import unless_disconnected
+from max.serve.limits import MAX_INPUTS
 from max.serve.model import ServedModel
-from max.serve.openai.fields import StrictBody, Token
-from max.serve.openai.wire import new_id
+from max.serve.offload import by_size, in_body_thread
+from max.serve.openai.fields import FIRST_ERROR, Name, StrictBody, TokenList
+from max.serve.openai.wire import encode_json, new_id
 
-router = APIRouter(tags=["embeddings"])
-Texts = Annotated[list[str], Field(min_length=1, max_length=2048)]
-TokenLists = Annotated[
-    list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=2048)
-]
+router = APIRouter(tags=["embeddings"], route_class=BodyRoute)
+_OF_INPUTS = Field(min_length=1, max_length=MAX_INPUTS)
+Texts = Annotated[list[str], _OF_INPUTS, FIRST_ERROR]
+TokenLists = Annotated[list[TokenList], _OF_INPUTS, FIRST_ERROR]
 
 
 class EmbeddingsBody(StrictBody):
     """The body of ``/v1/embeddings``."""
 
-    input: str | Annotated[list[Token], Field(min_length=1)] | Texts | TokenLists
-    model: str | None = None
+    input: str | TokenList | Texts | TokenLists
+    model: Name | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    prompt_name: str | None = None
+    prompt_name: Name | None = None
     user: str | None = None
 
 
@@ -47,8 +50,8 @@ class RerankBody(StrictBody):
     """The body of ``/rerank`` and its other paths."""
 
     query: str
-    documents: Annotated[list[str | DocumentField], Field(min_length=1, max_length=2048)]
-    model: str | None = None
+    documents: Annotated[list[str | DocumentField], _OF_INPUTS, FIRST_ERROR]
+    model: Name | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
 
@@ -58,7 +61,7 @@ class ScoreBody(StrictBody):
 
     text_1: str
     text_2: str | Texts
-    model: str | None = None
+    model: Name | None = None
 
 
 def inputs_of(
@@ -107,25 +110,42 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     """
     state = state_of(request, body)
     model = await state.model(body.model)
-    texts = inputs_of(body.input)
+    texts = await by_size(inputs_of, body.input)
     counts = await token_counts(model, texts)
     work = encode_texts(model, state, texts, body.prompt_name)
     vectors = await unless_disconnected(request, work)
     rows = shortened(vectors, body.dimensions)
     packed = body.encoding_format == "base64"
     data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": base64.b64encode(row.astype("<f4").tobytes()).decode()
-            if packed
-            else row.tolist(),
-        }
-        for index, row in enumerate(rows)
+        {"object": "embedding", "index": index, "embedding": row}
+        for index, row in enumerate(await json_rows(rows, packed))
     ]
     total = sum(counts)
     usage = {"prompt_tokens": total, "total_tokens": total}
     return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+
+_MANY_FLOATS = 16384
+
+
+async def json_rows(vectors: Floats, packed: bool = False) -> list[msgspec.Raw]:
+    """Vectors as JSON; many are written in a thread, one by one, so that streams go on meanwhile.
+
+    Args:
+        vectors: ``[texts, size]``.
+        packed: Whether they are base64 of float32, else lists of numbers.
+    """
+
+    def written() -> list[msgspec.Raw]:
+        return [
+            msgspec.Raw(encode_json(_packed(row) if packed else row.tolist())) for row in vectors
+        ]
+
+    return written() if vectors.size <= _MANY_FLOATS else await in_body_thread(written)
+
+
+def _packed(vector: Floats) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 @router.post("/rerank")
@@ -143,6 +163,8 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     state = state_of(request, body)
     model = await state.model(body.model)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
+    for text in (body.query, *documents):
+        model.check_text(len(text), "documents")
     scores = await unless_disconnected(request, rank_texts(model, state, body.query, documents))
     best = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results: list[dict[str, Any]] = [
@@ -168,6 +190,8 @@ async def score(body: ScoreBody, request: Request) -> Response:
     state = state_of(request, body)
     model = await state.model(body.model)
     texts = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    for text in (body.text_1, *texts):
+        model.check_text(len(text), "text_2")
     scores = await unless_disconnected(request, rank_texts(model, state, body.text_1, texts))
     data = [
         {"object": "score", "index": index, "score": float(value)}
@@ -180,4 +204,7 @@ async def score(body: ScoreBody, request: Request) -> Response:
 
 
 async def _tokens_of(model: ServedModel, texts: Sequence[str]) -> int:
-    return sum([len(await model.encode_any(text, special=True)) for text in texts])
+    def count() -> int:
+        return sum(model.count_tokens(text, special=True) for text in texts)
+
+    return await by_size(count)

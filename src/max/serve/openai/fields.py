@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from heapq import nsmallest
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
-from max.interfaces import SamplingParamsInput
+from max.interfaces import SamplingParams, SamplingParamsInput
+from max.serve import limits
 from max.serve.errors import ApiError, shown
 from max.serve.model import ServedModel
 
@@ -20,9 +23,10 @@ class StrictBody(BaseModel):
     @property
     def unknown_fields(self) -> str:
         """The unknown fields, separated by commas; the first ones if they are many."""
-        names = sorted(self.model_extra or {})
-        shortened = [name if len(name) <= 60 else f"{name[:60]}..." for name in names[:8]]
-        more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
+        extra = self.model_extra or {}
+        names = nsmallest(8, extra)
+        shortened = [name if len(name) <= 60 else f"{name[:60]}..." for name in names]
+        more = [f"and {len(extra) - 8} more"] if len(extra) > 8 else []
         return ", ".join(shortened + more)
 
 
@@ -35,18 +39,82 @@ class StreamOptions(StrictBody):
     """Whether each event has them."""
 
 
-CacheSalt = Annotated[str, Field(min_length=1)]
+class _FirstError(FailFast):
+    """Ends the check of a list at its first error."""
+
+    def __hash__(self) -> int:  # unions of annotated types need it
+        return id(self)
+
+
+FIRST_ERROR = _FirstError()
+_TOKENS_AT_ONCE = 16384
+_TOKEN_LIMIT = 2**31
+
+
+def _tokens(value: object) -> list[int]:
+    """Checks a list of tokens, part by part, so that other threads run meanwhile."""
+    if not isinstance(value, list) or not value:
+        kind = "is empty" if value == [] else "is no list"
+        raise PydanticCustomError("tokens_type", f"Input should be a list of tokens, and {kind}")
+    for begin in range(0, len(value), _TOKENS_AT_ONCE):
+        part = value[begin : begin + _TOKENS_AT_ONCE]
+        if set(map(type, part)) == {int} and 0 <= min(part) and max(part) < _TOKEN_LIMIT:
+            continue
+        index, item = next(
+            (index, item)
+            for index, item in enumerate(part, begin)
+            if type(item) is not int or not 0 <= item < _TOKEN_LIMIT
+        )
+        raise PydanticCustomError(
+            "token" if type(item) is int else "token_type",
+            "Input should be a list of tokens, and item {index} is {item}; tokens are 0 to 2147483647",
+            {"index": index, "item": shown(item)},
+        )
+    return value
+
+
+Token = Annotated[int, Field(ge=0, lt=_TOKEN_LIMIT)]
+TokenList = Annotated[list[Token], PlainValidator(_tokens, json_schema_input_type=list[Token])]
+"""One token or more."""
+CacheSalt = Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)]
 """vLLM's ``cache_salt``: only requests with the same text share cached prefixes."""
-Token = Annotated[int, Field(ge=0, lt=2**31)]
-StopText = Annotated[str, Field(max_length=4096)]
-Stop = StopText | Annotated[list[StopText], Field(max_length=64)] | None
+Name = Annotated[str, Field(max_length=limits.MAX_NAME)]
+StopText = Annotated[str, Field(max_length=limits.MAX_STOP)]
+StopTexts = Annotated[list[StopText], Field(max_length=limits.MAX_STOPS), FIRST_ERROR]
+Stop = StopText | StopTexts | None
+Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
 _TOKEN_NUMBER = re.compile("[0-9]{1,10}")
+
+
+def _biases(value: object) -> dict[str, float]:
+    """Checks ``logit_bias``, entry by entry, so that other threads run meanwhile."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("dict_type", "Input should be a valid dictionary")
+    if len(value) > limits.MAX_BIASES:
+        raise PydanticCustomError(
+            "too_long",
+            "Dictionary should have at most {most} items",
+            {"most": limits.MAX_BIASES},
+        )
+    for key, bias in value.items():
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise PydanticCustomError(
+                "bias",
+                "Input should have numbers from -100 to 100, and that of {key} is {bias}",
+                {"key": shown(key), "bias": shown(bias)},
+            )
+    return value
+
+
+Biases = Annotated[
+    dict[str, float], PlainValidator(_biases, json_schema_input_type=dict[str, float])
+]
 
 
 class SamplingFields(StrictBody):
     """How the tokens are chosen. Fields beyond OpenAI's are those of MAX and of vLLM."""
 
-    model: str | None = None
+    model: Name | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stop: Stop = None
@@ -60,10 +128,10 @@ class SamplingFields(StrictBody):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Biases | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=256), FIRST_ERROR] | None = None
     include_stop_str_in_output: bool | None = None
     user: str | None = None
     # vLLM's: a lower value comes first
@@ -117,6 +185,30 @@ class SamplingFields(StrictBody):
         )
 
 
+def sampling_of(
+    body: SamplingFields, model: ServedModel, max_tokens: int | None, sequences: int
+) -> SamplingParams:
+    """The sampling parameters of a request.
+
+    Args:
+        body: The request.
+        model: The model.
+        max_tokens: The maximum number of new tokens.
+        sequences: The number of sequences, each of which has them.
+
+    Raises:
+        ApiError: A value does not fit.
+    """
+    biases = len(body.logit_bias or ())
+    if biases * sequences > limits.MAX_SEQUENCE_BIASES:
+        raise ApiError(
+            f"logit_bias has {biases} entries, for {sequences} sequences; at most "
+            f"{limits.MAX_SEQUENCE_BIASES} in all are supported",
+            param="logit_bias",
+        )
+    return model.sampling_params(body.sampling_input(model, max_tokens))
+
+
 def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, float] | None:
     """Checks ``logit_bias``.
 
@@ -129,6 +221,11 @@ def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
     """
     if not field:
         return None
+    if len(field) > vocabulary_size:
+        raise ApiError(
+            f"logit_bias has {len(field)} entries; the model has {vocabulary_size} tokens",
+            param="logit_bias",
+        )
     biases: dict[int, float] = {}
     for key, value in field.items():
         number = int(key) if _TOKEN_NUMBER.fullmatch(key) else vocabulary_size

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from max.serve.errors import ApiError
+from max.serve.http.body import BodyRoute, of_schema
+from max.serve.offload import by_size
 from max.serve.openai.chat import ChatCompletionRequest, chat_completions
 from max.serve.openai.completions import CompletionRequest, completions
 from max.serve.openai.embeddings import EmbeddingsBody, embeddings
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 _KINDS: dict[str, tuple[type[BaseModel], Any]] = {
     "messages": (ChatCompletionRequest, chat_completions),
     "prompt": (CompletionRequest, completions),
@@ -35,12 +36,7 @@ async def invoke(body: dict[str, Any], request: Request) -> Response:
     """
     for field, (kind, route) in _KINDS.items():
         if field in body:
-            try:
-                parsed = kind.model_validate(body)
-            except ValidationError as error:
-                located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-                raise RequestValidationError(located) from error
-            return await route(parsed, request)
+            return await route(await by_size(of_schema, body, kind), request)
     raise ApiError(
         f"a body of /invocations has one of {', '.join(_KINDS)}", status=400, param="messages"
     )

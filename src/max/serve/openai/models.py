@@ -7,17 +7,18 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import json_response, state_of
-from max.serve.openai.fields import StrictBody
+from max.serve.openai.fields import Name, StrictBody
 from max.serve.pool_entry import ModelStatus, PoolEntry
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class ModelBody(StrictBody):
     """The body of ``/models/load`` and ``/models/unload``."""
 
-    model: str
+    model: Name
 
 
 def _entry(entry: PoolEntry) -> dict[str, Any]:

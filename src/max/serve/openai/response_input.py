@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 
 
 def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 pass  # earlier reasoning is not shown to models
             case other:
                 raise ApiError(
-                    f"{where}.type is {other!r}; expected message, function_call, "
+                    f"{where}.type is {shown(other)}; expected message, function_call, "
                     "function_call_output or reasoning",
                     param=f"{where}.type",
                 )
@@ -53,7 +53,9 @@ def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(f"{where} is {content!r}; expected a text, or a list of parts", param=where)
+        raise ApiError(
+            f"{where} is {shown(content)}; expected a text, or a list of parts", param=where
+        )
     texts: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -61,7 +63,7 @@ def _text(content: object, where: str) -> str:
             part.get("text"), str
         ):
             raise ApiError(
-                f"{where} has a part of type {kind!r}; the model takes text", param=where
+                f"{where} has a part of type {shown(kind)}; the model takes text", param=where
             )
         texts.append(part["text"])
     return "\n".join(texts)

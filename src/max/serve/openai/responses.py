@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 from starlette.responses import Response
@@ -15,18 +16,21 @@ from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, Reasoni
 from max.serve.chat.prompt import Conversation, prepare, prompt_tokens
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 from max.serve.generation import RunOptions
 from max.serve.grammar_threads import in_grammar_thread
+from max.serve.http.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.openai.fields import CacheSalt, StrictBody, refuse
+from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
+from max.serve.offload import by_size
+from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
 from max.serve.openai.response_input import messages_of
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, grammar_of
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.request_context import current_request
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 
 _REFUSED = {
     "previous_response_id": "nothing is stored; send the earlier items in input",
@@ -75,21 +79,24 @@ class TextField(StrictBody):
 class ResponsesBody(StrictBody):
     """The body of ``/v1/responses``."""
 
-    model: str | None = None
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    model: Name | None = None
+    input: (
+        str
+        | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+    )
     instructions: str | None = None
     stream: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: TextField | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     # accepted without effect
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(max_length=64), FIRST_ERROR] | None = None
     reasoning: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
@@ -115,7 +122,8 @@ async def input_tokens(body: ResponsesBody, request: Request) -> Response:
     model = await state_of(request, body).model(body.model)
     refuse(body, _REFUSED)
     tools = () if body.tool_choice == "none" else _tools(body)
-    count = await prompt_tokens(model, _messages(body), tools)
+    messages = await by_size(_messages, body)
+    count = await prompt_tokens(model, messages, tools)
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
@@ -129,7 +137,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     """
     state = state_of(request, body)
     job = await _job(body, state)
-    writer = _ResponseWriter(body, job)
+    writer = await by_size(_ResponseWriter, body, job)
     if body.stream:
         return await event_stream(request, _stream(writer, job, state), _error_event)
     timeout = state.settings.request_timeout_s
@@ -154,7 +162,7 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
         model,
         Conversation(
             request_id=new_id("resp"),
-            messages=_messages(body),
+            messages=await by_size(_messages, body),
             sampling=model.sampling_params(sampling),
             tools=tools,
             tool_choice=choice,
@@ -175,7 +183,7 @@ def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
     for number, tool in enumerate(body.tools or ()):
         if tool.type != "function":
             raise ApiError(
-                f"tools.{number}.type is {tool.type!r}; this server has tools of type 'function'",
+                f"tools.{number}.type is {shown(tool.type)}; this server has tools of type 'function'",
                 param=f"tools.{number}.type",
             )
         if not tool.name:
@@ -212,6 +220,9 @@ class _ResponseWriter:
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._kind = ""
+        tools = [{"strict": None, **(_plain(tool) or {})} for tool in body.tools or ()]
+        self._tools = msgspec.Raw(encode_json(tools))
+        """Each object of the response has them."""
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The object of a whole answer."""
@@ -256,7 +267,7 @@ class _ResponseWriter:
             "top_p": body.top_p,
             "text": {"format": _plain(body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": _plain(choice) if isinstance(choice, NamedTool) else choice or "auto",
-            "tools": [{"strict": None, **(_plain(tool) or {})} for tool in body.tools or ()],
+            "tools": self._tools,
             "truncation": "disabled",
             "usage": None if finish_reason is None else usage,
             "metadata": body.metadata or {},

@@ -11,7 +11,9 @@ from max.pipelines.core.exceptions import UserError
 from max.pipelines.structured import grammar
 from max.serve.errors import ApiError, of_user_error
 from max.serve.grammar_threads import in_grammar_thread
-from max.serve.openai.fields import StrictBody
+from max.serve.openai.fields import FIRST_ERROR, StrictBody
+
+Texts = Annotated[list[str], FIRST_ERROR]
 
 
 class SchemaField(StrictBody):
@@ -32,7 +34,7 @@ class ResponseFormat(StrictBody):
     json_schema: SchemaField | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = None
 
     model_config = ConfigDict(**{**StrictBody.model_config, "populate_by_name": True})
@@ -43,7 +45,7 @@ class StructuredOutputs(StrictBody):
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -57,7 +59,7 @@ class GrammarFields(StrictBody):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
 
 

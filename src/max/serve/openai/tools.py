@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError
-from max.serve.openai.fields import StrictBody
+from max.serve.limits import MAX_TOOLS
+from max.serve.openai.fields import FIRST_ERROR, StrictBody
 
 
 class FunctionField(StrictBody):
@@ -24,6 +27,9 @@ class ToolField(StrictBody):
 
     type: Literal["function"]
     function: FunctionField
+
+
+ToolFields = Annotated[list[ToolField], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 
 
 class FunctionName(StrictBody):

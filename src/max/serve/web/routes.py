@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from importlib.resources import files
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
+
+from max.serve.http.state import json_response
 
 router = APIRouter(include_in_schema=False)
 docs_router = APIRouter(include_in_schema=False)
@@ -44,6 +47,16 @@ async def chat_page() -> Response:
 async def docs_page() -> Response:
     """The routes and their fields, from ``/openapi.json``."""
     return _page("docs.html")
+
+
+@docs_router.get("/openapi.json")
+async def schema(request: Request) -> Response:
+    """The schema of the routes, which takes a fifth of a second to make.
+
+    Args:
+        request: The connection.
+    """
+    return json_response(await asyncio.to_thread(request.app.openapi))
 
 
 @router.get("/favicon.ico")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from max.serve.errors import ApiError
+from max.serve.errors import ApiError, shown
 
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,256}")
 
@@ -79,7 +79,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
     for number, name in enumerate(names):
         if not _NAME.fullmatch(name):
             raise ApiError(
-                f"a tool has the name {name!r}; give letters, digits, and _ - . : /",
+                f"a tool has the name {shown(name)}; give letters, digits, and _ - . : /",
                 param=f"tools.{number}.function.name",
             )
         if names.count(name) > 1:
@@ -88,6 +88,6 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
         raise ApiError("tool_choice needs tools", param="tool_choice")
     if choice.kind is ChoiceKind.NAMED and choice.name not in names:
         raise ApiError(
-            f"tool_choice names {choice.name!r}; the tools are {', '.join(names)}",
+            f"tool_choice names {shown(choice.name)}; the tools are {', '.join(names)}",
             param="tool_choice",
         )

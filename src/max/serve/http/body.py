@@ -1,0 +1,97 @@
+"""Bodies of requests: read, checked against the limits and against the schema of the route."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from max.serve.errors import ApiError
+from max.serve.http.json_reader import read_object
+from max.serve.http.streaming import ClientLeftError
+from max.serve.http.validation import validation_error
+from max.serve.offload import by_size
+from max.serve.request_context import current_request
+
+T = TypeVar("T")
+
+
+class BodyRoute(APIRoute):
+    """A route whose handler gets the body of the request as ``body``, read by :func:`read_body`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of requests."""
+        kind = typing.get_type_hints(self.endpoint).get("body")
+        if kind is None:
+            return super().get_route_handler()
+        endpoint = self.endpoint
+
+        async def handle(request: Request) -> Response:
+            return await endpoint(body=await read_body(request, kind), request=request)
+
+        return handle
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """The body of a request, whose type the gate has checked; a large one is read in a thread.
+
+    Args:
+        request: The connection.
+        kind: Its schema.
+
+    Raises:
+        ApiError: It is no JSON, beyond a limit, or does not fit the schema.
+        ClientLeftError: The client disconnected before it was complete.
+    """
+    text = bytearray()
+    try:
+        async for part in request.stream():
+            text += part
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    if not text:
+        raise ApiError("the body is missing; give a JSON object", code="missing_body")
+    current_request().body_bytes = len(text)
+    return await by_size(_parsed, text, kind)
+
+
+def of_schema(value: Any, kind: type[T]) -> T:
+    """A value with the types of a schema.
+
+    Args:
+        value: The value, as the JSON reader made it.
+        kind: The schema.
+
+    Raises:
+        ApiError: It does not fit.
+    """
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise validation_error(error.errors(include_url=False)) from error
+
+
+def _parsed(text: bytearray, kind: type[T]) -> T:
+    value = read_object(text, _fields_of(kind))
+    text.clear()
+    return of_schema(value, kind)
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+@cache
+def _fields_of(kind: type[Any]) -> frozenset[str] | None:
+    """The names of a schema's fields; None where it has no names."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return None
+    fields = cast("type[BaseModel]", kind).model_fields
+    return frozenset(field.alias or name for name, field in fields.items())
