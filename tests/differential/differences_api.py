@@ -98,12 +98,6 @@ DRIVER: tuple[Difference, ...] = (
         program="^DeviceSpec",
         there="object DeviceSpec",
     ),
-    Difference(
-        "a rank-0 tensor takes the index `()` only",
-        "a guard: in MAX `t[0] = 3` writes too, while `t[0]` is an error",
-        _TENSOR,
-        program=r"t=T\(\); t\[0\]=3",
-    ),
 )
 
 DTYPE: tuple[Difference, ...] = (

@@ -360,3 +360,19 @@ def test_mmap_errors(tmp_path: Path) -> None:
 
 def test_repr() -> None:
     assert repr(Tensor(DType.int8, (2,), CPU(1))) == "max.driver.Tensor(DType.int8, (2,), cpu[1])"
+
+
+@pytest.mark.parametrize("dtype", [DType.int32, DType.float32, DType.bool, DType.bfloat16])
+def test_the_element_of_a_scalar_is_written_at_0(dtype: DType) -> None:
+    """As in MAX, where 0 is an index of writes only."""
+    scalar = Tensor.scalar(1, dtype)
+    scalar[0] = 0
+    assert scalar.item() == 0
+    scalar[()] = 1
+    assert scalar.item() == 1
+    for index in (1, -1, (0, 0), True, 0.0, slice(None)):
+        with pytest.raises((IndexError, TypeError)):
+            scalar[index] = 0  # type: ignore[index]
+    with pytest.raises(ValueError, match="1 indices for a tensor of rank 0"):
+        _ = scalar[0]
+    assert scalar.item() == 1

@@ -8,7 +8,7 @@ import pytest
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, ShardingStrategy, TensorType, ops
+from max.graph import DeviceRef, Graph, ShardingStrategy, TensorType, Weight, ops
 from max.nn import (
     Conv1D,
     Conv1DV1,
@@ -259,3 +259,18 @@ def test_arguments_that_do_not_fit(make, said) -> None:
 def test_inputs_that_do_not_fit(layer, shape, said) -> None:
     with pytest.raises(ValueError, match=said):
         Graph("conv", layer, input_types=[TensorType(F32, shape, REF)])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("permute", [False, True])
+def test_shards_keep_their_strategy(bias: bool, permute: bool) -> None:
+    cpus = [DeviceRef.CPU(), DeviceRef.CPU(1)]
+    layer = Conv2d(3, 8, 16, F32, device=REF, has_bias=bias, permute=permute)
+    layer.sharding_strategy = strategy = ShardingStrategy.replicate(2)
+    assert layer.filter.sharding_strategy == layer.sharding_strategy == strategy
+    for shard, device in zip(layer.shard(cpus), cpus, strict=True):
+        assert shard.device == device
+        assert shard.filter.sharding_strategy == shard.sharding_strategy == strategy
+        assert list(shard.filter.shape) == list(layer.filter.shape)
+        weights = [w for w in (layer.bias, shard.bias) if isinstance(w, Weight)]
+        assert [w.sharding_strategy for w in weights] == [strategy] * (2 * bias)

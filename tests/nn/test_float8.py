@@ -260,8 +260,8 @@ def test_mlp(rng: np.random.Generator) -> None:
 
 def test_errors() -> None:
     e4 = DType.float8_e4m3fn
-    with pytest.raises(ValueError, match="is float8, got bfloat16"):
-        Linear(8, 8, DType.bfloat16, CPU_REF, float8_config=config(COLUMN, ROW))
+    # made, as in MAX, and refused when it is called
+    unscaled = Linear(40, 8, DType.bfloat16, CPU_REF, float8_config=config(COLUMN, ROW))
     with pytest.raises(ValueError, match="one scale, for the tensor, got colwise"):
         Linear(8, 8, e4, CPU_REF, float8_config=config(COLUMN, ROW, static=True))
     with pytest.raises(ValueError, match="a scale a row of x"):
@@ -275,6 +275,8 @@ def test_errors() -> None:
     with Graph("e", input_types=[TensorType(DType.bfloat16, (4, 40), CPU_REF)]) as graph:
         with pytest.raises(ValueError, match="groups of 16 columns do not divide the 40 columns"):
             layer(graph.inputs[0].tensor)
+        with pytest.raises(ValueError, match="is float8, got bfloat16"):
+            unscaled(graph.inputs[0].tensor)
         with pytest.raises(ValueError, match="the last dimension"):
             layer(graph.inputs[0].tensor[:, :8])
         graph.output()

@@ -35,6 +35,26 @@ def test_min_p(rng: np.random.Generator) -> None:
     assert not greedy.any()
 
 
+@pytest.mark.parametrize("shape", [(6, 9), (6, 1), (6,), ("b", 9), ("b",), (6, 3)])
+@pytest.mark.parametrize("backend", ["interpreter", "engine"])
+def test_min_p_of_the_logits_shape(
+    shape: tuple[int | str, ...], backend: str, rng: np.random.Generator
+) -> None:
+    """The tokens are in the first column, as MAX writes them."""
+    likeliest = rng.integers(0, 9, 6)
+    logits = np.where(np.arange(9) == likeliest[:, None], 40, 0).astype(np.float32)
+    named = isinstance(shape[0], str)
+    (tokens,) = evaluate(
+        lambda x: MinPSampler(DType.float32, shape)(x, 0.5),
+        [logits],
+        backend,
+        dims=[("b", 9)] if named else None,
+    )
+    want = np.zeros((6, *[int(s) for s in shape[1:]]), np.float32)
+    want.reshape(6, -1)[:, 0] = likeliest
+    np.testing.assert_array_equal(tokens, want)
+
+
 @pytest.mark.parametrize("backend", ["interpreter", "engine"])
 def test_rejection(rng: np.random.Generator, backend: str) -> None:
     """Acceptance ratios far from any random number decide; the target's token follows the first rejected position."""

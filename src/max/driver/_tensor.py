@@ -364,6 +364,9 @@ class Tensor(StridedMemory):
             ValueError: The tensor is read-only, the shapes do not broadcast, or an integer type would lose a fraction.
             TypeError: The value is not a number, or its dtype does not convert to the tensor's.
         """
+        if not self._shape and index == 0 and type(index) is int:
+            # the one element of `Tensor.scalar`, as programs for MAX write it
+            index = ()
         self[index]._write(value)
 
     def _write(self, value: object) -> None:

@@ -38,12 +38,6 @@ class Conversions(Properties):
         assert storage is not None
         return storage
 
-    @property
-    def realize(self) -> Self:
-        """The tensor itself, computed if it was not. It can be awaited too."""
-        self._materialize()
-        return self
-
     def __await__(self) -> Generator[Any, None, Self]:
         self._materialize()
         yield from ()  # makes this a generator; there is nothing to wait for

@@ -44,7 +44,7 @@ class OneDevice(Conversions):
         Raises:
             TypeError: It stands for a value of a graph.
         """
-        return (self.realize.driver_tensor,)
+        return (self._materialize(),)
 
     @property
     def graph_values(self) -> tuple[TensorValue | BufferValue, ...]:
@@ -67,7 +67,8 @@ class OneDevice(Conversions):
         Raises:
             TypeError: It stands for a value of a graph.
         """
-        return self.realize
+        self._materialize()
+        return self
 
     @property
     def mesh(self) -> DeviceMesh:

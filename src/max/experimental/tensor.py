@@ -17,7 +17,7 @@ from one execution to the next become symbols, so that a sequence that grows is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -336,6 +336,18 @@ class Tensor(Operations, OneDevice):
 
     # values
 
+    @property
+    def realize(self) -> RealizedTensor:
+        """The tensor, computed if it was not: one on the same memory, which is a coroutine too.
+
+        ``await x.realize``, ``asyncio.run(x.realize)`` and tasks of it give `x`; nothing is waited for.
+
+        Raises:
+            TypeError: The tensor stands for a value of a graph.
+        """
+        self._materialize()
+        return RealizedTensor(self)
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter([self[index] for index in range(len(self))])
 
@@ -407,6 +419,53 @@ class Tensor(Operations, OneDevice):
             ops.buffer_store_slice(BufferValue(self), value, indices)
         else:
             _mutation.store(self, value, indices)
+
+
+class RealizedTensor(Tensor):
+    """A tensor as `Tensor.realize` returns it. `asyncio` takes it for a coroutine, whose result is the tensor.
+
+    Args:
+        tensor: The computed tensor.
+    """
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._cell, self._value, self._tensor = tensor._cell, tensor._value, tensor
+
+    @property
+    def realize(self) -> RealizedTensor:
+        """The tensor itself."""
+        return self
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        yield from ()  # makes this a generator; there is nothing to wait for
+        return self._tensor
+
+    def send(self, value: object, /) -> Any:
+        """Ends the coroutine.
+
+        Args:
+            value: None.
+
+        Raises:
+            StopIteration: Always; its value is the tensor.
+        """
+        raise StopIteration(self._tensor)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None, /) -> Any:
+        """Raises an exception in the coroutine, which does not catch it.
+
+        Args:
+            kind: The exception, or its class.
+            value: The exception if `kind` is a class.
+            traceback: Its traceback.
+        """
+        error = kind if isinstance(kind, BaseException) else (kind() if value is None else value)
+        raise error if traceback is None else error.with_traceback(traceback)
+
+    def close(self) -> None:
+        """Ends the coroutine, which has nothing to release."""
 
 
 def _of_storage(storage: driver.Tensor) -> Tensor:

@@ -266,8 +266,8 @@ class _Shard(Weight):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """None, as a shard is not split further. Setting it raises ValueError."""
-        return None
+        """The split of the whole weight. A shard is not split further: setting it raises ValueError."""
+        return self._strategy
 
     @sharding_strategy.setter
     def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:

@@ -92,7 +92,7 @@ class Linear(Module):
         clip_weight: float | None = None,
     ) -> None:
         if float8_config is not None:
-            _check_float8(dtype, float8_config, quantization_encoding, clip_weight)
+            _check_float8(float8_config, quantization_encoding, clip_weight)
         if quantization_encoding is not None:
             if not quantization_encoding.is_gguf:
                 raise ValueError(
@@ -216,10 +216,14 @@ class Linear(Module):
                 a row.
 
         Raises:
-            ValueError: The last dimension is not in_dim.
+            ValueError: The last dimension is not in_dim, or the weight is not float8.
         """
         weight, weight_scale = self.weight, self.weight_scale
         assert weight_scale is not None
+        if not weight.dtype.is_float8():
+            raise ValueError(
+                f"Linear: a weight scaled by float8_config is float8, got {weight.dtype.name}"
+            )
         if x.rank < 1 or x.shape[-1] != weight.shape[1]:
             raise ValueError(
                 f"Linear: the input is {x!r}, the weight {weight!r}; the last dimension of the input "
@@ -247,7 +251,6 @@ class Linear(Module):
 
 
 def _check_float8(
-    dtype: DType,
     config: Float8Config,
     encoding: QuantizationEncoding | None,
     clip_weight: float | None,
@@ -257,8 +260,6 @@ def _check_float8(
     Raises:
         ValueError: The config does not fit the weight.
     """
-    if not dtype.is_float8():
-        raise ValueError(f"Linear: a weight scaled by float8_config is float8, got {dtype.name}")
     if encoding is not None or clip_weight is not None:
         raise ValueError("Linear: a float8 weight is neither encoded in blocks nor clamped")
     spec = config.input_scale

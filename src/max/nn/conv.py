@@ -243,6 +243,8 @@ class Conv2d(_Conv):
     def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
         check_strategy("Conv2d", strategy, "replicate")
         self.filter.sharding_strategy = strategy
+        if isinstance(self.bias, Weight):
+            self.bias.sharding_strategy = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[Conv2d]:
         """The layer on each device; all share the weights of this layer.

@@ -27,7 +27,8 @@ class MinPSampler(Module):
 
     Args:
         dtype: The dtype of the result, such as int64.
-        shape: The shape of the result: ``[batch]`` or ``[batch, 1]``.
+        shape: The shape of the result: ``[batch]``, ``[batch, 1]``, or that of the logits, whose first column then has
+            the tokens and whose others are 0.
         temperature: The divisor of the logits; 0 is greedy.
 
     Raises:
@@ -63,17 +64,29 @@ class MinPSampler(Module):
             The tokens, of the dtype and shape of the layer.
 
         Raises:
-            ValueError: The rank of the logits is not 2, the shape does not hold one token per row, or `min_p` is a
-                number outside [0, 1].
+            ValueError: The rank of the logits is not 2, the shape has no row for each of theirs, or `min_p` is a number
+                outside [0, 1].
         """
         if input.rank != 2:
             raise ValueError(f"MinPSampler: the logits are {input!r}, expected [batch, vocab_size]")
+        if self.shape.rank not in (1, 2):
+            raise ValueError(
+                f"MinPSampler: the shape of the result is {self.shape!r}, expected [batch], [batch, 1] or that of the "
+                f"logits {input!r}"
+            )
         if isinstance(min_p, int | float):
             if not 0 <= min_p <= 1:
                 raise ValueError(f"MinPSampler: min_p is {min_p}, expected 0 to 1")
             self.min_p = float(min_p)
         tokens = sample_rows("MinPSampler", input, temperature=self.temperature, min_p=min_p)
-        return ops.reshape(ops.cast(tokens, self.dtype), self.shape)
+        rows = ops.rebind(ops.cast(ops.reshape(tokens, (-1,)), self.dtype), self.shape[:1])
+        if self.shape.rank == 1:
+            return rows
+        column = ops.reshape(rows, (self.shape[0], 1))
+        if self.shape[1] == 1:
+            return column
+        rest = ops.constant(0, self.dtype, input.device)
+        return ops.concat([column, ops.broadcast_to(rest, (self.shape[0], self.shape[1] - 1))], 1)
 
 
 def _uniform(shape: ShapeLike, device: DeviceRef, seed: int) -> TensorValue:
