@@ -23,7 +23,9 @@ from max.pipelines.core import ConfigError, ModelFilesError, UserError
 from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
 from max.pipelines.lib.config_enums import PipelineRole
 from max.pipelines.lib.model_config import KVCacheConfig, MAXModelConfig, SamplingConfig
+from max.pipelines.lib.tokenizer import TextTokenizer
 from tests.pipelines import fake_architecture
+from tests.pipelines.broken_files import TINY
 
 
 def config(path, **values) -> PipelineConfig:
@@ -180,6 +182,44 @@ def test_the_chat_template_of_a_file(fake, tmp_path):
     assert config(fake, chat_template=str(path)).retrieve_chat_template() == "{{ messages }}"
     with pytest.raises(ConfigError, match="cannot be read"):
         config(fake, chat_template="none.jinja").retrieve_chat_template()
+
+
+def test_the_chat_template_of_a_json_file(fake, tmp_path):
+    def templates(name, value):
+        path = tmp_path / name
+        path.write_text(value if isinstance(value, str) else json.dumps(value))
+        return config(fake, chat_template=str(path)).retrieve_chat_templates()
+
+    def entries(*names):
+        return {"chat_template": [{"name": name, "template": f"<{name}>"} for name in names]}
+
+    for name in ("chat_template.json", "a.JSON", "b.jinja"):
+        assert templates(name, {"chat_template": "{{ x }}", "other": 1}) == {"default": "{{ x }}"}
+        assert templates(name, entries("default", "tool_use")) == {
+            "default": "<default>",
+            "tool_use": "<tool_use>",
+        }
+        assert templates(name, entries("rag")) == {"default": "<rag>"}
+    # a template may look like JSON
+    assert templates("c.jinja", "[1]") == {"default": "[1]"}
+    assert templates("c.jinja", '{"messages": 1}') == {"default": '{"messages": 1}'}
+    for value in ([], "{{ messages }}", "text", 3, None, {}, {"template": "x"}):
+        with pytest.raises(ConfigError, match="is no JSON|has no chat_template"):
+            templates("d.json", "text {" if value == "text" else json.dumps(value))
+    for value in (3, [], ["x"], [{"name": "default"}], {"default": 3}):
+        with pytest.raises(ConfigError, match="neither a text nor a list"):
+            templates("d.json", {"chat_template": value})
+    with pytest.raises(ConfigError, match="'rag', 'tool_use', and none named 'default'"):
+        templates("d.json", entries("rag", "tool_use"))
+
+
+def test_a_template_for_tools_applies_with_tools():
+    tokenizer = TextTokenizer(
+        str(TINY), chat_template={"default": "plain", "tool_use": "{{ tools | length }}"}
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(messages, None) == "plain"
+    assert tokenizer.apply_chat_template(messages, [{"type": "function"}] * 2) == "2"
 
 
 def test_the_registry(fake, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from max._host import available_memory
 from max.graph.quantization import QuantizationEncoding
+from max.pipelines.checkpoints.chat_templates import DEFAULT, read_template_file
 from max.pipelines.config.enums import PipelineRole
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.later_config import PipelineArgs, PipelineRuntimeConfig, flat_options
@@ -378,15 +379,16 @@ class PipelineConfig(StrictConfig):
         Raises:
             ConfigError: The file cannot be read.
         """
-        if self.chat_template is None:
-            return None
-        try:
-            return self.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"chat template {self.chat_template} cannot be read: {error}",
-                "Give the path of a template file with --chat-template.",
-            ) from error
+        templates = self.retrieve_chat_templates()
+        return None if templates is None else templates[DEFAULT]
+
+    def retrieve_chat_templates(self) -> dict[str, str] | None:
+        """The user's chat templates by name, ``default`` among them; None without any.
+
+        Raises:
+            ConfigError: The file cannot be read, or is JSON without a template.
+        """
+        return None if self.chat_template is None else read_template_file(self.chat_template)
 
     def configure_session(self, session: InferenceSession) -> None:
         """Configures a session for this pipeline.

@@ -395,7 +395,7 @@ class PipelineRegistry:
             max_length=pipeline_config.max_length,
             trust_remote_code=model.trust_remote_code,
             pipeline_config=pipeline_config,
-            chat_template=pipeline_config.retrieve_chat_template(),
+            chat_template=pipeline_config.retrieve_chat_templates(),
             context_validators=architecture.context_validators,
         )
 

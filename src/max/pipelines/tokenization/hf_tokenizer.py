@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max._lazy import lazy_module
+from max.pipelines.checkpoints.chat_templates import choose_template, named_templates
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.damaged_files import remedy_for
 from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
@@ -277,8 +278,7 @@ class HFTokenizer:
         """
         template = self.templates.get(chat_template or "", chat_template)
         if template is None:
-            named = "tool_use" if tools and "tool_use" in self.templates else "default"
-            template = self.templates.get(named)
+            template = choose_template(self.templates, tools)
         if template is None:
             raise InputError(
                 "the model has no chat template",
@@ -293,16 +293,36 @@ class HFTokenizer:
         )
 
 
-def _named_templates(inside: object) -> dict[str, str] | None:
-    """Templates in a list of objects, or by name; None for other values."""
-    if isinstance(inside, list):
-        if not all(isinstance(e, dict) and {"name", "template"} <= e.keys() for e in inside):
-            return None
-        inside = {entry["name"]: entry["template"] for entry in inside}
-    if not isinstance(inside, dict):
-        return None
-    texts = all(isinstance(text, str) for pair in inside.items() for text in pair)
-    return {**inside} if texts else None
+def render_for_transformers(
+    tokenizer: Any, conversation: list[Any], tools: list[Any] | None, options: dict[str, Any]
+) -> str:
+    """Formats a conversation with the chat template of a tokenizer of transformers, which has no limits of its own.
+
+    Args:
+        tokenizer: The tokenizer.
+        conversation: The messages.
+        tools: The functions that the model may call.
+        options: Variables of the template; ``chat_template`` replaces the model's.
+
+    Raises:
+        InputError: The model has no template, or the template rejects the conversation.
+    """
+    variables = dict(options)
+    try:
+        template = tokenizer.get_chat_template(variables.pop("chat_template", None), tools)
+    except ValueError as error:
+        raise InputError(
+            "the model has no chat template",
+            "Give bare text (--no-chat-template), or a template with --chat-template.",
+        ) from error
+    prompt = bool(variables.pop("add_generation_prompt", False))
+    return chat_template_module.render_chat(
+        template,
+        conversation,
+        tools=tools,
+        variables={**tokenizer.special_tokens_map, **variables},
+        add_generation_prompt=prompt,
+    )
 
 
 def _templates(repo: HuggingFaceRepo, config: dict[str, Any], file: str) -> dict[str, str]:
@@ -312,7 +332,7 @@ def _templates(repo: HuggingFaceRepo, config: dict[str, Any], file: str) -> dict
     if isinstance(inside, str):
         templates["default"] = inside
     elif inside is not None:
-        named = _named_templates(inside)
+        named = named_templates(inside)
         if named is None:
             raise ConfigKeys(config, file=file).error(
                 "chat_template", "a text, or a list of objects with name and template"
@@ -322,6 +342,8 @@ def _templates(repo: HuggingFaceRepo, config: dict[str, Any], file: str) -> dict
         template = read_json(path).get("chat_template")
         if isinstance(template, str):
             templates["default"] = template
+        else:
+            templates.update(named_templates(template) or {})
     if repo.file_exists("chat_template.jinja") and (path := repo.file("chat_template.jinja")):
         templates["default"] = _read(path)
     folder = repo.folder / "additional_chat_templates" if repo.folder is not None else None

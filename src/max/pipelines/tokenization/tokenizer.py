@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from max.interfaces import (
     TextGenerationRequestMessage,
     TextGenerationRequestTool,
 )
+from max.pipelines.checkpoints.chat_templates import DEFAULT, choose_template
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -26,7 +27,11 @@ from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.text import shortened, utf8
 from max.pipelines.structured.grammar import of_json_schema
-from max.pipelines.tokenization.hf_tokenizer import HFTokenizer, active_tokenizer
+from max.pipelines.tokenization.hf_tokenizer import (
+    HFTokenizer,
+    active_tokenizer,
+    render_for_transformers,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -261,7 +266,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         enable_llama_whitespace_fix: Keep the space before a single decoded word, which tokenizers of
             the Llama 2 family drop.
         pipeline_config: The pipeline's configuration; its files name further end tokens.
-        chat_template: A template that replaces the model's.
+        chat_template: A template that replaces the model's, or several by name, ``default`` among them.
         context_validators: Check each new context.
         unused_kwargs: Arguments for other tokenizers.
 
@@ -280,7 +285,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         trust_remote_code: bool = False,
         enable_llama_whitespace_fix: bool = False,
         pipeline_config: PipelineConfig | None = None,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
         context_validators: list[Callable[[TextContext], None]] | None = None,
         **unused_kwargs: object,
     ) -> None:
@@ -288,7 +293,11 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         repo = HuggingFaceRepo(model_path, revision or "main", trust_remote_code)
         self.delegate = active_tokenizer(repo)
         self.max_length = max_length or getattr(self.delegate, "model_max_length", None)
-        self._chat_template = chat_template
+        self._chat_templates = (
+            {DEFAULT: chat_template}
+            if isinstance(chat_template, str)
+            else dict(chat_template or {})
+        )
         self._validators = list(context_validators or [])
         self._whitespace_fix = enable_llama_whitespace_fix
         tokenizer_eos = self.delegate.eos_token_id
@@ -316,7 +325,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
     @property
     def has_chat_template(self) -> bool:
         """Whether the model or the user gives a chat template."""
-        return bool(self._chat_template or getattr(self.delegate, "chat_template", None))
+        return bool(self._chat_templates or getattr(self.delegate, "chat_template", None))
 
     def apply_chat_template(
         self,
@@ -337,10 +346,10 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         """
         options = {"add_generation_prompt": True, **(chat_template_options or {})}
         plain = [{**m, "content": text_of_content(m.get("content"))} for m in messages]
-        if self._chat_template is not None:
-            options["chat_template"] = self._chat_template
+        if own := choose_template(self._chat_templates, tools):
+            options["chat_template"] = own
         if type(self.delegate).__module__.startswith("transformers"):
-            options["tokenize"] = False
+            return render_for_transformers(self.delegate, plain, tools, options)
         return str(self.delegate.apply_chat_template(plain, tools=tools, **options))
 
     def encode_now(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Tokens:
