@@ -10,18 +10,24 @@ from max._interpreter.core import Array, Frame, implements, widen, widest
 from max.mlir import MoOp
 
 
+def total(x: Array, axis: int) -> Array:
+    """The sum along an axis, which stays with size 1; of floats pairwise, in float64."""
+    # NumPy adds pairwise only along the contiguous axis
+    last = np.ascontiguousarray(np.moveaxis(widest(x), axis, -1))
+    return np.moveaxis(np.sum(last, axis=-1, keepdims=True), -1, axis)
+
+
 @implements("reduce_sum")
 def _sum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
-    (x,) = operands
-    return np.sum(widest(x), axis=op.attr("axis"), keepdims=True)
+    return total(operands[0], op.attr("axis"))
 
 
 @implements("reduce_mean")
 def _mean(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     (x,) = operands
     axis: int = op.attr("axis")
-    total = np.sum(widest(x), axis=axis, keepdims=True)
-    return total // x.shape[axis] if x.dtype.kind in "iu" else total / x.shape[axis]
+    size = x.shape[axis]
+    return total(x, axis) // size if x.dtype.kind in "iu" else total(x, axis) / size
 
 
 @implements("reduce_mul")
@@ -55,13 +61,15 @@ def _cumsum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x = np.moveaxis(widest(operands[0]), axis, -1)
     if op.attr("reverse"):
         x = x[..., ::-1]
-    total = np.cumsum(x, axis=-1, dtype=x.dtype)
+    wide = x.dtype if x.dtype.kind in "iub" else np.longdouble
+    sums = np.cumsum(x, axis=-1, dtype=wide)
     if op.attr("exclusive"):
-        total = np.concatenate([np.zeros_like(total[..., :1]), total[..., :-1]], -1)
-        total = total[..., : x.shape[-1]]
+        sums = np.concatenate([np.zeros_like(sums[..., :1]), sums[..., :-1]], -1)
+        sums = sums[..., : x.shape[-1]]
     if op.attr("reverse"):
-        total = total[..., ::-1]
-    return np.moveaxis(total, -1, axis)
+        sums = sums[..., ::-1]
+    with np.errstate(over="ignore"):
+        return np.moveaxis(sums, -1, axis).astype(x.dtype)
 
 
 @implements("softmax", "logsoftmax")
@@ -71,8 +79,9 @@ def _softmax(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     if x.shape[axis] == 0:
         return x
     shifted = x - np.max(x, axis=axis, keepdims=True)
-    total = np.sum(np.exp(shifted), axis=axis, keepdims=True)
-    return np.exp(shifted) / total if op.name == "mo.softmax" else shifted - np.log(total)
+    powers = np.exp(shifted)
+    weight = total(powers, axis)
+    return powers / weight if op.name == "mo.softmax" else shifted - np.log(weight)
 
 
 @implements("top_k")

@@ -120,6 +120,7 @@ _TABLE: dict[str, Writer] = {
     "not": lambda dtype, attr, args: f"~{args[0]}",
     "relu": lambda dtype, attr, args: f"k.max({args[0]}, 0)",
     "gelu": lambda dtype, attr, args: f"fn.{_GELU[attr]}({args[0]})",
+    "fma": _call("k.fma"),
     "acos": _call("fn.acos"),
     "is_nan": _call("k.isnan"),
     "is_inf": _call("k.isinf"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.numeric.sums import add_part, no_sum, rounded_sum
 
 __all__ = [
-    "acos", "floor_div", "floor_divide", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "integer_mod", "signed_pow",
-    "unsigned_pow",
+    "acos", "add_part", "floor_div", "floor_divide", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "integer_mod",
+    "no_sum", "rounded_sum", "signed_pow", "unsigned_pow",
 ]  # fmt: skip
 
 

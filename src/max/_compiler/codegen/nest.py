@@ -13,6 +13,7 @@ A value that does not vary along the innermost loop is computed before it, as a 
 from __future__ import annotations
 
 from max._compiler.code import REGION_CHUNK
+from max._compiler.codegen.accumulators import Accumulators, Lines, is_float_sum
 from max._compiler.codegen.axes import (
     column_axis,
     move_axis,
@@ -20,6 +21,7 @@ from max._compiler.codegen.axes import (
     tile_axis,
     transposed_leaves,
 )
+from max._compiler.codegen.centering import with_exact_centers
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity, loaded
 from max._compiler.codegen.spec import REDUCTIONS, ArgView, Leaf, Node, RegionSpec, Result
 from max._compiler.codegen.values import ValueWriter
@@ -56,21 +58,6 @@ class NestText:
     """Whether the kernel shares out its work; if not it must be launched on one worker."""
 
 
-class _Lines:
-    """Lines of source at a depth of indentation."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 1
-
-    def add(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
-    def open(self, text: str) -> None:
-        self.add(text)
-        self.depth += 1
-
-
 class _NestWriter:
     """Writes the loop nest of one region.
 
@@ -84,7 +71,7 @@ class _NestWriter:
         self.spec = spec
         self.columns = columns
         self.width = width
-        self.out = _Lines()
+        self.out = Lines()
         self.leaves = [i for i, value in enumerate(spec.values) if isinstance(value, Leaf)]
         rank = len(spec.dims)
         self.last = rank - 1
@@ -98,6 +85,7 @@ class _NestWriter:
         for axis, dim in enumerate(spec.dims):
             self.dim_text.append(str(dim) if isinstance(dim, int) else self.run_time_dim(axis, dim))
         self.values = ValueWriter(spec, self, self.lane_axis, str(width))
+        self.sums = Accumulators(spec, self.values, self.out, columns, width)
         self.index = [f"i{axis}" for axis in range(rank)]
         self.tile_axis = tile_axis(spec)
         # a full reduction of a long row: all workers share the row
@@ -225,9 +213,17 @@ class _NestWriter:
             node = self.spec.values[i]
             assert isinstance(node, Node)
             name = self.values.names[i] = self.values.fresh()
+            part = f"w{self.workspaces.index(i)}[b]"
             out.add(f"{name} = {identity(node.op, node.dtype)}")
+            if is_float_sum(node):
+                wide = self.sums.wide_sum(name)
+                out.open("for b in range(blocks):")
+                out.add(f"{wide} = fn.add_part({wide}, {part})")
+                out.depth = depth
+                out.add(f"{name} = {self.sums.rounded_sum(i, wide)}")
+                continue
             out.open("for b in range(blocks):")
-            out.add(f"{name} = {combine(node.op, name, f'w{self.workspaces.index(i)}[b]')}")
+            out.add(f"{name} = {combine(node.op, name, part)}")
             out.depth = depth
 
     def walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
@@ -237,32 +233,55 @@ class _NestWriter:
         for i in reductions:
             node = spec.values[i]
             assert isinstance(node, Node)
-            name = self.values.fresh()
-            start = identity(node.op, node.dtype)
-            vector = self.values.is_vector(node.args[0]) or not self.columns
-            out.add(f"{name} = " + (f"k.splat({start}, {width})" if vector else start))
-            accumulators[i] = name
+            accumulators[i] = name = self.values.fresh()
+            out.add(f"{name} = {self.sums.start_of(i)}")
         depth = out.depth
         n = self.dim_text[self.last]
+        sums = [i for i in reductions if self.sums.in_pieces(i, self.start is not None)]
+        totals: dict[int, str] = {}
+        if sums:
+            piece = max(self.sums.piece(i) for i in sums)
+            out.add(f"pieces = ({n} + {piece - 1}) // {piece}")
+            for i in sums:
+                part = accumulators[i] if self.columns else "k.f32(0)"
+                totals[i] = self.sums.wide_sum(part)
+            out.open("for p in range(pieces):")
+            bounds = f"p * {piece}, k.min(p * {piece} + {piece}, {n})"
+            for i in sums:
+                out.add(f"{accumulators[i]} = {self.sums.start_of(i)}")
+        else:
+            bounds = n
+        inner_depth = out.depth
         if self.columns:
-            out.open(f"for {self.index[self.last]} in range({n}):")
+            out.open(f"for {self.index[self.last]} in range({bounds}):")
         elif self.start is None:
-            out.open(f"for {self.index[self.last]}, m in k.vectors({n}, {width}):")
+            out.open(f"for {self.index[self.last]}, m in k.vectors({bounds}, {width}):")
         else:
             out.open(f"for j, m in k.vectors(count, {width}):")
             out.add(f"{self.index[self.last]} = {self.start} + j")
         self.values.scope = {}
         for i in reductions:
-            self.accumulate(i, accumulators[i])
+            self.sums.accumulate(i, accumulators[i])
         # a result may overwrite an argument in place: all loads precede the stores
         for _, result in results:
             self.values.value(result.value)
         for position, result in results:
             self.store(position, result)
         self.values.scope = None
+        if sums:
+            out.depth = inner_depth
+            out.open("if pieces > 1:")
+            for i in sums:
+                part = accumulators[i] if self.columns else f"k.reduce_add({accumulators[i]})"
+                out.add(f"{totals[i]} = fn.add_part({totals[i]}, {part})")
         out.depth = depth
         for i in reductions:
-            self.finish(i, accumulators[i])
+            self.sums.finish(i, accumulators[i])
+        if sums:
+            out.open("if pieces > 1:")
+            for i in sums:
+                out.add(f"{self.values.names[i]} = {self.sums.rounded_sum(i, totals[i])}")
+            out.depth = depth
 
     def transposed_walk(self, lanes: str, blocked: bool) -> None:
         """Walks tiles of rows: loads vectors along the tile axis, transposes them in registers, and continues row by
@@ -304,34 +323,6 @@ class _NestWriter:
         for position, result in enumerate(spec.results):
             self.store(position, result)
         self.values.scope = None
-
-    def accumulate(self, i: int, name: str) -> None:
-        """One step of a reduction; lanes beyond the end keep their accumulator."""
-        node = self.spec.values[i]
-        assert isinstance(node, Node)
-        text = self.values.operand(node.args[0], not self.columns)
-        combined = combine(node.op, name, text)
-        if self.columns:
-            self.out.add(f"{name} = {combined}")
-            return
-        self.out.open("if m is None:")
-        self.out.add(f"{name} = {combined}")
-        self.out.depth -= 1
-        self.out.open("else:")
-        self.out.add(f"{name} = k.select(m, {combined}, {name})")
-        self.out.depth -= 1
-
-    def finish(self, i: int, name: str) -> None:
-        """The result of a reduction: the accumulator, in rows combined across its lanes."""
-        node = self.spec.values[i]
-        assert isinstance(node, Node)
-        if self.columns:
-            self.values.names[i] = name
-            return
-        row = self.values.fresh()
-        across = {"reduce_sum": "reduce_add"}.get(node.op, node.op)
-        self.out.add(f"{row} = k.{across}({name})")
-        self.values.names[i] = row
 
     # the nest ----------------------------------------------------------------------------------
 
@@ -465,6 +456,7 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
         spec: The region.
         native_width: Lanes of the region's widest compute type in a vector register.
     """
+    spec = with_exact_centers(spec)
     axis = column_axis(spec)
     columns = axis is not None
     if axis is not None:

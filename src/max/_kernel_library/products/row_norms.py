@@ -18,6 +18,9 @@ from max._kernel_library.lowering import Arg, Operand, Workspace, product, view
 SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
 """Maximum size of an activation, and maximum number of workers, if each worker normalises all of it itself."""
 
+PIECE = 128
+"""The most squares that a lane adds up in f32 before their sum is added in f64."""
+
 Norm = tuple[float, float, bool]
 """Epsilon, the offset of gamma, and whether gamma is applied before a row is rounded to its dtype."""
 
@@ -45,11 +48,14 @@ def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
     """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`, in f32."""
     epsilon, offset, multiply_first = norm
     size = x.size
-    sums = k.splat(k.f32(0), width)
-    for j, mask in k.vectors(size, width):
-        v = k.cast(x.load(j, width=width, mask=mask), k.f32)
-        sums = k.fma(v, v, sums)
-    scale = 1.0 / k.sqrt(k.reduce_add(sums) / k.f32(size) + k.f32(epsilon))
+    total = k.f64(0)
+    for start in range(0, size, PIECE * width):
+        sums = k.splat(k.f32(0), width)
+        for j, mask in k.vectors(start, k.min(start + PIECE * width, size), width):
+            v = k.cast(x.load(j, width=width, mask=mask), k.f32)
+            sums = k.fma(v, v, sums)
+        total = total + k.cast(k.reduce_add(sums), k.f64)
+    scale = 1.0 / k.sqrt(k.cast(total, k.f32) / k.f32(size) + k.f32(epsilon))
     for j, mask in k.vectors(size, width):
         v = k.cast(x.load(j, width=width, mask=mask), k.f32) * scale
         if not multiply_first:

@@ -1,0 +1,171 @@
+"""Variances whose mean is exact, for normalizations that the compiler or a program spells out.
+
+A mean in f32 is off by some units in the last place. If a row is nearly constant, this error is as large as its
+deviations. The walk that sums their squares also sums the deviations, which gives the error of the mean::
+
+    m = mean(x)              c = x - m                c' = c - error
+    error = mean(c)          sum((x - mean)²) = sum(c²) - sum(c) * error
+
+Later walks use c'. There are as many walks as before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf, Value
+from max._compiler.codegen.values import converted
+from max.dtype import DType
+
+__all__ = ["with_exact_centers"]
+
+
+def with_exact_centers(spec: RegionSpec) -> RegionSpec:
+    """The region with its variances around exact means."""
+    centers = {c: i for i in range(len(spec.values)) if (c := _center(spec, i)) is not None}
+    return _Rewrite(spec, centers).run() if centers else spec
+
+
+def _node(spec: RegionSpec, i: int, op: str) -> Node | None:
+    """The value that `i` is without casts that have no effect, if it is a node of `op`."""
+    value = spec.values[converted(spec, i)]
+    return value if isinstance(value, Node) and value.op == op else None
+
+
+def _center(spec: RegionSpec, i: int) -> int | None:
+    """The value c of a sum of squares ``reduce_sum(c * c)``, if c is ``x - mean(x)``."""
+    total = spec.values[i]
+    if not (isinstance(total, Node) and total.op == "reduce_sum" and total.dtype.is_float()):
+        return None
+    square = _node(spec, total.args[0], "mul")
+    if square is None or len({converted(spec, a) for a in square.args}) != 1:
+        return None
+    c = converted(spec, square.args[0])
+    difference = _node(spec, c, "sub")
+    if difference is None or not spec.inner[c] or spec.stage[c] != spec.stage[i] - 1:
+        return None
+    x, mean = difference.args
+    return c if _is_mean(spec, converted(spec, x), mean) else None
+
+
+def _is_mean(spec: RegionSpec, x: int, i: int) -> bool:
+    """Whether a value is the mean of `x`: its sum divided by the size, or times the inverse of the size."""
+    for op in ("div", "mul"):
+        node = _node(spec, i, op)
+        if node is None:
+            continue
+        for first, second in (node.args, node.args[::-1]):
+            total = _node(spec, first, "reduce_sum")
+            if total is None or converted(spec, total.args[0]) != x:
+                continue
+            factor = spec.values[converted(spec, second)]
+            size = spec.dims[-1]
+            if op == "mul" and _is_inverse_size(spec, second):
+                return True
+            if isinstance(factor, SizeOf):
+                return op == "div" and first == node.args[0]
+            if isinstance(factor, Literal) and isinstance(size, int) and size:
+                expected = float(size) if op == "div" else 1 / size
+                near = math.isclose(float(factor.value), expected, rel_tol=1e-6)
+                return near and (op == "mul" or first == node.args[0])
+    return False
+
+
+def _is_inverse_size(spec: RegionSpec, i: int) -> bool:
+    """Whether a value is 1 divided by the size of the axis."""
+    node = _node(spec, i, "div")
+    if node is None:
+        return False
+    one, size = (spec.values[converted(spec, a)] for a in node.args)
+    return isinstance(one, Literal) and one.value == 1 and isinstance(size, SizeOf)
+
+
+class _Rewrite:
+    """Copies the values of a region.
+
+    Args:
+        spec: The region.
+        centers: For each value ``x - mean(x)``, the sum of its squares.
+    """
+
+    def __init__(self, spec: RegionSpec, centers: dict[int, int]) -> None:
+        self.spec = spec
+        self.centers = centers
+        self.values: list[Value] = []
+        self.number_of: dict[Node | Literal | SizeOf, int] = {}
+        self.copies: dict[tuple[int, int], int] = {}
+        """A value, and the walk that uses it, to its copy."""
+        self.errors: dict[int, tuple[int, int]] = {}
+        """For each center, the sum of its values, and their mean."""
+
+    def run(self) -> RegionSpec:
+        spec = self.spec
+        for i, value in enumerate(spec.values):
+            walk = spec.stage[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
+            self.copy(i, walk)
+        results = tuple(
+            replace(result, value=self.copy(result.value, spec.stage[result.value]))
+            for result in spec.results
+        )
+        return RegionSpec(spec.dims, spec.reduces, tuple(self.values), results)
+
+    def add(self, value: Value) -> int:
+        """The number of a copy; equal leaves of different arguments stay different."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def shared(self, value: Node | Literal | SizeOf) -> int:
+        """The number of a value that equals no leaf."""
+        if value not in self.number_of:
+            self.number_of[value] = self.add(value)
+        return self.number_of[value]
+
+    def node(self, op: str, args: tuple[int, ...], like: Node) -> int:
+        return self.shared(Node(op, args, like.dtype))
+
+    def copy(self, i: int, walk: int) -> int:
+        """The number of the copy of a value for a walk after that many reductions."""
+        value = self.spec.values[i]
+        if not isinstance(value, Node) or not self.spec.inner[i]:
+            # values that do not vary along the axis are the same for all walks
+            walk = self.spec.stage[i] - (isinstance(value, Node) and value.op in REDUCTIONS)
+        key = (i, walk)
+        if key not in self.copies:
+            self.copies[key] = self.copied(i, value, walk)
+        return self.copies[key]
+
+    def copied(self, i: int, value: Value, walk: int) -> int:
+        if isinstance(value, Leaf):
+            return self.add(value)
+        if not isinstance(value, Node):
+            return self.shared(value)
+        args = tuple(self.copy(a, walk) for a in value.args)
+        number = self.shared(Node(value.op, args, value.dtype, value.attr))
+        if i in self.centers and walk > self.spec.stage[i]:
+            _, error = self.error(i)
+            return self.node("sub", (number, error), value)
+        for center, squares in self.centers.items():
+            if squares == i:
+                return self.around_mean(number, center, value)
+        return number
+
+    def error(self, center: int) -> tuple[int, int]:
+        """The sum of a center's values, and their mean: the error of the mean that was subtracted."""
+        if center not in self.errors:
+            node = self.spec.values[center]
+            assert isinstance(node, Node)
+            total = self.node("reduce_sum", (self.copy(center, self.spec.stage[center]),), node)
+            size = self.shared(SizeOf(node.dtype, len(self.spec.dims) - 1))
+            part = self.node("div", (self.shared(Literal(node.dtype, 1.0)), size), node)
+            self.errors[center] = total, self.node("mul", (total, part), node)
+        return self.errors[center]
+
+    def around_mean(self, squares: int, center: int, like: Node) -> int:
+        """A sum of squared deviations from a mean with an error, as that from the exact mean."""
+        total, error = self.error(center)
+        surplus = self.node("mul", (total, error), like)
+        exact = self.node("sub", (squares, surplus), like)
+        # equal up to rounding: all deviations are the error; or both are infinite
+        greater = self.shared(Node("greater", (squares, surplus), DType.bool))
+        return self.node("select", (greater, exact, squares), like)
