@@ -185,10 +185,10 @@ def test_leaves_of_caches() -> None:
     tensors = [Tensor.zeros((n,), DType.uint32) for n in (1, 2, 3, 4)]
     inputs = RaggedKVCacheInputs(*tensors)
     assert KVCacheInputs[Tensor, Tensor] is not None
-    for nested in (inputs, (inputs,), {"main": [inputs]}, None):
+    for nested in (inputs, (inputs,), {"main": [inputs]}):
         found = tree.leaves(nested)
-        assert [id(x) for x in found] == ([] if nested is None else [id(x) for x in tensors])
-    assert tree.map(lambda x: x + 1, {"a": (1, [2]), "b": None}) == {"a": (2, [3]), "b": None}
+        assert [id(x) for x in found] == [id(x) for x in tensors]
+    assert tree.leaves(None) == [None]
 
 
 class LaterModel(PipelineModelWithKVCache[TextContext]):

@@ -107,6 +107,34 @@ def test_execute_reserves_pages_and_release_frees_them(fake):
         pipeline.calculate_num_steps(1, context([1] * 256))
 
 
+def test_pages_claimed_by_hand(fake):
+    """`kv_manager.claim(context)` and `alloc(context)`, as programs of MAX write them; prefixes are found too."""
+    pipeline = pipeline_of(fake, kv_cache_page_size=16, enable_prefix_caching=True)
+    caches = pipeline.kv_manager
+    assert [caches] == pipeline.kv_managers
+    tokens = np.arange(40) % 7
+    outputs = []
+    for reused in (0, 32):
+        mine = context(tokens)
+        assert not caches.contains(mine)
+        caches.claim(mine)
+        with pytest.raises(ValueError, match="already"):
+            caches.claim(mine, replica_idx=0)
+        caches.alloc(mine)
+        assert caches.contains(mine) and caches.contains(mine.request_id)
+        assert mine.start_idx == reused and caches.used_pages == 3
+        for _ in range(3):
+            step(pipeline, mine)
+            caches.alloc(mine)
+        outputs.append(mine.generated_tokens.tolist())
+        caches.step(mine)
+        caches.release(mine)
+        assert not caches.contains(mine) and caches.used_pages == 0
+    assert outputs[0] == outputs[1]
+    with pytest.raises(ValueError, match="the replica is 1"):
+        caches.claim(context(tokens), 1)
+
+
 def reference_penalties(logits, generated, frequency, presence, repetition):
     logits = logits.astype(np.float64)
     for token in set(generated):

@@ -55,6 +55,20 @@ class PagedCacheValues:
         """The values; see :attr:`values`."""
         return self.values
 
+    def __tree_flatten__(self) -> tuple[list[Value[Any]], int]:
+        """The values, as children of a node of `max.tree`."""
+        return self.values, len(self.groups)
+
+    @classmethod
+    def __tree_unflatten__(cls, groups: int, children: Iterable[Value[Any]]) -> PagedCacheValues:
+        """The cache of values, for `max.tree`.
+
+        Args:
+            groups: The number of groups of layers after the first one.
+            children: The values.
+        """
+        return cls.of(children, groups)
+
     @classmethod
     def of(
         cls, values: PagedCacheValues | Iterable[Value[Any]], groups: int = 0

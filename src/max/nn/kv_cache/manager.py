@@ -25,6 +25,10 @@ class KVCacheInputs:
         """The tensors, in the order of the graph inputs."""
         return list(self)
 
+    def __tree_flatten__(self) -> tuple[list[Tensor], None]:
+        """The tensors, as children of a node of `max.tree`."""
+        return list(self), None
+
     def __iter__(self) -> Iterator[Tensor]:
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)

@@ -93,6 +93,15 @@ class Module(Generic[_P, _R]):
             )
         return self(*args, **kwargs)
 
+    def __tree_flatten__(self) -> tuple[dict[str, Any], None]:
+        """The attributes, as children of a node of `max.tree`."""
+        return dict(vars(self)), None
+
+    @classmethod
+    def __tree_empty__(cls, meta: object) -> Self:
+        """A module without attributes, which `max.tree` sets."""
+        return cls.__new__(cls)
+
     @property
     def local_parameters(self) -> Iterable[tuple[str, Tensor]]:
         """Name and tensor of each parameter that the module itself holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from max.experimental.tensor import Tensor
 from max.nn.module_v3.module import Module
@@ -18,6 +19,20 @@ class ModuleList(Module, list[Module]):
         """Index and module of each child."""
         for index, module in enumerate(self):
             yield str(index), module
+
+    def __tree_flatten__(self) -> tuple[dict[str, Any], None]:
+        """The modules and the attributes, as children of a node of `max.tree`."""
+        modules: dict[str, Any] = dict(self.children)
+        return modules | vars(self), None
+
+    def __tree_setattr__(self, key: str, child: Any) -> None:
+        """Sets a module by its index, or an attribute, for `max.tree`."""
+        if not key.isdecimal():
+            setattr(self, key, child)
+        elif int(key) < len(self):
+            self[int(key)] = child
+        else:
+            self.append(child)
 
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 

@@ -167,6 +167,11 @@ class TextGenerationPipeline(
         return [self._kv_manager]
 
     @property
+    def kv_manager(self) -> Any:
+        """The manager of the KV cache: ``claim(context)``, ``alloc(context)``, ``release(context)``."""
+        return self._kv_manager
+
+    @property
     def session(self) -> InferenceSession:
         """The session that runs the model."""
         return self._session

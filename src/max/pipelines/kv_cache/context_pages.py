@@ -32,6 +32,8 @@ class ContextPages:
         if slots is not None and pages.enable_prefix_caching:
             raise ValueError("ContextPages: pages of a prefix do not hold recurrent states")
         self.pages, self.slots = pages, slots
+        self._unread: set[RequestID] = set()
+        """Requests that were claimed by their contexts, and have no pages yet."""
         self.salt_folder: Path | None = None
         """The folder that holds the key of salts, as pages are stored there; None: the key is of this cache only."""
 
@@ -66,31 +68,37 @@ class ContextPages:
         """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         self.pages.forget_prefixes()
 
-    def contains(self, request_id: RequestID) -> bool:
+    def contains(self, request_id: RequestID | TextGenerationContext) -> bool:
         """Whether a request has a page table.
 
         Args:
-            request_id: The request.
+            request_id: The request, by its number or its context.
         """
-        return request_id in self.pages
+        return _number(request_id) in self.pages
 
-    def claim(self, request_id: RequestID) -> None:
+    def claim(self, request_id: RequestID | TextGenerationContext, replica_idx: int = 0) -> None:
         """Gives a request an empty page table, and a slot of the recurrent states.
 
         Args:
-            request_id: The request.
+            request_id: The request, by its number or its context.
+            replica_idx: The replica of the model, of which there is one: 0.
 
         Raises:
-            ValueError: The request already has a page table.
+            ValueError: The request already has a page table, or there is no such replica.
             OutOfSlotsError: No slot is free; nothing was changed.
         """
-        self.pages.claim(request_id)
+        if replica_idx != 0:
+            raise ValueError(f"claim: the replica is {replica_idx}; there is one, 0")
+        number = _number(request_id)
+        self.pages.claim(number)
         if self.slots is not None:
             try:
-                self.slots.claim(request_id)
+                self.slots.claim(number)
             except OutOfSlotsError:
-                self.pages.release(request_id)
+                self.pages.release(number)
                 raise
+        if number is not request_id:
+            self._unread.add(number)
 
     def reuse_prefix(self, context: TextGenerationContext) -> int:
         """Adds cached pages that hold the first tokens of a request to its table, and skips these tokens.
@@ -133,42 +141,50 @@ class ContextPages:
     def alloc(self, context: TextGenerationContext, num_steps: int = 1) -> None:
         """Extends a request's page table for its next steps.
 
+        The first time for a request that was claimed by its context, cached pages of its first tokens are added before,
+        and these tokens are skipped.
+
         Args:
             context: The request.
             num_steps: The number of steps.
 
         Raises:
             KeyError: The request has no page table.
-            OutOfPagesError: Too few pages are free; nothing was changed.
+            OutOfPagesError: Too few pages are free; no page was taken.
         """
+        if context.request_id in self._unread:
+            self._unread.discard(context.request_id)
+            self.reuse_prefix(context)
         self.pages.reserve(context.request_id, _length_after(context, num_steps))
 
-    def step(self, batch: Sequence[TextGenerationContext]) -> None:
+    def step(self, batch: TextGenerationContext | Sequence[TextGenerationContext]) -> None:
         """Records that the processed tokens of a batch are in the cache, and releases pages that the windows have
         passed.
 
         Args:
-            batch: The requests; their contexts are already updated.
+            batch: The requests, or one; their contexts are already updated.
         """
-        for context in batch:
+        for context in batch if isinstance(batch, Sequence) else (batch,):
             salt = self._salt(context)
             if salt is not None:
                 processed = context.all_tokens[: context.start_idx]
                 self.pages.commit(context.request_id, processed, salt)
             self.pages.return_unseen(context.request_id, context.start_idx)
 
-    def release(self, request_id: RequestID) -> None:
+    def release(self, request_id: RequestID | TextGenerationContext) -> None:
         """Removes a request's page table, and frees its slot.
 
         Args:
-            request_id: The request.
+            request_id: The request, by its number or its context.
 
         Raises:
             KeyError: It has none.
         """
-        self.pages.release(request_id)
+        number = _number(request_id)
+        self.pages.release(number)
+        self._unread.discard(number)
         if self.slots is not None:
-            self.slots.release(request_id)
+            self.slots.release(number)
 
     def _salt(self, context: TextGenerationContext) -> bytes | None:
         """The digest of what a request's pages depend on besides tokens: its images, and those who may share them;
@@ -195,3 +211,8 @@ def _image_hashes(context: TextGenerationContext) -> bytes | None:
 def _length_after(context: TextGenerationContext, num_steps: int) -> int:
     """The number of cached tokens after some steps; the token of the last step is not written to the cache."""
     return context.active_idx + num_steps - 1
+
+
+def _number(request: RequestID | TextGenerationContext) -> RequestID:
+    """The number of a request that is given by it or by its context."""
+    return getattr(request, "request_id", request)
