@@ -219,16 +219,6 @@ def test_bad_writes() -> None:
         ints[0] = np.ones(4, "i4")
     with pytest.raises(OverflowError):
         ints[0] = 1 << 40
-    frozen = np.zeros(3, "f4")
-    frozen.flags.writeable = False
-    tensor = Tensor.from_numpy(frozen)
-    for write in (lambda: tensor.__setitem__(0, 1), lambda: tensor[1:].__setitem__(0, 1)):
-        with pytest.raises(ValueError, match="read-only"):
-            write()
-    with pytest.raises(ValueError, match="read-only"):
-        tensor.inplace_copy_from(Tensor.zeros((3,), DType.float32))
-    assert not tensor.to_numpy().flags.writeable and tensor.view(DType.int32)._read_only
-    tensor.copy()[0] = 1
 
 
 def test_from_numpy_shares_what_is_contiguous() -> None:
@@ -332,8 +322,10 @@ def test_mmap(tmp_path: Path) -> None:
     tensor[0] = 0
     assert path.read_bytes()[4:] == array.tobytes()
     same(Tensor.mmap(str(path), DType.uint8, 4, "r"), np.frombuffer(b"head", np.uint8))
-    with pytest.raises(ValueError, match="read-only"):
-        Tensor.mmap(path, DType.uint8, 4, "readonly")[0] = 1
+    private = Tensor.mmap(path, DType.uint8, 4, "readonly")
+    private[0] = 1
+    same(private, np.array([1, *b"ead"], np.uint8))
+    assert path.read_bytes().startswith(b"head")
     written = Tensor.mmap(path, DType.float32, (1,), "readwrite", 4)
     written[0] = 5
     assert Tensor.mmap(path, DType.float32, (1,), offset=4)[0].item() == 5

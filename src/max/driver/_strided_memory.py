@@ -9,6 +9,7 @@ from typing import Self
 from max.driver._arguments import target_of
 from max.driver._device import Device, DeviceStream
 from max.driver._indexing import contiguous_strides, is_contiguous
+from max.driver._shared_memory import SharedMemory
 from max.dtype import DType
 
 __all__ = ["StridedMemory", "Usage"]
@@ -124,7 +125,7 @@ class StridedMemory:
             strides: The strides in elements; None for contiguous.
             owner: Any object that holds the memory.
             target: The device or stream; by default the CPU.
-            read_only: Whether writes from Python are errors.
+            read_only: Whether the first write copies the memory (`SharedMemory`).
         """
         self = cls.__new__(cls)
         if strides is not None and is_contiguous(shape, strides):
@@ -132,7 +133,26 @@ class StridedMemory:
         self._ptr, self._dtype, self._shape, self._strides = ptr, dtype, shape, strides
         self._owner, self._read_only, self._usage = owner, read_only, _DEFAULT
         self._device, self._stream = target_of("Tensor", target)
+        if read_only:
+            if not isinstance(owner, SharedMemory):
+                self._owner = owner = SharedMemory(*self._span(), owner)
+            owner.add(self)
         return self
+
+    def _begin_write(self) -> None:
+        """Copies read-only memory before a write.
+
+        Raises:
+            ValueError: A loaded model or an array reads the memory.
+        """
+        if self._read_only and isinstance(self._owner, SharedMemory):
+            self._owner.separate(self)
+
+    def _fixed_address(self) -> int:
+        """The address of the first element, for a program that keeps it; read-only memory stays read-only."""
+        if isinstance(self._owner, SharedMemory):
+            self._owner.fix()
+        return self._ptr
 
     def _derive(
         self, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int = 0

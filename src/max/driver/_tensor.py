@@ -31,6 +31,7 @@ from max.driver._memory import (
     array_at,
     map_file,
 )
+from max.driver._shared_memory import SharedMemory
 from max.driver._strided_memory import StridedMemory, Usage, usage_of
 from max.dtype import DType
 
@@ -184,7 +185,7 @@ class Tensor(StridedMemory):
         """Wraps the memory of a NumPy array, on the host.
 
         The data is copied only if the array is not contiguous or not aligned to its dtype. The tensor of a
-        read-only array is read-only.
+        read-only array shares its memory until it is written, and gets a copy then.
 
         Args:
             arr: The array; its dtype may come from ml_dtypes.
@@ -207,7 +208,8 @@ class Tensor(StridedMemory):
     def from_dlpack(array: _dlpack.DLPackArray, *, copy: bool | None = None) -> Tensor:
         """Wraps the memory of a DLPack array: NumPy, torch, JAX and others.
 
-        Strides and read-only memory are preserved. NumPy arrays may have dtypes of ml_dtypes.
+        Strides are preserved. Read-only memory is shared until the tensor is written, and copied then. NumPy arrays
+        may have dtypes of ml_dtypes.
 
         Args:
             array: The array, on the host.
@@ -262,8 +264,9 @@ class Tensor(StridedMemory):
             filename: The file.
             dtype: The element type.
             shape: The sizes; an integer means one axis.
-            mode: ``copyonwrite`` (writes stay in memory), ``readonly``, ``readwrite`` (writes go
-                to the file), or ``write`` (creates or overwrites the file); or a mode of ``numpy.memmap``.
+            mode: ``copyonwrite`` (writes stay in memory), ``readonly`` (the first write copies the whole tensor),
+                ``readwrite`` (writes go to the file), or ``write`` (creates or overwrites the file); or a mode of
+                ``numpy.memmap``.
             offset: The offset of the tensor in the file, in bytes.
 
         Raises:
@@ -281,6 +284,8 @@ class Tensor(StridedMemory):
     def to_numpy(self) -> Array:
         """A NumPy array on the same memory, with ml_dtypes' dtypes for bfloat16 and narrower floats.
 
+        That of read-only memory is read-only, and while it lives the tensor is too.
+
         Raises:
             ValueError: The tensor is not on the host.
         """
@@ -288,8 +293,11 @@ class Tensor(StridedMemory):
             raise ValueError(
                 f"Tensor.to_numpy: the tensor is on {self._device.label}:{self._device.id}; use to(CPU())"
             )
-        memory = Memory(self._ptr, self._owner)
-        return array_at(memory, self._dtype, self._shape, self._strides, self._read_only)
+        owner, read_only = self._owner, self._read_only
+        if isinstance(owner, SharedMemory):
+            owner = owner.lease()
+        memory = Memory(self._ptr, owner)
+        return array_at(memory, self._dtype, self._shape, self._strides, read_only)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         """Converts a tensor on the host for NumPy functions."""
@@ -361,7 +369,8 @@ class Tensor(StridedMemory):
         """Writes a number, array or tensor into a part of the tensor, with broadcasting.
 
         Raises:
-            ValueError: The tensor is read-only, the shapes do not broadcast, or an integer type would lose a fraction.
+            ValueError: The shapes do not broadcast, an integer type would lose a fraction, or an array or a loaded
+                model reads the memory of a read-only array.
             TypeError: The value is not a number, or its dtype does not convert to the tensor's.
         """
         if not self._shape and index == 0 and type(index) is int:
@@ -371,8 +380,7 @@ class Tensor(StridedMemory):
 
     def _write(self, value: object) -> None:
         """Writes a number, array or tensor into the whole tensor, with broadcasting."""
-        if self._read_only:
-            raise ValueError("Tensor: the memory is read-only; write to a copy()")
+        self._begin_write()
         if isinstance(value, Tensor):
             value = value._on_host().to_numpy()
         if not self._device.is_host:
@@ -516,7 +524,8 @@ class Tensor(StridedMemory):
             src: The source: contiguous, of the same dtype and number of elements.
 
         Raises:
-            ValueError: One of them is not contiguous, they differ in size or dtype, or this tensor is read-only.
+            ValueError: One of them is not contiguous, they differ in size or dtype, or an array or a loaded model
+                reads the memory of a read-only array.
         """
         op = "Tensor.inplace_copy_from"
         if not isinstance(src, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]

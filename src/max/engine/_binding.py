@@ -250,7 +250,7 @@ class InputBinder:
 
         Raises:
             ArgumentError: It is not a tensor, or has a wrong dtype.
-            ValueError: It is on another device, or read-only for a mutable input.
+            ValueError: It is on another device, or read-only memory for a mutable input that cannot be copied.
         """
         info = self.inputs[index]
         if isinstance(arg, (bool, int, float, np.generic)):
@@ -289,12 +289,14 @@ class InputBinder:
                     f"{self.what(index)}: the model writes to it, and an array of the host is a copy there; make a "
                     "tensor on the device, Tensor.from_numpy(array).to(device)"
                 )
-            if tensor._read_only:
-                raise ValueError(f"{self.what(index)}: the model writes to it, but it is read-only")
             if not tensor.is_contiguous:
                 raise ValueError(
                     f"{self.what(index)}: the model writes to it, but it is not contiguous"
                 )
+            try:
+                tensor._begin_write()
+            except ValueError as error:
+                raise ValueError(f"{self.what(index)}: the model writes to it. {error}") from error
             return tensor
         return tensor if tensor.is_contiguous else tensor.contiguous()
 

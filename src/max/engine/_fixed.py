@@ -126,7 +126,7 @@ class FixedMemory:
         if isinstance(value, Tensor) and not value.is_host:
             value = value.to(HOST_DEVICE)
         self._owners[index] = value
-        address = value._ptr if isinstance(value, Tensor) else value.ctypes.data  # pyright: ignore[reportPrivateUsage]
+        address = value._fixed_address() if isinstance(value, Tensor) else value.ctypes.data  # pyright: ignore[reportPrivateUsage]
         self.addresses.append(address)
 
     def _on_device(

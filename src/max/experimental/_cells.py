@@ -119,6 +119,8 @@ class Cell:
         """A driver tensor on the memory, for a program that only reads it and keeps it private."""
         storage = self.storage
         assert storage is not None
+        if storage._read_only:
+            storage._fixed_address()
         with _users_lock:
             users = self._new_users()
             lease = _Lease(storage._owner)

@@ -27,7 +27,8 @@ def store(destination: Any, source: Any, indices: Any) -> None:
         indices: Which elements, see `Tensor.__getitem__`; all of them if None.
 
     Raises:
-        ValueError, TypeError: As for `max.graph.ops.buffer_store_slice`; or memory that is read-only.
+        ValueError, TypeError: As for `max.graph.ops.buffer_store_slice`; or read-only memory that a model or an array
+            reads.
     """
     cell: Cell = destination._cell
     source_cell: Cell | None = getattr(source, "_cell", None)
@@ -48,9 +49,8 @@ def store(destination: Any, source: Any, indices: Any) -> None:
     if source_cell is not None:
         assert source_cell.storage is not None
         values = source_cell.storage.to(driver.CPU()).to_numpy()
+    storage._begin_write()
     array = storage.to_numpy() if storage.is_host else storage.to(driver.CPU()).to_numpy()
-    if not array.flags.writeable:
-        raise ValueError("store: the tensor's memory is read-only")
     where = ... if indices is None else indices
     try:
         # the source may share memory with the destination

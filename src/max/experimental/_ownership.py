@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from max import driver
+from max.driver._shared_memory import SharedMemory
 from max.dtype import DType
 from max.engine._outputs import kept_blocks
 from max.experimental._cells import Cell
@@ -53,6 +54,8 @@ def _is_owned(cell: Cell, kept: dict[int, int]) -> bool:
     if storage is None or not storage.is_host:
         return False
     owner: Any = storage._owner
+    if isinstance(owner, SharedMemory):
+        owner = owner.owner
     if type(owner) is not np.ndarray:
         return False
     immutable = _is_immutable(owner)
