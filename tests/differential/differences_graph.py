@@ -57,14 +57,6 @@ GRAPHS: tuple[Difference, ...] = (
         here="^[^!]",
     ),
     Difference(
-        "a custom op may be unknown until the graph is loaded",
-        "an extension: `load` takes `custom_extensions` too, and names the ops that are missing",
-        _API,
-        program=r"no_such_op|ops\.custom\(3",
-        there="!(ValueError|TypeError)",
-        here="^[^!]",
-    ),
-    Difference(
         "`dequantize` takes Q5_K, and Q8_0 is an encoding",
         "an extension",
         _API,

@@ -104,13 +104,16 @@ def test_a_right_call_runs(file: Path) -> None:
     assert (held == 1).all()
 
 
-def test_an_op_that_is_known_later_is_checked_at_load(file: Path) -> None:
-    with Graph("later", input_types=[INTS]) as graph:
-        (out,) = ops.custom("signature.later", DEVICE, [graph.inputs[0]], [FLOATS], {"factor": 2})
-        graph.output(out)
-    file.write_text(SOURCE.replace("signature.scale", "signature.later"))
-    with pytest.raises(TypeError, match="x has dtype f32, got i32"):
-        InferenceSession(devices=[CPU()]).load(graph, custom_extensions=[file])
+@pytest.mark.parametrize("kind", [ValueError, NameError, k.KernelError])
+def test_an_op_without_a_kernel(kind: type[Exception]) -> None:
+    with Graph("unknown", input_types=[FLOATS, BufferType(DType.float32, [2], DEVICE)]) as graph:
+        x, buffer = graph.inputs
+        with pytest.raises(
+            kind, match=r"custom 'signature.scal': no kernel.*did you mean.*custom_extensions"
+        ):
+            ops.custom("signature.scal", DEVICE, [x], [FLOATS], {"factor": 2})
+        with pytest.raises(kind, match="no kernel is registered as 'nothing.like.it'"):
+            ops.inplace_custom("nothing.like.it", DEVICE, [buffer])
 
 
 @k.register("signature.histogram")

@@ -160,7 +160,7 @@ def test_custom_extensions(tmp_path: Path, rng: np.random.Generator) -> None:
         "    for i in ctx.parallel(x.shape[0]):\n"
         "        out[i] = x[i] * 2\n"
     )
-    with Graph("g", input_types=[tensor("n")]) as graph:
+    with Graph("g", input_types=[tensor("n")], custom_extensions=[tmp_path]) as graph:
         x = graph.inputs[0].tensor
         graph.output(
             ops.custom("test.from_file", DEVICE, [x], [TensorType(DType.float32, ("n",), DEVICE)])[

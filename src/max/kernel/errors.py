@@ -56,8 +56,8 @@ class KernelTypeError(KernelError, TypeError):
     """A value of a type that does not fit."""
 
 
-class KernelNameError(KernelError, NameError):
-    """A name that has no value."""
+class KernelNameError(KernelError, NameError, ValueError):
+    """A name that has no value; programs for MAX catch a ValueError for an op without a kernel."""
 
 
 class KernelSyntaxError(KernelError, SyntaxError):

@@ -38,7 +38,7 @@ def custom(
 ) -> list[Value[Any]]:
     """Stages a custom op without side effects.
 
-    A kernel that is registered already is checked against the call here, otherwise when the graph is loaded.
+    The call is checked against the kernel's signature.
 
     Args:
         name: The registered name of the kernel.
@@ -53,7 +53,8 @@ def custom(
     Raises:
         TypeError: An operand is a buffer, an argument has a wrong type, or the call does not match the kernel's
             signature; the message has the kernel's file and line.
-        ValueError: The name is empty.
+        ValueError: The name is empty, or no kernel is registered under it, nor in a file of the graph's
+            `custom_extensions`.
     """
     operands = _operands(name, values, changes=False)
     for index, operand in enumerate(operands):
@@ -94,7 +95,8 @@ def inplace_custom(
     Raises:
         TypeError: No operand is a buffer or an opaque value, an argument has a wrong type, or the call does not match
             the kernel's signature, as in `custom`.
-        ValueError: The name is empty.
+        ValueError: The name is empty, or no kernel is registered under it, nor in a file of the graph's
+            `custom_extensions`.
     """
     operands = _operands(name, values, changes=True)
     if not any(isinstance(v, BufferValue | _OpaqueValue) for v in operands):
@@ -121,7 +123,14 @@ def _check(
     if (file := graph.file_of_kernel(name)) is not None:
         extensions.load_extensions([file])
     if name not in kernel.registered_names():
-        return
+        if name.startswith("mo."):  # an op of the kernel library
+            return
+        try:
+            kernel.registered(name)
+        except kernel.KernelError as error:
+            raise type(error)(
+                f"custom {name!r}: {error}; import its file, or give it to Graph(custom_extensions=[…])"
+            ) from None
 
     def spec(type_: mlir.Attribute) -> kernel.TensorSpec | None:
         if isinstance(type_, mlir.OpaqueType):
