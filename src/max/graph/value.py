@@ -18,6 +18,7 @@ from max.dtype import DType
 from max.graph._operators import Operators, ops
 from max.graph.dim import Dim
 from max.graph.shape import Shape, ShapeLike
+from max.graph.truth import truth_of
 from max.graph.type import BufferType, DeviceRef, TensorType, Type, _ChainType, _OpaqueType
 
 __all__ = [
@@ -454,9 +455,7 @@ class TensorValue(_ShapedValue["mlir.TensorType"], Operators["TensorValueLike"])
         return (self[i] for i in range(shape[0].value))
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            "a tensor of a graph has no truth value while the graph is built; use ops.where"
-        )
+        return truth_of(self)
 
     def __round__(self) -> TensorValue:
         return ops.round(self)

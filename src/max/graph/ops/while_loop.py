@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.branch import Branch, close_branches
-from max.graph.ops.cond import check_results, checked_predicate, returned
+from max.graph.ops.cond import check_results, checked_predicate, cond, returned
+from max.graph.truth import UndecidedCondition, decisions
+from max.graph.type import DeviceRef, TensorType
 from max.graph.value import BufferValue, TensorValue, Value
 
 __all__ = ["while_loop"]
@@ -20,12 +23,14 @@ def while_loop(
 ) -> list[TensorValue]:
     """Executes a body while a predicate of the carried values is true.
 
-    Both functions are called once, to stage their ops. They may use all values of the enclosing graphs, and the body
-    may store to buffers. Iterations do not return to Python.
+    The functions are called to stage their ops, once; the predicate once for each outcome of conditions that it joins
+    by `and`, `or` and `not`. They may use all values of the enclosing graphs, and the body may store to buffers.
+    Iterations do not return to Python.
 
     Args:
         initial_values: The carried values of the first iteration: tensors.
-        predicate: Maps the carried values to a bool of rank 0: whether to execute the body.
+        predicate: Maps the carried values to a bool of rank 0: whether to execute the body. A condition behind `and`
+            and `or` is computed only if it decides.
         body: Maps the carried values to those of the next iteration, of the same types.
 
     Returns:
@@ -33,7 +38,8 @@ def while_loop(
 
     Raises:
         ValueError: There are no initial values, or the results of the body differ from them in number or type.
-        TypeError: The predicate is not bool, or a result does not convert to a tensor.
+        TypeError: The predicate is not bool, a result does not convert to a tensor, or a predicate with side effects
+            joins conditions by `and`, `or` or `not`.
         NotImplementedError: A carried value is a buffer; the body can use it without carrying it.
     """
     outer = _graph.Graph.current
@@ -50,12 +56,7 @@ def while_loop(
     types = [value.to_mlir().type for value in values]
     condition = Branch(outer, "condition", types)
     with condition:
-        predicates = returned("while_loop", "predicate", predicate(*condition.inputs))
-        if len(predicates) != 1 or not isinstance(predicates[0], TensorValue):
-            raise TypeError(
-                f"while_loop: the predicate returns {len(predicates)} values, expected one bool of rank 0"
-            )
-        checked = checked_predicate("while_loop", predicates[0])
+        checked = _staged(predicate, condition)
     condition_results = condition.own([checked])
     step = Branch(outer, "body", types, condition.captures)
     with step:
@@ -71,3 +72,41 @@ def while_loop(
         types,
     )
     return [value for value in results_and_chains if isinstance(value, TensorValue)]
+
+
+_MOST_CONDITIONS = 16
+"""A predicate is called up to ``2 ** n`` times for n conditions."""
+
+
+def _staged(
+    predicate: Callable[..., Any], graph: Branch, known: tuple[bool, ...] = ()
+) -> TensorValue:
+    """Stages a predicate whose first conditions have the truth values `known`; a bool of rank 0 on the CPU."""
+    try:
+        with decisions(known):
+            result = predicate(*graph.inputs)
+    except UndecidedCondition as undecided:
+        if graph.has_effects:
+            raise TypeError(
+                "while_loop: a predicate that prints or uses buffers cannot join conditions by `and`, `or` or `not`; "
+                "use ops.logical_and, logical_or and logical_not"
+            ) from None
+        if len(known) == _MOST_CONDITIONS:
+            raise ValueError(
+                f"while_loop: the predicate joins more than {_MOST_CONDITIONS} conditions by `and`, `or` and `not`; "
+                "use ops.logical_and and logical_or"
+            ) from None
+        condition = undecided.condition
+    else:
+        values = returned("while_loop", "predicate", result)
+        if len(values) != 1 or not isinstance(values[0], TensorValue):
+            raise TypeError(
+                f"while_loop: the predicate returns {len(values)} values, expected one bool of rank 0"
+            )
+        return checked_predicate("while_loop", values[0])
+    return cond(
+        checked_predicate("while_loop", condition),
+        [TensorType(DType.bool, [], DeviceRef.CPU())],
+        lambda: _staged(predicate, graph, (*known, True)),
+        lambda: _staged(predicate, graph, (*known, False)),
+    )[0]
