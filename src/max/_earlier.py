@@ -34,7 +34,16 @@ MODELS = "max.pipelines.models."
 _ENCODINGS = "max.pipelines.checkpoints.encodings"
 _ENUMS = (CONFIG + "enums", _ENCODINGS, "max.pipelines.checkpoints.hub")
 
+_OPS = """
+argsort band_part bottom_k broadcast_to cast chunk conditional conv_transpose cumsum debug flatten fold group_norm
+hann_window layer_norm nms nonzero outer pad parallel permute quantized rebind repeat_interleave reshape rms_norm
+scatter sequence shape_to_tensor shard_and_stack slice_tensor split squeeze stack tile top_k transfer_to transpose
+unsqueeze validation where
+""".split()
+"""Modules of `max.graph.ops`."""
+
 MODULES: dict[str, tuple[str, ...]] = {
+    **{f"max.graph.ops.{name}": ("max.graph.ops",) for name in _OPS},
     "max.driver.buffer": ("max.driver", "max.driver._copies"),
     "max.driver.driver": ("max.driver", "max.driver._device", "max.driver._device_spec"),
     "max.driver.tensor": ("max.driver",),
@@ -42,9 +51,15 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.experimental.nn": ("max.nn.module_v3",),
     "max.experimental.torch": ("max.torch",),
     "max.functional": ("max.experimental.functional",),
+    "max.dtype.dtype": ("max.dtype",),
+    "max.dtype.dtype_extension": ("max.dtype",),
+    "max.graph.buffer_utils": ("max.graph.tensor_utils",),
     "max.graph.dtype": ("max.dtype",),
     "max.graph.dtype_promotion": ("max.graph.ops.promotion", "max.graph"),
+    "max.graph.weights.format": ("max.graph.weights",),
     "max.graph.weights.load": ("max.graph.weights",),
+    "max.graph.weights.load_gguf": ("max.graph.weights",),
+    "max.graph.weights.load_safetensors": ("max.graph.weights",),
     "max.graph.weights.weights": ("max.graph.weights",),
     "max.kv_cache": ("max.pipelines.kv_cache.manager",),
     "max.nn.kv_cache.input_types": ("max.nn.kv_cache.cache_values",),
@@ -392,6 +407,8 @@ def earlier_names(module: str, own: Mapping[str, str] | None = None) -> Callable
     names = {**NAMES.get(module, {}), **(own or {})}
 
     def lookup(name: str) -> Any:
+        if name not in names and f"{module}.{name}" in MODULES:
+            return importlib.import_module(f"{module}.{name}")
         if name not in names:
             raise _absent.missing(module, name)
         where, last = names[name], name

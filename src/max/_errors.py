@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "AxisError", "ForeignTypeError", "NoAcceleratorError"]
+__all__ = [
+    "ArgumentError",
+    "AxisError",
+    "ForeignTypeError",
+    "NoAcceleratorError",
+    "UnboundDimError",
+]
 
 
 class ArgumentError(ValueError, TypeError):
@@ -22,3 +28,7 @@ class ForeignTypeError(ArgumentError, BufferError):
 
 class NoAcceleratorError(ValueError, RuntimeError):
     """No accelerator has the id; programs catch a ValueError or a RuntimeError before they fall back to the CPU."""
+
+
+class UnboundDimError(ValueError, RuntimeError):
+    """Nothing gives a dimension of a graph its size; programs for MAX catch a RuntimeError of the compilation."""

@@ -129,14 +129,16 @@ class KernelRunError(RuntimeError):
 
 @functools.cache
 def run_error_class(exception: str) -> type[KernelRunError]:
-    """The class of errors of kernels that raise a built-in exception of that name."""
+    """The class of errors of kernels that raise a built-in exception of that name; an IndexError is a ValueError."""
     base = getattr(builtins, exception, None)
     if not (isinstance(base, type) and issubclass(base, Exception)) or issubclass(
         KernelRunError, base
     ):
         return KernelRunError
+    # programs that were written for MAX catch a ValueError for an index out of range
+    bases = (KernelRunError, base, ValueError) if base is IndexError else (KernelRunError, base)
     try:
-        return type(f"KernelRun{exception}", (KernelRunError, base), {"__module__": __name__})
+        return type(f"KernelRun{exception}", bases, {"__module__": __name__})
     except TypeError:  # a class with another instance layout, such as OSError
         return KernelRunError
 

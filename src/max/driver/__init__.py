@@ -10,6 +10,7 @@ Tensors share memory with NumPy, torch and others through DLPack, for every dtyp
 """
 
 from max._earlier import earlier_names
+from max._version import __version__ as __version__
 from max.driver._device import CPU as CPU
 from max.driver._device import Accelerator as Accelerator
 from max.driver._device import Device as Device

@@ -53,18 +53,7 @@ def complex_mul(lhs: TensorValueLike, rhs: TensorValueLike) -> Tensor:
     Raises:
         ValueError: The last axis of an operand has another size, or the shapes do not broadcast.
     """
-    return apply(_complex_mul, (lhs, rhs), {})
-
-
-def _complex_mul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    x, y = (TensorValue(value) for value in (lhs, rhs))
-    for value in (x, y):
-        if not value.rank or value.shape[-1] != 2:
-            raise ValueError(
-                f"complex_mul: an operand is {value!r}, expected a last axis of size 2"
-            )
-    (a, b), (c, d) = ([value[..., part] for part in (0, 1)] for value in (x, y))
-    return ops.stack([a * c - b * d, a * d + b * c], axis=-1)
+    return apply(ops.complex.mul, (lhs, rhs), {})
 
 
 def shape_to_tensor(shape: ShapeLike) -> Tensor:

@@ -20,6 +20,7 @@ from max.graph.graph_module import Module
 from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary, default_custom_extensions
 from max.graph.later_options import DevicePlacementPolicy, GraphDebugConfig, ProfileScopeColor
+from max.graph.later_symbols import order_by_symbols
 from max.graph.saved import load_module, save_module
 from max.graph.symbols import INTRODUCES_SYMBOLS, Symbols
 from max.graph.type import DeviceRef, Type, _ChainType
@@ -250,6 +251,10 @@ class Graph:
                     # calls need no chain
                     self._block.erase_arg(chain_input)
             self.stage("mo.output", values, result_types=())
+            if self._symbols.later:
+                blocks = {name: graph._block for name, graph in self._subgraphs.items()}
+                for name in order_by_symbols(self._block, {*self._symbols.later}, blocks):
+                    del self._symbols.later[name]
 
     @property
     def output_types(self) -> list[Type[Any]]:
@@ -330,13 +335,18 @@ class Graph:
         self._chains.current = _ChainValue(results[-1])
         return results[:-1]
 
-    def check_symbols(self, op: str, dims: Iterable[DimExpr]) -> None:
+    def check_symbols(self, op: str, dims: Iterable[DimExpr], may_follow: bool = False) -> None:
         """Checks that each symbol of the dimensions is bound by a tensor of the graph.
+
+        Args:
+            op: The op, for messages.
+            dims: The dimensions.
+            may_follow: Whether a later op may bind a symbol; else `to_mlir` raises.
 
         Raises:
             ValueError: No tensor of the graph has the symbol.
         """
-        self._symbols.check(op, dims)
+        self._symbols.check(op, dims, may_follow)
 
     def new_symbol(self, stem: str) -> str:
         """An unused symbol name, for a size that is computed when the graph runs."""
@@ -562,8 +572,15 @@ class Graph:
         return self._kernel_library.file_of(symbol)
 
     def to_mlir(self) -> mlir.ModuleOp:
-        """The module of the graph and its subgraphs."""
-        return self.root._module
+        """The module of the graph and its subgraphs.
+
+        Raises:
+            UnboundDimError: Nothing gives a dimension its size; it is a ValueError and a RuntimeError.
+        """
+        root = self.root
+        if root.has_output:
+            root._symbols.check_bound()
+        return root._module
 
     @property
     def _mlir_module(self) -> mlir.ModuleOp:

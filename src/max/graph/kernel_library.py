@@ -23,7 +23,7 @@ class KernelLibrary:
     the names they register; they are executed when the graph is loaded.
 
     Args:
-        context: Ignored, as MLIR contexts are implicit; but without `paths` it is taken as the paths.
+        context: A `max.mlir.Context`, which has no effect; or the paths, if `paths` is not given.
         paths: The files and folders.
 
     Raises:
@@ -103,7 +103,7 @@ class KernelLibrary:
         """Adds files and folders.
 
         Args:
-            context: Ignored; but without `custom_extensions` it is taken as the paths.
+            context: A `max.mlir.Context`, which has no effect; or the paths, if `custom_extensions` is not given.
             custom_extensions: The files and folders.
 
         Raises:
@@ -112,6 +112,8 @@ class KernelLibrary:
             TypeError: The argument is not a list of paths.
         """
         paths: object = context if custom_extensions is None else custom_extensions
+        if not isinstance(paths, Iterable) and isinstance(paths, mlir.Context):
+            return
         if isinstance(paths, (str, os.PathLike)) or not isinstance(paths, Iterable):
             raise TypeError(f"KernelLibrary: got {paths!r}, expected a list of files and folders")
         for path in cast("Iterable[Path]", paths):

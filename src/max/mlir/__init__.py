@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         SymbolRefAttr,
         line_location,
     )
+    from max.mlir.context import Context, Location
     from max.mlir.dim_parser import DimParseError, parse_dim
     from max.mlir.dims import DimExpr, FloorDiv
     from max.mlir.key import key_text
@@ -98,6 +99,7 @@ _NAMES = {
     "max.mlir.builtin": "Block FileLineColLoc LocationAttr ModuleOp StringAttr SymbolRefAttr line_location",
     "xdsl.ir": "Attribute BlockArgument OpResult Operation Region SSAValue",
     "max.mlir.attributes": "DenseAttr INLINE_LIMIT ResourceAttr constant_attr from_attr to_attr",
+    "max.mlir.context": "Context Location",
     "max.mlir.dim_parser": "DimParseError parse_dim",
     "max.mlir.dims": "DimExpr FloorDiv",
     "max.mlir.key": "key_text",
@@ -145,6 +147,7 @@ __all__ = [
     "BufferType",
     "CallOp",
     "ChainType",
+    "Context",
     "DTypeAttr",
     "DenseAttr",
     "DeviceRefAttr",
@@ -155,6 +158,7 @@ __all__ = [
     "FloorDiv",
     "GraphOp",
     "IfOp",
+    "Location",
     "LocationAttr",
     "MO",
     "MoOp",

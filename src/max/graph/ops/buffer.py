@@ -30,11 +30,11 @@ def buffer_create(type: BufferType, init_value: float | None = None) -> BufferVa
         init_value: The value of all elements at first; they are not set if None.
 
     Raises:
-        ValueError: A symbol of the shape is not bound in the graph.
+        ValueError: A symbol of the shape is not bound in a subgraph; in a graph a later op may bind it.
     """
     graph = _graph.Graph.current
     buffer_type = type.to_mlir()
-    graph.check_symbols("buffer_create", buffer_type.shape)
+    graph.check_symbols("buffer_create", buffer_type.shape, may_follow=True)
     buffer = BufferValue(graph.stage("mo.buffer_create", (), {}, (buffer_type,))[0])
     if init_value is not None:
         value = constant(init_value, type.dtype, type.device)

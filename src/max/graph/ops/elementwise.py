@@ -19,6 +19,9 @@ from max.graph.ops.binary import (
     sub,
     where,
 )
+from max.graph.ops.binary import maximum as max
+from max.graph.ops.binary import minimum as min
+from max.graph.ops.reduction import logsoftmax, softmax
 from max.graph.ops.unary import (
     abs,
     acos,
@@ -72,6 +75,9 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logsoftmax",
+    "max",
+    "min",
     "mod",
     "mul",
     "negate",
@@ -83,6 +89,7 @@ __all__ = [
     "sigmoid",
     "silu",
     "sin",
+    "softmax",
     "sqrt",
     "sub",
     "tanh",

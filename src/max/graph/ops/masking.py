@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from max import mlir
 from max.dtype import DType
+from max.graph import graph as _graph
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.binary import not_equal
 from max.graph.ops.gather import scatter_nd
 from max.graph.ops.promotion import cast_to, is_weak, promote_weak
 from max.graph.ops.reduction import sum
-from max.graph.ops.shape import broadcast_to, flatten, reshape
+from max.graph.ops.shape import broadcast_to, flatten, rebind, reshape
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
@@ -85,5 +86,14 @@ def masked_scatter(
         )
     places = _places(reshape(where, [-1]), size)
     if missing != 0:
-        new = new[(slice(None, TensorValue(size)), size),]
+        new = _first(new, size)
     return reshape(scatter_nd(reshape(tensor, [-1]), new, places), tensor.shape)
+
+
+def _first(updates: TensorValue, count: Dim) -> TensorValue:
+    """The first `count` updates; raises at the run if there are fewer."""
+    present = Dim(_graph.Graph.current.new_symbol("updates"))
+    updates = updates[(slice(None, TensorValue(count)), present),]
+    return rebind(
+        updates, [count], "masked_scatter: fewer updates than elements that the mask selects"
+    )

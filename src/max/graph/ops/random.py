@@ -17,7 +17,7 @@ from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
-from max.graph.ops.unary import cast
+from max.graph.ops.unary import cast, floor
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue, TensorValueLike
 
@@ -59,20 +59,22 @@ def uniform(
     """A tensor of samples of a uniform distribution.
 
     Args:
-        like: The type of the result, a floating-point type.
-        range: The interval ``[low, high)``; a sample close to `high` may be rounded to `high`.
+        like: The type of the result, a number type. A symbol of its shape may be bound by a later op.
+        range: The interval ``[low, high)``; a float close to `high` may be rounded to `high`.
 
     Returns:
-        A tensor of type `like`; samples are drawn in float32 and cast.
+        A tensor of type `like`; samples are drawn in float32 and cast, to integers by rounding down.
 
     Raises:
-        TypeError: `like` is not a tensor type of floats.
-        ValueError: A symbol of the shape is not bound in the graph, or the range does not have two bounds.
+        TypeError: `like` is not a tensor type of numbers.
+        ValueError: The range does not have two bounds, or integers of the type do not have them.
     """
     if len(range) != 2:
         raise ValueError(f"uniform: the range is {range!r}, expected (low, high)")
     low, high = range
     samples = _draw("uniform", like)
+    if like.dtype.is_integral():
+        return _integers(samples, low, high, like.dtype)
     if isinstance(low, int | float) and isinstance(high, int | float):
         return cast(samples * float(high - low) + float(low), like.dtype)
     low = as_tensor(low)
@@ -85,16 +87,15 @@ def gaussian(
     """A tensor of samples of a normal distribution.
 
     Args:
-        like: The type of the result, a floating-point type.
+        like: The type of the result, a number type. A symbol of its shape may be bound by a later op.
         mean: The mean.
         std: The standard deviation.
 
     Returns:
-        A tensor of type `like`; samples are drawn in float32 and cast.
+        A tensor of type `like`; samples are drawn in float32 and cast: to integers toward 0, within the type's range.
 
     Raises:
-        TypeError: `like` is not a tensor type of floats.
-        ValueError: A symbol of the shape is not bound in the graph.
+        TypeError: `like` is not a tensor type of numbers.
     """
     return cast(_draw("normal", like) * std + mean, like.dtype)
 
@@ -102,15 +103,41 @@ def gaussian(
 normal = gaussian
 
 
+def _integers(
+    samples: TensorValue, low: TensorValueLike, high: TensorValueLike, dtype: DType
+) -> TensorValue:
+    """Integers from `low` to below `high`, of samples from 0 to below 1.
+
+    They are computed in float64: in float32 the greatest sample times a length of 2^24 is rounded to the length.
+    """
+    for bound in (low, high):
+        if isinstance(bound, int | float) and not _fits(bound, dtype):
+            raise ValueError(f"uniform: the bound {bound!r} is out of the range of {dtype}")
+    first, last = (
+        constant(float(bound), DType.float64, samples.device)
+        if isinstance(bound, int | float)
+        else cast(as_tensor(bound), DType.float64)
+        for bound in (low, high)
+    )
+    return cast(floor(cast(samples, DType.float64) * (last - first) + first), dtype)
+
+
+def _fits(bound: float, dtype: DType) -> bool:
+    bits = dtype.size_in_bits
+    lowest = 0 if dtype.is_unsigned_integral() else -(1 << (bits - 1))
+    # the upper bound is not drawn
+    return lowest <= bound <= lowest + (1 << bits)
+
+
 def _draw(distribution: str, like: TensorType) -> TensorValue:
     """Samples of the standard distribution in float32."""
     op = "gaussian" if distribution == "normal" else distribution
     if not isinstance(like, TensorType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{op}: expected the type of a tensor, got {like!r}")
-    if not like.dtype.is_float():
-        raise TypeError(f"{op}: {like!r} is not of floats; draw floats and cast them")
+    if not (like.dtype.is_float() or like.dtype.is_integral()):
+        raise TypeError(f"{op}: {like!r} is not of numbers; compare floats with a bound")
     graph = _graph.Graph.current
-    graph.check_symbols(op, like.shape.exprs)
+    graph.check_symbols(op, like.shape.exprs, may_follow=True)
     seed = graph.random_seed()
     if seed is None:
         seed = constant(0, DType.int64, device=DeviceRef.CPU())

@@ -34,7 +34,12 @@ def _reduce(name: str, op: str, x: TensorValueLike, axis: int) -> TensorValue:
     if name in ("max", "min") and tensor.dtype is DType.bool:
         # "any" and "all" are computed on uint8
         return cast_to(stage(op, (cast_to(tensor, DType.uint8),), attrs), DType.bool)
-    return stage(op, (tensor,), attrs)
+    return stage(op, (_ordered(tensor) if name in ("argmax", "argmin") else tensor,), attrs)
+
+
+def _ordered(tensor: TensorValue) -> TensorValue:
+    """The tensor, or its bools as numbers: False is less than True."""
+    return cast_to(tensor, DType.uint8) if tensor.dtype is DType.bool else tensor
 
 
 def sum(x: TensorValueLike, axis: int = -1) -> TensorValue:
@@ -121,12 +126,11 @@ def argmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
     """The index of the maximum along an axis, which stays with size 1; int64.
 
     Args:
-        x: The operand, a number type. Ties give the first index.
+        x: The operand; False is less than True. Ties give the first index.
         axis: The axis; negative counts from the last.
 
     Raises:
         ValueError: The axis is out of range or empty.
-        TypeError: The operand is bool.
     """
     return _reduce("argmax", "argmax", x, axis)
 
@@ -135,12 +139,11 @@ def argmin(x: TensorValueLike, axis: int = -1) -> TensorValue:
     """The index of the minimum along an axis, which stays with size 1; int64.
 
     Args:
-        x: The operand, a number type. Ties give the first index.
+        x: The operand; False is less than True. Ties give the first index.
         axis: The axis; negative counts from the last.
 
     Raises:
         ValueError: The axis is out of range or empty.
-        TypeError: The operand is bool.
     """
     return _reduce("argmin", "argmin", x, axis)
 
@@ -204,7 +207,7 @@ def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, 
     """The k greatest elements along an axis, in descending order, and their indices.
 
     Args:
-        input: The operand, a number type.
+        input: The operand; False is less than True.
         k: The number of elements, from 1 to the size of the axis.
         axis: The axis; negative counts from the last.
 
@@ -213,7 +216,6 @@ def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, 
 
     Raises:
         ValueError: The axis or `k` is out of range.
-        TypeError: The operand is bool.
     """
     return _select("top_k", input, k, axis)
 
@@ -222,7 +224,7 @@ def bottom_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValu
     """The k smallest elements along an axis, in ascending order, and their indices.
 
     Args:
-        input: The operand, a number type. NaN counts as the greatest element.
+        input: The operand; False is less than True, and NaN is the greatest element.
         k: The number of elements, from 1 to the size of the axis.
         axis: The axis; negative counts from the last.
 
@@ -231,7 +233,6 @@ def bottom_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValu
 
     Raises:
         ValueError: The axis or `k` is out of range.
-        TypeError: The operand is bool.
     """
     return _select("bottom_k", input, k, axis)
 
@@ -239,17 +240,17 @@ def bottom_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValu
 def _select(op: str, input: TensorValueLike, k: int, axis: int) -> tuple[TensorValue, TensorValue]:
     tensor = as_tensor(input)
     attrs = {"k": operator.index(k), "axis": normalize_axis(op, axis, tensor.rank)}
-    values, indices = _graph.Graph.current.stage(f"mo.{op}", (tensor,), attrs)
-    return tensor_of(values), tensor_of(indices)
+    values, indices = _graph.Graph.current.stage(f"mo.{op}", (_ordered(tensor),), attrs)
+    return cast_to(tensor_of(values), tensor.dtype), tensor_of(indices)
 
 
 def argsort(x: TensorValueLike, ascending: bool = True) -> TensorValue:
     """The indices that sort a tensor along its first axis.
 
-    The sort is stable. NaN counts as the greatest element.
+    The sort is stable. NaN counts as the greatest element, and False is less than True.
 
     Args:
-        x: The operand, a number type, of rank 1 or more.
+        x: The operand, of rank 1 or more.
         ascending: Whether to sort in ascending order.
 
     Returns:
@@ -257,8 +258,7 @@ def argsort(x: TensorValueLike, ascending: bool = True) -> TensorValue:
 
     Raises:
         ValueError: The operand has rank 0.
-        TypeError: The operand is bool.
     """
     tensor = as_tensor(x)
     attrs = {"axis": normalize_axis("argsort", 0, tensor.rank), "ascending": bool(ascending)}
-    return stage("argsort", (tensor,), attrs)
+    return stage("argsort", (_ordered(tensor),), attrs)

@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 
-def _dims(op: str, shape: ShapeLike) -> tuple[DimExpr, ...]:
-    """Converts a target shape, and checks that its symbols are bound in the graph."""
+def _dims(op: str, shape: ShapeLike, may_follow: bool = False) -> tuple[DimExpr, ...]:
+    """Converts a target shape, and checks that its symbols are bound in the graph, or may be by a later op."""
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise TypeError(f"{op}: the shape is {shape!r}, expected a sequence of dimensions")
     try:
@@ -36,7 +36,7 @@ def _dims(op: str, shape: ShapeLike) -> tuple[DimExpr, ...]:
     except TypeError as error:
         raise TypeError(f"{op}: {error}") from error
     if any(not dim.is_static for dim in dims):
-        _graph.Graph.current.check_symbols(op, dims)
+        _graph.Graph.current.check_symbols(op, dims, may_follow)
     return dims
 
 
@@ -130,7 +130,7 @@ def broadcast_to(x: StrongTensorValueLike, shape: ShapeLike) -> TensorValue:
         ValueError: A dimension of `x` is neither 1 nor equal, or a symbol is not bound in the graph.
     """
     tensor = as_tensor(x)
-    dims = _dims("broadcast_to", shape)
+    dims = _dims("broadcast_to", shape, may_follow=True)
     type_ = tensor.mlir_type
     if dims == type_.shape:
         return tensor
@@ -289,5 +289,5 @@ def shape_to_tensor(shape: ShapeLike) -> TensorValue:
     Raises:
         ValueError: A symbol is not bound in the graph.
     """
-    attrs: dict[str, Any] = {"shape": _dims("shape_to_tensor", shape)}
+    attrs: dict[str, Any] = {"shape": _dims("shape_to_tensor", shape, may_follow=True)}
     return stage("shape_to_tensor", (), attrs)

@@ -29,27 +29,29 @@ def band_part(
 
     Args:
         x: The tensor ``[…, M, N]``.
-        num_lower: The number of diagonals below the main one in the band; None for all.
-        num_upper: The number of diagonals above the main one in the band; None for all.
+        num_lower: The number of diagonals below the main one in the band; None or -1 for all.
+        num_upper: The number of diagonals above the main one in the band; None or -1 for all.
         exclude: Whether to zero the band instead.
 
     Returns:
         A tensor of the shape and dtype of `x`.
 
     Raises:
-        ValueError: The rank is less than 2, or a number is negative or exceeds the diagonals of the matrix.
+        ValueError: The rank is less than 2, or a number is below -1 or exceeds the diagonals of the matrix.
     """
     tensor = as_tensor(x)
     if tensor.rank < 2:
         raise ValueError(f"band_part: {tensor!r} has rank {tensor.rank}, expected 2 or more")
     rows, columns = tensor.shape[-2:]
+    num_lower, num_upper = (None if _is_all(n) else n for n in (num_lower, num_upper))
     for name, number, size in (("num_lower", num_lower, rows), ("num_upper", num_upper, columns)):
         limit = size.expr.value if size.expr.is_static else None
         if number is not None and (
             number < 0 or (limit is not None and number > max(limit - 1, 0))
         ):
             raise ValueError(
-                f"band_part: {name} is {number}, expected 0 or more and less than {size} for {tensor!r}"
+                f"band_part: {name} is {number}, expected -1 (all) or 0 or more and less than {size}, "
+                f"for {tensor!r}"
             )
     row = reshape(range(0, rows, dtype=DType.int64, device=tensor.device), [rows, 1])
     column = reshape(range(0, columns, dtype=DType.int64, device=tensor.device), [1, columns])
@@ -63,6 +65,10 @@ def band_part(
     if mask is None:
         mask = broadcast_to(constant(True, DType.bool, tensor.device), [rows, columns])
     return where(logical_not(mask) if exclude else mask, tensor, 0)
+
+
+def _is_all(number: object) -> bool:
+    return not isinstance(number, TensorValue | float) and number == -1
 
 
 def hann_window(

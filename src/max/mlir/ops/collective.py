@@ -31,9 +31,9 @@ def _inputs(op: str, types: Types) -> list[TensorType]:
                 "expected one input per device"
             )
     for index, (x, buffer) in enumerate(zip(tensors, types[count:-1], strict=True)):
-        if not isinstance(buffer, BufferType) or buffer.dtype is not DType.uint8:
+        if not isinstance(buffer, BufferType):
             raise TypeError(
-                f"{op}: signal buffer {index} is {short_types([buffer])}, expected a uint8 buffer"
+                f"{op}: signal buffer {index} is {short_types([buffer])}, expected a buffer"
             )
         if buffer.device != x.device:
             raise ValueError(
