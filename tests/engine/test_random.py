@@ -149,12 +149,10 @@ def test_dtypes(dtype: DType) -> None:
 def test_mistakes() -> None:
     with Graph("mistakes", input_types=[floats(3)]) as graph:
         x = graph.inputs[0].tensor
-        with pytest.raises(TypeError, match="uniform: .*is not of floats"):
-            ops.random.uniform(TensorType(DType.int32, [3], DEVICE))
+        with pytest.raises(TypeError, match="uniform: .*is not of numbers"):
+            ops.random.uniform(TensorType(DType.bool, [3], DEVICE))
         with pytest.raises(TypeError, match="gaussian: expected the type of a tensor"):
             ops.random.gaussian([3])  # pyright: ignore
-        with pytest.raises(ValueError, match="uniform: the dimension 'm' is unknown"):
-            ops.random.uniform(floats("m"))
         with pytest.raises(ValueError, match=r"expected \(low, high\)"):
             ops.random.uniform(floats(3), range=(0.0,))  # pyright: ignore
         with pytest.raises(TypeError, match="set_seed: the seed is"):

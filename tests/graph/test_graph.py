@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from max import _interpreter, mlir
+from max import kernel as k
 from max.dtype import DType
 from max.experimental import functional
 from max.graph import (
@@ -485,6 +486,21 @@ def test_encodings() -> None:
 # Custom ops
 
 
+@k.register("test.scale")
+def scale_kernel(out: k.Output, x: k.Input, *, by, of, ctx: k.Context):
+    pass
+
+
+@k.register("test.count")
+def count_kernel(out: k.Output, b: k.InOut, x: k.Input, ctx: k.Context):
+    pass
+
+
+@k.register("test.unknown")
+def unknown_kernel(out: k.Output, x: k.Input, ctx: k.Context):
+    pass
+
+
 def test_custom_ops() -> None:
     @_interpreter.register("test.scale")
     def scale(x: np.ndarray, *, by: float, of: DType) -> np.ndarray:
@@ -537,12 +553,16 @@ def test_kernel_library(tmp_path: Path) -> None:
     graph = Graph("g", input_types=[f32(2)], custom_extensions=[tmp_path])
     assert graph.kernel_libraries_paths == [tmp_path]
     with graph:
-        for name in ("add_one", "add_two"):
+        for name in ("add_one", "test.unknown"):
             ops.custom(name, CPU, graph.inputs, [f32(2)])
+        with pytest.raises(ValueError, match="custom 'add_two': no kernel is registered.*add_one"):
+            ops.custom("add_two", CPU, graph.inputs, [f32(2)])
         graph.output()
     first, second, _ = mlir.entry(graph.to_mlir()).body
     library.verify_custom_op(first)
-    with pytest.raises(ValueError, match="no library registers 'add_two'; registered: add_one"):
+    with pytest.raises(
+        ValueError, match="no library registers 'test.unknown'; registered: add_one"
+    ):
         library.verify_custom_op(second)
     with pytest.raises(FileNotFoundError, match="none.py does not exist"):
         library.add_path(tmp_path / "none.py")

@@ -123,7 +123,7 @@ def _check(
     if (file := graph.file_of_kernel(name)) is not None:
         extensions.load_extensions([file])
     if name not in kernel.registered_names():
-        if name.startswith("mo."):  # an op of the kernel library
+        if not name or name.startswith("mo."):  # an error of the op, or an op of the kernel library
             return
         try:
             kernel.registered(name)
