@@ -57,7 +57,9 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 
 def _pow(x: Array, y: Array) -> Array:
     if x.dtype.kind not in "iu":
-        return np.power(x, y)
+        # NumPy takes the square root for one power of 0.5: of -0.0 and -inf it is not C's pow
+        root = (y == 0.5) & ((x == 0) | np.isinf(x))
+        return np.where(root, np.abs(x), np.power(x, y))
     if x.dtype.kind == "u":
         return np.power(x, y)
     # negative exponents: NumPy raises for integers; the quotient truncates to 0 unless x is 1 or -1

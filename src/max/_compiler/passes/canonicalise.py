@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -174,12 +175,23 @@ def _pow(op: MoOp) -> SSAValue | None:
             return insert_before(
                 op, build("mo.mul", (insert_before(op, build("mo.mul", (x, x))), x))
             )
-        case 0.5:
-            return insert_before(op, build("mo.sqrt", (x,)))
-        case -0.5:
-            return insert_before(op, build("mo.rsqrt", (x,)))
+        case 0.5 | -0.5 as power:
+            # unlike roots, powers of -0.0 are those of 0.0, and powers of -inf those of inf
+            infinite = insert_before(op, build("mo.equal", (x, _filled(op, type_, -math.inf))))
+            base = insert_before(op, build("mo.add", (x, _filled(op, type_, 0.0))))
+            base = (infinite, _filled(op, type_, math.inf), base)
+            base = insert_before(op, build("mo.select", base))
+            return insert_before(op, build("mo.sqrt" if power > 0 else "mo.rsqrt", (base,)))
         case _:
             return None
+
+
+def _filled(op: MoOp, type_: TensorType, number: float) -> SSAValue:
+    """A tensor of one number, before an op."""
+    scalar_type = TensorType.get(type_.dtype, (), type_.device)
+    attr = {"value": DenseAttr.of(np.asarray(number).astype(type_.dtype.to_numpy()))}
+    scalar = insert_before(op, build("mo.constant", (), attr, (scalar_type,)))
+    return insert_before(op, build("mo.broadcast_to", (scalar,), {}, (type_,)))
 
 
 def _pad(op: MoOp) -> SSAValue | None:
@@ -192,23 +204,12 @@ def _pad(op: MoOp) -> SSAValue | None:
     value = op.operands[0]
     type_ = value.type
     assert isinstance(type_, TensorType)
-    fill = np.asarray(op.attr("value")).astype(type_.dtype.to_numpy())
-    scalar_type = TensorType.get(type_.dtype, (), type_.device)
-    scalar = insert_before(
-        op, build("mo.constant", (), {"value": DenseAttr.of(fill)}, (scalar_type,))
-    )
     for axis, amounts in enumerate(zip(low, high, strict=True)):
         assert isinstance(value.type, TensorType)
         shape = value.type.shape
         margins = [
-            insert_before(
-                op,
-                build(
-                    "mo.broadcast_to",
-                    (scalar,),
-                    {},
-                    (type_.with_shape([*shape[:axis], amount, *shape[axis + 1 :]]),),
-                ),
+            _filled(
+                op, type_.with_shape([*shape[:axis], amount, *shape[axis + 1 :]]), op.attr("value")
             )
             if amount != 0
             else None

@@ -359,9 +359,15 @@ def floating(x: Any) -> Any:
     return v.convert(x, f32) if x.dtype.is_narrow_float else x
 
 
+def _pow(x: Any, y: Any) -> Any:
+    """C's ``pow``; NumPy takes the square root for one power of 0.5, also of -0.0 and -inf."""
+    root = (y == 0.5) & ((x == 0) | np.isinf(x))
+    return np.where(root, np.abs(x), np.power(x, y))
+
+
 def libm(name: str, *xs: Any) -> Any:
     """A function of the C library (``"exp"``, ``"log"``, …) on f64 values, lane by lane."""
-    table = {"pow": np.power, "erf": np.vectorize(math.erf, otypes=[np.float64])}
+    table = {"pow": _pow, "erf": np.vectorize(math.erf, otypes=[np.float64])}
     fn = table.get(name) or getattr(np, {"acos": "arccos", "atanh": "arctanh"}.get(name, name))
     arrays = [v.value(x).data.astype(np.float64) for x in xs]
     with np.errstate(all="ignore"):

@@ -384,7 +384,7 @@ def pow(x: Any, y: Any) -> Any:
     integral = (k.trunc(y) == y) & (k.abs(y) < _INF) | (k.abs(y) == _INF)
     odd = integral & (k.trunc(y * 0.5) != y * 0.5) & (k.abs(y) < 16777216.0)
     negative = k.copysign(1.0, x) < 0.0
-    result = k.select((x < 0.0) & ~integral, _NAN, result)
+    result = k.select((x < 0.0) & (x > -_INF) & ~integral, _NAN, result)
     result = k.select(negative & odd, -result, result)
     # 0 * inf in the exponent; |x| = 1 with infinite y
     result = k.select((y == 0.0) | (x == 1.0) | ((a == 1.0) & (k.abs(y) == _INF)), 1.0, result)
