@@ -37,6 +37,7 @@ class FakeWorker:
 
     exit_reason = "signal SIGKILL"
     pid = 1
+    signs = None
 
     def __init__(self) -> None:
         self.channel = self

@@ -14,6 +14,7 @@ import pytest
 
 from max.pipelines.generation.channel import ConnectionChannel
 from max.pipelines.generation.protocol import EngineReady, Shutdown
+from max.serve.settings import WorkerSettings
 from max.serve.worker import client as worker_client
 from max.serve.worker import process
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError
@@ -352,7 +353,7 @@ def test_a_process_that_cannot_be_started_leaves_no_thread(monkeypatch) -> None:
         "multiprocessing.context.SpawnProcess.start",
         lambda self: (_ for _ in ()).throw(OSError(11, "no process")),
     )
-    settings: Any = None
+    settings = WorkerSettings({})
     with pytest.raises(OSError, match="no process"):
         WorkerProcess(settings)
     (channel,) = made

@@ -20,9 +20,10 @@ from starlette.routing import Route
 
 from max.entrypoints.cli.serve import serve
 from max.pipelines.store.local import ModelStore
+from max.serve.host_names import checked_host, host_of, leads_here
 from max.serve.http import later
 from max.serve.http.app import build_app
-from max.serve.http.hosts import HostRule, checked_host, host_of, leads_here
+from max.serve.http.hosts import HostRule
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
 from max.serve.pool import ModelPool

@@ -39,7 +39,7 @@ async def load_model(
     def start() -> Worker:
         return start_worker(worker_settings)
 
-    engine = EngineClient(start, worker or await start_in_thread(start))
+    engine = EngineClient(start, worker or await start_in_thread(start), settings.watch)
     engine.start()
     try:
         # the worker loads the weights meanwhile

@@ -27,6 +27,21 @@ class LogSettings:
 
 
 @dataclass(frozen=True)
+class WatchLimits:
+    """How long a worker may be silent.
+
+    Args:
+        unhealthy_s: Seconds without a beat after which it is unhealthy.
+        restart_s: Seconds without a beat after which it is replaced; 0: it never is.
+        step_s: Seconds of one step of the engine after which it is replaced; 0: it never is.
+    """
+
+    unhealthy_s: float = 5.0
+    restart_s: float = 30.0
+    step_s: float = 600.0
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """The settings of a server, without those of its model.
 
@@ -47,7 +62,7 @@ class ServerSettings:
         cors_origins: Origins of web pages that may use the server; none by default.
         share_prefixes: Whether requests of different API keys and tenants share cached prefixes.
         tenant_header: The header that names the tenant of a request, beside its key.
-        allowed_hosts: Hosts that the server answers besides its own, in the form that ``max.serve.http.hosts`` has.
+        allowed_hosts: Hosts that the server answers besides its own, from ``checked_host``.
         tool_parser: The format of tool calls; None: as the model's chat template teaches.
         task: What the model must do; None: whatever its architecture does.
         web_page: Whether ``/`` is the chat page.
@@ -55,6 +70,7 @@ class ServerSettings:
         log_requests: Whether each request is logged.
         otlp_endpoint: Where traces are sent, by OTLP over HTTP; None: nothing is traced.
         logs: Where the log goes.
+        watch: How long a worker may be silent.
     """
 
     host: str = "127.0.0.1"
@@ -81,6 +97,7 @@ class ServerSettings:
     log_requests: bool = False
     otlp_endpoint: str | None = None
     logs: LogSettings = LogSettings()
+    watch: WatchLimits = WatchLimits()
 
 
 @dataclass(frozen=True)
@@ -91,8 +108,10 @@ class WorkerSettings:
         config: The fields of ``PipelineConfig`` that are set.
         log_level: The level of the ``max`` logger.
         logs: Where its log goes.
+        unhealthy_s: Seconds without a sign of life after which it is unhealthy.
     """
 
     config: dict[str, Any]
     log_level: str = "warning"
     logs: LogSettings = LogSettings()
+    unhealthy_s: float = WatchLimits.unhealthy_s

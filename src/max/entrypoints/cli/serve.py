@@ -12,49 +12,25 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from max._config import flags
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.config_file import read_config
 from max.entrypoints.cli.env_file import read_env_file
 from max.entrypoints.cli.errors import CommandError, StoppedError
-from max.entrypoints.cli.options import GroupedCommand, GroupedOption, config_options, given
-from max.serve.settings import API_TYPES, LogSettings, ServerSettings, WorkerSettings
+from max.entrypoints.cli.options import GroupedCommand, config_options, given
+from max.entrypoints.cli.serve_options import PREFIX, server_options
+from max.serve.settings import (
+    API_TYPES,
+    LogSettings,
+    ServerSettings,
+    WatchLimits,
+    WorkerSettings,
+)
 
-TOOL_PARSERS = [
-    "hermes",
-    "qwen",
-    "llama3_json",
-    "llama3",
-    "llama",
-    "mistral",
-    "granite",
-    "pythonic",
-    "deepseek",
-    "harmony",
-    "generic",
-]
-_PREFIX = "MAX_SERVE_"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
-
-
-_SERVER, _CLIENTS, _ROUTER, _LOG = "Server", "Clients", "Several models", "Logs and traces"
-
-
-def _option(*names: str, env: str | list[str], group: str = _SERVER, **attributes: object) -> Any:
-    """An option of the server, with its variable of the environment, or several."""
-    return click.option(
-        *names,
-        cls=GroupedOption,
-        group=group,
-        envvar=_PREFIX + env if isinstance(env, str) else env,
-        show_envvar=True,
-        show_default=True,
-        **attributes,
-    )
 
 
 class ServeCommand(GroupedCommand):
@@ -80,249 +56,10 @@ class ServeCommand(GroupedCommand):
         return super().make_context(info_name, args, parent, **extra)
 
 
-def _json_names(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> frozenset[str] | None:
-    """A set of names from a JSON array, or from a text with commas between."""
-    if value is None or not value.strip():
-        return None
-    try:
-        names = json.loads(value) if value.lstrip().startswith(("[", '"')) else value.split(",")
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no JSON array: {error}") from error
-    if not isinstance(names, list) or not names:
-        raise click.BadParameter(f'{value!r} is no list of names, such as ["openai", "responses"]')
-    given_names = frozenset(str(name).strip().lower() for name in cast("list[Any]", names))
-    if unknown := sorted(given_names - API_TYPES):
-        raise click.BadParameter(
-            f"there is no API {unknown[0]!r}; there are {', '.join(sorted(API_TYPES))}"
-        )
-    return given_names
-
-
-def _hosts(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The hosts of values that have one each, or several with commas between."""
-    names = [name for value in values for name in value.split(",") if name.strip()]
-    if not names:
-        return ()
-    from max.serve.http.hosts import checked_host
-
-    try:
-        return tuple(map(checked_host, names))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command("serve", cls=ServeCommand, short_help="Serve a model over HTTP.")
-@_option(
-    "--config-file",
-    env="CONFIG_FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    is_eager=True,
-    expose_value=False,
-    callback=read_config,
-    help="A YAML or JSON file with values of options; the command line and variables come before it.",
-)
-@_option("--host", env="HOST", default="127.0.0.1", help="The address to listen on.")
-@_option(
-    "--port",
-    env="PORT",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    help="The port; 0: one that is free.",
-)
-@_option(
-    "--metrics-port",
-    env="METRICS_ENDPOINT_PORT",
-    type=click.IntRange(0, 65535),
-    default=8001,
-    help="The port that has /metrics alone; 0: none.",
-)
-@_option(
-    "--api-key",
-    group=_CLIENTS,
-    env="API_KEY",
-    multiple=True,
-    help="A key that clients must give; may be given more than once.",
-)
-@_option(
-    "--api-key-file",
-    group=_CLIENTS,
-    env="API_KEY_FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="A file with one key a line.",
-)
-@_option(
-    "--max-queue",
-    group=_CLIENTS,
-    env="MAX_QUEUE",
-    type=click.IntRange(min=0),
-    default=512,
-    help="Requests that may wait; more get status 429.",
-)
-@_option(
-    "--max-key-requests",
-    group=_CLIENTS,
-    env="MAX_KEY_REQUESTS",
-    type=click.IntRange(min=1),
-    help="Open requests of one API key; more get status 429.",
-)
-@_option(
-    "--key-requests-per-minute",
-    group=_CLIENTS,
-    env="KEY_REQUESTS_PER_MINUTE",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Requests a minute of one API key; more get status 429.",
-)
-@_option(
-    "--max-request-bytes",
-    group=_CLIENTS,
-    env="MAX_REQUEST_BYTES",
-    type=click.IntRange(min=1),
-    default=32 << 20,
-    help="The longest body of a request.",
-)
-@_option(
-    "--request-timeout",
-    group=_CLIENTS,
-    env="REQUEST_TIMEOUT_S",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a request may take.",
-)
-@_option(
-    "--graceful-shutdown-timeout",
-    env="GRACEFUL_SHUTDOWN_TIMEOUT_S",
-    type=click.FloatRange(min=0),
-    default=5.0,
-    help="Seconds that open requests get to end after SIGTERM.",
-)
-@_option(
-    "--ssl-certfile",
-    env="SSL_CERTFILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="The certificate, in a PEM file.",
-)
-@_option(
-    "--ssl-keyfile",
-    env="SSL_KEYFILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="The key of the certificate.",
-)
-@_option(
-    "--cors-origin",
-    group=_CLIENTS,
-    env="CORS_ORIGINS",
-    multiple=True,
-    help="An origin of web pages that may use the server; may be given more than once.",
-)
-@_option(
-    "--allowed-hosts",
-    group=_CLIENTS,
-    env="ALLOWED_HOSTS",
-    multiple=True,
-    callback=_hosts,
-    help="Hosts to answer besides those of this machine, with commas between; *.example.com: all names below it.",
-)
-@_option(
-    "--share-prefixes/--no-share-prefixes",
-    group=_CLIENTS,
-    env="SHARE_PREFIXES",
-    help="Let API keys and tenants share cached prefixes, whose times tell what others have asked.",
-)
-@_option(
-    "--tenant-header",
-    group=_CLIENTS,
-    env="TENANT_HEADER",
-    default="X-Tenant-Id",
-    help="The header that names the tenant of a request; tenants share no cached prefixes.",
-)
-@_option(
-    "--tool-parser",
-    env="TOOL_PARSER",
-    type=click.Choice(TOOL_PARSERS),
-    help="How the model writes calls of tools. Not set: as its chat template teaches.",
-)
-@_option(
-    "--task",
-    env="TASK",
-    type=click.Choice(["text_generation", "embeddings_generation"]),
-    help="What the model does; an error where its architecture does something else.",
-)
-@_option(
-    "--models-dir",
-    group=_ROUTER,
-    env="MODELS_DIR",
-    type=click.Path(file_okay=False, exists=True),
-    help="Without --model: the folder of the models that requests may name. Not set: as `max ls`.",
-)
-@_option(
-    "--max-loaded-models",
-    "--models-max",
-    group=_ROUTER,
-    env="MAX_LOADED_MODELS",
-    type=click.IntRange(min=1),
-    default=4,
-    help="Without --model: the most models that are loaded at once.",
-)
-@_option(
-    "--idle-timeout",
-    "--sleep-idle-seconds",
-    group=_ROUTER,
-    env="IDLE_TIMEOUT_S",
-    type=float,
-    default=300.0,
-    help="Without --model: seconds after which a model without requests is unloaded; negative: never.",
-)
-@_option(
-    "--api-types",
-    env="API_TYPES",
-    callback=_json_names,
-    help='The APIs to serve, a JSON array such as ["openai", "responses"]. Not set: all.',
-)
-@_option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /.")
-@_option(
-    "--log-requests/--no-log-requests", group=_LOG, env="LOG_REQUESTS", help="Log each request."
-)
-@_option(
-    "--log-prefix", group=_LOG, env="LOG_PREFIX", default="", help="Begins each line of the log."
-)
-@_option(
-    "--log-file",
-    group=_LOG,
-    env="LOGS_FILE_PATH",
-    type=click.Path(dir_okay=False, writable=True),
-    help="A file that gets each line of the log besides the console.",
-)
-@_option(
-    "--structured-logging/--no-structured-logging",
-    group=_LOG,
-    env=["MODULAR_STRUCTURED_LOGGING"],
-    help="Write each line of the log as a JSON object.",
-)
-@_option(
-    "--load-log-interval",
-    group=_LOG,
-    env="SCHEDULER_STATS_LOG_INTERVAL_S",
-    type=click.FloatRange(min=0),
-    default=3.0,
-    help="Seconds between two lines with the load of a busy engine, of level info; 0: none.",
-)
-@_option(
-    "--otlp-endpoint",
-    group=_LOG,
-    env=[_PREFIX + "OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
-    help="Send traces to this collector, by OTLP over HTTP. Not set: nothing is traced or sent.",
-)
-@_option(
-    "--pretty-print-config/--no-pretty-print-config",
-    env="PRETTY_PRINT_CONFIG",
-    group=_LOG,
-    help="Print the settings as JSON before the start.",
-)
+@server_options
 @config_options
-@partial(log_level_option, envvar=_PREFIX + "LOGS_CONSOLE_LEVEL")
+@partial(log_level_option, envvar=PREFIX + "LOGS_CONSOLE_LEVEL")
 @click.pass_context
 def serve(context: click.Context, **options: Any) -> None:
     """Serve a model over HTTP.
@@ -346,7 +83,7 @@ def serve(context: click.Context, **options: Any) -> None:
     elif models_dir is not None:
         raise CommandError("--model and --models-dir are given", "Give one of them.")
     level = context.find_root().meta.get("log_level") or flags.MAX_LOG_LEVEL
-    worker_settings = WorkerSettings(config, level, settings.logs)
+    worker_settings = WorkerSettings(config, level, settings.logs, settings.watch.unhealthy_s)
     if settings.logs != LogSettings() or level != "warning":
         from max.serve.logs import set_up_logs
 
@@ -465,7 +202,16 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         raise CommandError(
             "TLS needs a certificate and its key", "Give --ssl-certfile and --ssl-keyfile."
         )
+    watch = WatchLimits(
+        options.pop("unhealthy_after"), options.pop("restart_after"), options.pop("step_timeout")
+    )
+    if 0 < watch.restart_s < watch.unhealthy_s:
+        raise CommandError(
+            f"--restart-after is {watch.restart_s:g}, less than --unhealthy-after, {watch.unhealthy_s:g}",
+            "Give a greater --restart-after; 0: never.",
+        )
     return ServerSettings(
+        watch=watch,
         host=options.pop("host"),
         port=options.pop("port"),
         metrics_port=options.pop("metrics_port") or None,

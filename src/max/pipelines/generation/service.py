@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
@@ -52,10 +52,23 @@ WARM_UP_DELAY_S = 0.3
 """The idle time in seconds after the start before an engine warms up its pipeline."""
 
 
+class StepSigns(Protocol):
+    """Is told when the loop of an engine process works, so that another process can notice that it hangs."""
+
+    def step_begins(self) -> None:
+        """A step begins; an earlier one has ended."""
+        ...
+
+    def step_ends(self) -> None:
+        """The loop waits for commands."""
+        ...
+
+
 def serve_pipeline(
     load: Callable[[], object],
     channel: Channel[Command, Event],
     stats_interval: float | None = None,
+    steps: StepSigns | None = None,
 ) -> None:
     """Loads a pipeline and runs it for the requests of a channel; the main function of an engine process.
 
@@ -67,6 +80,7 @@ def serve_pipeline(
         channel: The engine's end of the channel.
         stats_interval: The number of seconds between two ``EngineStats`` while the engine works; one more is sent when
             it becomes idle. None: none are sent.
+        steps: Is told when steps begin and end; None: nobody is.
     """
     try:
         pipeline = load()
@@ -76,7 +90,7 @@ def serve_pipeline(
     except Exception as error:
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return
-    serve(pipeline, limits, channel, stats_interval)
+    serve(pipeline, limits, channel, stats_interval, steps)
 
 
 def serve(
@@ -84,6 +98,7 @@ def serve(
     limits: SchedulerLimits,
     channel: Channel[Command, Event],
     stats_interval: float | None = None,
+    steps: StepSigns | None = None,
 ) -> None:
     """Runs a pipeline for the requests of a channel.
 
@@ -94,8 +109,9 @@ def serve(
         limits: The limits of batches.
         channel: The engine's end of the channel.
         stats_interval: The number of seconds between two ``EngineStats``; None: none are sent.
+        steps: Is told when steps begin and end; None: nobody is.
     """
-    _Service(pipeline, limits, channel, stats_interval).run()
+    _Service(pipeline, limits, channel, stats_interval, steps).run()
 
 
 @dataclass(frozen=True)
@@ -119,11 +135,12 @@ class _Service:
         limits: SchedulerLimits,
         channel: Channel[Command, Event],
         stats_interval: float | None,
+        steps: StepSigns | None,
     ) -> None:
         self._pipeline = pipeline  # keeps the pipeline alive, which an engine does not
         self._reader = StepReader(self._send_early)
         self._engine = Engine(pipeline, limits, self._reader)
-        self._channel, self._limits = channel, limits
+        self._channel, self._limits, self._steps = channel, limits, steps
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._open: set[RequestID] = set()
         self._shutdown: Shutdown | None = None
@@ -159,7 +176,10 @@ class _Service:
                 )
                 self._warming.start()
             while not self._stopped():
-                self._obey(wait=self._engine.idle)
+                idle = self._engine.idle
+                if self._steps is not None and not idle:
+                    self._steps.step_begins()
+                self._obey(wait=idle)
                 events = [self._event(outcome) for outcome in self._engine.step()]
                 self._channel.send_all([*self._started(), *events, *self._due_stats()])
                 self._keep_under_load()
@@ -249,6 +269,8 @@ class _Service:
         """Executes the queued commands; waits for one if the engine is idle."""
         while wait or not self._commands.empty():
             command = self._wait() if wait else self._commands.get()
+            if wait and self._steps is not None:
+                self._steps.step_begins()
             wait = False
             match command:
                 case _Arrival() as arrival:
@@ -269,6 +291,8 @@ class _Service:
     def _wait(self) -> _Command:
         """Waits for a command; if none arrives for some time, stores new prefixes."""
         self._keeper.resume()
+        if self._steps is not None:
+            self._steps.step_ends()
         try:
             # retry if the previous write is still running, as an idle engine has no later occasion
             while self._has_new_prefixes and isinstance(self._pipeline, KeepingPipeline):

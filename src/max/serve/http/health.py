@@ -10,7 +10,7 @@ from starlette.responses import Response
 from max._version import __version__
 from max.serve.http.state import json_response, refuse_foreign_pages, state_of
 from max.serve.metrics import CONTENT_TYPE
-from max.serve.worker.client import EngineState
+from max.serve.worker.client import EngineClient, EngineState
 
 router = APIRouter(tags=["operation"])
 
@@ -26,10 +26,17 @@ async def health(request: Request) -> Response:
     """
     pool = state_of(request).pool
     # a router is healthy even if an engine has stopped: the next request loads the model
-    states = {model.engine.state for model in pool.loaded() if pool.is_pinned(model)}
-    well = states <= {EngineState.READY}
-    words = sorted(state.value for state in states - {EngineState.READY})
+    engines = [model.engine for model in pool.loaded() if pool.is_pinned(model)]
+    words = sorted({_word(engine) for engine in engines} - {EngineState.READY.value})
+    well = not words
     return json_response({"status": "ok" if well else ", ".join(words)}, 200 if well else 503)
+
+
+def _word(engine: EngineClient) -> str:
+    """The state of an engine in a word."""
+    if engine.state is EngineState.READY and not engine.responds:
+        return "unresponsive"
+    return engine.state.value
 
 
 @router.get("/version")

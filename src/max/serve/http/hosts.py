@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from max.serve.errors import ApiError, shown
+from max.serve.host_names import address_of, host_of, leads_here
 from max.serve.http.error_responses import send_error
 from max.serve.settings import ServerSettings
 
 TARGET_HOST = "target_host"
 """The key of a connection's state for the host of a request target that is a whole URL."""
-_HOST = re.compile(r"(\[[0-9A-Za-z:.%_~-]+\]|[^\s/@,:?#\[\]\\]+)(?::[0-9]*)?")
-_PATTERN = re.compile(r"(?:\*\.|\.)?[^\s/@,:?#\[\]\\*]+|\*")
-
-
-def host_of(value: str) -> str | None:
-    """The host of an authority in lower case, without its port, the brackets of IPv6 and one dot at the end.
-
-    Args:
-        value: A ``Host`` header, or what stands for it.
-
-    Returns:
-        The host; None if the value is not a host.
-    """
-    match = _HOST.fullmatch(value)
-    if match is None:
-        return None
-    return match[1].removeprefix("[").removesuffix("]").removesuffix(".").lower() or None
-
-
-def checked_host(value: str) -> str:
-    """A value of ``--allowed-hosts`` in the form that requests are compared with.
-
-    Args:
-        value: A name, an address, a name that begins with ``*.`` or a dot for all names below it, or ``*``.
-
-    Raises:
-        ValueError: It is not one of these.
-    """
-    host = value.strip().lower()
-    if _address(address := host[1:-1] if host.startswith("[") and host.endswith("]") else host):
-        return address
-    if not _PATTERN.fullmatch(host):
-        raise ValueError(
-            f"{value!r} is no host; give a name without scheme, port and path, such as gpu.example.com, *.example.com "
-            "for all names below it, an address, or * for every host"
-        )
-    if not host.isascii():
-        try:  # browsers send international names in this form
-            host = host.encode("idna").decode()
-        except UnicodeError as error:
-            raise ValueError(f"{value!r} is no host: {error}") from error
-    host = host.removesuffix(".")
-    return host[1:] if host.startswith("*.") else host
-
-
-def leads_here(host: str) -> bool:
-    """Whether a host is this machine for every client: a loopback address, ``localhost``, or ``0.0.0.0``.
-
-    Args:
-        host: The host, from :func:`host_of`.
-    """
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    address = _address(host)
-    return address is not None and (address.is_loopback or address.is_unspecified)
 
 
 class HostRule:
@@ -80,13 +24,13 @@ class HostRule:
     own host. A request without a host is answered in HTTP/1.0 only: browsers do not send it, health checks do.
 
     Args:
-        allowed: Further hosts, from :func:`checked_host`.
+        allowed: Further hosts, from ``checked_host``.
         restricted: Whether other hosts are refused.
     """
 
     def __init__(self, allowed: Iterable[str] = (), restricted: bool = True) -> None:
         self._allowed = frozenset(allowed)
-        self._addresses = frozenset(filter(None, map(_address, self._allowed)))
+        self._addresses = frozenset(filter(None, map(address_of, self._allowed)))
         self._domains = tuple(host for host in self._allowed if host.startswith("."))
         self._restricted = restricted and "*" not in self._allowed
 
@@ -98,7 +42,7 @@ class HostRule:
             settings: Its settings.
             address: The address that it listens on.
         """
-        listens_on = _address(address)
+        listens_on = address_of(address)
         keyless_here = listens_on is not None and listens_on.is_loopback and not settings.api_keys
         own = host_of(f"[{settings.host}]" if ":" in settings.host else settings.host)
         allowed = [*settings.allowed_hosts, *([] if own is None else [own])]
@@ -135,9 +79,9 @@ class HostRule:
     def _answers(self, host: str, scope: Scope) -> bool:
         if leads_here(host) or host in self._allowed or host.endswith(self._domains):
             return True
-        address = _address(host)  # no name can stand for an address
+        address = address_of(host)  # no name can stand for an address
         own = (scope.get("server") or ("",))[0]
-        return address is not None and address in (_address(own), *self._addresses)
+        return address is not None and address in (address_of(own), *self._addresses)
 
 
 class HostGuard:
@@ -168,12 +112,3 @@ class HostGuard:
 
 def _malformed(message: str) -> ApiError:
     return ApiError(message, code="invalid_host")
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """A host as an address, an IPv4 address within IPv6 as what it is; None: it is a name."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address

@@ -23,12 +23,14 @@ from max.pipelines.generation.protocol import (
     StepTimes,
     TokensGenerated,
 )
+from max.serve.settings import WatchLimits
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 from max.serve.worker.event_reader import (
     EventReader,
     Worker,
     WorkerMessage,
     end_in_thread,
+    kill_in_thread,
     start_in_thread,
 )
 from max.serve.worker.subscription import (
@@ -38,11 +40,14 @@ from max.serve.worker.subscription import (
     Subscription,
     WorkerRequest,
 )
+from max.serve.worker.watch import WorkerWatch
 
 logger = logging.getLogger("max.serve")
 
 MOST_ATTEMPTS = 3
 """A request without a token yet is sent to this many workers at most: it may be the cause of their deaths."""
+MOST_SILENT_ATTEMPTS = 2
+"""The same for workers that hang, each of which takes a while to be replaced."""
 MOST_FAILED_STARTS = 5
 """The number of starts in a row that may fail."""
 _FIRST_DELAY_S = 0.1
@@ -75,10 +80,18 @@ class EngineClient:
     Args:
         start_worker: Starts a worker process.
         worker: The first worker, if it was started already.
+        limits: How long a worker may be silent.
     """
 
-    def __init__(self, start_worker: Callable[[], Worker], worker: Worker | None = None) -> None:
-        self._start_worker = start_worker
+    def __init__(
+        self,
+        start_worker: Callable[[], Worker],
+        worker: Worker | None = None,
+        limits: WatchLimits | None = None,
+    ) -> None:
+        self._start_worker, self._limits = start_worker, limits or WatchLimits()
+        self._watch: WorkerWatch | None = None
+        self._killing: asyncio.Future[None] | None = None  # of the last worker that did not respond
         self._worker = worker
         self._open: dict[str, OpenRequest] = {}
         self._state = EngineState.STARTING
@@ -100,6 +113,11 @@ class EngineClient:
     def state(self) -> EngineState:
         """The state of the engine."""
         return self._state
+
+    @property
+    def responds(self) -> bool:
+        """Whether the worker gives signs of life; also while none is to give any, as the state tells that."""
+        return self._watch is None or self._watch.responds
 
     @property
     def open_requests(self) -> int:
@@ -226,6 +244,8 @@ class EngineClient:
         if restart is not None:
             restart.cancel()
             await asyncio.wait({restart})  # after that no start of a worker is under way
+        if self._killing is not None:
+            await asyncio.wait({self._killing}, timeout=timeout)
         if worker is None:
             return
         self._send(Shutdown(finish))
@@ -237,6 +257,15 @@ class EngineClient:
 
     def _set_state(self, state: EngineState) -> None:
         self._state = state
+        # only a worker that is ready is watched: compiling and reading a model may take any time
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        worker = self._worker
+        if state is EngineState.READY and worker is not None and worker.signs is not None:
+            self._watch = WorkerWatch(
+                worker.signs, self._limits, lambda reason: self._replace(worker, reason)
+            )
         self._changed.set()
 
     def _attach(self, worker: Worker) -> None:
@@ -296,8 +325,19 @@ class EngineClient:
         except OSError:
             pass  # the reader finds the reason, and ends the open requests
 
-    def _lost(self, worker: Worker) -> None:
-        """Starts another worker; requests without a token yet wait for it, the others end."""
+    def _replace(self, worker: Worker, reason: str) -> None:
+        """Ends a worker that does not go on; its channel may never be closed, so nothing waits for that."""
+        logger.error("the worker process %s does not respond: %s; it is ended", worker.pid, reason)
+        self._killing = kill_in_thread(worker)
+        self._lost(worker, reason)
+
+    def _lost(self, worker: Worker, silent: str = "") -> None:
+        """Starts another worker; requests without a token yet wait for it, the others end.
+
+        Args:
+            worker: The worker that is lost.
+            silent: Why it is ended although it runs; empty: it has ended.
+        """
         self._answer_forgetting()
         if self._state is EngineState.STOPPED:
             return
@@ -314,8 +354,11 @@ class EngineClient:
         self._set_state(EngineState.RESTARTING)
         for key, entry in list(self._open.items()):
             if entry.started and not entry.repeatable:
-                entry.put(EngineLostError("the worker process died while it generated this answer"))
-            elif entry.attempts >= MOST_ATTEMPTS:
+                why = f"does not respond ({silent})" if silent else "died"
+                entry.put(
+                    EngineLostError(f"the worker process {why} while it generated this answer")
+                )
+            elif entry.attempts >= (MOST_SILENT_ATTEMPTS if silent else MOST_ATTEMPTS):
                 entry.put(EngineLostError(f"{entry.attempts} worker processes died over this"))
             else:
                 if entry.started:
@@ -337,6 +380,8 @@ class EngineClient:
         self._fail_open(EngineUnavailableError(self._error.problem))
 
     async def _start_again(self, worker: Worker) -> None:
+        if self._killing is not None:
+            await asyncio.wait({self._killing})
         await _end(worker)
         logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
         while True:

@@ -19,6 +19,7 @@ from max.pipelines.generation.protocol import (
     RequestFailed,
     Shutdown,
 )
+from max.pipelines.generation.service import StepSigns
 from max.serve.worker.encoder_messages import (
     EncoderCommand,
     EncodeRequest,
@@ -45,7 +46,10 @@ class Encoder(Protocol):
 
 
 def serve_encoder(
-    load: Callable[[], Encoder], max_batch_size: int, channel: Channel[EncoderCommand, EncoderEvent]
+    load: Callable[[], Encoder],
+    max_batch_size: int,
+    channel: Channel[EncoderCommand, EncoderEvent],
+    steps: StepSigns | None = None,
 ) -> None:
     """Loads an encoder and runs it for the requests of a channel.
 
@@ -56,6 +60,7 @@ def serve_encoder(
         load: Loads the encoder.
         max_batch_size: The most texts of one execution, for ``EngineReady``.
         channel: The worker's end of the channel.
+        steps: Is told when a batch begins and ends.
     """
     try:
         encoder = load()
@@ -68,8 +73,14 @@ def serve_encoder(
     ).start()
     try:
         channel.send(EngineReady(max_batch_size, 0, 0))
-        while _run_waiting(encoder, channel, commands):
-            pass
+        goes_on = True
+        while goes_on:
+            first = commands.get()
+            if steps is not None:
+                steps.step_begins()
+            goes_on = _run_waiting(encoder, channel, commands, first)
+            if steps is not None:
+                steps.step_ends()
         channel.send(EngineStopped())
     except OSError:
         pass  # the channel is closed
@@ -91,8 +102,9 @@ def _run_waiting(
     encoder: Encoder,
     channel: Channel[EncoderCommand, EncoderEvent],
     commands: queue.SimpleQueue[EncoderCommand],
+    first: EncoderCommand,
 ) -> bool:
-    """Waits for commands, and runs all queued requests.
+    """Runs a command, and all queued requests with it.
 
     A :class:`Shutdown` that finishes runs the requests before it; one that does not fails them. Both fail the requests
     after it.
@@ -100,7 +112,7 @@ def _run_waiting(
     Returns:
         Whether the worker goes on: False after a shutdown.
     """
-    waiting = [commands.get()]
+    waiting = [first]
     while not commands.empty():
         waiting.append(commands.get())
     cancelled = {each.request_id for each in waiting if isinstance(each, CancelRequest)}

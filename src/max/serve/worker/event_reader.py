@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.protocol import Event
 from max.serve.worker.encoder_messages import TextsEncoded
+from max.serve.worker.life_signs import LifeSigns
 
 logger = logging.getLogger("max.serve")
 
@@ -27,6 +28,11 @@ class Worker(Protocol):
     @property
     def channel(self) -> Channel[Any, Any]:
         """The server's end of the channel."""
+        ...
+
+    @property
+    def signs(self) -> LifeSigns | None:
+        """Its signs of life; None: it is not watched."""
         ...
 
     @property
@@ -94,6 +100,15 @@ async def end_in_thread(worker: Worker, timeout: float | None) -> None:
         worker.kill()
 
     await asyncio.get_running_loop().run_in_executor(_ENDS, end)
+
+
+def kill_in_thread(worker: Worker) -> asyncio.Future[None]:
+    """Kills a worker, and waits for its end, without stopping the event loop; goes on if nobody awaits the result.
+
+    Args:
+        worker: The worker.
+    """
+    return asyncio.get_running_loop().run_in_executor(_ENDS, worker.kill)
 
 
 class EventReader:

@@ -19,6 +19,7 @@ from max.serve.process_end import end_soon
 from max.serve.settings import WorkerSettings
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
+from max.serve.worker.life_signs import LifeSigns
 from max.serve.worker.message_codec import MessageCodec
 from max.serve.worker.queued_channel import QueuedChannel
 
@@ -26,7 +27,7 @@ STATS_INTERVAL_S = 0.5
 """Seconds between two reports of a busy engine."""
 
 
-def run_worker(settings: WorkerSettings, connection: Connection) -> None:
+def run_worker(settings: WorkerSettings, connection: Connection, signs: LifeSigns) -> None:
     """Loads a model and serves the requests of a connection; the main function of the process.
 
     It ends after a ``Shutdown``, or when the other end of the connection is closed, as when the
@@ -35,7 +36,9 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     Args:
         settings: The settings of the worker.
         connection: The engine's end.
+        signs: Its signs of life.
     """
+    signs.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_up_logs(settings.log_level, settings.logs)
@@ -48,14 +51,14 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return
     if task is PipelineTask.EMBEDDINGS_GENERATION:
-        serve_encoder(lambda: TextEncoder(config), config.max_batch_size or 1, channel)
+        serve_encoder(lambda: TextEncoder(config), config.max_batch_size or 1, channel, signs)
         return
 
     def load() -> Any:
         _, factory = PIPELINE_REGISTRY.retrieve_factory(config, task)
         return factory()
 
-    serve_pipeline(load, channel, STATS_INTERVAL_S)
+    serve_pipeline(load, channel, STATS_INTERVAL_S, signs)
     end_soon()
 
 
@@ -69,12 +72,14 @@ class WorkerProcess:
     def __init__(self, settings: WorkerSettings) -> None:
         # fork would copy the locks of this process's threads
         context = multiprocessing.get_context("spawn")
+        self.signs = LifeSigns(settings.unhealthy_s)
+        """Its signs of life."""
         here, there = context.Pipe()
         # on Windows a pipe has a class of its own, with the same methods
         pipe: ConnectionChannel[Any, Any] = ConnectionChannel(here, MessageCodec())  # pyright: ignore[reportArgumentType]
         self.channel = QueuedChannel(pipe)
         self._process = context.Process(
-            target=run_worker, args=(settings, there), name="max worker", daemon=True
+            target=run_worker, args=(settings, there, self.signs), name="max worker", daemon=True
         )
         try:
             self._process.start()
