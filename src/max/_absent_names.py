@@ -27,7 +27,6 @@ _COMPILER = "It is of MAX's compiler; docs/compiler.md tells of this one."
 _COMPLEX = "Complex numbers are pairs of floats: ops.as_interleaved_complex and complex_mul; irfft is there."
 _FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
 _CUSTOM = "max.kernel.register makes a custom op, and ops.custom or functional.custom calls it (docs/custom-ops.md)."
-_DUMPS = "Files of set_debug_print_options('BINARY') hold the bytes of a tensor; numpy.fromfile reads them."
 _EAGER = "MAX_DEBUG_NANS=1 checks operations one by one (docs/eager.md)."
 _ENCODINGS = (
     "Encodings and scales of a checkpoint are found when it is loaded (docs/quantisation.md)."
@@ -112,10 +111,9 @@ _OF_MODELS = {
 LATER: dict[str, dict[str, str]] = {
     "max.driver": {
         "HostHazardError": _GPUS,
-        "load_max_buffer": _DUMPS,
     },
     "max.engine": {
-        "ArtifactBodyMismatch CompilationStopped CompileOnlyExecutionError CompileOnlyModel "
+        "ArtifactBodyMismatch CompileOnlyExecutionError CompileOnlyModel "
         "MissingArtifactError": _STORE
     },
     "max.experimental.functional": {"reduce_scatter": _SHARDING},

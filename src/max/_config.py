@@ -249,6 +249,13 @@ class Flags:
     MAX_INTERPRET = _bool_flag(
         "Runs models on the NumPy interpreter instead of compiling them.", "at `load`"
     )
+    MODULAR_DEBUG: Flag[str] = Flag(
+        str,
+        "",
+        "Options of `InferenceSession.debug`: names with dashes, with values after `=`; `sensible` is a set of them.",
+        "when the first session is made",
+        "a comma list, such as `nan-check,op-log-level=info`",
+    )
     MAX_PROFILE = _bool_flag(
         "Collects the time of each launch, and logs spans of `max.profiler`.",
         "when a model is loaded",

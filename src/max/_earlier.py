@@ -201,11 +201,15 @@ NAMES: dict[str, dict[str, str]] = {
     "max.driver": {
         "CUDA": "max.driver.Accelerator",
         "DeviceQueue": "max.driver.DeviceStream",
+        "load_max_buffer": "max.driver._checkpoint_file",
         "batch_inplace_copy": "max.driver._copies",
         "copy_pinned_to_destinations": "max.driver._copies",
     },
     "max.engine": {
+        "CompilationStopped": "max.engine.debug_config",
         "CompiledModel": "max.engine._compiled",
+        "DebugConfig": "max.engine.debug_config",
+        "PrintStyle": "max.engine.debug_config",
         "DType": "max.dtype",
         "read": "max.engine._compiled",
     },

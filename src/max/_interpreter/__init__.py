@@ -35,6 +35,7 @@ from max._interpreter import (
 from max._interpreter.core import (
     IMPLEMENTATIONS,
     REFERENCES,
+    AfterOp,
     InterpreterError,
     implements,
     register,
@@ -42,6 +43,7 @@ from max._interpreter.core import (
 )
 
 __all__ = [
+    "AfterOp",
     "IMPLEMENTATIONS",
     "REFERENCES",
     "InterpreterError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from max.mlir.ops.control import CallOp, GraphOp, IfOp, WhileOp
 from max.mlir.types import ShapedType, short_types
 
 __all__ = [
+    "AfterOp",
     "IMPLEMENTATIONS",
     "REFERENCES",
     "Array",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+AfterOp: TypeAlias = "Callable[[MoOp, Sequence[Array], Sequence[Array]], None]"
 
 Implementation = Callable[["Frame", MoOp, Sequence[Array]], Array | Sequence[Array] | None]
 """Maps the frame, the op and its operands to its results; operands and results exclude chains."""
@@ -98,6 +100,8 @@ class Frame:
     """The sizes of the symbols bound so far."""
     before_op: Callable[[], None]
     """A callback before each op; it may raise to end the evaluation."""
+    after_op: AfterOp | None = None
+    """A callback after each op, with its operands and results; it may raise too."""
 
     def evaluate(self, graph: GraphOp, args: Sequence[Array]) -> list[Array]:
         """Evaluates a graph and returns its outputs, without chains."""
@@ -114,7 +118,10 @@ class Frame:
                 return operands
             self.check(op)
             results = [r for r in op.results if not isinstance(r.type, mlir.ChainType)]
-            for result, array in zip(results, self._evaluate_op(op, operands), strict=True):
+            arrays = self._evaluate_op(op, operands)
+            if self.after_op is not None:
+                self.after_op(op, operands, arrays)
+            for result, array in zip(results, arrays, strict=True):
                 values[result] = array
             # again, for conditions over symbols that the op itself has bound
             self.check(op)
@@ -226,6 +233,7 @@ def run(
     inputs: Sequence[Any],
     weights: Mapping[str, Any] | None = None,
     before_op: Callable[[], None] = lambda: None,
+    after_op: AfterOp | None = None,
 ) -> list[Array]:
     """Evaluates a graph.
 
@@ -234,6 +242,7 @@ def run(
         inputs: One array per input; arrays of buffers are modified in place.
         weights: The weights by name.
         before_op: A callback before each op; it may raise to end the evaluation.
+        after_op: A callback after each op, with its operands and results.
 
     Returns:
         One array per output.
@@ -245,7 +254,7 @@ def run(
     """
     module = graph if isinstance(graph, mlir.ModuleOp) else graph.to_mlir()
     entry = mlir.entry(module)
-    frame = Frame(module, {} if weights is None else weights, "", {}, before_op)
+    frame = Frame(module, {} if weights is None else weights, "", {}, before_op, after_op)
     types = entry.input_types
     if len(inputs) != len(types):
         raise InterpreterError(
@@ -291,7 +300,9 @@ def _run(
     frame: Frame, callee: GraphOp, operands: Sequence[Array], prefix: str = ""
 ) -> Sequence[Array]:
     """Evaluates a subgraph."""
-    inner = Frame(frame.module, frame.weights, frame.prefix + prefix, {}, frame.before_op)
+    inner = Frame(
+        frame.module, frame.weights, frame.prefix + prefix, {}, frame.before_op, frame.after_op
+    )
     types = [t for t in callee.input_types if not isinstance(t, mlir.ChainType)]
     for index, (array, type_) in enumerate(zip(operands, types, strict=True)):
         if isinstance(type_, ShapedType):

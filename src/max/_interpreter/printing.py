@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import numpy as np
 
 from max._interpreter.core import Array, Frame, implements
+from max.driver._checkpoint_file import checkpoint_bytes
 from max.dtype import DType
 from max.graph.print_options import PrintOptions
 from max.mlir import MoOp
@@ -47,8 +48,11 @@ def show(label: str, array: Array, options: PrintOptions) -> None:
         array: The tensor.
         options: The options.
     """
+    file = label.replace("/", "_")
     if options.style == "BINARY" and options.folder is not None:
-        (options.folder / label.replace("/", "_")).write_bytes(array.tobytes())
+        (options.folder / file).write_bytes(array.tobytes())
+    elif options.style == "BINARY_MAX_CHECKPOINT" and options.folder is not None:
+        (options.folder / f"{file}.max").write_bytes(checkpoint_bytes(label, array))
     elif options.style != "NONE":
         write(tensor_text(label, array, options))
 

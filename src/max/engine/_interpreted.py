@@ -14,6 +14,7 @@ from max.driver import CPU, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.engine._arena import Arena
 from max.engine._model import Model
+from max.engine._nan_check import raise_for_nans
 from max.engine._program import Linked
 from max.graph import Graph
 from max.graph.print_options import PrintOptions
@@ -41,8 +42,10 @@ class _Run:
         weights: Mapping[str, Tensor],
         outputs: Sequence[TensorInfo],
         printing: PrintOptions,
+        after_op: _interpreter.AfterOp | None = None,
     ) -> None:
         self.graph = graph
+        self.after_op = after_op
         self.top = mlir.entry(graph.to_mlir())
         self.outputs = outputs
         self.printing = printing
@@ -56,7 +59,9 @@ class _Run:
         arrays = [tensor.to_numpy() for tensor in on_host]
         token = _interpreter.printing.CURRENT.set(self.printing)
         try:
-            results = _interpreter.run(self.graph, arrays, self.weights, check_interrupt)
+            results = _interpreter.run(
+                self.graph, arrays, self.weights, check_interrupt, self.after_op
+            )
         finally:
             _interpreter.printing.CURRENT.reset(token)
         # the interpreter changed the copies on the host
@@ -79,6 +84,7 @@ def interpreted_model(
     weights: Mapping[str, Tensor],
     arena: Arena,
     printing: PrintOptions,
+    nan_check: bool = False,
 ) -> Model:
     """A model that runs on the interpreter.
 
@@ -88,6 +94,7 @@ def interpreted_model(
         weights: The values of its weights.
         arena: The session's arena, which is not used.
         printing: How it shows tensors.
+        nan_check: Whether an op whose result has a NaN raises.
     """
     top = mlir.entry(graph.to_mlir())
     inputs = [_info(t) for t in top.input_types if isinstance(t, mlir.ShapedType)]
@@ -103,4 +110,10 @@ def interpreted_model(
     compiled = Compiled(
         graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), [no_program], no_program, [], [], [{}]
     )  # fmt: skip
-    return Model(compiled, None, _NoLinker(), arena, _Run(graph, weights, outputs, printing))
+    return Model(
+        compiled,
+        None,
+        _NoLinker(),
+        arena,
+        _Run(graph, weights, outputs, printing, raise_for_nans if nan_check else None),
+    )

@@ -40,13 +40,14 @@ from max.kernel.language.extensions import load_extensions
 
 if TYPE_CHECKING:
     from max import graph as graphs
-    from max.engine import _compiled, _interpreted
+    from max.engine import _compiled, _interpreted, debug_config
     from max.graph import print_options
     from max.graph import weights as weight_files
 else:
     # the graph layer is imported by callers that stage graphs
     graphs = lazy_module("max.graph")
     print_options = lazy_module("max.graph.print_options")
+    debug_config = lazy_module("max.engine.debug_config")
     weight_files = lazy_module("max.graph.weights")
     _interpreted = lazy_module("max.engine._interpreted")
     # not needed where a program is found by its description
@@ -55,6 +56,13 @@ else:
 logger = logging.getLogger("max.engine")
 
 __all__ = ["InferenceSession"]
+
+
+class _Debug:
+    """`InferenceSession.debug`: the options of the process, of the class and of each session."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> debug_config.DebugConfig:
+        return debug_config.current()
 
 
 class InferenceSession:
@@ -79,6 +87,9 @@ class InferenceSession:
     """
 
     __module__ = "max.engine"
+
+    debug = _Debug()
+    """The debugging options of the process: `max.engine.DebugConfig`."""
 
     @rare_collections()
     def __init__(
@@ -108,7 +119,7 @@ class InferenceSession:
         self._store = ProgramStore(self._backends)
         self._caster = Caster(self._store, self._backends)
         self._lock = threading.Lock()
-        self._printing = print_options.PrintOptions()
+        self._printing = self.debug.printing()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         load_extensions(custom_extensions)
 
@@ -282,8 +293,14 @@ class InferenceSession:
     def _ready(self, part: _compiled.CompiledGraph) -> _compiled.CompiledGraph:
         """A graph with the program of this session's devices."""
         self._check_devices(part.module)
-        program = None if flags.MAX_INTERPRET else self._store.load(part.module)
+        if self.debug.ir_output_dir:
+            self.debug.write_module(part.graph.name, mlir.print_module(part.module))
+        program = None if self._interprets() else self._store.load(part.module)
         return _compiled.CompiledGraph(part.graph, part.module, part.saved, program)
+
+    def _interprets(self) -> bool:
+        """Whether models run on the interpreter: on request, or to find the op that yields a NaN."""
+        return flags.MAX_INTERPRET or self.debug.nan_check
 
     def _bound(
         self, part: _compiled.CompiledGraph, registry: Mapping[str, DLPackArray] | None
@@ -298,8 +315,9 @@ class InferenceSession:
             n: w.now() if isinstance(w, weight_files.LaterCast) else w for n, w in bound.items()
         }
         return _interpreted.interpreted_model(
-            part.graph, input_names(module), weights, arena_of(self._backends.host), self._printing
-        )
+            part.graph, input_names(module), weights, arena_of(self._backends.host), self._printing,
+            self.debug.nan_check,
+        )  # fmt: skip
 
     def _linked(
         self,
@@ -340,7 +358,7 @@ class InferenceSession:
 
     def set_debug_print_options(
         self,
-        style: str = "COMPACT",
+        style: str | debug_config.PrintStyle = "COMPACT",
         precision: int = 6,
         output_directory: str | Path | None = None,
     ) -> None:
@@ -348,15 +366,18 @@ class InferenceSession:
 
         Args:
             style: ``COMPACT`` shows the first and last elements of many, ``FULL`` all of them, ``BINARY`` writes the
-                elements to a file with the label's name, ``NONE`` shows no tensor.
+                elements to a file with the label's name, ``BINARY_MAX_CHECKPOINT`` a file ``<label>.max`` for
+                `max.driver.load_max_buffer`, ``NONE`` shows no tensor; or a `PrintStyle`.
             precision: The digits after the point, for ``FULL``.
-            output_directory: The folder of the files of ``BINARY``.
+            output_directory: The folder of the files of the binary styles.
 
         Raises:
             TypeError: The style is unknown, or the precision is not an integer of at least 0.
-            ValueError: The style is ``BINARY``, and the folder does not exist.
+            ValueError: The style is a binary one, and the folder does not exist.
         """
         op = "set_debug_print_options"
+        if isinstance(style, debug_config.PrintStyle):
+            style = style.name
         if style not in print_options.STYLES:
             raise ArgumentError(
                 f"{op}: the style is {style!r}, expected one of {', '.join(print_options.STYLES)}"
@@ -364,9 +385,9 @@ class InferenceSession:
         if type(precision) is not int or precision < 0:
             raise ArgumentError(f"{op}: the precision is {precision!r}, expected 0 or more digits")
         folder = Path(output_directory) if output_directory else None
-        if style == "BINARY" and (folder is None or not folder.is_dir()):
+        if style.startswith("BINARY") and (folder is None or not folder.is_dir()):
             raise ValueError(
-                f"{op}: BINARY writes to the folder output_directory, which is {output_directory!r}"
+                f"{op}: {style} writes to the folder output_directory, which is {output_directory!r}"
             )
         options = self._printing
         options.style, options.precision, options.folder = style, precision, folder

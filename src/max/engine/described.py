@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 from max import mlir
-from max._config import flags
 from max._runtime import platform
 from max._runtime.reserve import Reserve
 from max.driver import DLPackArray, Tensor
@@ -75,7 +74,7 @@ def load_described(
         sources = None if graph.kernel_libraries_paths else _sources(registry, weights)
         return staged, sources
 
-    if description is None or flags.MAX_INTERPRET:
+    if description is None or session._interprets():
         graph, registry = stage()
         return session.load(graph, weights_registry=registry)
     try:
