@@ -91,7 +91,12 @@ class ServedModel:
     @cached_property
     def infill(self) -> Infill | None:
         """How it fills in the middle of a text; None where it does not."""
-        vocabulary = self.tokenizer.delegate.backend_tokenizer.get_vocab(with_added_tokens=True)
+        delegate = self.tokenizer.delegate
+        vocabulary = (
+            delegate.vocabulary()
+            if isinstance(delegate, HFTokenizer)
+            else delegate.backend_tokenizer.get_vocab(with_added_tokens=True)
+        )
         config = getattr(
             self.tokenizer.delegate, "config", {}
         )  # transformers' tokenizers have none

@@ -6,6 +6,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from max.pipelines.tokenization.hf_tokenizer import tokenizer_json
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -31,7 +33,7 @@ class Vocabulary:
         self._added = {
             number: token.content for number, token in backend.get_added_tokens_decoder().items()
         }
-        state = backend.to_str()
+        state = tokenizer_json(delegate)
         self._byte_level = '"ByteLevel"' in state
         self._bytes: dict[int, bytes] = {}
 

@@ -15,6 +15,7 @@ import numpy as np
 from max.graph.weights import GGUFFile
 from max.pipelines.checkpoints.gguf_splits import SPLITS, Split
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.core.native_calls import native_calls
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -86,6 +87,7 @@ class Vocabulary(NamedTuple):
         return [float(score) for score in scores]
 
 
+@native_calls("the GGUF file's tokenizer cannot be built", _REMEDY)
 def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, str]]:
     """The tokenizer, the object of a tokenizer_config.json, and the chat templates by name.
 

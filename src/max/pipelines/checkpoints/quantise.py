@@ -26,6 +26,7 @@ from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import SafetensorsFile, WeightData
 from max.pipelines.checkpoints.encodings import QUANTISED_KINDS
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.core.native_calls import native_calls
 
 __all__ = ["Quantiser", "encoding_for", "quantised_state_dict"]
 
@@ -273,7 +274,8 @@ def _remember(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {name: Tensor.from_dlpack(w.data).to_numpy() for name, w in weights.items()}
-        save_file(arrays, temporary)
+        with native_calls("the quantised weights cannot be stored"):
+            save_file(arrays, temporary)
         temporary.replace(path)
         if mark.is_file() and (before := mark.read_text("utf-8")) != path.name:
             (_folder() / Path(before).name).unlink(missing_ok=True)

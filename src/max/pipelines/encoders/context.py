@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from max.interfaces import GenerationStatus, RequestID, TextGenerationRequest
 from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text import utf8
+from max.pipelines.tokenization.hf_tokenizer import tokenizer_json
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = ["EncoderTokenizer", "TextEmbeddingContext"]
@@ -70,7 +72,7 @@ class EncoderTokenizer(TextTokenizer):
                 f"{model_path} has no tokenizer.json", "Add the file to the model's folder."
             )
         # a copy: the tokenizer of the model is shared, and does not cut off
-        self._backend = type(backend).from_str(backend.to_str())
+        self._backend = type(backend).from_str(tokenizer_json(self.delegate))
         model_max_length = getattr(self.delegate, "model_max_length", None)
         if model_max_length is not None and (
             self.max_length is None or model_max_length < self.max_length
@@ -96,7 +98,8 @@ class EncoderTokenizer(TextTokenizer):
         for text in texts:
             for part in (text,) if isinstance(text, str) else text:
                 utf8(part)
-        encodings = self._backend.encode_batch(list(texts))
+        with native_calls("the tokenizer cannot handle its own tokens"):
+            encodings = self._backend.encode_batch(list(texts))
         cut = [index for index, encoding in enumerate(encodings) if encoding.overflowing]
         if cut:
             shown = ", ".join(str(index) for index in cut[:5]) + (", …" if len(cut) > 5 else "")

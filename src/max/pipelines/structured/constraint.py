@@ -13,10 +13,14 @@ import numpy.typing as npt
 from max.interfaces import GenerationStatus, TextGenerationContext
 from max.pipelines.core.context import TextContext
 from max.pipelines.core.exceptions import GrammarsWaitError, InputError
+from max.pipelines.core.native_calls import native_calls
 from max.pipelines.structured.compile_threads import MOST_OVERDUE
 from max.pipelines.structured.grammar import first_line, llguidance, matcher_of, of_json_schema
 from max.pipelines.structured.step_masks import Mask, MaskThread, StepMasks, fill
 
+_guarded = native_calls(
+    "the answer's grammar cannot be followed", "Give a simpler one.", InputError
+)
 logger = logging.getLogger("max.pipelines")
 
 
@@ -93,6 +97,7 @@ class Constraints:
             matcher.consume_token(token)
         context.set_matcher(matcher)
 
+    @_guarded
     def _check_beginning(self, matcher: Any) -> None:
         """Refuses a grammar that cannot be followed beyond its first token.
 
@@ -143,8 +148,13 @@ class Constraints:
             return
         if token in context.eos_token_ids and context.is_done and not matcher.is_error():
             return
-        if not matcher.consume_token(token):
-            problem = first_line(matcher.get_error())
+        try:
+            with _guarded:
+                followed = matcher.consume_token(token)
+                problem = "" if followed else first_line(matcher.get_error())
+        except InputError as error:
+            followed, problem = False, error.problem
+        if not followed:
             logger.warning(
                 "request %s: the grammar cannot be followed: %s", context.request_id, problem
             )
@@ -160,12 +170,23 @@ class Constraints:
         key = tuple(sorted(eos))
         with self._lock:
             if key not in self._vocabularies:
-                self._vocabularies[key] = llguidance().LLTokenizer(
-                    self._delegate.backend_tokenizer.to_str(),
+                self._vocabularies[key] = _tokenizer(
+                    _json_of(self._delegate),
                     n_vocab=len(self._delegate),
                     eos_token=list(key) or None,
                 )
             return self._vocabularies[key]
+
+
+def _json_of(tokenizer: Any) -> str:
+    """A tokenizer as tokenizer.json has it."""
+    own = getattr(tokenizer, "to_json", None)
+    return own() if own is not None else tokenizer.backend_tokenizer.to_str()
+
+
+@native_calls("the tokenizer's tokens cannot be constrained", "Ask without a grammar.")
+def _tokenizer(*args: Any, **kwargs: Any) -> Any:
+    return llguidance().LLTokenizer(*args, **kwargs)
 
 
 def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:

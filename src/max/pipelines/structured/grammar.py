@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from max.pipelines.core.exceptions import ConfigError, InputError
+from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text import utf8
 from max.pipelines.structured.deep_stack import on_deep_stack
 from max.pipelines.structured.schema_limits import check_embedded_schemas, check_schema
@@ -18,6 +19,7 @@ _SPACE = r"[ \t\r\n]{0,24}"
 """The white space between JSON tokens; bounded, as small models may generate spaces endlessly."""
 MAX_CHARACTERS = 256 << 10
 """The maximum length of a grammar. llguidance recurses over nested rules: up to 750 bytes of stack per character."""
+_guarded = native_calls("the grammar cannot be compiled", "Give a simpler one.", InputError)
 _INLINE_CHARACTERS = 4 << 10
 """Grammars up to this length fit the default stack of a thread."""
 
@@ -52,9 +54,10 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         if not isinstance(value, Mapping):
             raise ValueError(f"it is {value!r}; expected an object")
         check_schema(value)
-        grammar = llguidance().LLMatcher.grammar_from_json_schema(
-            json.dumps(value), {"whitespace_pattern": _SPACE}
-        )
+        with _guarded:
+            grammar = llguidance().LLMatcher.grammar_from_json_schema(
+                json.dumps(value), {"whitespace_pattern": _SPACE}
+            )
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
@@ -67,6 +70,7 @@ def of_any_object() -> str:
     return of_json_schema({"type": "object"})
 
 
+@_guarded
 def of_regex(pattern: str) -> str:
     """The grammar of the texts that a regular expression matches as a whole.
 
@@ -79,6 +83,7 @@ def of_regex(pattern: str) -> str:
     return _checked(llguidance().LLMatcher.grammar_from_regex(utf8(pattern)), "regular expression")
 
 
+@_guarded
 def of_choices(choices: Sequence[str]) -> str:
     """The grammar of a fixed set of texts.
 
@@ -98,6 +103,7 @@ def of_choices(choices: Sequence[str]) -> str:
     )
 
 
+@_guarded
 def of_lark(text: str) -> str:
     """A grammar in llguidance's variant of Lark's syntax; its first rule is ``start``.
 
@@ -154,6 +160,7 @@ def matcher_of(vocabulary: object, grammar: str) -> Any:
     """
     check_length(grammar, "grammar")
 
+    @_guarded
     def make() -> Any:
         return llguidance().LLMatcher(vocabulary, grammar, log_level=0)
 
@@ -203,7 +210,7 @@ def _checked(grammar: str, kind: str) -> str:
 
 @lru_cache(128)  # clients send the same schema repeatedly
 def _problem(grammar: str) -> str:
-    validate = llguidance().LLMatcher.validate_grammar
+    validate = _guarded(llguidance().LLMatcher.validate_grammar)
     if len(grammar) <= _INLINE_CHARACTERS:
         return validate(grammar)
     return on_deep_stack(lambda: validate(grammar))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max.interfaces import TextGenerationContext
+from max.pipelines.core.native_calls import is_panic
 
 MASK_S = 1.0
 """The time limit of a mask in seconds, in CPU time of its thread if the system measures it, as the batch waits for it.
@@ -21,7 +22,15 @@ Mask = npt.NDArray[np.int32]
 
 
 class OverdueMatcher:
-    """The matcher of a request whose mask was not computed in time; it allows no token."""
+    """The matcher of a request whose mask was not computed; it allows no token.
+
+    Args:
+        problem: The reason; None: it took too long.
+    """
+
+    def __init__(self, problem: str | None = None) -> None:
+        limit = f"the tokens that may follow take more than {MASK_S:g} s to find"
+        self._problem = problem or limit
 
     def consume_token(self, token: int) -> bool:
         """Accepts no token.
@@ -37,7 +46,7 @@ class OverdueMatcher:
 
     def get_error(self) -> str:
         """The reason."""
-        return f"the tokens that may follow take more than {MASK_S:g} s to find"
+        return self._problem
 
 
 def fill(matcher: Any, line: npt.NDArray[np.int32]) -> None:
@@ -95,6 +104,7 @@ class _Work:
         self.lock = threading.Lock()  # guards `row`
         self.row = -1
         self.error: BaseException | None = None
+        self.panics: list[tuple[int, str]] = []  # rows that fail alone
         self._clock: int | None = None
         self._begin = 0.0
 
@@ -109,7 +119,13 @@ class _Work:
                         return
                     matcher, self.row = self.rows.popleft()
                     self._begin = self._now()
-                fill(matcher, self.masks[self.row])
+                try:
+                    fill(matcher, self.masks[self.row])
+                except BaseException as error:
+                    if not is_panic(error):
+                        raise
+                    self.masks[self.row] = -1
+                    self.panics.append((self.row, str(error)))
         except BaseException as error:
             self.error = error
         finally:
@@ -155,6 +171,8 @@ class StepMasks:
         while not (work := self._work).finished.wait(max(MASK_S - work.seconds(), 0.01)):
             if work.seconds() > MASK_S:
                 self._give_up(work)
+        for row, problem in work.panics:
+            self._batch[row].set_matcher(OverdueMatcher(f"the grammar's package fails: {problem}"))
         if work.error is not None:
             raise work.error
         return work.masks

@@ -23,6 +23,7 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
+from max.pipelines.core.native_calls import native_calls, quiet_panics
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,8 +39,14 @@ _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _TIGHT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
+_MOST_GAPS = 1 << 20
+"""The unused numbers of a vocabulary beyond as many as it has tokens: the package keeps a line for each."""
 _LONG = 4096
 """Texts with more characters are encoded without the GIL."""
+
+_guarded = native_calls(
+    "the tokenizer cannot handle its own tokens", "Copy or download the model's files again."
+)
 
 # tokenizer files that only transformers reads
 _OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
@@ -106,6 +113,7 @@ class HFTokenizer:
         tokenizer.no_padding()
         self._add_missing_tokens(_added_tokens(keys))
 
+    @_guarded
     def _add_missing_tokens(self, entries: list[dict[str, Any]]) -> None:
         """Adds the tokens that only tokenizer_config.json has."""
         from tokenizers import AddedToken
@@ -125,6 +133,7 @@ class HFTokenizer:
         if missing:
             self.backend_tokenizer.add_tokens(missing)
 
+    @_guarded
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -161,11 +170,13 @@ class HFTokenizer:
         return self.templates.get("default")
 
     @cached_property
+    @_guarded
     def all_special_ids(self) -> list[int]:
         """The ids of the special tokens."""
         added = self.backend_tokenizer.get_added_tokens_decoder()
         return sorted(number for number, token in added.items() if token.special)
 
+    @_guarded
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of a token; None if it is unknown.
 
@@ -201,6 +212,7 @@ class HFTokenizer:
         """
         return len(self._encoding(text, add_special_tokens))
 
+    @_guarded
     def _encoding(self, text: str, add_special_tokens: bool) -> Any:
         if len(text) <= _LONG:
             return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -221,7 +233,28 @@ class HFTokenizer:
             return 0
         return len(text) // self._longest_token
 
+    @_guarded
+    def vocabulary(self) -> dict[str, int]:
+        """The numbers of all tokens by their texts."""
+        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
+
+    @_guarded
+    def to_json(self) -> str:
+        """The tokenizer as tokenizer.json has it.
+
+        Raises:
+            ModelFilesError: Its numbers have so great gaps that the package would run out of memory.
+        """
+        numbers = self.vocabulary().values()
+        if max(numbers, default=0) > _MOST_GAPS + 2 * len(numbers):
+            raise ModelFilesError(
+                f"the tokenizer has {len(numbers)} tokens, and one has the number {max(numbers)}",
+                "Copy or download the model's files again.",
+            )
+        return self.backend_tokenizer.to_str()
+
     @cached_property
+    @_guarded
     def _longest_token(self) -> int:
         """The most characters that a token stands for; 0: the tokenizer may drop characters."""
         # the state of this part alone: that of the tokenizer has the vocabulary, and a line for each unused number
@@ -237,8 +270,9 @@ class HFTokenizer:
         normalizes = self.backend_tokenizer.normalizer is not None
         if normalizes or not keeps or any(t.lstrip or t.rstrip for t in added):
             return 0
-        return max(map(len, self.backend_tokenizer.get_vocab(with_added_tokens=True)), default=0)
+        return max(map(len, self.vocabulary()), default=0)
 
+    @_guarded
     def decode(self, tokens: Iterable[int] | int, skip_special_tokens: bool = False) -> str:
         """Decodes tokens; invalid UTF-8 becomes U+FFFD.
 
@@ -291,6 +325,20 @@ class HFTokenizer:
             variables={**self.special_tokens_map, **variables},
             add_generation_prompt=add_generation_prompt,
         )
+
+
+@_guarded
+def tokenizer_json(tokenizer: Any) -> str:
+    """A tokenizer as tokenizer.json has it.
+
+    Args:
+        tokenizer: An :class:`HFTokenizer`, or a tokenizer of transformers.
+
+    Raises:
+        ModelFilesError: Its numbers have so great gaps that the package would run out of memory.
+    """
+    own = isinstance(tokenizer, HFTokenizer)
+    return tokenizer.to_json() if own else tokenizer.backend_tokenizer.to_str()
 
 
 def render_for_transformers(
@@ -382,7 +430,10 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     config_path = repo.file("tokenizer_config.json")
     config = {} if config_path is None else read_json(config_path)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with quiet_panics(), native_calls(f"{path} is no tokenizer", remedy_for(path)):
+            tokenizer = Tokenizer.from_file(str(path))
+    except ModelFilesError:
+        raise
     except Exception as error:  # the package raises Exception for a broken file
         raise ModelFilesError(f"{path} is no tokenizer: {error}", remedy_for(path)) from error
     file = str(config_path)
