@@ -124,17 +124,21 @@ def environment(text: str) -> subprocess.CompletedProcess[str]:
         "d = InferenceSession.debug\n"
         "print([n for n in dir(d) if n[0] != '_' and getattr(d, n) is True], d.assert_level, d.print_style.name)"
     )
+    variables = {**os.environ, "MODULAR_DEBUG": text}
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "MODULAR_DEBUG": text}, capture_output=True, text=True, timeout=60
-    )  # fmt: skip
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("nan-check", "['nan_check']  NONE"),
-        ("nan-check, sensible,print-style=full", "['device_sync_mode', 'nan_check', 'sensible_mode', 'source_tracebacks', "
-         "'stack_trace_on_crash', 'stack_trace_on_error'] all FULL"),
+        (
+            "nan-check, sensible,print-style=full",
+            "['device_sync_mode', 'nan_check', 'sensible_mode', 'source_tracebacks', 'stack_trace_on_crash', "
+            "'stack_trace_on_error'] all FULL",
+        ),
         ("nan-check=false,nan_check,foo,assert-level=safe", "[] safe NONE"),
     ],
 )  # fmt: skip
