@@ -388,6 +388,7 @@ DENSE: Families = {
         "LlamaConfig",
         lambda draw: plain(draw, "attention_bias", "mlp_bias", head_dim=True),
     ),
+    "CwmForCausalLM": ("CwmConfig", ministral),
     "MinistralForCausalLM": ("MinistralConfig", ministral),
     "Ministral3ForCausalLM": ("Ministral3Config", ministral3),
     "MistralForCausalLM": (

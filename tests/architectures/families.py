@@ -544,6 +544,14 @@ CASES: dict[str, Case] = {
     "cohere2": llama_like(
         "Cohere2", sliding_window=WINDOW, num_hidden_layers=4, tie_word_embeddings=True
     ),
+    "cwm": llama_like(
+        "Cwm",
+        head_dim=8,
+        sliding_window=WINDOW,
+        num_hidden_layers=5,
+        mlp_bias=True,
+        rope_parameters=LLAMA3,
+    ),
     "stablelm": llama_like(
         "StableLm", num_attention_heads=3, num_key_value_heads=1, use_qkv_bias=True
     ),

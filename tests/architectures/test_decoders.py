@@ -176,7 +176,11 @@ def test_windows_of_layers() -> None:
             {"num_global_key_value_heads": 3, "attention_k_eq_v": True},
             "num_global_key_value_heads is 3; expected a divisor of the 4 query heads",
         ),
-        (granite_fields, {"logits_scaling": 0}, "logits_scaling is 0; expected a number over 0"),
+        (
+            granite_fields,
+            {"logits_scaling": 0},
+            "logits_scaling is 0; expected a number other than 0",
+        ),
         (deepseek_v32_fields, V32, "lacks q_lora_rank; expected an integer: the indexer reads"),
         *(
             (

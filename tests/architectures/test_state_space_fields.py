@@ -35,7 +35,10 @@ def shapes(config: DecoderConfig) -> dict[str, tuple[int, tuple[int, ...]]]:
 
 
 def test_the_states_of_families() -> None:
-    assert shapes(read(mamba_fields)) == {"conv": (4, (3, 48)), "scan": (4, (16, 48))}
+    # transformers saves the number of channels, which counts before the factor
+    assert shapes(read(mamba_fields)) == {"conv": (4, (3, 40)), "scan": (4, (16, 40))}
+    of_factor = read(mamba_fields, intermediate_size=None)
+    assert shapes(of_factor) == {"conv": (4, (3, 48)), "scan": (4, (16, 48))}
     assert shapes(read(mamba2_fields, state_size=5, n_groups=2, conv_kernel=3)) == {
         "conv": (4, (2, 48 + 2 * 2 * 5)),
         "scan": (4, (6, 5, 8)),

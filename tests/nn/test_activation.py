@@ -12,7 +12,7 @@ import torch
 
 from max.graph import Graph, ops
 from max.nn import moe
-from max.nn.activation import GatedActivation, activation_function_from_name
+from max.nn.activation import ACTIVATIONS, GatedActivation, activation_function_from_name
 from tests.nn.harness import BACKENDS, evaluate, normal
 from tests.tolerance import assert_close
 
@@ -26,6 +26,15 @@ TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": functions.relu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
+    "relu2": lambda x: functions.relu(x) ** 2,
+    "relu6": functions.relu6,
+    "gelu_10": lambda x: functions.gelu(x).clamp(-10, 10),
+    "hardswish": functions.hardswish,
+    "sqrtsoftplus": lambda x: functions.softplus(x).sqrt(),
+    "leaky_relu": functions.leaky_relu,
+    "linear": lambda x: x,
+    "mish": functions.mish,
+    "laplace": lambda x: 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * 2**0.5))),
 }
 
 
@@ -35,6 +44,16 @@ def test_names(rng: np.random.Generator, name: str, backend: str) -> None:
     x = normal(rng, (7, 33)) * 4
     (got,) = evaluate(activation_function_from_name(name), [x], backend)
     assert_close(got, TORCH[name](torch.from_numpy(x)).numpy(), scale=4.0)
+
+
+def test_all_names_are_compared() -> None:
+    assert {*ACTIVATIONS} == {*TORCH}
+
+
+def test_softplus_of_large_elements(rng: np.random.Generator) -> None:
+    x = np.array([-200.0, -90.0, 0.0, 90.0, 200.0], np.float32)
+    (got,) = evaluate(activation_function_from_name("mish"), [x], "interpreter")
+    assert_close(got, functions.mish(torch.from_numpy(x)).numpy(), scale=200.0)
 
 
 @pytest.mark.parametrize("name", ["SILU", "", "swish", None, 3])

@@ -211,7 +211,8 @@ def test_mistakes(tmp_path, session):
     refused("has the value nan")
     (folder / "model.safetensors").unlink()
     refused("has no \\*.safetensors")
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["FooForCausalLM"]}))
+    other = {"architectures": ["FooForCausalLM"], "model_type": "foo"}
+    (folder / "config.json").write_text(json.dumps({**config, **other}))
     refused("is a FooForCausalLM")
     entry = GGUFEntry("a", "F32", (4,), 16, lambda: np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="a: 12 bytes of data, expected 16"):

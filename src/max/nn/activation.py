@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,32 @@ __all__ = [
     "limited_product",
 ]
 
+
+def _squared_relu(x: TensorValue) -> TensorValue:
+    y = ops.relu(x)
+    return y * y
+
+
+def _clipped(
+    function: Callable[[TensorValue], TensorValue], low: float, high: float
+) -> Callable[[TensorValue], TensorValue]:
+    return lambda x: ops.min(ops.max(function(x), low), high)
+
+
+def _softplus(x: TensorValue) -> TensorValue:
+    """``log(1 + exp(x))`` without overflow."""
+    return ops.relu(x) + ops.log1p(ops.exp(-ops.abs(x)))
+
+
+def _mish(x: TensorValue) -> TensorValue:
+    return x * ops.tanh(_softplus(x))
+
+
+def _laplace(x: TensorValue) -> TensorValue:
+    """The distribution function of a normal distribution near that of Laplace (https://arxiv.org/abs/2209.10655)."""
+    return 0.5 * (1.0 + ops.erf((x - 0.707107) * (1 / (0.282095 * math.sqrt(2.0)))))
+
+
 ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "silu": ops.silu,
     "gelu": ops.gelu,
@@ -25,6 +52,15 @@ ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "relu": ops.relu,
     "tanh": ops.tanh,
     "sigmoid": ops.sigmoid,
+    "relu2": _squared_relu,
+    "relu6": _clipped(ops.relu, 0.0, 6.0),
+    "gelu_10": _clipped(ops.gelu, -10.0, 10.0),
+    "hardswish": lambda x: x * _clipped(ops.relu, 0.0, 6.0)(x + 3.0) * (1 / 6),
+    "sqrtsoftplus": lambda x: ops.sqrt(_softplus(x)),
+    "leaky_relu": lambda x: ops.max(x, x * 0.01),
+    "linear": lambda x: x,
+    "mish": _mish,
+    "laplace": _laplace,
 }
 """The activations of gated MLPs by name."""
 
@@ -51,7 +87,7 @@ def activation_function_from_name(name: str) -> Callable[[TensorValue], TensorVa
     """Looks up an activation by name.
 
     Args:
-        name: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
+        name: silu, gelu, gelu_tanh, gelu_quick, relu, tanh, sigmoid or another key of `ACTIVATIONS`.
 
     Raises:
         ValueError: There is no activation of this name.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.config_fields import Fields, base_fields, biases, nonzero
 from max.pipelines.models.norms import NormForm, QKNorm
 
 __all__ = ["ARCHITECTURES", "cohere_fields"]
@@ -24,7 +24,7 @@ def cohere_fields(keys: ConfigKeys) -> Fields:
             "parallel": True,
             "interleaved_rope": True,
             "qk_norm": QKNorm(form, "each_head") if keys.flag("use_qk_norm") else None,
-            "logits_scaling": 1 / keys.number("logit_scale", over=0, default=0.0625),
+            "logits_scaling": 1 / nonzero(keys, "logit_scale", 0.0625),
         }
     )
 

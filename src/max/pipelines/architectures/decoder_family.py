@@ -13,6 +13,7 @@ from max.pipelines.checkpoints.composite_config import text_config, text_weights
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.gguf_families import GGUF_ARCHITECTURES
+from max.pipelines.checkpoints.model_types import with_type
 from max.pipelines.config.enums import RopeType
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.decoder import Decoder
@@ -63,7 +64,7 @@ def decoder_family(
     class Config(DecoderConfig):
         @classmethod
         def fields_from(cls, keys: ConfigKeys) -> Fields:
-            return fields(keys)
+            return fields(with_type(keys, name))
 
     class Model(DecoderModel):
         config_class = Config

@@ -32,9 +32,8 @@ def deepseek_v2_fields(keys: ConfigKeys) -> Fields:
     """The fields of a DeepSeek V2's config."""
     keys.choice("scoring_func", ("softmax",), "softmax")
     keys.integer("moe_layer_freq", 1, 1, 1)
-    for name in ("norm_topk_prob", "mlp_bias"):
-        if keys.flag(name):
-            raise keys.error(name, "false")
+    # transformers ignores norm_topk_prob
+    bias = keys.flag("mlp_bias")
     grouped = keys.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy") != "greedy"
     experts = grouped_experts(keys)
     routing = ExpertRouting(
@@ -43,7 +42,10 @@ def deepseek_v2_fields(keys: ConfigKeys) -> Fields:
         chosen_groups=experts.routing.chosen_groups if grouped else 1,
         in_float32=True,
     )
-    return latent_fields(keys, eps=1e-6) | {"experts": replace(experts, routing=routing)}
+    return latent_fields(keys, eps=1e-6) | {
+        "mlp_bias": bias,
+        "experts": replace(experts, routing=routing, shared_bias=bias),
+    }
 
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})

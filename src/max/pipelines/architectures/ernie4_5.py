@@ -9,11 +9,9 @@ from max.pipelines.models.config_fields import Fields, base_fields, biases
 __all__ = ["ARCHITECTURES", "ernie_fields"]
 
 
-def ernie_fields(keys: ConfigKeys, head_dim: int | None = 128) -> Fields:
-    """The fields of an ERNIE 4.5's config; `head_dim` is the size of a head if the file states none."""
-    fields = base_fields(
-        keys, head_dim=head_dim, tied=True, eps=1e-5, longest=131072, theta=500000.0
-    )
+def ernie_fields(keys: ConfigKeys) -> Fields:
+    """The fields of an ERNIE 4.5's config."""
+    fields = base_fields(keys, tied=True, eps=1e-5, longest=131072, theta=500000.0)
     return fields | biases(keys, "use_bias", mlp="use_bias") | {"interleaved_rope": True}
 
 

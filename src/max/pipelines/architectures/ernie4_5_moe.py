@@ -17,7 +17,7 @@ __all__ = ["ARCHITECTURES"]
 
 def ernie_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of an ERNIE 4.5 MoE's config."""
-    fields = ernie_fields(keys, head_dim=None)
+    fields = ernie_fields(keys)
     layers = fields["num_layers"]
     first = keys.integer("moe_layer_start_index", 0, LONGEST_SEQUENCE, 1)
     last = keys.integer("moe_layer_end_index", -1, LONGEST_SEQUENCE, -1)

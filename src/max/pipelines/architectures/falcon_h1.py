@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, base_fields, biases
+from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, base_fields, biases, nonzero
 from max.pipelines.models.side_by_side import SideBySide
 from max.pipelines.models.state_space_fields import (
     GGUF_MIXER_FORMS,
@@ -46,7 +46,7 @@ def falcon_h1_fields(keys: ConfigKeys) -> Fields:
             "side_by_side": SideBySide(*outer, *factors(keys, "mlp_multipliers", 2)),
             "attention_multiplier": fields["head_dim"] ** -0.5 * factor("key"),
             "embedding_multiplier": factor("embedding"),
-            "logits_scaling": 1.0 / keys.number("lm_head_multiplier", over=0, default=1.0),
+            "logits_scaling": 1 / nonzero(keys, "lm_head_multiplier", 1.0),
         }
     )
 

@@ -8,7 +8,7 @@ from max.pipelines.architectures.gemma2 import sandwich_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.norms import NormForm, QKNorm
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.rope import RopeConfig, rotation_keys
 from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
 
 __all__ = ["ARCHITECTURES"]
@@ -22,7 +22,7 @@ def gemma3_fields(keys: ConfigKeys) -> Fields:
             "use_bidirectional_attention", "false: a decoder's tokens see earlier ones"
         )
     local = RopeConfig(theta=keys.number("rope_local_base_freq", over=0, default=10000.0))
-    sections = keys.object("rope_parameters")
+    sections = rotation_keys(keys)
     if sections is not None and sections.object("sliding_attention") is not None:
         local = RopeConfig.from_keys(keys, section="sliding_attention")
     return sandwich_fields(keys, fields, 6) | {

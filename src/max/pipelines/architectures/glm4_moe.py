@@ -44,12 +44,27 @@ def dots1_fields(keys: ConfigKeys) -> Fields:
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
 
+SARVAM_TOP = {"word_embeddings": "embed_tokens"}
+SARVAM_LAYER = {
+    "attention.query_key_value": "self_attn.qkv_proj",
+    "attention.dense": "self_attn.o_proj",
+    "attention.query_layernorm": "self_attn.q_norm",
+    "attention.key_layernorm": "self_attn.k_norm",
+    "mlp.gate.expert_bias": "mlp.gate.e_score_correction_bias",
+}
+"""The names of weights in files of the type ``sarvam_moe``, also in those of transformers."""
+
 ARCHITECTURES = [
     decoder_family(
         "Glm4MoeForCausalLM",
         ["zai-org/GLM-4.5-Air"],
         glm4_moe_fields,
-        names=replace(NAMES, gguf_layer={"post_attention_norm": "post_attention_layernorm"}),
+        names=replace(
+            NAMES,
+            top=SARVAM_TOP,
+            layer={**EXPERT_NAMES, **SARVAM_LAYER},
+            gguf_layer={"post_attention_norm": "post_attention_layernorm"},
+        ),
     ),
     decoder_family("Dots1ForCausalLM", ["rednote-hilab/dots.llm1.inst"], dots1_fields, names=NAMES),
 ]

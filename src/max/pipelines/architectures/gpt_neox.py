@@ -14,16 +14,15 @@ __all__ = ["ARCHITECTURES"]
 
 def gpt_neox_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GPT-NeoX's config."""
-    share = keys.number("rotary_pct", over=0, most=1, default=0.25)
-    theta = keys.number("rotary_emb_base", over=0, default=10000.0)
+    # transformers reads the usual names in ``rope_parameters`` only
+    names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     fields = base_fields(
-        keys,
+        keys.renamed(names),
         {"rms_norm_eps": "layer_norm_eps"},
         gated=False,
         activation="gelu",
         eps=1e-5,
-        theta=theta,
-        partial_rotation=share,
+        partial_rotation=0.25,
     )
     bias = keys.flag("attention_bias", True)
     return fields | {

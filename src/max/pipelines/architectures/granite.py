@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.config_fields import Fields, base_fields, nonzero
 
 __all__ = ["ARCHITECTURES", "granite_fields"]
 
 _FACTORS = (
     "embedding_multiplier",
-    "attention_multiplier",
     "residual_multiplier",
-    "logits_scaling",
 )
 
 
@@ -23,7 +21,12 @@ def granite_fields(keys: ConfigKeys) -> Fields:
         "attention_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": keys.flag("mlp_bias"),
-        **{name: keys.number(name, over=0, default=1.0) for name in _FACTORS},
+        **{name: keys.number(name, default=1.0) for name in _FACTORS},
+        # null: that of other families
+        "attention_multiplier": keys.number(
+            "attention_multiplier", default=None if keys.states("attention_multiplier") else 1.0
+        ),
+        "logits_scaling": nonzero(keys, "logits_scaling", 1.0),
     }
 
 

@@ -7,6 +7,7 @@ from max.pipelines.architectures.mistral import mistral_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type, window
 from max.pipelines.models.decoder_config import QueryGrowth
+from max.pipelines.models.rope import rotation_keys
 
 __all__ = ["ARCHITECTURES"]
 
@@ -21,7 +22,7 @@ def ministral_fields(keys: ConfigKeys) -> Fields:
 def ministral3_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Ministral 3's config."""
     fields = base_fields(keys, head_dim=128, eps=1e-5, longest=262144, theta=1e6)
-    rope = keys.object("rope_parameters") or ConfigKeys({})
+    rope = rotation_keys(keys) or ConfigKeys({})
     beta = rope.number("llama_4_scaling_beta", least=0, default=0.0)
     length = fields["rope"].parameters["original_max_position_embeddings"]
     return fields | {

@@ -6,7 +6,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.olmo2 import olmo2_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, windows
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.rope import RopeConfig, rotation_keys
 from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
 
 __all__ = ["ARCHITECTURES"]
@@ -16,7 +16,7 @@ def olmo3_fields(keys: ConfigKeys) -> Fields:
     """The fields of an OLMo 3's config."""
     fields = olmo2_fields(keys, theta=500000.0, rope_section="full_attention")
     local = RopeConfig(theta=fields["rope"].theta)
-    sections = keys.object("rope_parameters")
+    sections = rotation_keys(keys)
     if sections is not None and sections.object("sliding_attention") is not None:
         local = RopeConfig.from_keys(keys, section="sliding_attention", theta=local.theta)
     return fields | windows(keys, fields["num_layers"], 4, 4096) | {"local_rope": local}

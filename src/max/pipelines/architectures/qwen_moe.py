@@ -6,8 +6,9 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.qwen2 import qwen2_fields
 from max.pipelines.architectures.qwen3 import qwen3_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.config_fields import Fields, layers_of_type
 from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
+from max.pipelines.models.rope import LONGEST_SEQUENCE
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
@@ -16,13 +17,21 @@ __all__ = ["ARCHITECTURES"]
 def qwen2_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Qwen2 MoE's config."""
     fields = qwen2_fields(keys)
+    layers = fields["num_layers"]
+    first = keys.integer("max_window_layers", 0, LONGEST_SEQUENCE, 28)
+    # another default than Qwen2's
+    full = frozenset(index for index in range(layers) if index % 2 or index >= first)
     experts = softmax_experts(
         keys,
         fields["num_layers"],
         size="moe_intermediate_size",
         shared="shared_expert_intermediate_size",
     )
-    return fields | {"attention_bias": keys.flag("qkv_bias", True), "experts": experts}
+    return fields | {
+        "attention_bias": keys.flag("qkv_bias", True),
+        "experts": experts,
+        "full_attention_layers": layers_of_type(keys, layers, full),
+    }
 
 
 def qwen3_moe_fields(keys: ConfigKeys) -> Fields:

@@ -12,7 +12,7 @@ __all__ = ["ARCHITECTURES"]
 
 def seed_oss_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Seed-OSS's config."""
-    return base_fields(keys, head_dim=128, eps=1e-6) | {
+    return base_fields(keys, eps=1e-6) | {
         "attention_bias": keys.flag("attention_bias", True),
         "attention_output_bias": keys.flag("attention_out_bias"),
         "mlp_bias": keys.flag("mlp_bias"),

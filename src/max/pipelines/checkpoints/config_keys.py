@@ -31,6 +31,8 @@ class ConfigKeys:
     def __init__(self, config: object, where: str = "", file: str = "") -> None:
         self._config, self._where = config, where
         self._names: Mapping[str, str] = {}
+        self._defaults: Mapping[str, Any] = {}
+        self._groups: Mapping[str, tuple[str, ...]] = {}
         self._file = file or str(getattr(config, "source", None) or "config.json")
 
     @property
@@ -44,10 +46,14 @@ class ConfigKeys:
         Args:
             key: The key.
         """
-        key = self._names.get(key, key)
+        return self._stated_name(self._names.get(key, key)) is not None
+
+    def _stated_name(self, key: str) -> str | None:
+        """The name under which the file has a key; None if it has none."""
+        names = self._groups.get(key, (key,))
         if isinstance(self._config, Mapping):
-            return key in self._config
-        return hasattr(self._config, key)
+            return next((name for name in names if name in self._config), None)
+        return next((name for name in names if hasattr(self._config, name)), None)
 
     def renamed(self, names: Mapping[str, str]) -> ConfigKeys:
         """The same keys under other names.
@@ -55,8 +61,21 @@ class ConfigKeys:
         Args:
             names: Maps the names to read by to the keys of the file.
         """
-        keys = ConfigKeys(self._config, self._where, self._file)
+        keys = self.of_type(self._defaults, self._groups)
         keys._names = names
+        return keys
+
+    def of_type(
+        self, defaults: Mapping[str, Any], groups: Mapping[str, tuple[str, ...]]
+    ) -> ConfigKeys:
+        """The same keys with values for those that the file leaves out; null is a value of the file.
+
+        Args:
+            defaults: The values.
+            groups: All names of the keys that have several; the first that the file has counts.
+        """
+        keys = ConfigKeys(self._config, self._where, self._file)
+        keys._names, keys._defaults, keys._groups = self._names, defaults, groups
         return keys
 
     def error(self, key: str, expected: str) -> ModelFilesError:
@@ -79,9 +98,15 @@ class ConfigKeys:
             key: The key.
         """
         key = self._names.get(key, key)
-        if isinstance(self._config, Mapping):
-            return self._config.get(key)
-        return getattr(self._config, key, None)
+        name = self._stated_name(key)
+        if name is None:
+            names = self._groups.get(key, (key,))
+            return next((self._defaults[name] for name in names if name in self._defaults), None)
+        return (
+            self._config.get(name)
+            if isinstance(self._config, Mapping)
+            else getattr(self._config, name)
+        )
 
     def _read(self, key: str, default: Any, expected: str, convert: Callable[[Any], T | None]) -> T:
         """The converted value, or the default if the key is missing.
@@ -192,7 +217,7 @@ class ConfigKeys:
         return [items.number(str(i), over=over) for i in range(len(values))]
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false.
+        """True or false; null is false.
 
         Args:
             key: The key.
@@ -201,6 +226,7 @@ class ConfigKeys:
         Raises:
             ModelFilesError: The value does not fit.
         """
+        default = default and not self.states(key)
         return self._read(key, default, "true or false", _instance_of(bool))
 
     def choice(self, key: str, choices: Collection[str], default: str) -> str:
@@ -237,6 +263,15 @@ class ConfigKeys:
             return ConfigKeys(value, self._name(key), self._file)
 
         return self._read(key, None, "an object", convert)
+
+    def default_object(self, key: str) -> ConfigKeys | None:
+        """The object that the type of the model has for a key that is missing or null; None if it has none.
+
+        Args:
+            key: The key.
+        """
+        value = self._defaults.get(key)
+        return None if value is None else ConfigKeys(value, self._name(key), self._file)
 
     def token_ids(self, key: str) -> list[int]:
         """Token ids: an integer or a list of integers; empty if the key is missing.

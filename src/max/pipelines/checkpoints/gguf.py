@@ -156,6 +156,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     return {
         "architectures": [family.name],
         "model_type": family.model_type,
+        "from_gguf": True,
         **renamed,
         **family.constants,
         **_token_ids(values),

@@ -59,6 +59,7 @@ def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
     }
     if values.get(f"{name}.expert_gating_func") == _SIGMOID:
         special["architectures"] = ["DeepseekV3ForCausalLM"]
+        special["model_type"] = "deepseek_v3"
     elif config.get("n_group", 1) > 1:
         special["topk_method"] = "group_limited_greedy"
     weight = 10.0 * number("rope.scaling.yarn_log_multiplier")

@@ -12,6 +12,7 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.gguf import config_of
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.model_types import CLASS_ALIASES, class_of
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import ModelFilesError
 
@@ -89,6 +90,27 @@ class HuggingFaceConfig:
     @property
     def architectures(self) -> list[str]:
         """The class names of the model, in order of preference.
+
+        After the names that the file states come those of classes with the same layers, and the class of its
+        ``model_type``, which is the one that transformers loads. Encoders have none of the latter kind if the file
+        states names, as these tell their tasks.
+
+        Raises:
+            ModelFilesError: The value is not a list of names.
+        """
+        stated = self.stated_architectures
+        others = [CLASS_ALIASES[name] for name in stated if name in CLASS_ALIASES]
+        by_type = class_of(self._values.get("model_type"))
+        decodes = by_type is not None and (
+            by_type[-5:] != "Model" or by_type[-11:] == "LMHeadModel"
+        )
+        if by_type is not None and (decodes or not stated):
+            others.append(by_type)
+        return [*dict.fromkeys([*stated, *others])]
+
+    @property
+    def stated_architectures(self) -> list[str]:
+        """The class names that the file states; empty if it states none.
 
         Raises:
             ModelFilesError: The value is not a list of names.

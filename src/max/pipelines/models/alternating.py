@@ -15,11 +15,11 @@ from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn import RMSNorm
+from max.nn.activation import ACTIVATIONS
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, LayerList, Module
 from max.nn.linear import MLP, Linear
 from max.pipelines.models.decoder_block import DecoderBlock
-from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS
 from max.pipelines.models.per_layer import PerLayerGate
 
 __all__ = ["Alternating", "AlternatingBlock", "AlternatingStates", "SparseMLP"]
@@ -178,7 +178,7 @@ class SparseMLP(MLP):
     def __init__(self, sparsity: float, **options: Any) -> None:
         super().__init__(**options)
         self.bound = NormalDist().inv_cdf(sparsity)
-        self.activation = PLAIN_ACTIVATIONS[options["activation_function"]]
+        self.activation = ACTIVATIONS[options["activation_function"]]
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """The result, of x's shape and dtype.

@@ -8,7 +8,7 @@ from typing import Any
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.gptq import read_quantization
 from max.pipelines.models.recurrent_form import LayerKind
-from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
+from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig, longest_of
 
 __all__ = [
     "ACTIVATIONS",
@@ -18,6 +18,7 @@ __all__ = [
     "biases",
     "layer_kinds",
     "layers_of_type",
+    "nonzero",
     "recurrent_fields",
     "unrotated_layers",
     "window",
@@ -28,22 +29,18 @@ Fields = dict[str, Any]
 """Fields of `DecoderConfig` by name."""
 
 ACTIVATIONS = {
-    "silu": "silu",
+    **{name: name for name in ("silu", "gelu", "gelu_10", "hardswish", "laplace")},
+    **{name: name for name in ("leaky_relu", "linear", "sqrtsoftplus")},
+    **{name: name for name in ("mish", "relu", "relu2", "relu6", "sigmoid", "tanh")},
     "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-"""The activations' names in config.json, and the names that `max.nn.MLP` takes."""
-
-PLAIN_ACTIVATIONS = {
-    **ACTIVATIONS,
-    "relu2": "relu2",
+    "gelu_python": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "quick_gelu": "gelu_quick",
-    "xielu": "xielu",
 }
+"""The activations' names in config.json, and the names of `max.nn.activation.ACTIVATIONS`."""
+
+PLAIN_ACTIVATIONS = {**ACTIVATIONS, "xielu": "xielu"}
 """The same for MLPs without a gate: the names that `PlainMLP` takes."""
 
 MOST_LAYERS = 1000
@@ -106,7 +103,7 @@ def base_fields(
     if heads % kv_heads:
         raise keys.error(kv_key, f"a divisor of {heads_key}, which is {heads}")
     size = _head_dim(keys, hidden, heads, heads_key, head_dim, rotates)
-    positions = keys.integer(key["max_position_embeddings"], 1, LONGEST_SEQUENCE, longest)
+    positions = longest_of(keys, key["max_position_embeddings"], longest)
     fields: Fields = {
         "hidden_size": hidden,
         "num_heads": heads,
@@ -127,15 +124,45 @@ def base_fields(
         fields["num_layers"] = keys.integer(key["num_hidden_layers"], 1, MOST_LAYERS)
     if key["intermediate_size"]:
         fields["intermediate_size"] = keys.integer(key["intermediate_size"], 1, LARGEST_SIZE)
-    epsilon: dict[str, Any] = {} if eps is None else {"default": eps}
-    fields["norm_eps"] = (
-        keys.number(key["rms_norm_eps"], over=0, most=1, **epsilon) if key["rms_norm_eps"] else eps
-    )
+    name = key["rms_norm_eps"]
+    fields["norm_eps"] = epsilon(keys, name, eps) if name else eps
     if rotates:
         fields["rope"] = RopeConfig.from_keys(
             keys, head_dim=size, section=rope_section, theta=theta, partial=partial_rotation
         )
     return fields
+
+
+def epsilon(keys: ConfigKeys, key: str, default: float | None) -> float:
+    """The epsilon of norms; 0 counts as the least positive normal float32.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key.
+        default: The value if the key is missing; None: the file must state it.
+
+    Raises:
+        ModelFilesError: The value does not fit.
+    """
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    return max(keys.number(key, least=0, **options), 2.0**-126)
+
+
+def nonzero(keys: ConfigKeys, key: str, default: float) -> float:
+    """A number other than 0.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key.
+        default: The value if the key is missing.
+
+    Raises:
+        ModelFilesError: The value does not fit.
+    """
+    number = keys.number(key, default=default)
+    if number == 0:
+        raise keys.error(key, "a number other than 0")
+    return number
 
 
 def recurrent_fields(keys: ConfigKeys, *, tied: bool = False) -> Fields:
@@ -159,7 +186,7 @@ def recurrent_fields(keys: ConfigKeys, *, tied: bool = False) -> Fields:
         "num_kv_heads": 1,
         "head_dim": 2,
         "vocab_size": keys.integer("vocab_size", 1, LARGEST_SIZE),
-        "norm_eps": keys.number("layer_norm_epsilon", over=0, most=1, default=1e-5),
+        "norm_eps": epsilon(keys, "layer_norm_epsilon", 1e-5),
         "max_position_embeddings": LONGEST_RECURRENT,
         "max_seq_len": LONGEST_RECURRENT,
         "rope": None,
@@ -244,7 +271,7 @@ def window(keys: ConfigKeys, default: int | None = None) -> int | None:
         ModelFilesError: The value does not fit.
     """
     is_stated = keys.states("sliding_window")
-    return keys.integer("sliding_window", 1, LONGEST_SEQUENCE, None if is_stated else default)
+    return longest_of(keys, "sliding_window", None if is_stated else default)
 
 
 def unrotated_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
@@ -319,8 +346,8 @@ def _head_dim(
 ) -> int:
     """The size of a head: ``head_dim``, or the hidden size divided by the number of heads."""
     stated = keys.integer("head_dim", 2, LARGEST_SIZE, default)
-    if stated is None and hidden % heads:
-        raise keys.error(heads_key, f"a divisor of hidden_size, which is {hidden}, or a head_dim")
+    if stated is None and hidden < heads:
+        raise keys.error(heads_key, f"at most hidden_size, which is {hidden}, or a head_dim")
     size = stated or hidden // heads
     if rotates and size % 2:
         raise keys.error(

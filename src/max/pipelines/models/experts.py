@@ -7,11 +7,12 @@ from typing import Literal
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn.activation import ACTIVATIONS
 from max.nn.clamp import clamp
 from max.nn.layer import Module
 from max.nn.linear import MLP, Linear
 from max.nn.moe import ExpertRouting, RoutedMoEGate, run_experts
-from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS, PlainMLP
+from max.pipelines.models.feed_forward import PlainMLP
 
 __all__ = ["DecoderExperts", "Experts"]
 
@@ -71,7 +72,7 @@ class DecoderExperts(Module):
         hidden_size: The size of hidden states.
         dtype: The dtype of the weights.
         device: Where it runs.
-        activation: The activation of all MLPs, a key of `max.pipelines.models.feed_forward.PLAIN_ACTIVATIONS`.
+        activation: The activation of all MLPs, a key of `max.nn.activation.ACTIVATIONS`.
         gated: Whether MLPs are gated.
     """
 
@@ -174,9 +175,9 @@ class DecoderExperts(Module):
     def _activation(self, gate: TensorValue, up: TensorValue | None = None) -> TensorValue:
         """The input of the down projection; `up` is None if MLPs are not gated."""
         if up is None:
-            return PLAIN_ACTIVATIONS[self.activation](gate)
+            return ACTIVATIONS[self.activation](gate)
         if self.clamped_swiglu is None:
-            return PLAIN_ACTIVATIONS[self.activation](gate) * up
+            return ACTIVATIONS[self.activation](gate) * up
         alpha, limit = self.clamped_swiglu
         gate = clamp(gate, max=limit)
         return (clamp(up, min=-limit, max=limit) + 1) * gate * ops.sigmoid(gate * alpha)

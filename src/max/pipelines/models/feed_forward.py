@@ -10,19 +10,7 @@ from max.nn.activation import ACTIVATIONS
 from max.nn.layer import Module
 from max.nn.linear import Linear
 
-__all__ = ["PLAIN_ACTIVATIONS", "PlainMLP", "XIELU", "XIELU_PARAMETERS"]
-
-
-def _squared_relu(x: TensorValue) -> TensorValue:
-    y = ops.relu(x)
-    return y * y
-
-
-PLAIN_ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
-    **ACTIVATIONS,
-    "relu2": _squared_relu,
-}
-"""The activations of `PlainMLP` by name; ``xielu`` has parameters and is a layer."""
+__all__ = ["PlainMLP", "XIELU", "XIELU_PARAMETERS"]
 
 
 XIELU_PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")
@@ -76,7 +64,7 @@ class PlainMLP(Module):
         device: Where it runs.
         linear_cls: The constructor of the projections.
         has_bias: Whether the projections have biases.
-        activation: A key of `PLAIN_ACTIVATIONS`, or xielu.
+        activation: A key of `max.nn.activation.ACTIVATIONS`, or xielu, which has parameters and is a layer.
     """
 
     def __init__(
@@ -107,5 +95,5 @@ class PlainMLP(Module):
         if self.activation == "xielu":
             hidden = self.act_fn(up)
         else:
-            hidden = PLAIN_ACTIVATIONS[self.activation](up)
+            hidden = ACTIVATIONS[self.activation](up)
         return ops.cast(self.down_proj(hidden), x.dtype)

@@ -27,7 +27,8 @@ def latent_fields(keys: ConfigKeys, **defaults: Any) -> Fields:
     Raises:
         ModelFilesError: A value is missing, or does not fit.
     """
-    fields = base_fields(keys, rotates=False, **defaults)
+    # the sizes of heads have keys of their own
+    fields = base_fields(keys, rotates=False, head_dim=2, **defaults)
 
     def size(key: str, default: int | None) -> Any:
         return keys.integer(key, 1, LARGEST_SIZE, default)

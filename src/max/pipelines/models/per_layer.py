@@ -8,10 +8,10 @@ from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 from max.nn import RMSNorm
+from max.nn.activation import ACTIVATIONS
 from max.nn.embedding import Embedding
 from max.nn.layer import Module
 from max.nn.linear import Linear
-from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS
 
 __all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs", "rounded_factor"]
 
@@ -97,7 +97,7 @@ class PerLayerGate(Module):
         inputs: The sizes.
         hidden_size: The size of hidden states.
         eps: The epsilon of the norm.
-        activation: A key of `PLAIN_ACTIVATIONS`.
+        activation: A key of `ACTIVATIONS`.
         dtype: The dtype of the weights.
         device: Where it runs.
         linear_cls: The constructor of the projections.
@@ -125,5 +125,5 @@ class PerLayerGate(Module):
             x: ``[total_seq_len, hidden_size]``.
             vectors: ``[total_seq_len, size]``.
         """
-        gated = PLAIN_ACTIVATIONS[self.activation](self.per_layer_input_gate(x)) * vectors
+        gated = ACTIVATIONS[self.activation](self.per_layer_input_gate(x)) * vectors
         return self.post_per_layer_input_norm(self.per_layer_projection(gated))

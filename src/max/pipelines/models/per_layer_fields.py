@@ -10,7 +10,7 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.models.config_fields import Fields, base_fields, biases, windows
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.per_layer import PerLayerInputs
-from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
+from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig, rotation_keys
 
 __all__ = ["PER_LAYER_NAMES", "PER_LAYER_TOP", "full_heads", "per_layer_fields"]
 
@@ -145,7 +145,7 @@ def _heads(keys: ConfigKeys, layer: object, index: int, shape: tuple[int, int]) 
 
 def _rope(keys: ConfigKeys, head_dim: int, kind: str, key: str, theta: float) -> RopeConfig:
     """The rotation of one kind of layers."""
-    sections, section = keys.object("rope_parameters"), f"{kind}_attention"
+    sections, section = rotation_keys(keys), f"{kind}_attention"
     if sections is not None and sections.object(section) is not None:
         return RopeConfig.from_keys(keys, section=section, theta=theta)
     return RopeConfig(theta=keys.number(key, over=0, default=theta))

@@ -22,7 +22,14 @@ from max.nn.rotary_embedding import (
 )
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 
-__all__ = ["LONGEST_SEQUENCE", "FactorRotaryEmbedding", "RopeConfig", "yarn_magnitude"]
+__all__ = [
+    "LONGEST_SEQUENCE",
+    "FactorRotaryEmbedding",
+    "RopeConfig",
+    "longest_of",
+    "rotation_keys",
+    "yarn_magnitude",
+]
 
 LONGEST_SEQUENCE = 2**31 - 1
 
@@ -40,8 +47,39 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 }
 """The kinds of RoPE scaling, and the parameters that each kind requires."""
 
-_ALIASES = {"su": "longrope", "mrope": "default"}
+_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 """Aliases of kinds; M-RoPE's three position components are equal for text tokens."""
+
+
+def longest_of(keys: ConfigKeys, key: str, default: Any = None) -> Any:
+    """A number of tokens; one beyond the longest sequence that runs here counts as that.
+
+    Args:
+        keys: The keys of an object.
+        key: The key.
+        default: The value if the key is missing.
+
+    Raises:
+        ModelFilesError: The value is no integer from 1.
+    """
+    length = keys.integer(key, 1, 2**62, default)
+    return None if length is None else min(length, LONGEST_SEQUENCE)
+
+
+def rotation_keys(keys: ConfigKeys) -> ConfigKeys | None:
+    """The keys of ``rope_scaling``, which counts first, or of ``rope_parameters``; None if neither has any.
+
+    Args:
+        keys: The keys of config.json.
+
+    Raises:
+        ModelFilesError: A value is no object.
+    """
+    for key in ("rope_scaling", "rope_parameters"):
+        section = keys.object(key)
+        if section is not None and section.config:
+            return section
+    return keys.default_object("rope_parameters")
 
 
 class FactorRotaryEmbedding(RotaryEmbedding):
@@ -114,7 +152,7 @@ class RopeConfig:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
         """
         theta = keys.number("rope_theta", over=0, default=theta)
-        rope = keys.object("rope_parameters") or keys.object("rope_scaling")
+        rope = rotation_keys(keys)
         if rope is not None and section is not None and isinstance(rope.value(section), Mapping):
             rope = rope.object(section)
         return cls.from_parameters(keys, rope, theta, head_dim=head_dim, partial=partial)
@@ -153,14 +191,20 @@ class RopeConfig:
             }
             return cls(kind, theta, parameters)
         rotated = _rotated_dim(keys, rope, head_dim, partial)
+        if rotated is not None and rotated % 2:
+            if kind not in ("default", "linear"):
+                raise rope.error(
+                    "partial_rotary_factor", "a share of a head that is an even number"
+                )
+            # frequencies are ``theta ** (-2 i / rotated)`` for pairs i, of which the last one is whole
+            rotated, theta = rotated + 1, theta ** ((rotated + 1) / rotated)
+            rotated = None if rotated == head_dim else rotated
         parameters = _parameters(keys, rope)
         # Hunyuan's files state kind dynamic with a fixed growth ``alpha`` of the base
         fixed = kind == "dynamic" and parameters["alpha"] is not None
         for name in () if fixed else _REQUIRED[kind]:
             if parameters.get(name) is None:
                 raise rope.error(name, f"what rope_type {kind} needs")
-        if kind == "llama3" and parameters["low_freq_factor"] >= parameters["high_freq_factor"]:
-            raise rope.error("low_freq_factor", "less than high_freq_factor")
         size = rotated or head_dim
         if kind == "dynamic" and size is not None and size < 4:
             raise rope.error(
@@ -321,29 +365,31 @@ def _rotated_dim(
     """
     name = "partial_rotary_factor"
     if partial is None or head_dim is None:
-        if rope.number(name, over=0, default=1.0) != 1.0:
+        # transformers reads the share where the kind scales frequencies, and fails then
+        kind = rope.value("rope_type") or rope.value("type") or "default"
+        if rope.number(name, over=0, default=1.0) != 1.0 and kind != "default":
             raise rope.error(name, "1: heads are rotated as a whole")
         return None
     share = keys.number(name, over=0, most=1, default=partial)
     share = rope.number(name, over=0, most=1, default=share)
     # the small term makes ``n / head_dim * head_dim`` round to n again
-    rotated = int(head_dim * share + 1e-6)
-    if rotated < 2 or rotated % 2:
-        raise rope.error(name, f"a share of head_dim {head_dim} that is an even number from 2")
+    rotated = int(head_dim * share + 1e-9)
+    if rotated < 1 or rotated + rotated % 2 > head_dim:
+        at = rope if rope.value(name) is not None else keys
+        raise at.error(name, f"a share of head_dim {head_dim} that is at least an element")
     return None if rotated == head_dim else rotated
 
 
 def _parameters(keys: ConfigKeys, rope: ConfigKeys) -> dict[str, Any]:
     """The parameters of all kinds; None if the file lacks one."""
     original, longest = "original_max_position_embeddings", "max_position_embeddings"
-    trained = keys.integer(longest, 1, LONGEST_SEQUENCE, None)
+    trained = longest_of(keys, longest)
     numbers = ("alpha", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
     magnitudes = ("attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale")
     return {
         longest: trained,
-        original: rope.integer(
-            original, 1, LONGEST_SEQUENCE, keys.integer(original, 1, LONGEST_SEQUENCE, trained)
-        ),
+        # the key of the file counts before that of the object, as in transformers
+        original: longest_of(keys, original, longest_of(rope, original, trained)),
         "truncate": rope.flag("truncate", True),
         **{name: rope.numbers(name, over=0) for name in ("factors", "short_factor", "long_factor")},
         **{name: rope.number(name, over=0, default=None) for name in (*numbers, *magnitudes)},

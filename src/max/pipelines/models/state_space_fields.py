@@ -98,6 +98,7 @@ MAMBA_KEYS = {
     "conv_bias": "use_conv_bias",
     "expand": "expand",
     "rank": "time_step_rank",
+    "channels": "intermediate_size",
 }
 MAMBA2_KEYS = {
     **MAMBA_KEYS,
@@ -238,8 +239,11 @@ def mamba_form(keys: ConfigKeys, names: Mapping[str, str], hidden_size: int) -> 
     """
     keys.choice("hidden_act", ("silu", "swish"), "silu")
     automatic = keys.value(names["rank"]) in (None, "auto")
+    channels = int(hidden_size * keys.number(names["expand"], over=0, most=64, default=2))
+    if "channels" in names:
+        channels = keys.integer(names["channels"], 1, LARGEST_SIZE, channels)
     return MambaForm(
-        hidden_size * keys.integer(names["expand"], 1, 64, 2),
+        channels,
         keys.integer(names["state_size"], 1, LARGEST_SIZE, 16),
         -(-hidden_size // 16) if automatic else keys.integer(names["rank"], 1, LARGEST_SIZE),
         keys.integer(names["taps"], 2, 64, 4),
@@ -303,6 +307,8 @@ def kinds_of_pattern(keys: ConfigKeys) -> tuple[tuple[LayerKind, ...], frozenset
         if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_PATTERN_TYPES):
             raise keys.error("hybrid_override_pattern", f"letters of {' '.join(_PATTERN_TYPES)}")
         types = [_PATTERN_TYPES[letter] for letter in pattern]
+    # transformers' default
+    types = ["mamba", "moe", "attention", "mlp"] if types is None else types
     kinds: dict[str, LayerKind] = {**_KINDS, "moe": "feed_forward"}
     names: list[Any] = list(types) if isinstance(types, list) else []
     if not names or not all(isinstance(name, str) and name in kinds for name in names):

@@ -132,7 +132,7 @@ class WeightNames:
 
     Args:
         prefix: The prefix or prefixes of all names but the output layer's in safetensors files; files may lack it.
-            layers: The prefix of the names of layers, after `prefix`.
+        layers: The prefix or prefixes of the names of layers, after `prefix`.
         top: Stored names outside of layers, mapped to the decoder's names.
             layer: Stored parts of names within a layer, mapped to the decoder's parts.
         stacked: For weights that are stored as one tensor per index (``….0.weight``, ``….1.weight``): the name before
@@ -154,7 +154,7 @@ class WeightNames:
     """
 
     prefix: str | tuple[str, ...] = "model."
-    layers: str = "layers."
+    layers: str | tuple[str, ...] = "layers."
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, str] = field(default_factory=dict)
@@ -226,14 +226,13 @@ class WeightNames:
         return renamed
 
     def _without_prefix(self, stored: str) -> str:
-        prefixes = (self.prefix,) if isinstance(self.prefix, str) else self.prefix
-        return stored.removeprefix(next(filter(stored.startswith, prefixes), ""))
+        return stored.removeprefix(_first_prefix(stored, self.prefix))
 
     def _own_name(self, stored: str) -> str:
         """The decoder's name of a weight in a safetensors file."""
         name = self._without_prefix(stored)
         if name.startswith(self.layers):
-            index, _, part = name.removeprefix(self.layers).partition(".")
+            index, _, part = name.removeprefix(_first_prefix(name, self.layers)).partition(".")
             return f"layers.{index}.{_replaced(part, self.layer)}"
         return _replaced(name, self.top)
 
@@ -344,6 +343,12 @@ def _unstacked(own_name: str, stacked: WeightData) -> dict[str, WeightData]:
         )
         for index, part in enumerate(parts)
     }
+
+
+def _first_prefix(name: str, prefixes: str | tuple[str, ...]) -> str:
+    """The first prefix that a name has; empty: it has none."""
+    choices = (prefixes,) if isinstance(prefixes, str) else prefixes
+    return next(filter(name.startswith, choices), "")
 
 
 def _replaced(name: str, names: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
 from max.pipelines.checkpoints.composite_config import COMPOSITES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
+from max.pipelines.checkpoints.model_types import other_kind
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.registry.architecture import SupportedArchitecture
@@ -35,6 +36,7 @@ OWN_ARCHITECTURES = {
     "bloom": ("BloomForCausalLM",),
     "cohere": ("CohereForCausalLM",),
     "cohere2": ("Cohere2ForCausalLM",),
+    "cwm": ("CwmForCausalLM",),
     "deepseek": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"),
     "ernie4_5": ("Ernie4_5ForCausalLM",),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
@@ -296,26 +298,36 @@ class PipelineRegistry:
         """
         self.load_custom(pipeline_config.custom_architectures)
         repo = pipeline_config.model_config.huggingface_model_repo
+        config = self.get_active_huggingface_config(repo)
         if override is None:
-            architecture = self.retrieve_architecture(repo)
-            names = self.get_active_huggingface_config(repo).architectures
+            architecture, names = self.retrieve_architecture(repo), config.stated_architectures
         else:
             self.load_own([override])
             architecture, names = self.architectures.get(override), [override]
-        if architecture is None and not names:
-            kind = getattr(self.get_active_huggingface_config(repo), "model_type", None)
+        if architecture is not None:
+            return architecture
+        model_type = config.get("model_type") if override is None else None
+        kind = other_kind(model_type, names)
+        if names:
+            problem = f"architecture {', '.join(names)} is not supported"
+        else:
+            problem = "config.json names no architectures"
+            problem += f"; its model_type is {model_type!r}" if model_type else ""
+        if kind is not None:
             raise UserError(
-                f"{repo.repo_id}: config.json names no architectures"
-                + (f"; its model_type is {kind!r}" if kind else ""),
-                f"{self._of_kind(str(kind))} `max list` shows all.",
+                f"{repo.repo_id}: {problem}: it is {kind}",
+                "Decoders and encoders of text run: `max list` shows their architectures.",
             )
-        if architecture is None:
+        if not names:
             raise UserError(
-                f"{repo.repo_id}: architecture {', '.join(names)} is not supported",
-                f"{self._nearest(names)} `max list` shows all; docs/add-a-model.md says how to add one with "
-                "--custom-architectures.",
+                f"{repo.repo_id}: {problem}",
+                f"{self._of_kind(str(model_type))} `max list` shows all.",
             )
-        return architecture
+        raise UserError(
+            f"{repo.repo_id}: {problem}",
+            f"{self._nearest(names)} `max list` shows all; docs/add-a-model.md says how to add one with "
+            "--custom-architectures.",
+        )
 
     def _for_task(self, name: str, task: PipelineTask) -> str:
         """A sentence that names what serves a task: the same architecture with other files, or other architectures."""

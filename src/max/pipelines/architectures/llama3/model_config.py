@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.model_types import with_type
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.rope import RopeConfig
 
@@ -26,10 +27,12 @@ class Llama3Config(DecoderConfig):
         Raises:
             ModelFilesError: A value is missing, or does not fit.
         """
+        keys = with_type(keys, "LlamaForCausalLM")
         # in Hugging Face's Llama, attention_bias adds a bias to the output projection too
-        bias = keys.flag("attention_bias")
+        bias, separate = keys.flag("attention_bias"), keys.value("model_type") == "internlm3"
         return super().fields_from(keys) | {
             "attention_bias": bias,
-            "attention_output_bias": bias,
+            # InternLM 3 has separate flags for queries, keys and values, and for all others
+            "attention_output_bias": keys.flag("mlp_bias") if separate else bias,
             "mlp_bias": keys.flag("mlp_bias"),
         }
