@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from max.pipelines.core.text import utf8, utf8_size
 from max.serve.errors import ApiError, of_user_error
 from max.serve.http.state import ServerState
 from max.serve.model import ServedModel
-from max.serve.offload import in_body_thread
+from max.serve.offload import by_size, in_body_thread
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -42,7 +43,7 @@ async def token_counts(
                     param="input",
                 )
             if isinstance(text, str):
-                model.check_text(len(text), "input")
+                model.check_text(utf8_size(text), "input")
             tokens = model.count_tokens(text, True) if isinstance(text, str) else len(text)
             if longest is not None and tokens > longest and not truncate:
                 raise ApiError(
@@ -76,6 +77,8 @@ async def encode_texts(
         ApiError: The model is of another kind.
         UserError: A text does not fit.
     """
+    named = [] if prompt_name is None else [prompt_name]
+    await by_size(_check_texts, model, [*texts, *named], "input")
     request = EncodeRequest(secrets.token_hex(12), tuple(texts), prompt_name)
     vectors = await _run(model, state, request)
     if vectors.ndim != 2:
@@ -98,7 +101,16 @@ async def rank_texts(
         ApiError: The model is of another kind.
         UserError: A text does not fit.
     """
+    await by_size(_check_texts, model, [query, *texts], "documents")
     return await _run(model, state, RankRequest(secrets.token_hex(12), query, tuple(texts)))
+
+
+def _check_texts(model: ServedModel, texts: Sequence[str | tuple[int, ...]], param: str) -> None:
+    """Refuses texts that are too long, or that the worker cannot be sent."""
+    for text in texts:
+        if isinstance(text, str):
+            model.check_text(utf8_size(text), param)
+            utf8(text)
 
 
 async def _run(

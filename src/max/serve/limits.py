@@ -38,8 +38,10 @@ MAX_STOPS = 64
 """Stop texts of a request."""
 MAX_STOP = 4096
 """Characters of a stop text."""
+MAX_WIDE_TEXT = 16 << 20
+"""Bytes of a text beyond ASCII: in memory, each character may take 4."""
 MAX_TEXT = 4 << 20
-"""Characters of the texts of a request that are formatted and encoded; more where the context has 2**19 tokens."""
+"""Bytes of the texts of a request that are formatted and encoded; more where the context has over 2**19 tokens."""
 MAX_LISTED = 1 << 20
 """Tokens that ``/tokenize`` lists."""
 MAX_DETOKENIZED = 1 << 18

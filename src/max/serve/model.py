@@ -13,7 +13,7 @@ from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRe
 from max.pipelines.checkpoints.gguf_tokenizer import INFILL_TOKENS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import PromptTooLongError
-from max.pipelines.core.text import utf8
+from max.pipelines.core.text import utf8, utf8_size
 from max.pipelines.generation.protocol import GenerationRequest
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
@@ -193,14 +193,14 @@ class ServedModel:
 
     @property
     def most_text(self) -> int:
-        """The most characters of the texts of a request: eight for each token of the context, or more."""
+        """The most bytes of the texts of a request: eight for each token of the context, or more."""
         return max(MAX_TEXT, 8 * self.max_length)
 
     def check_text(self, size: int, param: str) -> None:
         """Refuses texts that are too long to be formatted and encoded, whatever their tokens are.
 
         Args:
-            size: Their characters.
+            size: Their bytes in UTF-8.
             param: The parameter that has them.
 
         Raises:
@@ -208,7 +208,7 @@ class ServedModel:
         """
         if size > self.most_text:
             raise ApiError(
-                f"{param} has {size} characters of text; at most {self.most_text} are read for {self.name}",
+                f"{param} has {size} bytes of text; at most {self.most_text} are read for {self.name}",
                 param=param,
                 code=CONTEXT_LENGTH_EXCEEDED,
             )
@@ -222,7 +222,7 @@ class ServedModel:
         Raises:
             ApiError: It is longer than the context.
         """
-        self.check_text(len(text), "messages")
+        self.check_text(utf8_size(text), "messages")
         try:
             tokens = await self.tokenizer.encode(text, add_special_tokens=False)
         except ValueError as error:
@@ -286,7 +286,7 @@ class ServedModel:
             )
         try:
             if isinstance(request.prompt, str):
-                self.check_text(len(request.prompt), param)
+                self.check_text(utf8_size(request.prompt), param)
             elif request.prompt is not None:
                 if 0 < self.max_length < len(request.prompt):
                     raise PromptTooLongError(len(request.prompt), self.max_length)

@@ -34,6 +34,15 @@ def utf8(text: str) -> str:
     return text
 
 
+def utf8_size(text: str) -> int:
+    """The number of bytes of a text in UTF-8.
+
+    Args:
+        text: The text; halves of characters count, too.
+    """
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
 def json_value(text: str | bytes) -> Any:
     """The value of a JSON text.
 

@@ -10,7 +10,7 @@ from typing import Any
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import ReasoningBudget
-from max.pipelines.core.text import json_value
+from max.pipelines.core.text import utf8_size
 from max.pipelines.structured.grammar import check_length
 from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
@@ -24,6 +24,7 @@ from max.serve.chat.tools.parser import parser_of
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error, shown
 from max.serve.generation import TextSequence, choices_of
 from max.serve.grammar_threads import in_grammar_thread
+from max.serve.http.json_reader import INVALID_JSON, read_object
 from max.serve.model import ServedModel
 from max.serve.offload import by_size, in_body_thread
 
@@ -239,7 +240,7 @@ async def prompt_tokens(
         ApiError: A role is unknown, or the template refuses the conversation.
     """
     text = await conversation_text(model, messages, tools, {})
-    model.check_text(len(text), "messages")
+    model.check_text(utf8_size(text), "messages")
     return await by_size(model.count_tokens, text, special=False)
 
 
@@ -278,12 +279,12 @@ def prompt_text(
 
 
 def _text_size(values: Sequence[Any]) -> int:
-    """The characters of all texts within values; parts of messages that are no text, such as images, count as none."""
+    """The bytes of all texts within values; parts of messages that are no text, such as images, count as none."""
     size, pending = 0, list(values)
     while pending:
         value = pending.pop()
         if isinstance(value, str):
-            size += len(value)
+            size += utf8_size(value)
         elif isinstance(value, dict):
             other = isinstance(value.get("role"), str) and isinstance(value.get("content"), list)
             pending.extend(v for k, v in value.items() if not (other and k == "content"))
@@ -315,33 +316,36 @@ def _for_template(
     ]
     if "tool_calls" in template:
         plain["tool_calls"] = [
-            {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-            for call, function in zip(calls, functions, strict=True)
+            {**call, "function": {**function, "arguments": arguments}}
+            for call, (function, arguments) in zip(calls, functions, strict=True)
         ]
         return plain
-    texts = [tool_format.render_call(each["name"], each["arguments"]) for each in functions]
+    texts = [tool_format.render_call(each["name"], each["arguments"]) for each, _ in functions]
     content = plain["content"] if isinstance(plain["content"], str) else _joined(plain["content"])
     plain["content"] = "\n".join(filter(None, [content, *texts]))
     return plain
 
 
-def _function(call: Any, param: str) -> dict[str, Any]:
-    """The function of an earlier call; its arguments are checked to be the text of an object."""
+def _function(call: Any, param: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The function of an earlier call, and its arguments, which are checked to be the text of an object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(f"{param}.function has no name", param=param)
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, dict):
-        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}, arguments
     try:
-        if not isinstance(json_value(arguments), dict):
+        value = read_object(arguments.encode()) if isinstance(arguments, str) else None
+        if not isinstance(value, dict):
             raise ValueError
-    except (ValueError, TypeError):
+    except (ValueError, ApiError) as error:
+        place = f"{param}.function.arguments"
+        if isinstance(error, ApiError) and error.code != INVALID_JSON:
+            raise ApiError(f"{place}: {error.message}", param=place, code=error.code) from None
         raise ApiError(
-            f"{param}.function.arguments is {shown(arguments)}; expected JSON text of an object",
-            param=f"{param}.function.arguments",
+            f"{place} is {shown(arguments)}; expected JSON text of an object", param=place
         ) from None
-    return {**function, "arguments": arguments}
+    return {**function, "arguments": arguments}, value
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> str:

@@ -97,6 +97,7 @@ def build_app(
         EngineUnavailableError,
         TimeoutError,
         RecursionError,
+        UnicodeEncodeError,
     ):
         app.add_exception_handler(expected, _api_error)
     app.add_exception_handler(Exception, _api_error)

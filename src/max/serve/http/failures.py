@@ -29,6 +29,11 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(
             "the arrays and objects of the request are nested too deeply", code="nested_too_deeply"
         )
+    if isinstance(error, UnicodeEncodeError):  # JSON may have halves of characters
+        code = ord(error.object[error.start])
+        return ApiError(
+            f"a text of the request has the surrogate U+{code:X}, which UTF-8 cannot have"
+        )
     if isinstance(error, TimeoutError):
         return ApiError(str(error), status=504, code="timeout")
     logger.error("a request failed", exc_info=error)

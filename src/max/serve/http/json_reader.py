@@ -32,6 +32,8 @@ FRAGMENT = 64 << 10
 """The bytes of a fragment, and the bytes of a string that is read by itself."""
 BIAS_FIELD = "logit_bias"
 """A field whose names are tokens: it has a limit of its own."""
+INVALID_JSON = "invalid_json"
+"""The code of a body that is no JSON."""
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n"
 _SPINE = f"\x00{secrets.token_hex(16)}"
@@ -73,7 +75,7 @@ def invalid_json(reason: str) -> ApiError:
     Args:
         reason: Why.
     """
-    return ApiError(f"the body is no JSON: {reason}", code="invalid_json")
+    return ApiError(f"the body is no JSON: {reason}", code=INVALID_JSON)
 
 
 def _too_deep(field: str | None) -> ApiError:
@@ -381,7 +383,15 @@ class _FragmentReader:
         self._open.append(parent[name] if isinstance(parent, dict) else parent[-1])
 
     def _string(self, begin: int, end: int) -> str:
-        return "".join(_pieces(self._text, begin + 1, end - 1))
+        pieces = list(_pieces(self._text, begin + 1, end - 1))
+        if end - begin > limits.MAX_WIDE_TEXT and not all(map(str.isascii, pieces)):
+            raise ApiError(
+                f"a text at byte {begin} has {end - begin} bytes; at most {limits.MAX_WIDE_TEXT} may hold "
+                "characters beyond ASCII",
+                param=self._counts.field,
+                code="body_too_large",
+            )
+        return "".join(pieces)
 
 
 def _pieces(text: bytes | bytearray, begin: int, end: int) -> Iterable[str]:

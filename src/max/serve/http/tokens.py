@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from max.pipelines.core.text import utf8_size
 from max.serve.chat.prompt import conversation_text
 from max.serve.errors import ApiError, of_user_error
 from max.serve.http.body import BodyRoute
@@ -95,7 +96,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
             text, special = texts[0], True
         if body.add_special_tokens is not None:
             special = body.add_special_tokens
-        model.check_text(len(text), "prompt")
+        model.check_text(utf8_size(text), "prompt")
         return await by_size(_tokenized, model, text, special, body.return_token_strs)
     except ValueError as error:
         raise of_user_error(error, "prompt") from error

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -56,9 +56,9 @@ class CompletionRequest(SamplingFields, GrammarFields):
         """The prompts, one by one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if all(isinstance(each, int) for each in self.prompt):
-            return [[each for each in self.prompt if isinstance(each, int)]]
-        return [each for each in self.prompt if not isinstance(each, int)]
+        if isinstance(self.prompt[0], int):
+            return [cast("list[int]", self.prompt)]
+        return cast("list[str | list[int]]", self.prompt)
 
 
 @dataclass

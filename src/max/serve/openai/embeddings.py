@@ -74,7 +74,7 @@ def inputs_of(
     """
     if isinstance(field, str):
         return [field]
-    if all(isinstance(each, int) for each in field):
+    if field and isinstance(field[0], int):
         return [tuple(field)]
     return [each if isinstance(each, str) else tuple(each) for each in field]
 
@@ -163,8 +163,6 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     state = state_of(request, body)
     model = await state.model(body.model)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
-    for text in (body.query, *documents):
-        model.check_text(len(text), "documents")
     scores = await unless_disconnected(request, rank_texts(model, state, body.query, documents))
     best = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results: list[dict[str, Any]] = [
@@ -190,8 +188,6 @@ async def score(body: ScoreBody, request: Request) -> Response:
     state = state_of(request, body)
     model = await state.model(body.model)
     texts = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-    for text in (body.text_1, *texts):
-        model.check_text(len(text), "text_2")
     scores = await unless_disconnected(request, rank_texts(model, state, body.text_1, texts))
     data = [
         {"object": "score", "index": index, "score": float(value)}
