@@ -67,7 +67,7 @@ LIES = {
     "half a block": ([tensor("a", (2, 100), Q4_K, 0)], [], r"'a' \[2, 100\]: rows of Q4_K are multiples of 256"),
     "rank 0 of blocks": ([tensor("a", (), Q8_0, 0)], [], "rows of Q8_0 are multiples of 32"),
     "many blocks": ([tensor("a", (1000, 256), Q4_K, 0)], [], "tensor 'a' is at bytes"),
-    "huge sizes": ([tensor("a", (HUGE, HUGE, 256), Q4_K, 0)], [], "tensor 'a' is at bytes"),
+    "huge sizes": ([tensor("a", (HUGE, HUGE, 256), Q4_K, 0)], [], "is too large for any array"),
     "overlap": (
         [tensor("a", (2, 256), Q4_K, 0), tensor("b", (8,), F32, 256)], [], "the tensors 'a' and 'b' overlap",
     ),

@@ -207,6 +207,9 @@ class GGUFFile:
         if rank > _MAX_RANK:
             raise cursor.fail(f"tensor {name!r} has rank {rank}")
         shape = tuple(cursor.scalar("Q") for _ in range(rank))[::-1]
+        # a size of 0 must not hide others that are too large
+        if math.prod(size or 1 for size in shape) >= 2**59:
+            raise cursor.fail(f"tensor {name!r}: shape {list(shape)} is too large for any array")
         number, begin = cursor.scalar("I"), cursor.scalar("Q")
         stored = _TYPES.get(number, f"type {number}")
         elements, size = 1, 0

@@ -140,7 +140,7 @@ def _pull_file(
     file: SourceFile, partial: Path, budget: int | None, progress: Progress
 ) -> PulledFile | None:
     """Gets one file; None where it is optional and missing."""
-    if "/" in file.name or "\\" in file.name or file.name in ("", ".", "..", MANIFEST):
+    if set(file.name) & set("/\\\0") or file.name in ("", ".", "..", MANIFEST):
         raise ModelFilesError(f"{file.name!r} is no name of a file", "Give another source.")
     path = partial / file.name
     part = partial / f"{file.name}.part"
