@@ -34,11 +34,13 @@ class WatchLimits:
         unhealthy_s: Seconds without a beat after which it is unhealthy.
         restart_s: Seconds without a beat after which it is replaced; 0: it never is.
         step_s: Seconds of one step of the engine after which it is replaced; 0: it never is.
+        wait_s: Seconds for which requests wait for the next worker; 0: no limit.
     """
 
     unhealthy_s: float = 5.0
     restart_s: float = 30.0
     step_s: float = 600.0
+    wait_s: float = 60.0
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,10 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
             "TLS needs a certificate and its key", "Give --ssl-certfile and --ssl-keyfile."
         )
     watch = WatchLimits(
-        options.pop("unhealthy_after"), options.pop("restart_after"), options.pop("step_timeout")
+        options.pop("unhealthy_after"),
+        options.pop("restart_after"),
+        options.pop("step_timeout"),
+        options.pop("restart_wait"),
     )
     if 0 < watch.restart_s < watch.unhealthy_s:
         raise CommandError(

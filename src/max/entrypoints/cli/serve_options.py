@@ -181,6 +181,13 @@ _OPTIONS = (
         help="Seconds of one step of the engine after which the worker process is replaced; 0: never.",
     ),
     _option(
+        "--restart-wait",
+        env="RESTART_WAIT_S",
+        type=click.FloatRange(min=0),
+        default=WatchLimits.wait_s,
+        help="Seconds for which requests wait for the next worker process; then they get status 503; 0: no limit.",
+    ),
+    _option(
         "--ssl-certfile",
         env="SSL_CERTFILE",
         type=click.Path(exists=True, dir_okay=False),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,20 @@ from max.serve.http.failures import as_api_error
 logger = logging.getLogger("max.serve")
 BODY_SEND = "body_send"
 """The key of a connection's state for the function that sends parts of a body past all middleware."""
+EVENTS_TYPE = "text/event-stream"
+KEEP_ALIVE_S = 15.0
+"""The maximum time in which a stream of server-sent events sends nothing: proxies close silent connections."""
+_COMMENT = b": waiting\n\n"
+"""A line that clients of server-sent events skip."""
 T = TypeVar("T")
+
+
+class _Parts(Protocol):
+    """The parts of a stream."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    def aclose(self) -> Coroutine[Any, Any, None]: ...
 
 
 class ClientLeftError(Exception):
@@ -81,9 +94,9 @@ class EventStream(Response):
     def __init__(
         self,
         first: bytes,
-        rest: AsyncGenerator[bytes, None],
+        rest: _Parts,
         error_event: Callable[[ApiError], bytes],
-        media_type: str = "text/event-stream",
+        media_type: str = EVENTS_TYPE,
     ) -> None:
         super().__init__(
             status_code=200,
@@ -93,6 +106,9 @@ class EventStream(Response):
         # a stream has no length
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         self._first, self._rest, self._error_event = first, rest, error_event
+        self._sent_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Future[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream.
@@ -118,29 +134,84 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         # the middleware reads the start of a response only
         send = scope["state"].get(BODY_SEND, send)
-        await _send_part(send, self._first)
         try:
-            async for part in self._rest:
-                await _send_part(send, part)
-        except Exception as error:
-            await _send_part(send, self._error_event(as_api_error(error)))
+            await self._send_part(send, self._first)
+            if self.media_type == EVENTS_TYPE:
+                self._look(send)
+            try:
+                async for part in self._rest:
+                    await self._send_part(send, part)
+            except Exception as error:
+                await self._send_part(send, self._error_event(as_api_error(error)))
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._comment is not None:
+                self._comment.cancel()
+                await asyncio.gather(self._comment, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _send_part(self, send: Send, part: bytes) -> None:
+        # first all streams of a step make their events, then all are written: a reader that wakes on the
+        # first one would otherwise take the core from the other streams
+        await asyncio.sleep(0)
+        self._sent_at = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": part, "more_body": True})
 
-async def _send_part(send: Send, part: bytes) -> None:
-    # first all streams of a step make their events, then all are written: a reader that wakes on the
-    # first one would otherwise take the core from the other streams
-    await asyncio.sleep(0)
-    await send({"type": "http.response.body", "body": part, "more_body": True})
+    def _look(self, send: Send) -> None:
+        """Sends a comment if nothing was sent for some time, and looks again later."""
+        loop = asyncio.get_running_loop()
+        silence = loop.time() - self._sent_at
+        if silence >= KEEP_ALIVE_S:
+            silence = 0.0
+            if self._comment is None or self._comment.done():
+                self._comment = asyncio.ensure_future(self._send_part(send, _COMMENT))
+        self._timer = loop.call_later(KEEP_ALIVE_S - silence, self._look, send)
+
+
+class _LateParts:
+    """The parts of a stream whose first part is still awaited.
+
+    Args:
+        first: The first part.
+        rest: The others.
+    """
+
+    def __init__(self, first: asyncio.Future[bytes], rest: AsyncGenerator[bytes, None]) -> None:
+        self._first: asyncio.Future[bytes] | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first is None:
+            return await anext(self._rest)
+        part = await self._first
+        self._first = None
+        return part
+
+    async def aclose(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
+        await self._rest.aclose()
+
+
+async def _result_within(task: asyncio.Future[T], seconds: float | None) -> T | None:
+    """The result of a task; None if it takes longer."""
+    await asyncio.wait({task}, timeout=seconds)
+    return task.result() if task.done() else None
 
 
 async def event_stream(
     request: Request,
     events: AsyncGenerator[bytes, None],
     error_event: Callable[[ApiError], bytes],
-    media_type: str = "text/event-stream",
+    media_type: str = EVENTS_TYPE,
 ) -> Response:
-    """A stream whose first event was received, so that an earlier error has its own status.
+    """A stream whose first event was received, so that an earlier error has its own status; but a stream of server-sent
+    events begins with comments if that takes long, as in a full queue.
 
     Args:
         request: The client's request.
@@ -152,9 +223,14 @@ async def event_stream(
         ClientLeftError: The client disconnected before the first event.
         Exception: Raised by the generator before the first event.
     """
+    awaited = asyncio.ensure_future(anext(events))
+    parts = _LateParts(awaited, events)
     try:
-        first = await unless_disconnected(request, anext(events))
-    except ClientLeftError:
-        await events.aclose()
+        patience = KEEP_ALIVE_S if media_type == EVENTS_TYPE else None
+        first = await unless_disconnected(request, _result_within(awaited, patience))
+    except BaseException:
+        await parts.aclose()
         raise
+    if first is None:
+        return EventStream(_COMMENT, parts, error_event, media_type)
     return EventStream(first, events, error_event, media_type)

@@ -91,6 +91,10 @@ class EngineClient:
     ) -> None:
         self._start_worker, self._limits = start_worker, limits or WatchLimits()
         self._watch: WorkerWatch | None = None
+        self._waits: asyncio.TimerHandle | None = (
+            None  # ends the waiting of requests for the next worker
+        )
+        self._starts_for_long = False
         self._killing: asyncio.Future[None] | None = None  # of the last worker that did not respond
         self._worker = worker
         self._open: dict[str, OpenRequest] = {}
@@ -183,6 +187,8 @@ class EngineClient:
         """
         if self._state is EngineState.STOPPED:
             raise EngineUnavailableError("the engine has stopped")
+        if self._starts_for_long:
+            raise EngineUnavailableError(self._start_takes_long)
         names = [request.request_id for request in requests]
         if duplicates := [
             name for i, name in enumerate(names) if name in self._open or name in names[:i]
@@ -261,6 +267,13 @@ class EngineClient:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
+        if state is not EngineState.RESTARTING:
+            self._starts_for_long = False
+            if self._waits is not None:
+                self._waits.cancel()
+                self._waits = None
+        elif self._waits is None and self._limits.wait_s:
+            self._waits = self._loop.call_later(self._limits.wait_s, self._end_waiting)
         worker = self._worker
         if state is EngineState.READY and worker is not None and worker.signs is not None:
             self._watch = WorkerWatch(
@@ -401,6 +414,15 @@ class EngineClient:
                 logger.error("a worker process cannot be started: %s", error)
                 self._failed_starts += 1
                 self._error = ErrorInfo.of(error)
+
+    @property
+    def _start_takes_long(self) -> str:
+        return f"the engine has been starting again for more than {self._limits.wait_s:g} s; try again later"
+
+    def _end_waiting(self) -> None:
+        """Fails the requests that wait for the next worker, and later ones until it is ready."""
+        self._starts_for_long = True
+        self._fail_open(EngineUnavailableError(self._start_takes_long))
 
     def _answer_forgetting(self) -> None:
         """Ends the waits for an empty cache, as the cache ended with its worker."""
