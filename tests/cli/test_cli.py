@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -11,15 +12,17 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 
 from max._version import __version__
 from max.entrypoints.cli import cli
-from max.entrypoints.cli.errors import ABSENT_OPTIONS, report
-from max.entrypoints.cli.generate import generate as generate_command
+from max.entrypoints.cli.absent_options import NAMES_ELSEWHERE, why_absent
+from max.entrypoints.cli.errors import report
 from max.pipelines.lib.registry import PIPELINE_REGISTRY
 
 ROOT = Path(__file__).parents[2]
+FACTS = ROOT / "tests" / "differential" / "facts"
 PATH = f"{ROOT / 'src'}:{ROOT}"
 TINY = ROOT / "models" / "tiny-chat"
 NORWAY = "What is the capital of Norway?"
@@ -186,32 +189,26 @@ ERRORS = {
 }  # fmt: skip
 
 
-MAX_OPTIONS = """
---model --model-path --weight-path --served-model-name --quantization-encoding
---allow-safetensors-weights-fp32-bf6-bidirectional-cast --huggingface-model-revision --huggingface-weight-revision
---trust-remote-code --force-download --vision-config-overrides --rope-type --use-subgraphs --data-parallel-degree
---chat-template --custom-architectures --force --draft-model --draft-weight-path --draft-devices --devices
---device-memory-utilization --gpu-profiling --use-vendor-blas --use-experimental-kernels --max-length --max-batch-size
---max-ce-batch-size --max-queue-size-tg --min-batch-size-tg --max-num-steps --max-batch-context-length
---prefill-chunk-size --enable-chunked-prefill --enable-in-flight-batching --ce-delay-ms
---enable-prioritize-first-decode --experimental-background-queue --execute-empty-batches --ep-size --pipeline-role
---zmq-endpoint-base --cache-strategy --kv-cache-page-size --enable-prefix-caching --enable-kvcache-swapping-to-host
---host-kvcache-swap-space-gb --enable-structured-output --enable-penalties --enable-min-tokens
---enable-variable-logits --enable-echo --pool-embeddings --enable-lora --lora-paths --max-lora-rank --max-num-loras
---prompt --image_url --num-warmups --top-k --top-p --min-p --temperature --frequency-penalty --presence-penalty
---repetition-penalty --max-new-tokens --min-new-tokens --ignore-eos --stop --stop-token-ids --detokenize --seed
---max-batch-input-tokens --max-batch-total-tokens --tool-parser --reasoning-parser --speculative-method
---num-speculative-tokens --config-file --kv-connector-config
---headless --log-prefix --profile-serve --sim-failure --task-arg
-""".split()  # fmt: skip
-
-
-def test_each_option_of_max_is_accepted_or_refused_with_a_reason():
-    """The options of MAX 25.7 and 26."""
-    known = {name for param in generate_command.params for name in param.opts}
-    unknown = [name for name in MAX_OPTIONS if name not in known]
-    assert [n for n in unknown if not any(map(n.startswith, ABSENT_OPTIONS))] == []
-    assert not [n for n in known if any(map(n.startswith, ABSENT_OPTIONS))]
+@pytest.mark.parametrize("version", ["25.7", "26.7"])
+@pytest.mark.parametrize(
+    "command", ["serve", "generate", "encode", "warm-cache", "benchmark", "list"]
+)
+def test_each_option_of_max_is_accepted_or_refused_with_a_reason(version, command, capfd):
+    """`tests/differential/flags.py` has read the options from the help of an installed MAX."""
+    recorded = json.loads((FACTS / version / "flags.json").read_text())[command]
+    assert len(recorded) > (60 if command != "list" else 0)
+    own = cli.get_command(click.Context(cli), command)
+    params = own.get_params(click.Context(own))
+    known = {name for param in params for name in (*param.opts, *param.secondary_opts)}
+    unknown = [name for name in recorded if name not in known]
+    silent = [n for n in unknown if not why_absent(n) and NAMES_ELSEWHERE.get(n) not in known]
+    assert silent == []
+    # as a user sees it, for some of them
+    for name in random.Random(command).sample(unknown, min(3, len(unknown))):
+        assert report(cli, [command, name]) == 2
+        told = capfd.readouterr().err.splitlines()
+        why = why_absent(name)
+        assert (f"{name} is not in this release: {why}" if why else name) in told[0] and told[1]
 
 
 def check_error(done: subprocess.CompletedProcess[str], problem: str, remedy: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from max.entrypoints.cli import cli
-from max.entrypoints.cli.errors import NAMES_ELSEWHERE, report
+from max.entrypoints.cli.absent_options import NAMES_ELSEWHERE
+from max.entrypoints.cli.errors import report
 from max.entrypoints.llm import LLM
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core.exceptions import InputError
@@ -83,7 +84,9 @@ def test_wrong_options(model, capfd, options, problem, remedy) -> None:
 
 
 def test_names_elsewhere_stand_for_options_that_exist() -> None:
-    commands = [cli.get_command(None, name) for name in ("generate", "serve", "encode")]  # type: ignore[arg-type]
+    commands = [
+        cli.get_command(None, name) for name in ("generate", "serve", "encode", "benchmark")
+    ]  # type: ignore[arg-type]
     options = {name for c in commands if c is not None for p in c.params for name in p.opts}
     assert set(NAMES_ELSEWHERE.values()) <= options
     assert not options & set(NAMES_ELSEWHERE)

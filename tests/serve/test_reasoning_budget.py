@@ -23,6 +23,7 @@ from max.serve.chat.parts import ContentPart, ReasoningPart
 from max.serve.chat.prompt import Conversation, reasoning_budget
 from max.serve.chat.tools.formats import FORMATS
 from max.serve.chat.tools.harmony import HarmonyParser
+from max.serve.settings import AnswerSettings
 
 from .conftest import TINY, RunningServer
 
@@ -79,6 +80,8 @@ def test_harmony_ends_its_message_of_reasoning(may_call) -> None:
         name="oss",
         tool_format=FORMATS["harmony"],
         reasons=False,
+        marks_reasoning=True,
+        answers=AnswerSettings(),
         all_tokens=lambda text, special: list(text.encode()),
     )
     conversation = Conversation("a", [], SamplingParams(), reasoning_tokens=9)

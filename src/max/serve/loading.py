@@ -56,6 +56,7 @@ async def load_model(
             engine,
             Admission(1, settings.max_queue),
             settings.tool_parser,
+            settings.answers,
         )
         model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
         ready = await engine.wait_ready()

@@ -24,6 +24,7 @@ from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
 from max.serve.infill import Infill
 from max.serve.limits import MAX_TEXT
 from max.serve.request_context import current_request
+from max.serve.settings import AnswerSettings
 from max.serve.vocabulary import Vocabulary
 from max.serve.worker.client import EngineClient
 
@@ -38,7 +39,9 @@ class ServedModel:
         config: Its configuration, resolved.
         engine: The client of its engine.
         admission: Its queue.
-        tool_parser: The name of the format of its tool calls; None: found by architecture and template.
+        tool_parser: The name of the format of its tool calls; None: found by architecture and template; ``none``: they
+            stay text.
+        answers: What answers are where requests do not say; None: nothing is set.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class ServedModel:
         engine: EngineClient,
         admission: Admission,
         tool_parser: str | None = None,
+        answers: AnswerSettings | None = None,
     ) -> None:
         tokenizer = PIPELINE_REGISTRY.retrieve_tokenizer(config)
         if not isinstance(tokenizer, TextTokenizer):
             raise TypeError(f"{name}: {type(tokenizer).__name__} is no TextTokenizer")
         self.name, self.config, self.engine, self.admission = name, config, engine, admission
         self.tokenizer, self.tool_parser = tokenizer, tool_parser
+        self.answers = answers or AnswerSettings()
         self.created = int(time.time())
         # its files may be deleted while it is loaded, so what later requests need is read now
         self.size = config.model_config.weights_size()
@@ -111,7 +116,7 @@ class ServedModel:
     @cached_property
     def tool_format(self) -> ToolFormat:
         """How it calls tools: by the server's option, else by its architecture, else by its template."""
-        if self.tool_parser is not None:
+        if self.tool_parser not in (None, "none"):
             return FORMATS[ALIASES.get(self.tool_parser, self.tool_parser)]
         declared = PIPELINE_REGISTRY.architecture_of(self.config).tool_parser
         if callable(declared):
@@ -127,10 +132,15 @@ class ServedModel:
             )
         return format_of_template(self.template)
 
+    @property
+    def parses_tools(self) -> bool:
+        """Whether calls of tools are separated from the text."""
+        return self.tool_parser != "none"
+
     @cached_property
     def reasons(self) -> bool:
-        """Whether its answers may begin with reasoning."""
-        return "<think>" in self.template
+        """Whether its answers may begin with reasoning, which is separated from them."""
+        return self.answers.reasoning_parser != "none" and "<think>" in self.template
 
     @property
     def marks_reasoning(self) -> bool:
@@ -251,6 +261,10 @@ class ServedModel:
             ApiError: A value does not fit.
         """
         defaults = self.config.model_config.sampling_params_defaults
+        if fields.temperature is None and self.answers.temperature is not None:
+            fields = replace(fields, temperature=self.answers.temperature)
+        if fields.top_k is None and self.answers.top_k is not None:
+            fields = replace(fields, top_k=self.answers.top_k)
         try:
             return SamplingParams.from_input_and_generation_config(fields, defaults)
         except (ValueError, TypeError) as error:

@@ -44,6 +44,27 @@ class WatchLimits:
 
 
 @dataclass(frozen=True)
+class AnswerSettings:
+    """What answers are where requests do not say.
+
+    Args:
+        reasoning_parser: Whether reasoning is separated from answers: None: where the chat template marks it, ``none``:
+            never.
+        emit_reasoning_content: The field of OpenAI's chat completions with the reasoning: True: ``reasoning_content``
+            alone, False: ``reasoning`` alone, None: both.
+        temperature: The temperature; None: the model's.
+        top_k: The number of tokens to sample among; None: the model's.
+        thinking_temperature: The temperature of tokens of reasoning; None: that of the answer.
+    """
+
+    reasoning_parser: str | None = None
+    emit_reasoning_content: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    thinking_temperature: float | None = None
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """The settings of a server, without those of its model.
 
@@ -65,7 +86,8 @@ class ServerSettings:
         share_prefixes: Whether requests of different API keys and tenants share cached prefixes.
         tenant_header: The header that names the tenant of a request, beside its key.
         allowed_hosts: Hosts that the server answers besides its own, from ``checked_host``.
-        tool_parser: The format of tool calls; None: as the model's chat template teaches.
+        tool_parser: The format of tool calls; None: as the model's chat template teaches; ``none``: calls stay text.
+        answers: What answers are where requests do not say.
         task: What the model must do; None: whatever its architecture does.
         web_page: Whether ``/`` is the chat page.
         api_types: The APIs that it has, of ``API_TYPES``.
@@ -93,6 +115,7 @@ class ServerSettings:
     tenant_header: str = "X-Tenant-Id"
     allowed_hosts: tuple[str, ...] = ()
     tool_parser: str | None = None
+    answers: AnswerSettings = AnswerSettings()
     task: str | None = None
     web_page: bool = True
     api_types: frozenset[str] = API_TYPES

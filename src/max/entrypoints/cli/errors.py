@@ -14,62 +14,7 @@ import click
 
 from max._config import FlagError, flags
 from max._spelling import similar_names
-
-_ADAPTERS = "there are no LoRA adapters"
-_IMAGES = "models take text alone"
-_SERVER = "the parser is chosen from the chat template"
-ABSENT_OPTIONS = {
-    "--draft-": "there is no speculative decoding",
-    "--speculative-method": "there is no speculative decoding",
-    "--num-speculative-tokens": "there is no speculative decoding",
-    "--enable-lora": _ADAPTERS,
-    "--lora-paths": _ADAPTERS,
-    "--max-lora-rank": _ADAPTERS,
-    "--max-num-loras": _ADAPTERS,
-    "--image_url": _IMAGES,
-    "--image-url": _IMAGES,
-    "--vision-config-overrides": _IMAGES,
-    "--zmq-endpoint-base": "the processes of a server talk over pipes",
-    "--tool-parser": _SERVER,
-    "--reasoning-parser": _SERVER,
-    "--kv-connector-config": "the KV cache stays in one process",
-    "--detokenize": "text is what is printed",
-    "--no-detokenize": "text is what is printed",
-    "--model-override": "options are given by their own names",
-    "--kvcache-ce-watermark": "a prompt is admitted if it leaves a page for each running request",
-    "--headless": "the worker has no use without its server",
-    "--task-arg": "tasks take no arguments",
-    "--profile-serve": "`--log-level debug` and /metrics say what a server does",
-    "--sim-failure": "faults are tested by killing the worker",
-    "--log-prefix": "only the log of `max serve` has one",
-    "--dataset-path": "prompts are of random words, of the length of --input-len",
-    "--collect-gpu-stats": "models run on CPUs; /metrics of the server has its load",
-    "--config-file": "options are given one by one",
-}
-"""Prefixes of options of MAX, and why they are absent."""
-
-NAMES_ELSEWHERE = {
-    "--dtype": "--quantization-encoding",
-    "--torch-dtype": "--quantization-encoding",
-    "--quantization": "--quantize",
-    "--max-tokens": "--max-new-tokens",
-    "--n-predict": "--max-new-tokens",
-    "--num-predict": "--max-new-tokens",
-    "--max-model-len": "--max-length",
-    "--max-seq-len": "--max-length",
-    "--ctx-size": "--max-length",
-    "--num-ctx": "--max-length",
-    "--max-num-seqs": "--max-batch-size",
-    "--parallel": "--max-batch-size",
-    "--max-num-batched-tokens": "--prefill-chunk-size",
-    "--tensor-parallel-size": "--devices",
-    "--gpu-memory-utilization": "--device-memory-utilization",
-    "--temp": "--temperature",
-    "--repeat-penalty": "--repetition-penalty",
-    "--config": "--config-file",
-    "--text": "--prompt",
-}
-"""Options of llama.cpp, vLLM, Ollama and transformers, and the options here that do the same."""
+from max.entrypoints.cli.absent_options import NAMES_ELSEWHERE, why_absent
 
 _CORRECTABLE, _FAILED, _INTERRUPTED = 2, 1, 130
 _TRACEBACK = "`--log-level debug` shows where."
@@ -222,16 +167,10 @@ def _lines(error: Exception) -> tuple[str, str, int]:
     """The problem, the remedy, and the exit code."""
     if isinstance(error, click.NoSuchOption):
         where = error.ctx.command_path if error.ctx is not None else "max"
-        # a switch of what is absent is refused in both positions
-        option_names = (error.option_name, error.option_name.replace("--no-", "--", 1))
-        absent = [
-            why
-            for name, why in ABSENT_OPTIONS.items()
-            if any(g.startswith(name) for g in option_names)
-        ]
-        if absent:
+        why = None if _same_option(error) else why_absent(error.option_name)
+        if why is not None:
             return (
-                f"{error.option_name} is not in this release: {absent[0]}",
+                f"{error.option_name} is not in this release: {why}",
                 f"Leave it out; `{where} --help` lists the options.",
                 _CORRECTABLE,
             )
@@ -281,10 +220,17 @@ def _near_options(error: click.NoSuchOption) -> list[str]:
         return list(error.possibilities or ())
     options = [param for param in error.ctx.command.params if isinstance(param, click.Option)]
     option_names = [name for option in options for name in option.opts]
-    same = NAMES_ELSEWHERE.get(error.option_name)
-    if same in option_names:
+    same = _same_option(error)
+    if same is not None:
         return [same]
     return list(error.possibilities or similar_names(error.option_name, option_names))
+
+
+def _same_option(error: click.NoSuchOption) -> str | None:
+    """The option of the command that does the same by another name."""
+    same = NAMES_ELSEWHERE.get(error.option_name)
+    params = error.ctx.command.params if error.ctx is not None else []
+    return same if any(same in param.opts for param in params) else None
 
 
 def _one_line(text: str) -> str:

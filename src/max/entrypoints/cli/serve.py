@@ -18,6 +18,7 @@ import click
 
 from max._config import flags
 from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.answer_options import answer_settings
 from max.entrypoints.cli.env_file import read_env_file
 from max.entrypoints.cli.errors import CommandError, StoppedError
 from max.entrypoints.cli.options import GroupedCommand, config_options, given
@@ -233,6 +234,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         share_prefixes=bool(options.pop("share_prefixes")),
         tenant_header=options.pop("tenant_header"),
         tool_parser=options.pop("tool_parser"),
+        answers=answer_settings(options),
         task=options.pop("task"),
         web_page=options.pop("ui"),
         api_types=options.pop("api_types") or API_TYPES,

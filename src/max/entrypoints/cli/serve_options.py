@@ -8,41 +8,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from max.entrypoints.cli.answer_options import ANSWER_OPTIONS, PREFIX, serve_option
 from max.entrypoints.cli.config_file import read_config
-from max.entrypoints.cli.options import GroupedOption
 from max.serve.host_names import checked_host
 from max.serve.settings import API_TYPES, WatchLimits
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-TOOL_PARSERS = [
-    "hermes",
-    "qwen",
-    "llama3_json",
-    "llama3",
-    "llama",
-    "mistral",
-    "granite",
-    "pythonic",
-    "deepseek",
-    "harmony",
-    "generic",
-]
-PREFIX = "MAX_SERVE_"
-"""Begins the names of the server's variables."""
 _SERVER, _CLIENTS, _ROUTER, _LOG = "Server", "Clients", "Several models", "Logs and traces"
-
-
-def _option(*names: str, env: str | list[str], group: str = _SERVER, **attributes: object) -> Any:
-    """An option of the server, with its variable of the environment, or several."""
-    return click.option(
-        *names,
-        cls=GroupedOption,
-        group=group,
-        envvar=PREFIX + env if isinstance(env, str) else env,
-        show_envvar=True,
-        show_default=True,
-        **attributes,
-    )
 
 
 def _json_names(
@@ -77,7 +49,7 @@ def _hosts(
 
 
 _OPTIONS = (
-    _option(
+    serve_option(
         "--config-file",
         env="CONFIG_FILE",
         type=click.Path(exists=True, dir_okay=False),
@@ -86,58 +58,59 @@ _OPTIONS = (
         callback=read_config,
         help="A YAML or JSON file with values of options; the command line and variables come before it.",
     ),
-    _option("--host", env="HOST", default="127.0.0.1", help="The address to listen on."),
-    _option(
+    serve_option("--host", env="HOST", default="127.0.0.1", help="The address to listen on."),
+    serve_option(
         "--port",
         env="PORT",
         type=click.IntRange(0, 65535),
         default=8000,
         help="The port; 0: one that is free.",
     ),
-    _option(
+    serve_option(
         "--metrics-port",
         env="METRICS_ENDPOINT_PORT",
         type=click.IntRange(0, 65535),
         default=8001,
         help="The port that has /metrics alone; 0: none.",
     ),
-    _option(
+    serve_option(
         "--api-key",
         group=_CLIENTS,
         env="API_KEY",
         multiple=True,
         help="A key that clients must give; may be given more than once.",
     ),
-    _option(
+    serve_option(
         "--api-key-file",
         group=_CLIENTS,
         env="API_KEY_FILE",
         type=click.Path(exists=True, dir_okay=False),
         help="A file with one key a line.",
     ),
-    _option(
+    serve_option(
         "--max-queue",
+        "--max-queue-size",
         group=_CLIENTS,
         env="MAX_QUEUE",
         type=click.IntRange(min=0),
         default=512,
         help="Requests that may wait; more get status 429.",
     ),
-    _option(
+    serve_option(
         "--max-key-requests",
         group=_CLIENTS,
         env="MAX_KEY_REQUESTS",
         type=click.IntRange(min=1),
         help="Open requests of one API key; more get status 429.",
     ),
-    _option(
+    serve_option(
         "--key-requests-per-minute",
         group=_CLIENTS,
         env="KEY_REQUESTS_PER_MINUTE",
         type=click.FloatRange(min=0, min_open=True),
         help="Requests a minute of one API key; more get status 429.",
     ),
-    _option(
+    serve_option(
         "--max-request-bytes",
         group=_CLIENTS,
         env="MAX_REQUEST_BYTES",
@@ -145,68 +118,68 @@ _OPTIONS = (
         default=32 << 20,
         help="The longest body of a request.",
     ),
-    _option(
+    serve_option(
         "--request-timeout",
         group=_CLIENTS,
         env="REQUEST_TIMEOUT_S",
         type=click.FloatRange(min=0, min_open=True),
         help="Seconds that a request may take.",
     ),
-    _option(
+    serve_option(
         "--graceful-shutdown-timeout",
         env="GRACEFUL_SHUTDOWN_TIMEOUT_S",
         type=click.FloatRange(min=0),
         default=5.0,
         help="Seconds that open requests get to end after SIGTERM.",
     ),
-    _option(
+    serve_option(
         "--unhealthy-after",
         env="UNHEALTHY_AFTER_S",
         type=click.FloatRange(min=0.05),
         default=WatchLimits.unhealthy_s,
         help="Seconds without a sign of life of the worker process after which /health is 503.",
     ),
-    _option(
+    serve_option(
         "--restart-after",
         env="RESTART_AFTER_S",
         type=click.FloatRange(min=0),
         default=WatchLimits.restart_s,
         help="Seconds without a sign of life after which the worker process is replaced; 0: never.",
     ),
-    _option(
+    serve_option(
         "--step-timeout",
         env="STEP_TIMEOUT_S",
         type=click.FloatRange(min=0),
         default=WatchLimits.step_s,
         help="Seconds of one step of the engine after which the worker process is replaced; 0: never.",
     ),
-    _option(
+    serve_option(
         "--restart-wait",
         env="RESTART_WAIT_S",
         type=click.FloatRange(min=0),
         default=WatchLimits.wait_s,
         help="Seconds for which requests wait for the next worker process; then they get status 503; 0: no limit.",
     ),
-    _option(
+    serve_option(
         "--ssl-certfile",
         env="SSL_CERTFILE",
         type=click.Path(exists=True, dir_okay=False),
         help="The certificate, in a PEM file.",
     ),
-    _option(
+    serve_option(
         "--ssl-keyfile",
         env="SSL_KEYFILE",
         type=click.Path(exists=True, dir_okay=False),
         help="The key of the certificate.",
     ),
-    _option(
+    serve_option(
         "--cors-origin",
         group=_CLIENTS,
         env="CORS_ORIGINS",
         multiple=True,
         help="An origin of web pages that may use the server; may be given more than once.",
     ),
-    _option(
+    serve_option(
         "--allowed-hosts",
         group=_CLIENTS,
         env="ALLOWED_HOSTS",
@@ -214,39 +187,33 @@ _OPTIONS = (
         callback=_hosts,
         help="Hosts to answer besides those of this machine, with commas between; *.example.com: all names below it.",
     ),
-    _option(
+    serve_option(
         "--share-prefixes/--no-share-prefixes",
         group=_CLIENTS,
         env="SHAREPREFIXES",
         help="Let API keys and tenants share cached prefixes, whose times tell what others have asked.",
     ),
-    _option(
+    serve_option(
         "--tenant-header",
         group=_CLIENTS,
         env="TENANT_HEADER",
         default="X-Tenant-Id",
         help="The header that names the tenant of a request; tenants share no cached prefixes.",
     ),
-    _option(
-        "--tool-parser",
-        env="TOOL_PARSER",
-        type=click.Choice(TOOL_PARSERS),
-        help="How the model writes calls of tools. Not set: as its chat template teaches.",
-    ),
-    _option(
+    serve_option(
         "--task",
         env="TASK",
         type=click.Choice(["text_generation", "embeddings_generation"]),
         help="What the model does; an error where its architecture does something else.",
     ),
-    _option(
+    serve_option(
         "--models-dir",
         group=_ROUTER,
         env="MODELS_DIR",
         type=click.Path(file_okay=False, exists=True),
         help="Without --model: the folder of the models that requests may name. Not set: as `max ls`.",
     ),
-    _option(
+    serve_option(
         "--max-loaded-models",
         "--models-max",
         group=_ROUTER,
@@ -255,7 +222,7 @@ _OPTIONS = (
         default=4,
         help="Without --model: the most models that are loaded at once.",
     ),
-    _option(
+    serve_option(
         "--idle-timeout",
         "--sleep-idle-seconds",
         group=_ROUTER,
@@ -264,33 +231,37 @@ _OPTIONS = (
         default=300.0,
         help="Without --model: seconds after which a model without requests is unloaded; negative: never.",
     ),
-    _option(
+    serve_option(
         "--api-types",
         env="API_TYPES",
         callback=_json_names,
         help='The APIs to serve, a JSON array such as ["openai", "responses"]. Not set: all.',
     ),
-    _option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /."),
-    _option(
+    serve_option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /."),
+    serve_option(
         "--log-requests/--no-log-requests", group=_LOG, env="LOG_REQUESTS", help="Log each request."
     ),
-    _option(
-        "--log-prefix", group=_LOG, env="LOGPREFIX", default="", help="Begins each line of the log."
+    serve_option(
+        "--log-prefix",
+        group=_LOG,
+        env="LOG_PREFIX",
+        default="",
+        help="Begins each line of the log.",
     ),
-    _option(
+    serve_option(
         "--log-file",
         group=_LOG,
         env="LOGS_FILE_PATH",
         type=click.Path(dir_okay=False, writable=True),
         help="A file that gets each line of the log besides the console.",
     ),
-    _option(
+    serve_option(
         "--structured-logging/--no-structured-logging",
         group=_LOG,
         env=["MODULAR_STRUCTURED_LOGGING"],
         help="Write each line of the log as a JSON object.",
     ),
-    _option(
+    serve_option(
         "--load-log-interval",
         group=_LOG,
         env="SCHEDULER_STATS_LOG_INTERVAL_S",
@@ -298,13 +269,13 @@ _OPTIONS = (
         default=3.0,
         help="Seconds between two lines with the load of a busy engine, of level info; 0: none.",
     ),
-    _option(
+    serve_option(
         "--otlp-endpoint",
         group=_LOG,
         env=[PREFIX + "OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
         help="Send traces to this collector, by OTLP over HTTP. Not set: nothing is traced or sent.",
     ),
-    _option(
+    serve_option(
         "--pretty-print-config/--no-pretty-print-config",
         env="PRETTY_PRINT_CONFIG",
         group=_LOG,
@@ -319,6 +290,6 @@ def server_options(function: Function) -> Function:
     Args:
         function: The command.
     """
-    for add in reversed(_OPTIONS):
+    for add in reversed((*_OPTIONS, *ANSWER_OPTIONS)):
         function = add(function)
     return function

@@ -43,7 +43,12 @@ def _shards(index: Path) -> list[Path]:
     named = cast("dict[str, Any]", weight_map) if isinstance(weight_map, dict) else {}
     files: set[str] = set()
     for name in named.values():
-        if not isinstance(name, str) or Path(name).name != name or "\0" in name or not name.endswith(".bin"):
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or "\0" in name
+            or not name.endswith(".bin")
+        ):
             raise WeightsFileError(f"{index}: {str(name)[:60]!r} is no file of weights beside it")
         files.add(name)
     if not files:

@@ -1,14 +1,19 @@
-"""A limit on the tokens that a model thinks before it answers."""
+"""How a model thinks before it answers: for how many tokens, and at which temperature."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+UNLIMITED = 1 << 40
+"""A budget that no answer uses up."""
+_LAST = 8
+"""The tokens before the end's own that are looked at, as letters of the mark may be split in several ways."""
+
 
 @dataclass(frozen=True)
 class ReasoningBudget:
-    """How long an answer may reason.
+    """How long an answer may reason, and at which temperature.
 
     Args:
         tokens: The most tokens of reasoning.
@@ -17,6 +22,7 @@ class ReasoningBudget:
         begun: Whether the prompt ends within reasoning.
         begin_length: The number of tokens of ``begin``.
         closing: The tokens that end the reasoning once the budget is used up; their text contains ``end``.
+        temperature: The temperature of tokens of reasoning; None: that of the answer.
     """
 
     tokens: int
@@ -25,6 +31,7 @@ class ReasoningBudget:
     begun: bool
     begin_length: int
     closing: tuple[int, ...]
+    temperature: float | None = None
 
 
 class ReasoningLimit:
@@ -42,6 +49,32 @@ class ReasoningLimit:
         opening = 0 if budget.begun else budget.begin_length
         self._check_at: int | None = budget.tokens + opening  # tokens of the answer
         self._closed_at: int | None = None
+        # within reasoning; None: it may still begin
+        self._thinks: bool | None = True if budget.begun else None
+
+    @property
+    def sets_temperature(self) -> bool:
+        """Whether tokens of reasoning have a temperature of their own."""
+        return self._budget.temperature is not None
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature of the next token; None: that of the answer."""
+        return self._budget.temperature if self._thinks else None
+
+    def observe(self, generated: Sequence[int], decode: Callable[[Sequence[int]], str]) -> None:
+        """Follows the answer, for its temperature; called before each step.
+
+        Args:
+            generated: The tokens of the answer.
+            decode: Makes text of tokens, marks included.
+        """
+        if not self.sets_temperature or self._thinks is False:
+            return
+        if self._thinks is None:
+            self._thinks = self._reasons(decode(generated))
+        elif self._budget.end in decode(generated[-len(self._budget.closing) - _LAST :]):
+            self._thinks = False
 
     def bounded_steps(self, steps: int, generated: int) -> int:
         """The steps until a token may have to be forced; 1 where the next one may.
@@ -50,6 +83,8 @@ class ReasoningLimit:
             steps: The most steps.
             generated: The number of tokens of the answer.
         """
+        if self.sets_temperature and self._thinks is not False:
+            return 1
         if self._closed_at is not None:
             return 1 if generated - self._closed_at < len(self._budget.closing) else steps
         if self._check_at is None:

@@ -289,6 +289,9 @@ class TextGenerationPipeline(
                 num_steps = 1
             limit = reasoning_limit(context)
             if limit is not None:
+                if limit.sets_temperature:
+                    decode = cast(TextTokenizer, self._tokenizer).decode_now
+                    limit.observe(context.generated_tokens.tolist(), decode)
                 num_steps = limit.bounded_steps(num_steps, len(context.generated_tokens))
         self._page_tables.reserve(flat, num_steps)
         return flat, num_steps

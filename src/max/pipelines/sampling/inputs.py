@@ -17,6 +17,7 @@ from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
 from max.interfaces import TextGenerationContext
+from max.pipelines.core.reasoning import ReasoningLimit
 
 SEED_MASK = (1 << 64) - 1
 """Seeds have 64 bits."""
@@ -74,9 +75,10 @@ class SamplingInputs:
             step: The number of the step, in an execution of several.
         """
         params = [context.sampling_params for context in batch]
+        choices = [_temperature_and_top_k(context) for context in batch]
         arrays = (
-            np.array([p.temperature for p in params], np.float32),
-            np.array([p.top_k for p in params], np.int64),
+            np.array([temperature for temperature, _ in choices], np.float32),
+            np.array([top_k for _, top_k in choices], np.int64),
             np.array([p.top_p for p in params], np.float32),
             np.array([p.min_p for p in params], np.float32),
             np.array(
@@ -101,11 +103,28 @@ class SamplingInputs:
             batch: The requests in the same order.
             step: The number of the step, in an execution of several.
         """
-        if self._seeds is None:
+        if self._seeds is None or any(map(_changes_temperature, batch)):
             return SamplingInputs.of(batch, self.seed.device, step)
         for row, context in enumerate(batch):
             self._seeds[row] = step_seed(context.sampling_params.seed, context.active_idx + step)
         return self
+
+
+def _changes_temperature(context: TextGenerationContext) -> bool:
+    """Whether tokens of reasoning have a temperature of their own."""
+    limit: ReasoningLimit | None = getattr(context, "reasoning_limit", None)
+    return limit is not None and limit.sets_temperature
+
+
+def _temperature_and_top_k(context: TextGenerationContext) -> tuple[float, int]:
+    """The temperature of the next token, and the number of tokens to sample among."""
+    params = context.sampling_params
+    limit: ReasoningLimit | None = getattr(context, "reasoning_limit", None)
+    thinking = None if limit is None else limit.temperature
+    if thinking is None:
+        return params.temperature, params.top_k
+    # a temperature of 0 has set top_k to 1
+    return thinking, -1 if params.temperature == 0 else params.top_k
 
 
 def sampling_input_types(device: DeviceRef, batch: str = "batch") -> tuple[TensorType, ...]:

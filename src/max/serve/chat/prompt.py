@@ -9,7 +9,7 @@ from typing import Any
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.exceptions import UserError
-from max.pipelines.core.reasoning import ReasoningBudget
+from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
 from max.pipelines.structured.grammar import check_length
 from max.serve.chat.parts import AnswerParser, PlainParser
@@ -50,6 +50,7 @@ class Conversation:
         log_probabilities: The number of likeliest tokens; 0: no log-probabilities.
         template_options: More variables of the chat template.
         reasoning_tokens: The maximum number of tokens of reasoning; None: no limit.
+        thinking_temperature: The temperature of tokens of reasoning; None: the server's default.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class Conversation:
     log_probabilities: int = 0
     template_options: dict[str, Any] = field(default_factory=dict)
     reasoning_tokens: int | None = None
+    thinking_temperature: float | None = None
 
 
 async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
@@ -79,12 +81,14 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     check_tools(conversation.tools, conversation.tool_choice)
     may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE
     tools = conversation.tools if may_call else ()
+    # with `--tool-parser none` the template still shows the tools
+    parsed = tools if model.parses_tools else ()
     tool_format = model.tool_format
     grammar = conversation.grammar
-    if tools:
+    if parsed:
         grammar = await in_grammar_thread(
             answer_grammar,
-            tools,
+            parsed,
             conversation.tool_choice,
             tool_format,
             model.special_token_ids,
@@ -124,7 +128,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         param="messages",
     )
     # in harmony all answers have marks
-    marked = bool(tools) or tool_format.syntax == "harmony"
+    marked = bool(parsed) or tool_format.syntax == "harmony"
     marks = (
         (tool_format.trigger, tool_format.optional_trigger, *tool_format.marks) if marked else ()
     )
@@ -137,7 +141,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         replace(
             request,
             grammar=grammar,
-            reasoning_budget=reasoning_budget(model, conversation, thinks, bool(tools)),
+            reasoning_budget=reasoning_budget(model, conversation, thinks, bool(parsed)),
         ),
         conversation.stops,
         conversation.include_stop,
@@ -147,7 +151,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     def new_parser() -> AnswerParser:
         if tool_format.syntax == "harmony" and conversation.grammar is None:
             return HarmonyParser()
-        parser: AnswerParser = parser_of(tool_format) if tools else PlainParser()
+        parser: AnswerParser = parser_of(tool_format) if parsed else PlainParser()
         return ReasoningParser(parser, thinks) if parses_reasoning else parser
 
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser)
@@ -165,10 +169,12 @@ def reasoning_budget(
         may_call: Whether the answer may call a tool.
 
     Raises:
-        ApiError: The model's chat template has no marks of reasoning.
+        ApiError: There is a limit, and the model's chat template has no marks of reasoning.
     """
-    limit = conversation.reasoning_tokens
-    if limit is None:
+    limit, temperature = conversation.reasoning_tokens, conversation.thinking_temperature
+    if temperature is None:
+        temperature = model.answers.thinking_temperature
+    if limit is None and (temperature is None or not model.marks_reasoning):
         return None
     if model.tool_format.syntax == "harmony":
         if conversation.grammar is not None:
@@ -191,7 +197,9 @@ def reasoning_budget(
     def tokens(text: str) -> list[int]:
         return model.all_tokens(text, special=False)
 
-    return ReasoningBudget(limit, begin, end, begun, len(tokens(begin)), tuple(tokens(closing)))
+    most = UNLIMITED if limit is None else limit
+    ends = tuple(tokens(closing))
+    return ReasoningBudget(most, begin, end, begun, len(tokens(begin)), ends, temperature)
 
 
 def may_reason(conversation: Conversation) -> bool:

@@ -67,6 +67,8 @@ class ChatCompletionRequest(SamplingFields, GrammarFields):
     chat_template_kwargs: dict[str, Any] | None = None
     # vLLM's: the maximum number of tokens of reasoning; -1: no limit
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    # MAX's: the temperature of tokens of reasoning
+    thinking_temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     # accepted without effect: nothing is stored, and there is one tier of service
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -146,6 +148,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             reasoning_tokens=None
             if body.thinking_token_budget == -1
             else body.thinking_token_budget,
+            thinking_temperature=body.thinking_temperature,
         ),
     )
 
@@ -159,7 +162,7 @@ def _choice(
         "refusal": None,
     }
     if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
+        message |= _reasoning(answer.reasoning, job)
     if answer.tool_calls:
         message["tool_calls"] = [
             {
@@ -183,12 +186,19 @@ def _choice(
     }
 
 
-def _delta(part: AnswerPart) -> dict[str, Any]:
+def _reasoning(text: str, job: ChatJob) -> dict[str, Any]:
+    """The fields with reasoning: DeepSeek's and that of MAX, as far as the server's options leave both."""
+    wanted = job.model.answers.emit_reasoning_content
+    names = {True: ("reasoning_content",), False: ("reasoning",)}
+    return dict.fromkeys(names.get(wanted, ("reasoning_content", "reasoning")), text)  # type: ignore[arg-type]
+
+
+def _delta(part: AnswerPart, job: ChatJob) -> dict[str, Any]:
     match part:
         case ContentPart(text):
             return {"content": text}
         case ReasoningPart(text):
-            return {"reasoning_content": text}
+            return _reasoning(text, job)
         case ToolCallPart(index, call_id, name):
             function = {"name": name, "arguments": ""}
             return {
@@ -232,7 +242,7 @@ class _AnswerEvents:
         self._tokens[choice] = delta.tokens
         if body.logprobs and delta.logs:
             logs = chat_logprobs(delta.logs, body.top_logprobs or 0, self._job.model.vocabulary)
-            deltas = [_delta(part) for part in delta.parts] or [{}]
+            deltas = [_delta(part, self._job) for part in delta.parts] or [{}]
             parts = [self._event(choice, each) for each in deltas[:-1]]
             parts.append(self._event(choice, deltas[-1], logprobs=logs))
         else:
@@ -249,11 +259,11 @@ class _AnswerEvents:
     def _part(self, choice: int, part: AnswerPart) -> bytes:
         """The event of a part; texts, nearly all parts, are filled into a template."""
         if not isinstance(part, (ContentPart, ReasoningPart)):
-            return self._event(choice, _delta(part))
+            return self._event(choice, _delta(part, self._job))
         kind = type(part)
         template = self._templates.get((choice, kind))
         if template is None:
-            template = self._chunks.template(_choice_of(choice, _delta(kind(HOLE))))
+            template = self._chunks.template(_choice_of(choice, _delta(kind(HOLE), self._job)))
             self._templates[choice, kind] = template
         return template.fill(part.text)
 

@@ -40,14 +40,14 @@ HOLE = "\x00hole\x00"
 
 
 class EventTemplate:
-    """An event that is encoded once, but for one text in its data.
+    """An event that is encoded once, but for one text in its data, in one place or several.
 
     Args:
         data: The data, with :data:`HOLE` in place of the text.
     """
 
     def __init__(self, data: object) -> None:
-        self._begin, self._end = event(data).split(encode_json(HOLE))
+        self._parts = event(data).split(encode_json(HOLE))
 
     def fill(self, text: str) -> bytes:
         """The event of a text.
@@ -55,7 +55,7 @@ class EventTemplate:
         Args:
             text: The text.
         """
-        return b"%b%b%b" % (self._begin, encode_json(text), self._end)
+        return encode_json(text).join(self._parts)
 
 
 class Chunks:
