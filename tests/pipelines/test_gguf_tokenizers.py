@@ -228,6 +228,54 @@ def test_sentencepiece_pairs(prefix, tmp_path):
     assert (ours.bos_token, ours.eos_token) == ("<s>", "</s>")
 
 
+def test_listed_pairs_of_gemma_4(tmp_path):
+    """As Gemma's tokenizer.json: merges of characters, spaces as ▁, bytes for what is unknown."""
+    folder = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    folder.normalizer = normalizers.Replace(" ", "▁")
+    folder.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    folder.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = ["<unk>", "<bos>", "<turn|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False)
+    folder.train_from_iterator(CORPUS.splitlines(), trainer)
+    values = json.loads(folder.to_str())
+    # bytes are no special tokens
+    values["added_tokens"] = values["added_tokens"][:3]
+    folder = Tokenizer.from_str(json.dumps(values))
+    vocabulary = folder.get_vocab()
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    kinds = [KIND.UNKNOWN, KIND.CONTROL, KIND.CONTROL, *[KIND.BYTE] * 256]
+    kinds += [KIND.NORMAL] * (len(tokens) - len(kinds))
+    stored = {
+        "token_merges": [" ".join(pair) for pair in values["model"]["merges"]],
+        "tokenizer_pre": "gemma4",
+        "token_scores": [0.0] * len(tokens),
+        "unk_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    ours = write(tmp_path / "m.gguf", "gemma4", tokens, kinds, **stored, add_bos_token=False)
+    assert_same(ours, folder)
+    assert write(tmp_path / "b.gguf", "gemma4", tokens, kinds, **stored).encode("a")[0] == 1
+
+
+NUMBERS = {
+    "kimi-k2": ("漢字 abcDef 12345 漢a", ["漢字", " abc", "Def", " ", "123", "45", " ", "漢", "a"]),
+    "superbpe": ("a 1234567 b", ["a ", "1", "234", "567", " b"]),
+    "chameleon": ("ab 12,c", ["ab", " ", "1", "2", ",", "c"]),
+    "tiny_aya": ("a 1234567", ["a", " ", "1", "234", "567"]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_splits_of_digits_and_scripts(name):
+    """As the patterns of the families' own tokenizers say."""
+    text, expected = NUMBERS[name]
+    steps = pre_tokenizers.Sequence([isolated(pattern) for pattern in SPLITS[name].patterns])
+    assert [part for part, _ in steps.pre_tokenize_str(text)] == expected
+
+
 def test_unigrams(tmp_path):
     """As transformers converts SentencePiece's unigrams."""
     folder = Tokenizer(models.Unigram())
@@ -302,7 +350,8 @@ KEYS = ["pre", "tokens", "token_type", "merges", "scores", "add_bos_token", "add
 
 
 @given(
-    st.sampled_from(["gpt2", "llama", "t5", "bert"]), st.dictionaries(st.sampled_from(KEYS), VALUES)
+    st.sampled_from(["gpt2", "llama", "gemma4", "t5", "bert"]),
+    st.dictionaries(st.sampled_from(KEYS), VALUES),
 )
 def test_metadata_of_any_type(model, given_values):
     """Inconsistent metadata gives a tokenizer, or an error that names the file."""
@@ -336,7 +385,7 @@ def test_mistakes(tmp_path):
             write(tmp_path / "m.gguf", model, ["a", "b"], [1, 1], **values)
 
     refused("the tokenizer is 'rwkv'; GGUF tokenizers are read of gpt2, llama", "rwkv")
-    refused("'gpt2' with pre 'kimi-k2'; pre may be default", "gpt2", tokenizer_pre="kimi-k2")
+    refused("'gpt2' with pre 'afmoe'; pre may be default", "gpt2", tokenizer_pre="afmoe")
     refused("merges is no list", "gpt2", tokenizer_pre="gpt-2")
     refused("Token `x` out of vocabulary", "gpt2", tokenizer_pre="gpt-2", token_merges=["x y"])
     refused("no score for each of 2 tokens", "llama", token_scores=[1.0])

@@ -21,7 +21,9 @@ __all__ = ["ARCHITECTURES"]
 
 def bamba_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Bamba's config."""
-    fields = base_fields(keys, eps=1e-5, partial_rotation=0.5)
+    # transformers reads the share in ``rope_parameters`` only
+    own = keys.renamed({"partial_rotary_factor": ""})
+    fields = base_fields(own, eps=1e-5, partial_rotation=0.5)
     layers = fields["num_layers"]
     attends = layer_numbers(keys, "attn_layer_indices", layers)
     bias = keys.flag("attention_bias")

@@ -1,7 +1,7 @@
 """How byte-level tokenizers of GGUF files split texts before merging pairs.
 
 ``tokenizer.ggml.pre`` names the model family whose tokenizer.json defines the patterns; the table is keyed by these
-names. Families that split by code instead of patterns (``kimi-k2``, ``afmoe``) are absent.
+names. Families whose patterns are not published in a tokenizer.json (``afmoe``, ``deepseek-llm``) are absent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,24 @@ def _cased(suffix: str, digits: str) -> str:
 
 
 _TEKKEN = _cased("", r"\p{N}")
+# Chinese characters are words of their own: `[A&&[^B]]` is A without B
+_KIMI_UPPER, _KIMI_LOWER = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+_KIMI = (
+    rf"[\p{{Han}}]+|{_START}{_KIMI_UPPER}*{_KIMI_LOWER}+{_SUFFIX}?|{_START}{_KIMI_UPPER}+{_KIMI_LOWER}*{_SUFFIX}?"
+    r"|\p{N}{1,3}" + _SIGNS + _LINES
+)
+# numbers in groups of three digits from the right
+_SUPERBPE = (r"\p{N}+", r"(?=(\d{3})+(?!\d))")
+_CHAMELEON = (
+    r"<sentinel:[0-9]+>",
+    r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+    r"([\t\n]|    |  )",
+    _DIGIT,
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
 _GPT4O = _cased(f"{_SUFFIX}?", r"\p{N}{1,3}")
+_TINY_AYA = (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)
 _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"
 
 _LETTERS = (
@@ -92,6 +109,10 @@ _FAMILIES: dict[Split, str] = {
     Split((_BAILING,)): "bailingmoe bailingmoe2 llada-moe",
     Split((_EXAONE_MOE,)): "exaone-moe",
     Split((_TEKKEN,), ignore_merges=True, adds_bos=True): "tekken",
+    Split((_KIMI,)): "kimi-k2",
+    Split(_SUPERBPE): "superbpe",
+    Split(_CHAMELEON, ignore_merges=True, adds_bos=True): "chameleon",
+    Split(_TINY_AYA): "tiny_aya",
     Split((_GPT4O,)): "gpt-4o llama4 kanana2 minimax-m2",
     Split((_YOUTU_SCRIPTS, _cased(f"{_SUFFIX}?", r"\p{N}")), ignore_merges=True): "youtu",
     Split(_DEEPSEEK3): "deepseek-v3 hunyuan-dense joyai-llm",

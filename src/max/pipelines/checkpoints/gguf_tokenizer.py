@@ -1,7 +1,8 @@
 """The tokenizer in a GGUF file's metadata, built as the model's tokenizer.json would build it.
 
 ``tokenizer.ggml.model`` names the algorithm: ``gpt2`` (byte-level pairs, split by ``tokenizer.ggml.pre``), ``llama``
-(SentencePiece pairs), ``t5`` (SentencePiece unigrams) and ``bert`` (WordPiece). The keys are those of
+(SentencePiece pairs), ``gemma4`` (the same with a list of merges), ``t5`` (SentencePiece unigrams) and ``bert``
+(WordPiece). The keys are those of
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -101,7 +102,13 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
 
     values = file.metadata
     model = values.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_pairs, "llama": _sentencepiece, "t5": _unigrams, "bert": _wordpiece}
+    builders = {
+        "gpt2": _byte_pairs,
+        "llama": _sentencepiece,
+        "gemma4": _listed_pairs,
+        "t5": _unigrams,
+        "bert": _wordpiece,
+    }
     if model not in builders:
         raise ModelFilesError(
             f"{file.path}: the tokenizer is {model!r}; GGUF tokenizers are read of {', '.join(builders)}",
@@ -181,11 +188,7 @@ def _byte_pairs(vocabulary: Vocabulary) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     split = _split(vocabulary)
-    stored: Any = vocabulary.values.get("tokenizer.ggml.merges")
-    if not isinstance(stored, list):
-        raise _broken(vocabulary.path, "tokenizer.ggml.merges is no list of texts")
-    # a token may begin with a space, so the separator is the first space after the first character
-    pairs = [(merge[:at], merge[at + 1 :]) for merge in stored if (at := merge.find(" ", 1)) > 0]
+    pairs = _stored_merges(vocabulary)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_numbers(vocabulary.texts), merges=pairs, ignore_merges=split.ignore_merges
@@ -201,6 +204,15 @@ def _byte_pairs(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
+def _stored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The merges that a file lists, each as two texts separated by a space."""
+    stored: Any = vocabulary.values.get("tokenizer.ggml.merges")
+    if not isinstance(stored, list):
+        raise _broken(vocabulary.path, "tokenizer.ggml.merges is no list of texts")
+    # a token may begin with a space, so the separator is the first space after the first character
+    return [(merge[:at], merge[at + 1 :]) for merge in stored if (at := merge.find(" ", 1)) > 0]
+
+
 def _split(vocabulary: Vocabulary) -> Split:
     """How the `pre` key of a file splits text before byte pairs are merged."""
     name = vocabulary.values.get("tokenizer.ggml.pre", "default")
@@ -214,13 +226,24 @@ def _split(vocabulary: Vocabulary) -> Split:
 
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     """SentencePiece BPE: merges pairs by the scores of the merged tokens; unknown characters become byte tokens."""
+    prefix = vocabulary.flag("add_space_prefix", True)
+    return _spaced_pairs(vocabulary, _merges(vocabulary), prefix)
+
+
+def _listed_pairs(vocabulary: Vocabulary) -> Tokenizer:
+    """Gemma 4: SentencePiece's characters and byte tokens, with a list of merges."""
+    prefix = vocabulary.flag("add_space_prefix", False)
+    return _spaced_pairs(vocabulary, _stored_merges(vocabulary), prefix)
+
+
+def _spaced_pairs(vocabulary: Vocabulary, merges: list[tuple[str, str]], prefix: bool) -> Tokenizer:
+    """BPE of characters, with SentencePiece's character for spaces, and `prefix` for one before the text."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    prefix = vocabulary.flag("add_space_prefix", True)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_numbers(vocabulary.texts),
-            merges=_merges(vocabulary),
+            merges=merges,
             unk_token=vocabulary.special.get("unk_token"),
             byte_fallback=_BYTE in vocabulary.kinds,
             fuse_unk=True,
@@ -317,7 +340,7 @@ def _add_ends(tokenizer: Tokenizer, model: str, vocabulary: Vocabulary) -> None:
 
     special = vocabulary.special
     split = SPLITS.get(vocabulary.values.get("tokenizer.ggml.pre", "default"))
-    begins = model in ("llama", "bert") or (
+    begins = model in ("llama", "gemma4", "bert") or (
         model == "gpt2" and split is not None and split.adds_bos
     )
     names: list[str | None] = [None, None]

@@ -33,6 +33,8 @@ def delta_net_fields(
     Raises:
         ModelFilesError: A value does not fit.
     """
+    # of the convolution, too
+    keys.choice("hidden_act", ("silu", "swish"), "silu")
     attention_interval = keys.integer("full_attention_interval", 1, _MOST, 4)
     default = [
         "linear_attention" if (index + 1) % attention_interval else "full_attention"
