@@ -20,6 +20,7 @@ __all__ = [
     "LINE_PAIR_BYTES",
     "PARKING_BYTES",
     "POOL_BYTES",
+    "RAISED_WORDS",
     "SCRATCH_ALIGNMENT",
     "WORD_BYTES",
     "BaseLayout",
@@ -50,6 +51,8 @@ PARKING_BYTES = 256
 """Room in the pool for the mutex and the condition variable of portable parking."""
 
 _PAIR = LINE_PAIR_BYTES // WORD_BYTES
+RAISED_WORDS = 3
+"""Type, value and traceback of an exception."""
 
 
 class Words(IntEnum):
@@ -109,7 +112,13 @@ class ProgramHeader(Words):
     COUNTER_BYTES = 1
     PROFILE = 2  # ptr: a ProfileRecord per launch, or null
     EVENTS = 3  # ptr: EventLog, or null
-    END = 8
+    VALUES = 4  # ptr: where a run puts the values that it computes from bases and offsets
+    NUM_VALUES = 5
+    ERROR = 8  # an ErrorRecord: that of the last run that failed
+    RAISED = (
+        ERROR + ErrorRecord.END
+    )  # what a signal handler raised in it: type, value and traceback
+    END = RAISED + 8
 
 
 class Instruction(Words):

@@ -8,16 +8,17 @@ objects live on, or are freed by reference counts: of 140,000 objects after the 
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+
+from max._reentry import reentrant_lock
 
 __all__ = ["MOST_NEW", "rare_collections"]
 
 MOST_NEW = 200_000
 """The number of new objects that start a collection while collections are rare: some tens of MB of garbage at most."""
 
-_lock = threading.Lock()
+_lock = reentrant_lock()
 _running = 0
 _before: tuple[int, int, int] | None = None
 """The thresholds to restore; None if they were not changed."""

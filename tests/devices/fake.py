@@ -27,7 +27,7 @@ from max._backends import Backend, BackendOptions, register_backend
 from max._kernel_library.library import CPU_KERNELS, KernelLibrary
 from max._kernel_library.lowering import KernelCall, Operand, product, view
 from max._kernel_library.packing import NO_PACKING
-from max._runtime.program import Jump, Program, run_error_class
+from max._runtime.program import Jump, NativeArray, Program, run_error_class
 from max.driver import Accelerator, Device, DeviceStream
 from max.driver._device import register_accelerators, unregister_accelerators
 from max.driver._memory import DeviceMemory, Memory
@@ -303,12 +303,13 @@ class FakeExecutor:
 
     def run_at(
         self,
-        bases: npt.NDArray[np.int64],
-        index: npt.NDArray[np.intp],
-        offsets: npt.NDArray[np.int64],
+        bases: bytes,
+        index: NativeArray,
+        offsets: NativeArray,
         alone: bool = False,
     ) -> None:
-        values = (bases.take(index) + offsets).tolist()
+        words = np.frombuffer(bases, np.int64)
+        values = (words.take(index.array) + offsets.array).tolist()
         self.backend.queue.put(lambda: self._walk(values))
 
     def _walk(self, values: list[int]) -> None:

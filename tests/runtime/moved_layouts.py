@@ -25,7 +25,10 @@ def backwards(struct):
 
 for name in ("Context", "Instruction", "SlotPair", "ProfileRecord", "EventLog", "Event"):
     setattr(_abi, name, backwards(getattr(_abi, name)))
-header = {"PROFILE": 7, "EVENTS": 4, "COUNTERS": 3, "COUNTER_BYTES": 1, "SERIAL": 9, "END": 16}
+header = {
+    "PROFILE": 7, "EVENTS": 4, "COUNTERS": 3, "COUNTER_BYTES": 1, "NUM_VALUES": 0, "VALUES": 6, "RAISED": 8,
+    "ERROR": 16, "END": 24,
+}  # fmt: skip
 _abi.ProgramHeader = Words("ProgramHeader", header)
 _abi.ErrorRecord = Words(
     "ErrorRecord", {"VALUES": 2, "LAUNCH": 1, "RAISE": 0, "STATE": 7, "END": 8}

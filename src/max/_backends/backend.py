@@ -12,7 +12,7 @@ import numpy.typing as npt
 from max import kernel as k
 from max._kernel_library.packing import Packing
 from max._lazy import lazy_module
-from max._runtime.program import Program
+from max._runtime.program import NativeArray, Program
 from max.driver import Device
 
 if TYPE_CHECKING:
@@ -41,12 +41,14 @@ class ProgramExecutor(Protocol):
 
     def run_at(
         self,
-        bases: npt.NDArray[np.int64],
-        index: npt.NDArray[np.intp],
-        offsets: npt.NDArray[np.int64],
+        bases: bytes,
+        index: NativeArray,
+        offsets: NativeArray,
         alone: bool = False,
     ) -> None:
         """Runs the program once with the values ``bases[index] + offsets``; `alone`: there is too little work to share.
+
+        `bases` are words of 64 bits, as `max._runtime.program.packed_words` packs them.
 
         A device with a queue may return before the launches have run: `Backend.synchronize` waits for them.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from max import kernel as k
 from max._config import dump_log, flags
+from max._reentry import reentrant_lock
 
 __all__ = ["Specialisations", "specialisations"]
 
@@ -25,7 +25,7 @@ class Specialisations:
         self._limit = limit
         self._irs: OrderedDict[Hashable, k.KernelIR] = OrderedDict()
         self._length = 0
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
 
     def get(self, request: Hashable, specialise: Callable[[], k.KernelIR]) -> k.KernelIR:
         """The IR of a request; `specialise` makes it on a miss.

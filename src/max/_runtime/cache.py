@@ -21,6 +21,7 @@ from pathlib import Path
 
 from max._config import cache_dir, flags
 from max._dataclass import dataclass
+from max._reentry import reentrant_lock
 
 logger = logging.getLogger("max.runtime")
 
@@ -102,7 +103,7 @@ class Cache:
         self.limit_bytes = limit_bytes
         self.stats = CacheStats()
         self._warned = False
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
         # unknown until the folder is first scanned
         self._estimated_bytes: int | None = None
 

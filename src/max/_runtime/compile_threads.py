@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from max._reentry import reentrant_lock
 
 __all__ = ["LongestFirst"]
 
@@ -26,7 +27,7 @@ class LongestFirst(Generic[T]):
         self._pool = ThreadPoolExecutor(num_threads, name)
         self._waiting: list[tuple[int, int, Future[T], Callable[[], T]]] = []
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
 
     def submit(self, length: int, task: Callable[[], T]) -> Future[T]:
         """Runs a task on a thread, after the longer ones that wait; returns its result, which may be cancelled.

@@ -17,6 +17,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Protocol
 
+from max._reentry import reentrant_lock
+
 logger = logging.getLogger("max.runtime")
 
 TICK = 0.02
@@ -54,7 +56,7 @@ _pools: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 awake = False
 """Whether the thread is awake; a run that starts wakes it otherwise."""
 _events: dict[int, list[threading.Event]] = {}
-_lock = threading.RLock()  # a signal handler may come while the main thread holds it
+_lock = reentrant_lock()
 _wake = threading.Event()
 _thread: threading.Thread | None = None
 
@@ -170,8 +172,8 @@ def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
 
 
 def _after_fork() -> None:
-    global awake, _thread, _lock, _wake
-    awake, _thread, _lock, _wake = False, None, threading.RLock(), threading.Event()
+    global awake, _thread, _wake
+    awake, _thread, _wake = False, None, threading.Event()
 
 
 if hasattr(os, "register_at_fork"):

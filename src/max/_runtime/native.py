@@ -2,8 +2,9 @@
 
 All workers walk the same program (SPMD). These functions are exported:
 
-* ``max_run(pool, program, values, alone) -> i64``: the caller, as worker 0, runs a program, without the other workers
-  if `alone` is not 0; the result is an `ErrorState`;
+* ``max_run(pool, program, bases, index, offsets, alone) -> i64``: the caller, as worker 0, runs a program with the
+  values ``bases[index] + offsets``, or ``bases`` itself if `index` is null, and without the other workers if `alone`
+  is not 0; the result is an `ErrorState`, and the program gets a copy of the error record;
 * ``max_worker(pool, worker)``: the life of another worker: waits for runs until the pool stops;
 * ``max_barrier(ctx)``: the barrier that kernels call through their context;
 * ``max_stop(pool)``: lets the workers leave ``max_worker``;
@@ -36,6 +37,7 @@ _TEXT = """
 {primitives}
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
 declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
 declare i32 @PyErr_CheckSignals()
@@ -46,7 +48,7 @@ declare void @PyErr_Fetch(ptr, ptr, ptr)
 {walk}
 
 ; Runs a program; the calling thread is worker 0, and the only one of a run alone.
-define i64 @max_run(ptr %pool, ptr %program, ptr %values, i64 %alone) noinline {{
+define i64 @max_run(ptr %pool, ptr %program, ptr %bases, ptr %index, ptr %offsets, i64 %alone) noinline {{
 entry:
   %run.p = getelementptr i64, ptr %pool, i64 {PoolState.RUN}
   %idle = load atomic i64, ptr %run.p monotonic, align 8
@@ -64,6 +66,33 @@ begin:
   store atomic i64 %run, ptr %run.p release, align 8
   %program.p = getelementptr i64, ptr %pool, i64 {PoolState.PROGRAM}
   store ptr %program, ptr %program.p, align 8
+  %as.is = icmp eq ptr %index, null
+  br i1 %as.is, label %start, label %compute
+; the values are computed in the run, so that no other run changes them
+compute:
+  %own.p = getelementptr i64, ptr %program, i64 {ProgramHeader.VALUES}
+  %own = load ptr, ptr %own.p, align 8
+  %count.p = getelementptr i64, ptr %program, i64 {ProgramHeader.NUM_VALUES}
+  %count = load i64, ptr %count.p, align 8
+  br label %more
+more:
+  %i = phi i64 [ 0, %compute ], [ %i.next, %add ]
+  %any = icmp ult i64 %i, %count
+  br i1 %any, label %add, label %start
+add:
+  %index.p = getelementptr i64, ptr %index, i64 %i
+  %position = load i64, ptr %index.p, align 8
+  %base.p = getelementptr i64, ptr %bases, i64 %position
+  %base = load i64, ptr %base.p, align 8
+  %offset.p = getelementptr i64, ptr %offsets, i64 %i
+  %offset = load i64, ptr %offset.p, align 8
+  %value = add i64 %base, %offset
+  %value.p = getelementptr i64, ptr %own, i64 %i
+  store i64 %value, ptr %value.p, align 8
+  %i.next = add i64 %i, 1
+  br label %more
+start:
+  %values = phi ptr [ %bases, %begin ], [ %own, %more ]
   %values.p = getelementptr i64, ptr %pool, i64 {PoolState.VALUES}
   store ptr %values, ptr %values.p, align 8
   %arrived.p = getelementptr i64, ptr %pool, i64 {PoolState.ARRIVED}
@@ -105,6 +134,18 @@ many:
   br label %done
 done:
   %error = load atomic i64, ptr %error.p acquire, align 8
+  %sound = icmp eq i64 %error, 0
+  br i1 %sound, label %end, label %keep
+; a signal handler may run another program before Python reads the record
+keep:
+  %kept.p = getelementptr i64, ptr %program, i64 {ProgramHeader.ERROR}
+  call void @llvm.memcpy.p0.p0.i64(ptr %kept.p, ptr %record.p, i64 {ErrorRecord.END.offset}, i1 false)
+  %raised.p = getelementptr i64, ptr %pool, i64 {PoolState.RAISED_TYPE}
+  %kept.raised = getelementptr i64, ptr %program, i64 {ProgramHeader.RAISED}
+  call void @llvm.memcpy.p0.p0.i64(ptr %kept.raised, ptr %raised.p, i64 {RAISED_BYTES}, i1 false)
+  call void @llvm.memset.p0.i64(ptr %raised.p, i8 0, i64 {RAISED_BYTES}, i1 false)
+  br label %end
+end:
   store atomic i64 %ended, ptr %run.p release, align 8
   ret i64 %error
 }}
@@ -165,6 +206,7 @@ def native_ir(primitives: platform.Primitives, triple: str) -> str:
     """
     names: dict[str, Any] = {name: getattr(_abi, name) for name in _abi.__all__}
     names["convention"] = _abi.poll_convention(triple)
+    names["RAISED_BYTES"] = _abi.RAISED_WORDS * _abi.WORD_BYTES
     names["ERROR_STATE"] = _abi.PoolState.ERROR + _abi.ErrorRecord.STATE
     return _TEXT.format(
         primitives=primitives.ir,

@@ -12,8 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from max._abi import (
     PoolState,
 )
 from max._host import usable_cpus
+from max._reentry import reentrant_lock
 from max._runtime import interrupts, jit, native, platform
 from max._runtime.cache import content_key
 
@@ -40,9 +40,7 @@ IDLE_SPINS, RUN_SPINS = 2000, 20_000
 YIELD_EVERY = 64  # pauses, a power of two: a waiting worker must not keep another off its core
 _JOIN_SECONDS = 5.0  # how long `close` waits for a run, and for each thread
 
-_RUN = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
-)
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 5, ctypes.c_int64)
 _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _STOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _RESTORE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
@@ -51,6 +49,12 @@ _RESTORE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 _NESTED = (
     "a signal handler cannot run a model while the thread that it interrupts is running one; "
     "note what came, and run it later"
+)
+NESTED_SECONDS = 1.0
+"""How long a run waits for its pool inside a run on another pool."""
+BUSY = (
+    "a signal handler or finalizer cannot run a model on workers that are busy while the thread that it interrupts "
+    "uses others; note what came, and run it later"
 )
 
 
@@ -100,22 +104,28 @@ class Pool:
         self.parking = platform.parking_mode(parking)
         self._native: _Functions | None = None
         # `_native.run`, without the look-up of an attribute in each run
-        self._enter: Callable[[int, int, int, bool], int] = _not_prepared
+        self._enter: Callable[..., int] = _not_prepared
         self._scratch_bytes = 0
         self._num_slots = 0
         # reentrant: a signal handler that starts a run inside a run gets an error instead of a deadlock
-        self._lock = threading.RLock()
-        self._buffers_lock = threading.Lock()
+        self._lock = reentrant_lock()
+        self._buffers_lock = reentrant_lock()
         self._threads: list[threading.Thread] = []
+        self._is_starting = False
         self._closed = False
         self._finalizer: weakref.finalize[..., Any] | None = None
-        _pools.add(self)
+        _add(self)
         interrupts.watch(self)
 
     @property
-    def lock(self) -> AbstractContextManager[object]:
+    def lock(self) -> threading.RLock:
         """Held while a program runs: a pool runs one at a time."""
         return self._lock
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._lock._is_owned()  # type: ignore[attr-defined]
 
     @property
     def clock_hz(self) -> int:
@@ -133,9 +143,8 @@ class Pool:
                 if self.parking not in _functions:
                     _functions[self.parking] = _Functions(self.parking)
                 if self._native is None:
-                    self._new_memory()
-                    self._native = _functions[self.parking]
-                    self._enter = self._native.run
+                    self._new_memory(first=True)
+        assert self._native is not None
         return self._native
 
     def reserve(self, scratch_bytes: int, num_slots: int) -> None:
@@ -155,46 +164,37 @@ class Pool:
                 with self._buffers_lock:
                     self._place_buffers()
 
-    def run(self, program: int, values: int, alone: bool = False) -> int:
+    def run(
+        self,
+        program: int,
+        bases: int | bytes,
+        index: int | None = None,
+        offsets: int | None = None,
+        alone: bool = False,
+    ) -> int:
         """Runs a program with all workers; the caller is worker 0.
 
         Args:
             program: Address of a program as :mod:`max._runtime.program` lays it out.
-            values: Address of its values.
+            bases: Its values, or the bases of its values if there is an index: an address, or the words themselves.
+            index: Address of the number of each value's base.
+            offsets: Address of what is added to each base.
             alone: Whether the caller is the only worker: the others are not woken.
 
         Returns:
-            The error state. The caller holds :attr:`lock`, which also guards the error record.
+            The error state; the program has the error record. The caller holds :attr:`lock`.
 
         Raises:
             RuntimeError: A signal handler called it inside a run.
         """
-        if not alone and len(self._threads) != self.num_threads - 1:
-            self._start()
+        if not alone and (self._is_starting or len(self._threads) != self.num_threads - 1):
+            alone = not self._start()
         if not interrupts.awake:
             interrupts.wake()
-        state = self._enter(self._address, program, values, alone)
+        state = self._enter(self._address, program, bases, index, offsets, alone)
         if state == ErrorState.NESTED:
             raise RuntimeError(_NESTED)
         return state
-
-    def error_record(self) -> np.ndarray:
-        """A copy of the error record of the last run: the ``int64`` words of `ErrorRecord`."""
-        return self._words(PoolState.ERROR, ErrorRecord.END).copy()
-
-    def raise_interruption(self) -> None:
-        """Raises the error that ended the last run early: a signal handler's, or the one for an event."""
-        raised = self._words(PoolState.RAISED_TYPE, 3)
-        type_, value, trace = (int(word) for word in raised)
-        raised[:] = 0
-        if type_:
-            # Python takes the references back, and raises
-            _RESTORE(type_, value or None, trace or None)
-        if held_error := int(self.error_record()[ErrorRecord.VALUES]):
-            error: Any = ctypes.cast(held_error, ctypes.py_object).value
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
-            raise error
-        raise interrupts.ExecutionInterrupted("the execution was interrupted: its event was set")
 
     def run_number(self) -> int:
         """Twice the runs begun, less 1 during a run."""
@@ -242,66 +242,109 @@ class Pool:
 
     # Native memory -----------------------------------------------------------------------------
 
-    def _new_memory(self) -> None:
-        with self._buffers_lock:
-            self._make_memory()
+    def _new_memory(self, first: bool = False) -> None:
+        """Gives the pool new native memory.
 
-    def _make_memory(self) -> None:
-        """Allocates the native state of the pool and initialises its words, parking and buffers."""
-        self._memory = memory = platform.allocate(POOL_BYTES, LINE_PAIR_BYTES)
+        Args:
+            first: Only if it has none; a signal handler may have given it some since the last check.
+        """
+        with self._buffers_lock:
+            while True:
+                sizes = self._scratch_bytes, self._num_slots
+                memory, address, buffers = self._made_memory(*sizes)
+                native = _functions[self.parking]
+                # a signal handler may run a model before and after these lines, but not between them
+                if first and self._native is not None:
+                    return
+                if sizes == (self._scratch_bytes, self._num_slots):
+                    self._memory, self._address, self._buffers = memory, address, buffers
+                    self._native, self._enter = native, native.run
+                    break
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            # a garbage-collected pool stops its workers, which keep the memory alive until then
+            finalizer = weakref.finalize(self, _stop, native.stop, memory)
+            finalizer.atexit = False
+            self._finalizer = finalizer
+
+    def _made_memory(
+        self, scratch_bytes: int, num_slots: int
+    ) -> tuple[np.ndarray, int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The native state of a pool, with its address and buffers."""
+        memory = platform.allocate(POOL_BYTES, LINE_PAIR_BYTES)
         memory[:] = 0
-        self._address = memory.ctypes.data
-        platform.init_parking(self._address + PoolState.PARKING.offset, self.parking)
+        address = memory.ctypes.data
+        platform.init_parking(address + PoolState.PARKING.offset, self.parking)
         crowded = self.num_threads > usable_cpus()
-        self._words(PoolState.IDLE_SPINS)[0] = IDLE_SPINS
-        self._words(PoolState.RUN_SPINS)[0] = IDLE_SPINS if crowded else RUN_SPINS
-        self._words(PoolState.YIELD_MASK)[0] = YIELD_EVERY - 1
-        self._words(PoolState.ACTIVE)[0] = 1 if self._closed else self.num_threads
-        self._place_buffers()
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        # a garbage-collected pool stops its workers, which keep the memory alive until then
-        finalizer = weakref.finalize(self, _stop, _functions[self.parking].stop, memory)
-        finalizer.atexit = False
-        self._finalizer = finalizer
+        words = memory.view(np.int64)
+        words[PoolState.IDLE_SPINS] = IDLE_SPINS
+        words[PoolState.RUN_SPINS] = IDLE_SPINS if crowded else RUN_SPINS
+        words[PoolState.YIELD_MASK] = YIELD_EVERY - 1
+        words[PoolState.ACTIVE] = 1 if self._closed else self.num_threads
+        buffers = self._new_buffers(address, scratch_bytes, num_slots)
+        words[PoolState.CONTEXTS] = buffers[0].ctypes.data
+        return memory, address, buffers
 
     def _words(self, field: int, count: int = 1) -> np.ndarray:
         """Words of the pool's struct, from a field of `PoolState` on."""
         return self._memory.view(np.int64)[field : field + count]
 
     def _place_buffers(self) -> None:
-        """Allocates contexts, argument slots and scratch memory, on separate cache lines for each worker."""
+        """Allocates contexts, argument slots and scratch memory; again if a signal handler enlarges them meanwhile."""
+        while True:
+            sizes = self._scratch_bytes, self._num_slots
+            pool = self._address
+            buffers = self._new_buffers(pool, *sizes)
+            contexts, words = buffers[0].ctypes.data, self._words(PoolState.CONTEXTS)
+            if pool == self._address and sizes == (self._scratch_bytes, self._num_slots):
+                break
+        words[0] = contexts
+        self._buffers = buffers
+
+    def _new_buffers(
+        self, pool: int, scratch_bytes: int, num_slots: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Contexts, argument slots and scratch memory, on separate cache lines for each worker."""
         line, workers = LINE_PAIR_BYTES, self.num_threads
-        stride = -(-self._num_slots * WORD_BYTES // line) * line + line
+        stride = -(-num_slots * WORD_BYTES // line) * line + line
         # one extra line pair: equal offsets of two workers are then no power of two apart (cache sets)
-        scratch_stride = -(-self._scratch_bytes // line) * line + line
-        self._contexts = platform.allocate(workers * CONTEXT_BYTES, line)
-        self._contexts[:] = 0
+        scratch_stride = -(-scratch_bytes // line) * line + line
+        contexts = platform.allocate(workers * CONTEXT_BYTES, line)
+        contexts[:] = 0
         native = _functions[self.parking]
-        self._args = platform.allocate(workers * stride, line)
-        self._scratch = platform.allocate(workers * scratch_stride, line)
-        fields = self._contexts.view(np.int64).reshape(workers, -1)
+        args = platform.allocate(workers * stride, line)
+        scratch = platform.allocate(workers * scratch_stride, line)
+        fields = contexts.view(np.int64).reshape(workers, -1)
         for worker in range(workers):
             row = fields[worker]
             row[Context.WORKER] = worker
             row[Context.WORKERS] = workers
             row[Context.BARRIER] = native.barrier
-            row[Context.POOL] = self._address
-            row[Context.ERROR] = self._address + PoolState.ERROR.offset
-            row[Context.SCRATCH] = self._scratch.ctypes.data + worker * scratch_stride
-            row[Context.SCRATCH_BYTES] = self._scratch_bytes
+            row[Context.POOL] = pool
+            row[Context.ERROR] = pool + PoolState.ERROR.offset
+            row[Context.SCRATCH] = scratch.ctypes.data + worker * scratch_stride
+            row[Context.SCRATCH_BYTES] = scratch_bytes
             row[Context.POLL] = native.poll
-            row[Context.ARGS] = self._args.ctypes.data + worker * stride
-        self._words(PoolState.CONTEXTS)[0] = self._contexts.ctypes.data
+            row[Context.ARGS] = args.ctypes.data + worker * stride
+        return contexts, args, scratch
 
     # Threads -----------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Starts the missing worker threads; a closed pool starts none."""
+    def _start(self) -> bool:
+        """Starts the missing worker threads; a closed pool starts none.
+
+        Returns:
+            Whether they run; not in a signal handler that interrupted this method.
+        """
         if self._closed:
-            return
+            return True
+        if self._is_starting:
+            return False
         native = self.prepare()
         try:
+            self._is_starting = True
+            if self._words(PoolState.STOP)[0]:
+                self._new_memory()  # an interrupted `_dismiss` made none
             for worker in range(len(self._threads) + 1, self.num_threads):
                 thread = threading.Thread(
                     target=_work,
@@ -309,31 +352,77 @@ class Pool:
                     name=f"max-worker-{worker}",
                     daemon=True,
                 )
-                thread.start()
+                # first in the list: an interrupt after its start must not leave it on the memory
                 self._threads.append(thread)
+                thread.start()
         except BaseException:
             # the system refused a thread, or Ctrl-C: the next run starts them again
             self._dismiss()
             raise
+        finally:
+            self._is_starting = False
+        return True
 
     def _dismiss(self) -> None:
         """Ends the worker threads and allocates new memory for the next ones."""
         threads, self._threads = self._threads, []
         if threads:
             self.prepare().stop(self._address)
-            for thread in threads:
-                thread.join(_JOIN_SECONDS)
             self._new_memory()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(_JOIN_SECONDS)
 
     def _reset_after_fork(self) -> None:
-        """Gives the pool of a child process new locks and memory, and no threads."""
-        # the threads exist only in the parent; its memory and lock may be in the middle of a run
-        self._lock = threading.RLock()
-        self._buffers_lock = threading.Lock()
+        """Gives the pool of a child process new memory, and no threads."""
+        # the threads exist only in the parent; its memory may be in the middle of a run
         self._threads = []
-        self._closed = False
+        self._is_starting = self._closed = False
         if self._native is not None:
+            if self.is_held:
+                # the thread may return to a run, or begin one on the memory that it has in hand
+                _abandoned.append((self._memory, self._buffers))
+                self._words(PoolState.ACTIVE)[0] = 1
+                if self.run_number() % 2:
+                    self._abandon_run()
             self._new_memory()
+
+    def _abandon_run(self) -> None:
+        """In a child that a signal handler forked in a run of this thread: ends the run with an error.
+
+        The child returns to the run, on the memory of before. The other workers exist only in the parent.
+        """
+        error_words = self._words(PoolState.ERROR, ErrorRecord.END)
+        if error_words[ErrorRecord.STATE]:
+            return
+        error = RuntimeError(
+            "the process was forked by a signal handler while the model ran; run it again"
+        )
+        for place, part in ((PoolState.RAISED_TYPE, RuntimeError), (PoolState.RAISED_VALUE, error)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
+            self._words(place)[0] = id(part)
+        error_words[ErrorRecord.STATE] = ErrorState.INTERRUPTED
+        for place in (PoolState.GENERATION, PoolState.FINISHED):
+            self._words(place).view(np.uint32)[:1] += 1
+        self._buffers[0].view(np.int64)[Context.ALERT] = 1
+
+
+def raise_interruption(raised: Sequence[int], held_error: int) -> None:
+    """Raises the error that ended a run early: a signal handler's, or the one for an event.
+
+    Args:
+        raised: The addresses of type, value and traceback of the handler's, 0 if absent.
+        held_error: The address of the error of a kernel in plain Python, or 0.
+    """
+    type_, value, trace = raised
+    if type_:
+        # Python takes the references back, and raises
+        _RESTORE(type_, value or None, trace or None)
+    if held_error:
+        error: Any = ctypes.cast(held_error, ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
+        raise error
+    raise interrupts.ExecutionInterrupted("the execution was interrupted: its event was set")
 
 
 def _not_prepared(*_: object) -> int:
@@ -350,7 +439,21 @@ def _stop(stop: Callable[[int], None], memory: np.ndarray) -> None:
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_abandoned: list[object] = []
+several = False
+"""Whether more than one pool was made."""
 _shared: dict[tuple[int, str], Pool] = {}
+
+
+def _add(pool: Pool) -> None:
+    global several
+    several = several or len(_pools) > 0
+    _pools.add(pool)
+
+
+def holds_another(pool: Pool) -> bool:
+    """Whether this thread holds the lock of another pool: a signal handler or finalizer runs a model in a run."""
+    return any([other is not pool and other.is_held for other in list(_pools)])
 
 
 def shared_pool(num_threads: int | None = None) -> Pool:

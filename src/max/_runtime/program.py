@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from max._abi import (
     COUNTER_BYTES,
+    RAISED_WORDS,
     ErrorRecord,
     ErrorState,
     Event,
@@ -30,6 +32,7 @@ from max._abi import (
 from max._config import flags
 from max._dataclass import dataclass
 from max._runtime import platform
+from max._runtime import pool as pools
 from max._runtime.pool import Pool
 
 NO_VALUE = 0  # values[0] is 0: a slot (NO_VALUE, c) is the constant c
@@ -151,6 +154,29 @@ class KernelMessage(Protocol):
     def format(self, values: Sequence[int]) -> str: ...
 
 
+class NativeArray(NamedTuple):
+    """A contiguous int64 array and its address, which takes longer to read than an addition."""
+
+    array: npt.NDArray[np.int64]
+    address: int
+
+    @staticmethod
+    def of(array: npt.NDArray[Any]) -> NativeArray:
+        """An array of integers, copied if it is not a contiguous int64 array."""
+        words = np.ascontiguousarray(array, np.int64)
+        return NativeArray(words, words.ctypes.data)
+
+
+@functools.cache
+def _packer(count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"{count}q").pack
+
+
+def packed_words(words: Sequence[int]) -> bytes:
+    """Integers as the 64-bit words of `Executor.run_at`."""
+    return _packer(len(words))(*words)
+
+
 class Executor:
     """A program laid out for the workers of a pool.
 
@@ -180,10 +206,10 @@ class Executor:
         profiled = flags.MAX_PROFILE if profile is None else profile
         self._profile = np.zeros((len(launches), ProfileRecord.END), np.int64) if profiled else None
         self._events: np.ndarray | None = None
+        # native code writes it in a run
+        self._values = np.zeros(max(program.num_values, 1), np.int64)
         self._code = self._lay_out()
         self._address = self._code.ctypes.data
-        self._values = np.zeros(max(program.num_values, 1), np.int64)[: program.num_values]
-        self._values_address = self._values.ctypes.data
         pool.reserve(
             program.scratch_bytes, max((len(launch.slots) for launch in launches), default=0)
         )
@@ -197,6 +223,8 @@ class Executor:
         code[ProgramHeader.COUNTERS] = self._counters.ctypes.data
         code[ProgramHeader.COUNTER_BYTES] = self._counters.size
         code[ProgramHeader.PROFILE] = 0 if self._profile is None else self._profile.ctypes.data
+        code[ProgramHeader.VALUES] = self._values.ctypes.data
+        code[ProgramHeader.NUM_VALUES] = self.program.num_values
         rows = code[ProgramHeader.END :].reshape(-1, Instruction.END)
         slots, counters = self._slots.ctypes.data, self._counters.ctypes.data
         for index, (row, launch) in enumerate(zip(rows, launches, strict=False)):
@@ -260,22 +288,15 @@ class Executor:
             )
         if self.program.num_values and values[0] != 0:
             raise ValueError(f"run: values[0] is {values[0]}; it stands for the constant 0")
-        with self.pool.lock:
-            record = self._run(values.ctypes.data, alone)
-        if record is not None:
-            raise self._error(record)
+        self._run(values.ctypes.data, None, None, alone)
 
     def run_at(
-        self,
-        bases: npt.NDArray[np.int64],
-        index: npt.NDArray[np.intp],
-        offsets: npt.NDArray[np.int64],
-        alone: bool = False,
+        self, bases: bytes, index: NativeArray, offsets: NativeArray, alone: bool = False
     ) -> None:
         """Runs the program once with the values ``bases[index] + offsets``, of which the first is 0.
 
         Args:
-            bases: Addresses.
+            bases: Addresses, as `packed_words` packs them.
             index: The index of each value's base; not checked.
             offsets: The offset that is added to each base.
             alone: As for `run`.
@@ -283,23 +304,49 @@ class Executor:
         Raises:
             KernelRunError: See `run`.
         """
-        with self.pool.lock:
-            # the method takes a sixth of the function's time
-            bases.take(index, out=self._values, mode="clip")
-            np.add(self._values, offsets, self._values)  # by position: keywords take longer
-            record = self._run(self._values_address, alone)
+        self._run(bases, index.address, offsets.address, alone)
+
+    def _run(self, bases: int | bytes, index: int | None, offsets: int | None, alone: bool) -> None:
+        """Runs with the arguments of the native function `max_run`.
+
+        Signal handlers and finalizers of this thread may run other programs, and this one, before and after the
+        native function. They share nothing with it: it computes the values, and copies the error.
+        """
+        pool = self.pool
+        if pools.several and pools.holds_another(pool):
+            record = self._run_inside(bases, index, offsets, alone)
+        else:
+            with pool.lock:
+                record = self._run_locked(bases, index, offsets, alone)
         if record is not None:
             raise self._error(record)
 
-    def _run(self, values: int, alone: bool) -> npt.NDArray[np.int64] | None:
-        """Runs with the values at an address, the pool's lock held; returns the error record of a failed run."""
-        failed = self.pool.run(self._address, values, alone or self._serial)
+    def _run_locked(
+        self, bases: int | bytes, index: int | None, offsets: int | None, alone: bool
+    ) -> npt.NDArray[np.int64] | None:
+        """Runs, the pool's lock held; returns the error record of a failed run."""
+        failed = self.pool.run(self._address, bases, index, offsets, alone or self._serial)
         self.runs += 1
         if not failed:
             return None
+        record = self._code[ProgramHeader.ERROR :][: ErrorRecord.END].copy()
         if failed == ErrorState.INTERRUPTED:
-            self.pool.raise_interruption()
-        return self.pool.error_record()
+            raised = self._code[ProgramHeader.RAISED :][:RAISED_WORDS]
+            words, raised[:] = [int(word) for word in raised], 0
+            pools.raise_interruption(words, int(record[ErrorRecord.VALUES]))
+        return record
+
+    def _run_inside(
+        self, bases: int | bytes, index: int | None, offsets: int | None, alone: bool
+    ) -> npt.NDArray[np.int64] | None:
+        """Runs inside a run on another pool: two threads that wait for each other's pools would wait for ever."""
+        lock = self.pool.lock
+        if not lock.acquire(timeout=pools.NESTED_SECONDS):
+            raise RuntimeError(pools.BUSY)
+        try:
+            return self._run_locked(bases, index, offsets, alone)
+        finally:
+            lock.release()
 
     def set_addend(self, launch: int, slot: int, addend: int) -> None:
         """Replaces the addend of a slot, from the next run on.

@@ -7,6 +7,7 @@ import threading
 from typing import Any, ClassVar, Protocol, Self
 
 from max._errors import NoAcceleratorError
+from max._reentry import reentrant_lock
 from max.driver._memory import DeviceMemory, HostMemory
 
 
@@ -152,7 +153,7 @@ class CPU(Device):
     __slots__ = ()
 
     _instances: ClassVar[dict[int, Any]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[threading.RLock] = reentrant_lock()
 
     def __new__(cls, id: int = -1) -> Self:
         if id < -1:

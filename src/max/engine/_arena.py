@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 
 from max._backends import Backend
 from max._compiler.code import ALIGNMENT
+from max._reentry import reentrant_lock
 from max._runtime import guard, platform
 from max.dtype import DType
 from max.engine._outputs import trim_all
@@ -71,12 +71,11 @@ class Arena:
 
 
 _arenas: weakref.WeakKeyDictionary[object, Arena] = weakref.WeakKeyDictionary()
-_arenas_lock = threading.Lock()
+_arenas_lock = reentrant_lock()  # signal handlers may run models
 
 
 def arena_of(backend: Backend) -> Arena:
     """The arena of a device; sessions on the same queue share it."""
     with _arenas_lock:
-        if backend.queue not in _arenas:
-            _arenas[backend.queue] = Arena(backend)
-        return _arenas[backend.queue]
+        arena = _arenas.get(backend.queue)
+        return _arenas.setdefault(backend.queue, Arena(backend)) if arena is None else arena

@@ -70,7 +70,7 @@ class Caster:
         )
         bases[layout.inputs.start] = _address(source)
         bases[layout.outputs.start] = address
-        program.run(instance, bases)
+        program.run(instance, bases.tobytes())
         mapped.give_back(_address(source), source.num_elements * source.dtype.size_in_bytes)
 
     def _program(self, source: DType, dtype: DType) -> tuple[Compiled, LinkedProgram]:

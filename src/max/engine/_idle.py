@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from max._compiler.code import Compiled
 from max._dataclass import dataclass
 from max._lazy import lazy_module
+from max._reentry import reentrant_lock
 from max._runtime.program import Executor
 from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
 from max.engine._program import Linked
@@ -60,7 +61,7 @@ class _Idler:
 
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 

@@ -14,6 +14,7 @@ from max._compiler.sizes import product, size_function
 from max._dataclass import dataclass
 from max._runtime import platform
 from max._runtime.pool import Pool
+from max._runtime.program import NativeArray
 from max.engine._limits import Threshold
 from max.engine._program import LinkedProgram
 
@@ -57,8 +58,8 @@ class PoolIsBusyError(Exception):
 class _Ready:
     """Sizes and memory of the launches for a number of rows."""
 
-    offsets: npt.NDArray[np.int64]
-    bases: npt.NDArray[np.int64]
+    offsets: NativeArray
+    bases: bytes
     memory: list[npt.NDArray[np.uint8]]
 
 
@@ -187,7 +188,7 @@ class Measurement:
             instance = program.instance(symbols)
             bases = np.zeros(self._compiled.bases.count(), np.int64)
             slot = self._limit.rows
-            base = bases.take(program.bases)[slot.value] + instance.offsets[slot.value]
+            base = bases.take(program.bases.array)[slot.value] + instance.offsets.array[slot.value]
             sizes = self._sizes(symbols)
             if base + slot.addend != rows or sum(sizes) > MOST_INPUT_BYTES:
                 continue
@@ -197,5 +198,5 @@ class Measurement:
             places = [self._compiled.bases.arena(), *self._used_bases]
             for base, block in zip(places, memory, strict=True):
                 bases[base] = block.ctypes.data
-            return _Ready(instance.offsets, bases, memory)
+            return _Ready(instance.offsets, bases.tobytes(), memory)
         return None

@@ -7,16 +7,18 @@ from __future__ import annotations
 import inspect
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from max._abi import BaseLayout
 from max._compiler.code import Compiled
+from max._reentry import exclusively, guarded, reentrant_lock, refuse_second_use
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
+from max._runtime.program import packed_words
 from max.driver import CPU, Device, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
@@ -61,7 +63,8 @@ class Model:
 
     Do not instantiate this class directly. Instead, create it with :class:`InferenceSession`.
 
-    A model may be used from several threads; executions on one pool of workers take turns.
+    A model may be used from several threads; executions on one pool of workers take turns. A signal handler, finalizer
+    or trace function cannot use the model that its thread is using: it gets a ``RuntimeError``.
     """
 
     __module__ = "max.engine"
@@ -86,7 +89,9 @@ class Model:
         self._output_memory = OutputMemory(self._output_forms, compiled.guarded)
         self._given_back = compiled.output_buffers
         self._captures = Captures(compiled.name)
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
+        self._in_use: set[int] = set()
+        """The threads that use the model, from the binding of arguments to the end of a run."""
 
     # metadata ----------------------------------------------------------------------------------
 
@@ -196,6 +201,7 @@ class Model:
                 raise TypeError(f"{self._compiled.name}: {error}; the inputs are {names}") from None
         return self.execute(*args)
 
+    @guarded
     def execute(self, *args: object) -> list[Tensor]:
         """Runs the model.
 
@@ -212,18 +218,35 @@ class Model:
             KernelRunError: A kernel raised; written outputs and buffers are then undefined.
             ExecutionInterrupted: An event was set, see :func:`interrupt_on`; written memory is undefined, too. Ctrl-C
                 ends an execution of the main thread with ``KeyboardInterrupt``.
+            RuntimeError: A signal handler, finalizer or trace function called it in an execution of the same model.
         """
-        tensors, symbols = self._binder.bind(args)
-        linked = self._linked
-        if linked is None:
-            assert self._runner is not None
-            return self._runner(tensors)
-        if linked.later:
-            return self._run_segments(linked, symbols, tensors)
-        instance = linked.main.instance(symbols)
-        outputs = self._new_outputs(tensors, instance)
-        self._run(linked, instance, tensors, outputs)
-        return outputs
+        # `exclusively`, without the time of a call
+        in_use, thread = self._in_use, threading.get_ident()
+        if thread in in_use:
+            refuse_second_use(in_use, self._compiled.name)
+        try:
+            in_use.add(thread)
+            tensors, symbols = self._binder.bind(args)
+            linked = self._linked
+            if linked is None:
+                assert self._runner is not None
+                return self._runner(tensors)
+            if linked.later:
+                return self._run_segments(linked, symbols, tensors)
+            instance = linked.main.instance(symbols)
+            outputs = self._new_outputs(tensors, instance)
+            self._run(linked, instance, tensors, outputs)
+            return outputs
+        finally:
+            in_use.discard(thread)
+
+    def _exclusively(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function that uses the model.
+
+        Raises:
+            RuntimeError: This thread uses it already.
+        """
+        return exclusively(self._in_use, self._compiled.name, function, *args)
 
     def _execute_into(self, args: Sequence[ModelInput], memory: Sequence[Tensor]) -> list[Tensor]:
         """`execute`, with results in memory of the caller where they fit.
@@ -236,13 +259,16 @@ class Model:
         Returns:
             The outputs: the tensors of `memory` that were written, and new tensors for the others.
         """
-        tensors, symbols = self._binder.bind(args)
         linked = self._linked
-        if linked is None or linked.later:
-            return self.execute(*tensors)
+        if linked is None or linked.later or len(memory) != len(self._output_forms):
+            return self.execute(*args)
+        return self._exclusively(self._run_into, linked, args, memory)
+
+    def _run_into(
+        self, linked: Linked, args: Sequence[ModelInput], memory: Sequence[Tensor]
+    ) -> list[Tensor]:
+        tensors, symbols = self._binder.bind(args)
         instance = linked.main.instance(symbols)
-        if len(memory) != len(instance.output_shapes):
-            return self.execute(*tensors)
         spans = [_ends(tensor) for tensor in tensors]
         outputs: list[Tensor] = []
         for index, (shape, reused) in enumerate(zip(instance.output_shapes, memory, strict=True)):
@@ -284,7 +310,7 @@ class Model:
         bases = BaseLayout.addresses(
             address, [tensor._ptr for tensor in inputs], [tensor._ptr for tensor in outputs]
         )
-        linked.main.run(instance, np.array(bases, np.int64))
+        linked.main.run(instance, packed_words(bases))
         if linked.main.waits:
             linked.main.backend.synchronize()
 
@@ -321,7 +347,7 @@ class Model:
                     )
                     bases[layout.output(index)] = outputs[index]._ptr
             if not part.empty:
-                part.run(instance, bases)
+                part.run(instance, bases.tobytes())
             following = part.run_host_steps(instance, bases, sizes)
             segment = segment + 1 if following < 0 else following
         for backend in {part.backend for part in parts if part.waits}:
@@ -341,9 +367,13 @@ class Model:
 
         Raises:
             ValueError: Weights are missing, or of a wrong shape or dtype.
+            RuntimeError: As for :meth:`execute`.
         """
         if self._linked is None:
             raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be reloaded")
+        self._exclusively(self._reload, weights_registry)
+
+    def _reload(self, weights_registry: Mapping[str, DLPackArray]) -> None:
         linked = self._linker.link(self._compiled, weights_registry)
         with self._lock:
             self._linked = linked
@@ -377,7 +407,11 @@ class Model:
         Raises:
             TypeError: If graph_keys is neither an int nor a sequence of ints.
             ValueError: If any key is out of uint64 range, or no input buffers are provided.
+            RuntimeError: As for :meth:`execute`, or the model was reloaded meanwhile.
         """
+        return self._exclusively(self._capture, graph_keys, inputs)
+
+    def _capture(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> list[Tensor]:
         keys = checked_keys(graph_keys, inputs)
         tensors, symbols = self._binder.bind(inputs, may_copy=False)
         linked = self._linked
@@ -392,6 +426,8 @@ class Model:
         capture = Capture(linked, instance, symbols, tensors, self._new_outputs(tensors, instance))
         self._run(linked, instance, tensors, capture.outputs)
         with self._lock:
+            if self._linked is not linked:
+                raise RuntimeError(f"{self._compiled.name}: another thread reloaded the model")
             self._captures.add(keys, capture)
         return list(capture.outputs)
 
@@ -407,8 +443,11 @@ class Model:
         Raises:
             TypeError: If graph_keys is neither an int nor a sequence of ints.
             ValueError: If any key is out of uint64 range, no input buffers are provided, or they do not match.
-            RuntimeError: If no graph has been captured for the keys.
+            RuntimeError: If no graph has been captured for the keys, or as for :meth:`execute`.
         """
+        self._exclusively(self._replay, graph_keys, inputs)
+
+    def _replay(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> None:
         capture = self._captures.find(graph_keys, inputs)
         if all(
             tensor is captured for tensor, captured in zip(inputs, capture.inputs, strict=False)
@@ -434,8 +473,11 @@ class Model:
             TypeError: If graph_keys is neither an int nor a sequence of ints.
             ValueError: If any key in graph_keys is out of uint64 range, or no input buffers are provided.
             RuntimeError: If no graph has been captured for graph_keys, or if the eager execution trace doesn't match
-                the captured graph.
+                the captured graph, or as for :meth:`execute`.
         """
+        self._exclusively(self._verify_replay, graph_keys, inputs)
+
+    def _verify_replay(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> None:
         capture = self._captures.find(graph_keys, inputs)
         tensors, symbols = self._binder.bind(inputs)
         linked = self._linked
@@ -444,7 +486,7 @@ class Model:
         outputs = self._new_outputs(tensors, instance)
         self._run(linked, instance, tensors, outputs)
         if linked is not capture.linked or not np.array_equal(
-            instance.offsets, capture.instance.offsets
+            instance.offsets.array, capture.instance.offsets.array
         ):
             raise RuntimeError(
                 f"{self._compiled.name}: the execution does not match the captured graph: shapes "

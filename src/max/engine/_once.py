@@ -59,7 +59,7 @@ def run_once(
         address, _memory = arena.take(instance.arena_bytes, instance.holes)
         bases = np.zeros(compiled.bases.count(), np.int64)
         bases[compiled.bases.arena()] = address
-        program.run(instance, bases)
+        program.run(instance, bases.tobytes())
         for index in finished:
             mapped.give_back(fixed[index], compiled.fixed[index].bytes)
         drop(finished - needed)
@@ -87,7 +87,7 @@ def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgra
         bases[layout.arena(segment)], owner = arena.fresh(instance.arena_bytes, instance.holes)
         owners.append(owner)
         if not program.empty:
-            program.run(instance, bases)
+            program.run(instance, bases.tobytes())
         program.run_host_steps(instance, bases, {})
     for backend in {program.backend for program in programs if program.waits}:
         backend.synchronize()

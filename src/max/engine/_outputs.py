@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import threading
 import time
 import weakref
 from collections import Counter
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._host import SystemMemory, system_memory
+from max._reentry import reentrant_lock
 from max._runtime import guard, platform
 from max.driver import Device, Tensor
 from max.driver._memory import ALIGNMENT, address, allocate_bytes
@@ -139,7 +139,7 @@ class OutputMemory:
 
 _last_memory, _last_read_s = SystemMemory(math.inf, math.inf), -math.inf
 _all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
-_all_lock = threading.RLock()
+_all_lock = reentrant_lock()
 
 
 def _all_memories() -> list[OutputMemory]:

@@ -29,6 +29,7 @@ from max._backends.backend import HOST
 from max._compiler.code import Compiled
 from max._config import cache_dir, flags
 from max._lazy import lazy_module
+from max._reentry import reentrant_lock
 from max._runtime import platform
 from max._runtime.cache import WEIGHTS_FOLDER, content_key
 from max.driver import Tensor
@@ -176,7 +177,7 @@ class _Writer:
     def __init__(self) -> None:
         self._deadline = math.inf
         self._jobs: list[tuple[PackedCopy, weakref.ref[Array]]] = []
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
 
     def add(self, copy: PackedCopy, packed: Array) -> None:
         """Schedules the writing of a copy: after `WAIT_SECONDS`, or at the end of the process."""

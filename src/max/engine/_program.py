@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -23,8 +22,9 @@ from max._compiler.locations import SourceLocations
 from max._compiler.sizes import Size, size_function
 from max._dataclass import dataclass
 from max._lazy import lazy_module
+from max._reentry import reentrant_lock
 from max._runtime import guard
-from max._runtime.program import Executor, Jump, Launch, Program
+from max._runtime.program import Executor, Jump, Launch, NativeArray, Program
 from max.engine._host_steps import HostSteps, slot_address
 from max.engine._small_work import small_work
 
@@ -53,7 +53,7 @@ class Instance:
         alone: Whether there is too little work to share: the calling thread runs the program alone.
     """
 
-    offsets: npt.NDArray[np.int64]
+    offsets: NativeArray
     arena_bytes: int
     output_shapes: tuple[tuple[int, ...], ...]
     symbols: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ class LinkedProgram:
         self.empty = all(launch.jump == "next" for launch in code.launches)
         self.waits = not self.backend.is_host
         """Whether the device may still be busy after `run` returns; `backend.synchronize` waits for it."""
-        self.bases = np.array([value.base for value in code.values], np.intp)
+        self.bases = NativeArray.of(np.array([value.base for value in code.values], np.int64))
         self._num_symbols = len(compiled.symbols)
         self._guarded = compiled.guarded
         self._shapes = [compiled.outputs[index].shape for index in code.outputs]
@@ -128,7 +128,7 @@ class LinkedProgram:
         self._instances: dict[tuple[int, ...], Instance] = {}
         self._symbols = compiled.symbols
         self._watchers = 0
-        self._watch_lock = threading.Lock()
+        self._watch_lock = reentrant_lock()
         self._watched_runs: dict[tuple[int, ...], int] = {}
         self._watched_ns = 0
 
@@ -232,7 +232,7 @@ class LinkedProgram:
             if value.block >= 0:
                 offsets[index] += starts[value.block]
         return Instance(
-            np.array(offsets, np.int64),
+            NativeArray.of(np.array(offsets, np.int64)),
             ends[code.segment],
             shapes,
             symbols,
@@ -240,12 +240,12 @@ class LinkedProgram:
             self._small(symbols + unknown),
         )
 
-    def run(self, instance: Instance, bases: npt.NDArray[np.int64]) -> None:
+    def run(self, instance: Instance, bases: bytes) -> None:
         """Runs the program.
 
         Args:
             instance: The plan for the sizes of this run.
-            bases: The addresses, in the order of `max._abi.BaseLayout`.
+            bases: The addresses as `packed_words`, in the order of `max._abi.BaseLayout`.
 
         Raises:
             KernelRunError: A kernel raised.
@@ -301,7 +301,8 @@ class LinkedProgram:
             bases: The addresses of the run.
             sizes_of: Gets the sizes that were read, by symbol.
         """
-        return self._host_steps.run(bases.take(self.bases) + instance.offsets, sizes_of)
+        values = bases.take(self.bases.array) + instance.offsets.array
+        return self._host_steps.run(values, sizes_of)
 
 
 @dataclass(slots=True, weakref_slot=True)

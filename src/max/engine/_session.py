@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from max._config import flags
 from max._errors import ArgumentError
 from max._garbage import rare_collections
 from max._lazy import lazy_module
+from max._reentry import reentrant_lock
 from max._runtime import platform
 from max.driver import CPU, Device, DLPackArray
 from max.engine._arena import arena_of
@@ -118,7 +118,7 @@ class InferenceSession:
         self._backends = backends_for(self._devices, BackendOptions(num_threads, batch_invariant))
         self._store = ProgramStore(self._backends)
         self._caster = Caster(self._store, self._backends)
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
         self._printing = self.debug.printing()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         load_extensions(custom_extensions)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -33,6 +32,7 @@ from max._config import flags
 from max._dataclass import dataclass
 from max._garbage import rare_collections
 from max._lazy import lazy_module
+from max._reentry import reentrant_lock
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.engine._weights import WeightInfo, declared_weights
@@ -102,7 +102,7 @@ class ProgramStore:
 
     def __init__(self, backends: Backends) -> None:
         self._backends = backends
-        self._lock = threading.Lock()
+        self._lock = reentrant_lock()
         self.meanwhile: list[Callable[[], object]] = []
         """Functions that the next compilation calls once, while LLVM compiles its kernels."""
 

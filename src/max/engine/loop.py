@@ -13,12 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from max._abi import BaseLayout
-from max._runtime.program import NO_VALUE, Executor, Jump, Launch, Program
+from max._runtime.program import (
+    NO_VALUE,
+    Executor,
+    Jump,
+    Launch,
+    NativeArray,
+    Program,
+    packed_words,
+)
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine._binding import ModelInput
@@ -26,6 +35,16 @@ from max.engine._model import Model
 from max.engine._program import Linked
 
 __all__ = ["ModelLoop"]
+
+
+class _Joined(NamedTuple):
+    """The program of both models; a run reads it once, as other threads may replace it."""
+
+    linked: tuple[Linked, Linked]
+    programs: tuple[Program, Program]
+    """The programs that were joined; row thresholds that are measured later replace them."""
+    executor: Executor
+    bases: NativeArray
 
 
 class ModelLoop:
@@ -47,10 +66,7 @@ class ModelLoop:
                     "known only while it runs"
                 )
         self._body, self._after = body, after
-        self._executor: Executor
-        self._bases: npt.NDArray[np.intp]
-        self._programs: tuple[Program, Program]
-        self._linked = self._make()
+        self._joined = self._make()
 
     @staticmethod
     def supports(model: Model) -> bool:
@@ -65,7 +81,7 @@ class ModelLoop:
             return False
         return isinstance(linked.main.executor, Executor)
 
-    def _make(self) -> tuple[Linked, Linked]:
+    def _make(self) -> _Joined:
         """Joins both programs into one, with a jump back to the start."""
         body, after = self._body._linked, self._after._linked
         assert body is not None and after is not None
@@ -76,7 +92,6 @@ class ModelLoop:
                 f"{self._body._compiled.name} and {self._after._compiled.name} run on different devices"
             )
         first, second = first_executor.program, second_executor.program
-        self._programs = (first, second)
         launches = [*first.launches, *(_moved(launch, first) for launch in second.launches)]
         # the first launch of each program waits for the other program
         for index in {0, len(first.launches)} & set(range(len(launches))):
@@ -88,19 +103,19 @@ class ModelLoop:
         )
         launches.append(Jump(0, [], phases=0, name="loop", kind="back", target=0))
         scratch = max(first.scratch_bytes, second.scratch_bytes)
-        self._executor = Executor(first_executor.pool, Program(launches, flag + 1, scratch))
+        executor = Executor(first_executor.pool, Program(launches, flag + 1, scratch))
         # in the joined program the inputs and outputs of both are inputs, and the flag is the output
         body_bases, after_bases = self._body._compiled.bases, self._after._compiled.bases
         first_after = body_bases.num_inputs + body_bases.num_outputs
         layout = BaseLayout(first_after + after_bases.num_inputs + after_bases.num_outputs, 1)
-        self._bases = np.concatenate(
+        bases = np.concatenate(
             [
-                _places(body_bases, layout, 0)[body.main.bases],
-                _places(after_bases, layout, first_after)[after.main.bases],
+                _places(body_bases, layout, 0)[body.main.bases.array],
+                _places(after_bases, layout, first_after)[after.main.bases.array],
                 [layout.output(0)],
             ]
         )
-        return body, after
+        return _Joined((body, after), (first, second), executor, NativeArray.of(bases))
 
     def run(
         self,
@@ -124,7 +139,7 @@ class ModelLoop:
         Raises:
             TypeError: ``again`` has another dtype, size or device, or as for :meth:`Model.execute`.
             ValueError: As for :meth:`Model.execute`.
-            RuntimeError: A model is being profiled.
+            RuntimeError: A model is being profiled, or this thread is using it: see :meth:`Model.execute`.
             KernelRunError: A kernel raised; the contents of outputs and mutable inputs are then undefined.
         """
         if again.dtype is not DType.uint8 or again.num_elements != 1 or not again.device.is_host:
@@ -132,26 +147,40 @@ class ModelLoop:
         for model in (self._body, self._after):
             if not self.supports(model):
                 raise RuntimeError(f"{model._compiled.name} is being profiled; run it by itself")
+        if self._body is self._after:
+            return self._body._exclusively(self._run, body_inputs, after_inputs, again)
+        return self._body._exclusively(
+            self._after._exclusively, self._run, body_inputs, after_inputs, again
+        )
+
+    def _run(
+        self,
+        body_inputs: Sequence[ModelInput],
+        after_inputs: Callable[[list[Tensor]], Sequence[ModelInput]],
+        again: Tensor,
+    ) -> list[Tensor]:
+        joined = self._joined
         if any(
             model._linked is not linked or linked.main.executor.program is not program
             for model, linked, program in zip(
-                (self._body, self._after), self._linked, self._programs, strict=True
+                (self._body, self._after), joined.linked, joined.programs, strict=True
             )
         ):
-            self._linked = self._make()  # a model was reloaded, or its row thresholds were measured
+            # a model was reloaded, or its row thresholds were measured
+            joined = self._joined = self._make()
         tensors: list[int] = []
         offsets: list[npt.NDArray[np.int64]] = []
         arena, args = 0, body_inputs
         holes: list[tuple[int, ...]] = []
         outputs: list[Tensor] = []
         owners: list[list[Tensor]] = []
-        for model, linked in zip((self._body, self._after), self._linked, strict=True):
+        for model, linked in zip((self._body, self._after), joined.linked, strict=True):
             inputs, symbols = model._binder.bind(args, may_copy=False)
             instance = linked.main.instance(symbols)
             results = model._new_outputs(inputs, instance)
             arena = max(arena, instance.arena_bytes)
             holes.append(instance.holes)
-            offsets.append(instance.offsets)
+            offsets.append(instance.offsets.array)
             tensors += [tensor._ptr for tensor in (*inputs, *results)]
             owners += [inputs, results]
             if model is self._body:
@@ -161,8 +190,10 @@ class ModelLoop:
             arena, tuple(set(holes[0]).intersection(holes[1]))
         )
         bases = BaseLayout.addresses(address, tensors, [again._ptr])
-        self._executor.run_at(
-            np.array(bases, np.int64), self._bases, np.concatenate([*offsets, _NO_OFFSET])
+        joined.executor.run_at(
+            packed_words(bases),
+            joined.bases,
+            NativeArray.of(np.concatenate([*offsets, _NO_OFFSET])),
         )
         return outputs
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from max import driver
+from max._reentry import reentrant_lock
 from max.experimental._signatures import Signature
 from max.experimental._types import CellType
 
@@ -50,7 +50,7 @@ class _Users:
         self.leases: list[weakref.ref[_Lease]] = []
 
 
-_users_lock = threading.Lock()
+_users_lock = reentrant_lock()
 
 
 class Cell:

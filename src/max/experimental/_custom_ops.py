@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from max import driver
 from max._lazy import lazy_module
+from max._reentry import reentrant_lock
 from max.driver import Device
 from max.engine import Model
 from max.experimental import _recorder
@@ -154,9 +154,16 @@ def inplace_custom(
         (name, device, list(values), _described(out_types or ()), _Parameters(parameters)),
         [role == "inout" for role in roles],
     )
-    _recorder.materialize(call.cells)
+    # a signal handler must not record readers between the first line of it and the last
+    storages = _recorder.alone(_run, call, written)
+    return [Tensor._of_cell(Cell(type_of(storage), storage)) for storage in storages]
+
+
+def _run(call: _Call, written: Sequence[Cell]) -> list[driver.Tensor]:
+    """Runs a call that writes to cells."""
+    _recorder.compute(call.cells)
     # readers that were recorded before must see the elements before
-    _recorder.materialize_all()
+    _recorder.compute_all()
     model = _model(call)
     try:
         results = model.execute(*[cell.storage for cell in call.cells])
@@ -167,8 +174,7 @@ def inplace_custom(
     finally:
         for cell in written:
             cell.changed()
-    storages = cast("list[driver.Tensor]", results)
-    return [Tensor._of_cell(Cell(type_of(storage), storage)) for storage in storages]
+    return cast("list[driver.Tensor]", results)
 
 
 class _Parameters:
@@ -310,7 +316,7 @@ class _Structure:
 
 
 _structures: dict[tuple[Any, ...], _Structure] = {}
-_lock = threading.RLock()
+_lock = reentrant_lock()
 
 
 def _model(call: _Call) -> Model:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
-from max.experimental._recorder import THREAD, begin, end_replay, record
+from max._reentry import guarded, refuse_second_use
+from max.experimental._recorder import NAME, RECORDING, THREAD, begin, end_replay, record
 from max.graph import Value
 from max.graph.current import CURRENT
 
@@ -26,10 +28,14 @@ def in_graph() -> bool:
     return bool(CURRENT.get())
 
 
+@guarded
 def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an op of `max.graph.ops` on tensors.
 
     Where a graph is being built it is staged there, else it is recorded.
+
+    Raises:
+        RuntimeError: A signal handler, finalizer or trace function called it while this thread uses the recorder.
     """
     if CURRENT.get():
         result = op(*args, **kwargs)
@@ -40,15 +46,37 @@ def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
                 [_wrap_value(item) for item in result]
             )
         return result
-    replay = THREAD.replay
-    if replay is None and THREAD.begins:
-        replay = begin(op)
+    in_use: object
+    in_use = replay = THREAD.replay
     if replay is not None:
-        result = replay.follow(op, args, kwargs)
+        if replay.in_use:
+            refuse_second_use(replay, NAME)
+        try:
+            replay.in_use = True
+            result = replay.follow(op, args, kwargs)
+        finally:
+            replay.in_use = False
         if result is not None:
             return result
-        end_replay(replay)
-    structure, cells = record(op, args, kwargs)
-    if structure is None:
-        return _wrap_cell(cells[0])
-    return structure([_wrap_cell(cell) for cell in cells])
+    # `exclusively`, in this frame: the recorder counts the frames of the program above it
+    thread = get_ident()
+    if thread in RECORDING:
+        refuse_second_use(RECORDING, NAME)
+    in_use = RECORDING  # noqa: F841  read by `refuse_second_use`
+    try:
+        RECORDING.add(thread)
+        # read again: a signal handler may have made a call
+        replay = THREAD.replay
+        if replay is not None:
+            end_replay(replay)
+        elif THREAD.begins and (replay := begin(op)) is not None:
+            result = replay.follow(op, args, kwargs)
+            if result is not None:
+                return result
+            end_replay(replay)
+        structure, cells = record(op, args, kwargs)
+        if structure is None:
+            return _wrap_cell(cells[0])
+        return structure([_wrap_cell(cell) for cell in cells])
+    finally:
+        RECORDING.discard(thread)

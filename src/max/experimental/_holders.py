@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 from weakref import ref
 
+from max._reentry import reentrant_lock
 from max.experimental._cells import Cell
 
 __all__ = ["LOCK", "hold", "held"]
 
-LOCK = threading.RLock()
+LOCK = reentrant_lock()
 """Guards the recorded calls: held while they are collected and run."""
 _LEAST = 4096
 """The registry is pruned when it has more entries: freed and computed tensors are removed."""

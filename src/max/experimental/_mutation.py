@@ -41,9 +41,14 @@ def store(destination: Any, source: Any, indices: Any) -> None:
         else:
             indices = tuple([_bound(index) for index in indices])
     _check(cell, source, source_cell, indices if selected is None else [...], selected)
+    # a signal handler must not record readers between the first line of it and the last
+    _recorder.alone(_write, cell, values, source_cell, indices)
+
+
+def _write(cell: Cell, values: Any, source_cell: Cell | None, indices: Any) -> None:
     # readers that were recorded before must see the elements before
-    _recorder.materialize([cell] if source_cell is None else [cell, source_cell])
-    _recorder.materialize_all()
+    _recorder.compute([cell] if source_cell is None else [cell, source_cell])
+    _recorder.compute_all()
     storage = cell.storage
     assert storage is not None
     if source_cell is not None:

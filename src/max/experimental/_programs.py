@@ -8,7 +8,6 @@ program with symbols serves all (see `Family`, which does the same for the types
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max import driver
+from max._reentry import reentrant_lock
 from max.experimental._cells import Call, Cell
 from max.experimental._packing import Blueprint, Extra, Program
 from max.experimental._patterns import Details, Pattern
@@ -107,7 +107,7 @@ class _Structure:
 
 _structures: dict[tuple[Any, ...], _Structure] = {}
 _bound: dict[tuple[Any, ...], Bound] = {}
-_lock = threading.RLock()
+_lock = reentrant_lock()
 _compilations = 0
 
 

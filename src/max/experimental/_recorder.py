@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from types import CodeType
 from typing import Any
 from weakref import ref
 
 from max._config import flags
+from max._reentry import exclusively, refuse_second_use
 from max.experimental._cells import Call, Cell
 from max.experimental._holders import LOCK, held
 from max.experimental._nans import check_nans
@@ -25,14 +27,19 @@ from max.experimental._types import type_of
 from max.experimental._varying import generalised
 from max.graph import Graph
 from max.graph._places import user_frame, user_place
+from max.graph.current import CURRENT
 
 __all__ = [
+    "NAME",
     "PENDING_CALLS",
+    "RECORDING",
     "THREAD",
+    "alone",
     "begin",
+    "compute",
+    "compute_all",
     "end_replay",
     "materialize",
-    "materialize_all",
     "pending",
     "record",
     "staged_graph",
@@ -107,6 +114,9 @@ class _Thread(threading.local):
 
 
 THREAD = _Thread()
+RECORDING: set[int] = set()
+"""The threads that use the recorder. Their signal handlers and finalizers get an error instead of a call or a value."""
+NAME = "the record of eager tensors"
 _sites: dict[tuple[int, int, Callable[..., Any]], _Site] = {}
 
 
@@ -150,8 +160,26 @@ def end_replay(replay: Replay) -> None:
             THREAD.capture = replay.capture()
 
 
+def alone(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function that uses the recorder.
+
+    Raises:
+        RuntimeError: A signal handler, finalizer or trace function called it inside another use by this thread.
+    """
+    replay = THREAD.replay
+    if replay is not None and replay.in_use:
+        refuse_second_use(replay, NAME)
+    if CURRENT.get() and get_ident() in RECORDING:
+        return function(*args)  # the function that stages an op reads a value
+    return exclusively(RECORDING, NAME, function, *args)
+
+
 def pending() -> list[Any]:
     """The tensors that are not computed yet."""
+    return alone(_pending)
+
+
+def _pending() -> list[Any]:
     settle_all()
     return held()
 
@@ -197,7 +225,7 @@ def record(
         line = UserLine(frame.f_code, frame.f_lasti, depth, place)
         capture.add(call, args, kwargs, results, line)
     if flags.MAX_DEBUG_NANS:
-        materialize(results)
+        compute(results)
         check_nans(call, cells, results)
     count = THREAD.calls + 1
     THREAD.calls = count
@@ -208,8 +236,8 @@ def record(
 
 def _flush(results: Sequence[Cell]) -> None:
     """Computes all recorded calls, the last of which has these results."""
-    materialize(results)
-    materialize_all()
+    compute(results)
+    compute_all()
 
 
 class _FlushingStructure:
@@ -225,6 +253,11 @@ class _FlushingStructure:
 
 def materialize(cells: Sequence[Cell]) -> None:
     """Computes cells, and those values that they depend on which the program holds."""
+    alone(compute, cells)
+
+
+def compute(cells: Sequence[Cell]) -> None:
+    """`materialize`, for functions that use the recorder already."""
     with LOCK:
         targets = [cell for cell in cells if cell.storage is None]
         if not targets:
@@ -266,20 +299,20 @@ def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
     return True
 
 
-def materialize_all() -> None:
-    """Computes all tensors that the program holds.
+def compute_all() -> None:
+    """Computes all tensors that the program holds, for functions that use the recorder already.
 
     Nothing is raised, as the program needs none of the values here: a tensor that cannot be computed keeps its error,
     which each use of it raises.
     """
     with LOCK:
-        cells = [tensor._cell for tensor in pending()]
+        cells = [tensor._cell for tensor in _pending()]
         try:
-            materialize(cells)
+            compute(cells)
         except Exception:
             for cell in cells:
                 try:
-                    materialize([cell])
+                    compute([cell])
                 except Exception as error:
                     _call_of(cell).error = error
 
@@ -352,7 +385,7 @@ def _run_now(call: Call) -> list[Cell]:
     # the call ends the stretch, as a value does
     THREAD.capture, THREAD.begins = None, True
     with LOCK:
-        materialize(call.inputs)
+        compute(call.inputs)
         leaves: dict[int, int] = {}
         cells: list[Cell] = []
         for cell in call.inputs:
@@ -371,6 +404,10 @@ def _run_now(call: Call) -> list[Cell]:
 
 def staged_graph() -> Graph:
     """A graph of what was recorded, with the tensors that are not computed yet as outputs."""
+    return alone(_staged_graph)
+
+
+def _staged_graph() -> Graph:
     with LOCK:
-        recording, _ = _recording([tensor._cell for tensor in pending()])
+        recording, _ = _recording([tensor._cell for tensor in _pending()])
     return staged(recording)

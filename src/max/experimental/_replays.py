@@ -73,6 +73,7 @@ class Replay(Unsettled):
         "_steps",
         "_trace",
         "_types",
+        "in_use",
         "position",
         "values",
     )
@@ -81,6 +82,8 @@ class Replay(Unsettled):
         self._trace, self._steps, self._followed = trace, trace.steps, trace.followed
         self.position = 0
         """The number of calls that followed the trace."""
+        self.in_use = False
+        """Whether a call is being compared; a signal handler must not make another one."""
         self.values: list[Cell] = []
         self._holders: list[ref[Any]] = []
         """A weak reference to the tensor on each result."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 from max import driver
+from max._reentry import reentrant_lock
 from max.engine import InferenceSession
 
 __all__ = ["session_of"]
 
 _sessions: dict[tuple[driver.Device, ...], InferenceSession] = {}
-_lock = threading.Lock()
+_lock = reentrant_lock()
 
 
 def session_of(devices: Iterable[driver.Device]) -> InferenceSession:

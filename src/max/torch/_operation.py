@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd import forward_ad
 
+from max._reentry import reentrant_lock
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph, KernelLibrary, TensorType, Value
@@ -54,7 +54,7 @@ class Compiled:
         self.outputs = roles.count("output")
         self.in_place = [index for index, role in enumerate(roles) if role == "inout"]
         self.models: dict[Form, Model] = {}
-        self.lock = threading.Lock()
+        self.lock = reentrant_lock()
 
     def model_for(self, tensors: Sequence[torch.Tensor]) -> Model:
         """The graph for the form of the arguments, compiled when it is first needed."""
@@ -126,7 +126,7 @@ class Compiled:
 _fragment = torch.library.Library("max", "FRAGMENT")
 _running: WeakValueDictionary[tuple[str, int], Compiled] = WeakValueDictionary()
 _numbers: defaultdict[str, count[int]] = defaultdict(count)
-_registration = threading.Lock()
+_registration = reentrant_lock()
 """Held while an operation is registered: torch takes each name once."""
 
 

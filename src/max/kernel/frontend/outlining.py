@@ -10,11 +10,11 @@ copied: arguments replace the formals, and the numbers of names continue those o
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, cast
 
+from max._reentry import reentrant_lock
 from max.kernel.frontend.division import interval, is_nonzero
 from max.kernel.frontend.state import Frame, Frontend, NeverReturns
 from max.kernel.frontend.values import (
@@ -72,7 +72,7 @@ class _Body(NamedTuple):
 
 _MAX_BODIES = 256
 _bodies: OrderedDict[Hashable, _Body] = OrderedDict()
-_lock = threading.Lock()
+_lock = reentrant_lock()
 
 
 def outlined_body(

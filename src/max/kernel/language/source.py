@@ -8,7 +8,6 @@ import itertools
 import linecache
 import re
 import textwrap
-import threading
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from dataclasses import field
 from typing import Any
 
 from max._dataclass import dataclass
+from max._reentry import reentrant_lock
 from max.kernel.errors import KernelError
 
 FunctionNode = ast.FunctionDef | ast.Lambda
@@ -40,7 +40,7 @@ class FunctionSource:
         return ChainMap(self.closure, self.globals)  # type: ignore[arg-type]  # read only
 
 
-_parsing = threading.Lock()
+_parsing = reentrant_lock()
 
 
 def _parse(text: str, file: str) -> ast.Module:
