@@ -275,7 +275,7 @@ def storm(seconds: float, seed: int) -> None:
     rng = random.Random(seed)
     models, others = Models(2), Models(3)
     models.overwrites = others.overwrites = False
-    end = time.monotonic() + seconds
+    end = 0.0
     tally = {"done": 0, "refused": 0, "raised": 0}
 
     def attempt(both: tuple[Models, ...]) -> None:
@@ -337,6 +337,7 @@ def storm(seconds: float, seed: int) -> None:
     for n in range(1, 40):
         models.eager(n)
         models.store(n)
+    end = time.monotonic() + seconds
     threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -17,6 +17,7 @@ from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Runtime, describe, plain_number
 from max.kernel.ir.nodes import Atom, Const, Ref
 from max.kernel.language import mathlib
+from max.kernel.language.limits import MAX_INT_BITS, MAX_UNROLL
 from max.kernel.types import BOOL
 
 PYTHON_OPS: dict[str, Callable[..., Any]] = {
@@ -119,12 +120,37 @@ def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
 
 def at_compile_time(fe: Frontend, op: str, a: Any, b: Any) -> Any:
     """Applies a Python operator to values known at compile time."""
+    _check_size(fe, op, a, b)
     try:
         return PYTHON_OPS[op](a, b)
     except ZeroDivisionError:
         fe.fail("division by zero", KernelValueError)
     except (TypeError, ValueError, ArithmeticError) as error:
         fe.fail(f"'{SYMBOLS[op]}' on {describe(a)} and {describe(b)}: {error}")
+
+
+def _check_size(fe: Frontend, op: str, a: Any, b: Any) -> None:
+    """Fails for an integer or a sequence that is too large to be computed."""
+    if op == "mul" and isinstance(a, int):
+        a, b = b, a
+    if not isinstance(b, int):
+        return
+    if op == "mul" and isinstance(a, (str, tuple, list)):
+        if len(a) * b > MAX_UNROLL:
+            fe.fail(
+                f"'*': a {type(a).__name__} of {len(a)} items times {b}; expected at most {MAX_UNROLL} items",
+                KernelValueError,
+            )
+    elif isinstance(a, int) and op in ("pow", "shl", "mul"):
+        bits = a.bit_length()
+        bits = bits + b if op == "shl" else bits * b if op == "pow" else bits + b.bit_length()
+        is_small = a == 0 or (op == "pow" and abs(a) == 1)
+        if b > 0 and not is_small and bits > MAX_INT_BITS:
+            fe.fail(
+                f"'{SYMBOLS[op]}' on integers of {a.bit_length()} and {b.bit_length()} bits: the result has more than "
+                f"{MAX_INT_BITS} bits",
+                KernelValueError,
+            )
 
 
 def _fold(fe: Frontend, op: str, a: Atom, b: Any) -> Any:

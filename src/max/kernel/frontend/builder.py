@@ -81,6 +81,10 @@ class Builder:
         self.scopes: list[Scope] = [Scope("kernel")]
         self.next_id: int = 0
         self.next_slot: int = 0
+        self.tile_bytes: int = 0
+        """The bytes of all tiles so far."""
+        self.unrolled: int = 0
+        """The iterations of all unrolled loops so far."""
         self.next_label: int = 0
         self._next_numbers: dict[int, int] = {}
         self._num_formals = 0

@@ -15,6 +15,7 @@ from max.kernel.errors import KernelIndexError, KernelValueError
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import RangeValue, SlotVar, describe, is_number, plain_number
 from max.kernel.ir.nodes import Atom, Const, Ref
+from max.kernel.language.limits import unroll_error
 from max.kernel.types import (
     BOOL,
     INDEX,
@@ -26,9 +27,6 @@ from max.kernel.types import (
     scalar,
     vector,
 )
-
-MAX_UNROLL = 65536
-"""The maximum number of unrolled iterations."""
 
 
 # ***** types *****
@@ -222,15 +220,8 @@ def sequence(fe: Frontend, value: Any, node: ast.AST) -> tuple[Any, ...]:
         if static is None:
             fe.fail("the bounds of an unrolled range must be known at compile time")
         value = static
-    if (
-        isinstance(value, range)
-        and value
-        and abs(value[-1] - value[0]) // abs(value.step) >= MAX_UNROLL
-    ):
-        fe.fail(
-            f"{value} has more than {MAX_UNROLL} items to unroll; use a run-time loop",
-            KernelValueError,
-        )
+    if isinstance(value, range) and (error := unroll_error(value)) is not None:
+        fe.fail(error, KernelValueError)
     if isinstance(value, (tuple, list, range, dict, zip, enumerate, reversed, str, frozenset)):
         return tuple(value)
     fe.fail(f"expected a sequence known at compile time, got {describe(value)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from max.kernel.errors import KernelSyntaxError
+from max.kernel.errors import KernelSyntaxError, KernelValueError
 from max.kernel.frontend.arithmetic import truth
 from max.kernel.frontend.assignment import bind_target
 from max.kernel.frontend.conversions import literal, sequence, type_of
@@ -35,6 +35,7 @@ from max.kernel.frontend.values import (
     describe,
 )
 from max.kernel.ir.nodes import Block, Const, For, Leave, Ref, While
+from max.kernel.language.limits import MAX_UNROLLED
 from max.kernel.language.source import assigned_names
 from max.kernel.types import INDEX
 
@@ -145,6 +146,12 @@ def _unrolled_once(fe: Frontend, node: ast.For, items: tuple[Any, ...], loop: Lo
     """Emits the body once per item and returns the signal; `loop` tells whether jumps need labels."""
     for item in items:
         fe.node = node.target
+        fe.b.unrolled += 1
+        if fe.b.unrolled > MAX_UNROLLED:
+            fe.fail(
+                f"the kernel has more than {MAX_UNROLLED} unrolled iterations; use a run-time loop",
+                KernelValueError,
+            )
         bind_target(fe, node.target, item)
         fe.loops.append(loop)
         scope = fe.b.open("branch") if loop.slots else None

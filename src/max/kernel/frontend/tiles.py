@@ -7,16 +7,18 @@ unrolled.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from max._dataclass import dataclass
-from max.kernel.errors import KernelIndexError
+from max.kernel.errors import KernelIndexError, KernelValueError
 from max.kernel.frontend.conversions import as_index, coerce
 from max.kernel.frontend.raising import guard
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, Runtime, describe
 from max.kernel.frontend.views import checked_width
 from max.kernel.ir.nodes import Atom
+from max.kernel.language.limits import MAX_TILES_BYTES, tile_error
 from max.kernel.types import (
     BOOL,
     Type,
@@ -45,9 +47,16 @@ def make_tile(fe: Frontend, dtype: Any, shape: Any, width: Any = None, fill: Any
         fe.fail(f"the shape of a tile is known at compile time, got {describe(shape)}")
     dtype = scalar_type(dtype)
     type = scalar(dtype) if width is None else vector(dtype, checked_width(fe, width))
-    count = 1
-    for s in sizes:
-        count *= s
+    element_bytes = dtype.size * max(type.width, 1)
+    if (error := tile_error(sizes, element_bytes)) is not None:
+        fe.fail(error, KernelValueError)
+    count = math.prod(sizes)
+    fe.b.tile_bytes += count * element_bytes
+    if fe.b.tile_bytes > MAX_TILES_BYTES:
+        fe.fail(
+            f"the tiles of the kernel have more than {MAX_TILES_BYTES} bytes; ctx.scratch gives a worker more memory",
+            KernelValueError,
+        )
     tile = Tile(fe.b.alloc(type, count), type, sizes)
     if fill is not None:
         value = coerce(fe, fill, type)

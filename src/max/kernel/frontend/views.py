@@ -19,6 +19,7 @@ from max.kernel.frontend.raising import guard
 from max.kernel.frontend.state import Frontend
 from max.kernel.frontend.values import Index, Runtime, describe
 from max.kernel.ir.nodes import Atom, Const, Ref
+from max.kernel.language.limits import width_error
 from max.kernel.types import (
     BOOL,
     INDEX,
@@ -26,8 +27,6 @@ from max.kernel.types import (
     u8,
     vector,
 )
-
-MAX_WIDTH = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,9 +153,8 @@ def _shown(size: Index) -> str:
 
 def checked_width(fe: Frontend, width: Any) -> int:
     """Checks and returns a number of lanes."""
-    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
-        type_text = describe(width)
-        fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {type_text}")
+    if (error := width_error(width, describe(width))) is not None:
+        fe.fail(error)
     return width
 
 

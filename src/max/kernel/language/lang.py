@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from max.kernel.language import values as v
+from max.kernel.language.limits import tile_error, unroll_error, width_error
 from max.kernel.language.tile_values import MatrixTiles
 from max.kernel.language.values import Tile, Value
 from max.kernel.targets.cpu import host_target
@@ -20,15 +21,27 @@ from max.kernel.targets.target import Target
 from max.kernel.types import ScalarType, bool_, f32, scalar_type
 
 
+def _checked(error: str | None, value: Any) -> Any:
+    """A value that is known at compile time, if there is no error.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if error is not None:
+        raise ValueError(error)
+    return value
+
+
 # ***** making vectors *****
 def splat(x: Any, width: int) -> Any:
     """A vector whose ``width`` lanes all are ``x``."""
-    return v.value(x).widen(width)
+    return v.value(x).widen(_checked(width_error(width, str(width)), width))
 
 
 def iota(dtype: Any, width: int) -> Any:
     """The vector ``0, 1, 2, …`` of ``width`` lanes."""
     dtype = scalar_type(dtype)
+    _checked(width_error(width, str(width)), width)
     return Value(np.arange(width).astype(dtype.numpy), dtype)
 
 
@@ -42,10 +55,15 @@ def tile(
         shape: the sizes, known at compile time.
         width: lanes of an element; None for scalars.
         fill: what all elements are set to; without it they are undefined.
+
+    Raises:
+        ValueError: It has more than 64 KiB, or the tiles of the kernel have more than 1 MiB together.
     """
-    return Tile(
-        scalar_type(dtype), (shape,) if isinstance(shape, int) else tuple(shape), width, fill
-    )
+    dtype, sizes = scalar_type(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+    if width is not None:
+        _checked(width_error(width, str(width)), width)
+    _checked(tile_error(sizes, dtype.size * (width or 1)), sizes)
+    return Tile(dtype, sizes, width, fill)
 
 
 def matrix_tiles(shapes: Any) -> Any:
@@ -293,11 +311,14 @@ def vectors(*args: Any) -> Iterator[tuple[int, Any]]:
 
 def static_range(*args: int) -> range:
     """A range that is unrolled at compile time."""
-    return range(*[int(a) for a in args])
+    items = range(*[int(a) for a in args])
+    return _checked(unroll_error(items), items)
 
 
 def unroll(items: Iterable[Any]) -> tuple[Any, ...]:
     """The items of a sequence known at compile time, for a loop that is unrolled."""
+    if isinstance(items, range):
+        _checked(unroll_error(items), items)
     return tuple(items)
 
 
