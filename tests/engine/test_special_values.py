@@ -128,7 +128,7 @@ def test_powers_of_constants(dtype):
         part = x[start : start + 12]
         a, b = np.repeat(part, x.size), np.tile(x, part.size)
 
-        def folded(anchor: Any) -> Any:
+        def folded(anchor: Any, part: np.ndarray = part) -> Any:
             parts = [
                 ops.pow(
                     ops.constant(np.repeat(v, x.size), element, DeviceRef.CPU()),

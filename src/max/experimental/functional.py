@@ -101,13 +101,20 @@ def _reduction(op: Callable[..., Any]) -> Callable[..., Any]:
     return on_tensors
 
 
+class _Default(int):
+    """A default that differs from an equal argument."""
+
+
+_LAST_AXIS = _Default(-1)
+
+
 def _extremum(op: Callable[..., Any]) -> Callable[..., Any]:
     """`functional` for `max` and `min`: of two tensors, or along an axis, which may be None for all elements."""
 
     @functools.wraps(op)
-    def on_tensors(x: Any, y: Any = None, /, axis: int | None = -1) -> Any:
+    def on_tensors(x: Any, y: Any = None, /, axis: int | None = _LAST_AXIS) -> Any:
         if y is not None:
-            return apply(op, (x, y), {})
+            return apply(op, (x, y), {} if axis is _LAST_AXIS else {"axis": axis})
         x, axis = _operations.along(x, axis)
         return apply(op, (x,), {"axis": axis})
 

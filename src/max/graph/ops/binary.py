@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import numpy as np
+
 from max.dtype import DType
 from max.graph.ops._broadcasting import broadcast_all
 from max.graph.ops._stage import as_tensor, stage
@@ -92,14 +96,24 @@ def div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
         TypeError: The operands are bool, or no dtype fits both.
     """
     if is_weak(lhs) != is_weak(rhs):
-        lhs, rhs = _floating(lhs), _floating(rhs)
+        tensor = as_tensor(rhs if is_weak(lhs) else lhs)
+        lhs, rhs = _floating(lhs, tensor), _floating(rhs, tensor)
     x, y = promoted("div", lhs, rhs)
     return stage("div", broadcast_all("div", (_float_tensor(x), _float_tensor(y))))
 
 
-def _floating(value: TensorValueLike) -> TensorValueLike:
-    """Casts a tensor of integers to float64; other operands are unchanged."""
-    return value if is_weak(value) else _float_tensor(as_tensor(value))
+def _floating(value: TensorValueLike, tensor: TensorValue) -> TensorValueLike:
+    """An operand of a division whose one tensor is `tensor`: integers beside integers, and those, as float64."""
+    if not is_weak(value):
+        return _float_tensor(as_tensor(value))
+    if not tensor.dtype.is_integral():
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
+        return float(value)
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, np.dtype[Any]]", value)
+        return array.astype(np.float64) if array.dtype.kind in "iu" else array
+    return value
 
 
 def _float_tensor(x: TensorValue) -> TensorValue:

@@ -1,8 +1,9 @@
 """Type promotion: the dtype of mixed operands.
 
 - Operands of equal dtype keep it.
-- Numbers and arrays are weak: they take the dtype of the tensor operand. A float with an integer tensor, and an int out
-  of the dtype's range, are errors.
+- Numbers and arrays are weak: they take the dtype of the tensor operand. A float with an integer tensor is an error, so
+  is an int that the dtype may not hold exactly: up to 256 in bfloat16, 2048 in float16, 2**24 in float32, 2**53 in
+  float64, else up to the dtype's limits. Floats are rounded; beyond the dtype's range they are infinite.
 - Dimensions are int64, but take the dtype of a float tensor.
 - Two tensors promote to the higher category (bool, unsigned, signed, float) and the greater width. A signed integer
   with an unsigned one of equal or greater width is widened so that all values fit; ``float16`` with ``bfloat16`` gives
@@ -15,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from max.dtype import DType
+from max.dtype import DType, finfo
+from max.dtype.rounding import converted
 from max.graph.dim import Dim
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
@@ -88,7 +90,53 @@ def promote_weak(op: str, value: Any, dtype: DType, device: DeviceRef) -> Tensor
         raise TypeError(
             f"{op}: {value!r} is a float, the other operand is {dtype.name}; cast the tensor first"
         )
+    if isinstance(value, int) and dtype.is_integral() and value.bit_length() > 64:
+        raise ValueError(f"{op}: the integer {_short(value)} is out of range for {dtype.name}")
+    if dtype.is_float():
+        value = _rounded_number(op, value, kind, dtype)
     return constant(value, dtype, device)
+
+
+def _rounded_number(op: str, value: Any, kind: str, dtype: DType) -> Any:
+    """A number or array for a float tensor, whose integers are exact in `dtype`, and whose floats are rounded to it.
+
+    Raises:
+        ValueError: `dtype` may not hold an integer exactly.
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) or kind in ("i", "u"):
+        greatest = _greatest_integer(dtype)
+        for extreme in _extremes(value):
+            if abs(extreme) > greatest:
+                raise ValueError(
+                    f"{op}: the integer {_short(extreme)} may lose precision in {dtype.name}, which holds integers up "
+                    f"to {greatest}; pass a float to have it rounded, or cast the tensor first"
+                )
+        return value
+    if isinstance(value, float) or kind in ("f", "V"):
+        with np.errstate(over="ignore"):
+            return converted(np.asarray(value), dtype.to_numpy())
+    return value
+
+
+def _greatest_integer(dtype: DType) -> int:
+    """The magnitude up to which a float dtype takes integers: all of them are exact, or 8 bits and in range."""
+    limits = finfo(dtype)
+    return int(limits.max) if dtype.size_in_bits <= 8 else int(2 / limits.eps)
+
+
+def _extremes(value: Any) -> tuple[int, ...]:
+    """The least and the greatest of some integers."""
+    if isinstance(value, int):
+        return (value,)
+    array = np.asarray(value)
+    return (int(array.min()), int(array.max())) if array.size else ()
+
+
+def _short(number: int) -> str:
+    """A number of any length as text: Python refuses to print the longest."""
+    return str(number) if number.bit_length() < 200 else f"of {number.bit_length()} bits"
 
 
 def _dims_as_tensor(value: TensorValueLike, other: TensorValueLike) -> TensorValueLike:

@@ -95,10 +95,11 @@ def max(
         axis: The axis to reduce (the last by default), which stays with size 1; negative counts from the last.
 
     Raises:
-        ValueError: The axis is out of range or empty, or the shapes do not broadcast.
+        ValueError: The axis is out of range or empty, the shapes do not broadcast, or two operands have an axis.
         TypeError: No dtype fits both.
     """
     if y is not None:
+        _no_axis("max", axis)
         return maximum(x, y)
     return _reduce("max", "reduce_max", x, -1 if axis is None else axis)
 
@@ -114,12 +115,21 @@ def min(
         axis: The axis to reduce (the last by default), which stays with size 1; negative counts from the last.
 
     Raises:
-        ValueError: The axis is out of range or empty, or the shapes do not broadcast.
+        ValueError: The axis is out of range or empty, the shapes do not broadcast, or two operands have an axis.
         TypeError: No dtype fits both.
     """
     if y is not None:
+        _no_axis("min", axis)
         return minimum(x, y)
     return _reduce("min", "reduce_min", x, -1 if axis is None else axis)
+
+
+def _no_axis(op: str, axis: int | None) -> None:
+    if axis is not None:
+        raise ValueError(
+            f"{op}: axis={axis} with two operands, which are compared element by element; reduce one operand, as "
+            f"{op}(x, axis={axis}), or leave out the axis"
+        )
 
 
 def argmax(x: TensorValueLike, axis: int = -1) -> TensorValue:

@@ -382,8 +382,10 @@ def floating(x: Any) -> Any:
 
 def _pow(x: Any, y: Any) -> Any:
     """C's ``pow``; NumPy takes the square root for one power of 0.5, also of -0.0 and -inf."""
+    result: np.ndarray[Any, Any] = np.array(np.power(x, y))
     root = (y == 0.5) & ((x == 0) | np.isinf(x))
-    return np.where(root, np.abs(x), np.power(x, y))
+    result[root] = np.abs(x)[root]
+    return result
 
 
 def libm(name: str, *xs: Any) -> Any:
