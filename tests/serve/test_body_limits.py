@@ -6,6 +6,7 @@ Times are CPU times of single steps, which other programs on a machine do not ch
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 
+from max.serve import generation, limits
 from max.serve.admission import Admission
 from max.serve.http.app import build_app
 from max.serve.http.body import BodyRoute
@@ -229,6 +231,44 @@ def test_larger_bodies(
     apps: list[Any], monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str, int, str]
 ) -> None:
     check_case(apps, monkeypatch, case, most=1 << 30)
+
+
+def test_limits_of_all_sequences(apps: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each sequence is sent with counts as often as there are sequences."""
+
+    def refusal(**fields: Any) -> Any:
+        sent = json.dumps({"prompt": "some words", "max_tokens": 1, **fields}).encode()
+        status, answer = asyncio.run(send(apps[0], "POST", "/v1/completions", sent))
+        return status, json.loads(answer)["error"]["param"]
+
+    biases = {"1": 1, "2": 1, "3": 1}
+    assert refusal(n=64, logit_bias=biases) == (503, None)  # the engine is asked
+    monkeypatch.setattr(limits, "MAX_SEQUENCE_BIASES", 191)
+    assert refusal(n=63, logit_bias=biases) == (503, None)
+    assert refusal(n=64, logit_bias=biases) == (400, "logit_bias")
+    assert refusal(n=32, prompt=["a", "b"], logit_bias=biases) == (400, "logit_bias")
+    monkeypatch.setattr(generation, "MAX_SEQUENCE_TOKENS", 128)
+    assert refusal(n=64, prompt=[1, 2]) == (503, None)
+    assert refusal(n=65, prompt=[1, 2]) == (400, "n")
+    assert refusal(n=64, prompt=[1, 2, 3]) == (400, "n")
+
+
+def test_halves_of_characters(apps: list[Any]) -> None:
+    """JSON may have them, and no text that a worker is sent."""
+    bodies_of = {
+        "/v1/score": {"text_1": "a", "text_2": "\ud800"},
+        "/rerank": {"query": "\udc00", "documents": ["a"]},
+        "/v1/embeddings": {"input": ["a", "b\ud800"]},
+        "/api/embed": {"model": "tiny", "input": "\ud800"},
+    }
+    for path, fields in bodies_of.items():
+        sent = json.dumps(fields).encode()
+        status, answer = asyncio.run(send(apps[1], "POST", path, sent))
+        assert status == 400 and b"not UTF-8" in answer, (path, answer)
+    tool = {"type": "function", "name": "f", "description": "\ud800"}
+    sent = json.dumps({"input": "a", "tools": [tool]}).encode()
+    status, answer = asyncio.run(send(apps[0], "POST", "/v1/responses", sent))
+    assert status == 400 and b"surrogate U+D800" in answer, answer
 
 
 def check_memory_of(app: Any, method: str, path: str, sent: bytes) -> tuple[int, bytes]:

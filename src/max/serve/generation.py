@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from max.pipelines.generation.protocol import GenerationRequest, PromptStarted, TokensGenerated
+from max.serve.errors import ApiError
+from max.serve.limits import MAX_SEQUENCE_TOKENS
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.request_context import current_request
@@ -150,12 +152,19 @@ async def generate_choices(
         metrics: Receives the times and the counts.
 
     Raises:
-        ApiError: Too many requests wait.
+        ApiError: Too many requests wait, or the prompts are too long in all.
         UserError: A request can never run.
         RuntimeError: A step failed, or the engine was lost.
         TimeoutError: It took too long.
     """
     requests = [sequence.request for sequence in sequences]
+    total = sum(len(request.tokens) for request in requests)
+    if total > MAX_SEQUENCE_TOKENS:
+        raise ApiError(
+            f"the prompts of {len(requests)} sequences have {total} tokens; at most {MAX_SEQUENCE_TOKENS} in all are "
+            "run by one request",
+            param="n",
+        )
     with (
         model.admission.enter(len(sequences)),
         metrics.request(),

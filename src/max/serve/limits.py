@@ -46,5 +46,7 @@ MAX_LISTED = 1 << 20
 """Tokens that ``/tokenize`` lists."""
 MAX_DETOKENIZED = 1 << 18
 """Tokens of a request of ``/detokenize``, which are decoded with the GIL."""
+MAX_SEQUENCE_TOKENS = 1 << 22
+"""Tokens of the prompts of all sequences of a request: the worker is sent each sequence with its prompt."""
 MAX_SEQUENCE_BIASES = 1 << 20
 """Biases of all sequences of a request, each of which has its own."""
