@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends", "_compiler", "_interpreter"},
     "experimental": ENGINE_BASE | {"kernel", "engine"},
     "diagnostics": set(),
+    "config": EVERY,
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
     "_tree_nodes": set(),

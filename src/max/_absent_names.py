@@ -144,10 +144,10 @@ LATER: dict[str, dict[str, str]] = {
     },
     "max.pipelines.lib": {
         **_OF_MODELS,
-        "EmbeddingsPipelineType MAXConfig MemoryEstimator ModelManifest OverlapTextGenerationPipeline "
-        "PipelineModelType RetrievedPipeline build_eos_tracker_for_request convert_max_config_value "
-        "deep_merge_max_configs float32_array_to_buffer float32_to_bfloat16_as_uint16 "
-        "get_default_max_config_file_section_name max_tokens_to_generate parse_quant_config resolve_eos_token_ids "
+        "EmbeddingsPipelineType MemoryEstimator ModelManifest OverlapTextGenerationPipeline "
+        "PipelineModelType RetrievedPipeline build_eos_tracker_for_request "
+        "float32_array_to_buffer float32_to_bfloat16_as_uint16 "
+        "max_tokens_to_generate parse_quant_config resolve_eos_token_ids "
         "resolve_max_config_inheritance supported_encoding_supported_devices token_sampler "
         "validate_hf_repo_access": _PARTS,
         "KVConnectorConfig": _CACHES,
@@ -207,7 +207,7 @@ LATER: dict[str, dict[str, str]] = {
         "SpecDecodingState": _DRAFTS,
     },
     "max.pipelines.kv_cache": {
-        "BlockCount ByteCount DummyKVCache InsufficientBlocksError JengaKVCacheManager KVConnectorConfig "
+        "BlockCount ByteCount DummyKVCache JengaKVCacheManager KVConnectorConfig "
         "KVTransferEngine KVTransferEngineMetadata ModelConfig ModelConfigWithKVCache PagedKVCacheManagerInterface "
         "PagedMemoryPlanner TransferReqData available_port cache_dtype_for_encoding is_fp4_kv_cache_format "
         "kv_cache_memory_size max_seq_len_fitting_in_cache": _CACHES,

@@ -61,7 +61,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.graph.weights.load_gguf": ("max.graph.weights",),
     "max.graph.weights.load_safetensors": ("max.graph.weights",),
     "max.graph.weights.weights": ("max.graph.weights",),
-    "max.kv_cache": ("max.pipelines.kv_cache.manager",),
+    "max.kv_cache": ("max.pipelines.kv_cache.manager", "max.pipelines.kv_cache"),
     "max.nn.kv_cache.input_types": ("max.nn.kv_cache.cache_values",),
     "max.nn.layer.layer": ("max.nn.layer",),
     "max.nn.layer.layer_list": ("max.nn.layer",),
@@ -99,7 +99,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.lib.interfaces.kv_cache": (LIB + "interfaces",),
     "max.pipelines.lib.interfaces.pipeline_model": (LIB + "interfaces", "max.nn.transformer"),
     "max.pipelines.lib.memory_estimation": (MODELS + "pipeline_model",),
-    "max.pipelines.lib.max_config": (CONFIG + "model_config",),
+    "max.pipelines.lib.max_config": (CONFIG + "model_config", "max.config"),
     "max.pipelines.lib.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.pipeline": (LIB + "interfaces", "max.pipelines"),
     "max.pipelines.lib.pipeline_args": (CONFIG + "later_config",),
@@ -166,6 +166,13 @@ _LIB_NAMES = {
             "CompilationTimer", "GraphPipelineModel", "GraphPipelineModelWithKVCache", "PipelineModelWithKVCache",
         )
     },
+    **{
+        name: "max.config"
+        for name in (
+            "MAXConfig", "convert_max_config_value", "deep_merge_max_configs",
+            "get_default_max_config_file_section_name",
+        )
+    },
     "MemoryPlan": MODELS + "pipeline_model",
     "PipelineArgs": CONFIG + "later_config",
     "PipelineRuntimeConfig": CONFIG + "later_config",
@@ -220,6 +227,11 @@ NAMES: dict[str, dict[str, str]] = {
         "ProfileScopeColor": "max.graph.later_options",
         "default_custom_extensions": "max.graph.kernel_library",
         "default_custom_extensions_scope": "max.graph.kernel_library",
+    },
+    "max.graph.ops.pooling": {"roi_align": "max.graph.ops.detection"},
+    "max.graph.ops.resize": {
+        name: "max.graph.ops.resample"
+        for name in ("resize_bicubic", "resize_linear", "resize_nearest")
     },
     "max.interfaces": {
         "EmbeddingsGenerationContextType": "max.interfaces.EmbeddingsContext",
@@ -283,6 +295,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "max.pipelines.core": {"PipelineTask": "max.interfaces"},
     "max.pipelines.kv_cache": {
+        "InsufficientBlocksError": "max.pipelines.kv_cache.page_manager.OutOfPagesError",
         "KVCacheConfig": CONFIG + "kv_cache_config",
         "KVCacheParams": "max.nn.kv_cache",
         "KVCacheStrategy": "max.nn.kv_cache",

@@ -19,6 +19,9 @@ from max.graph.current import CURRENT, current_graph
 from max.graph.graph_module import Module
 from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary, default_custom_extensions
+from max.graph.kernel_library import (
+    default_custom_extensions_scope as default_custom_extensions_scope,
+)
 from max.graph.later_options import DevicePlacementPolicy, GraphDebugConfig, ProfileScopeColor
 from max.graph.later_symbols import order_by_symbols
 from max.graph.saved import load_module, save_module

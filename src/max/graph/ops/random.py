@@ -21,10 +21,24 @@ from max.graph.ops.unary import cast, floor
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue, TensorValueLike
 
-__all__ = ["SeedType", "gaussian", "normal", "set_seed", "uniform"]
+__all__ = ["SeedType", "assert_scalar", "gaussian", "normal", "set_seed", "uniform"]
 
 SeedType = TensorType(DType.int64, [], DeviceRef.CPU())
 """The type of a seed: int64, rank 0, on the CPU."""
+
+
+def assert_scalar(value: TensorValueLike) -> None:
+    """Checks that a value has rank 0.
+
+    Args:
+        value: A number or a tensor.
+
+    Raises:
+        ValueError: Its rank is another.
+    """
+    tensor = as_tensor(value)
+    if tensor.rank:
+        raise ValueError(f"{tensor!r} has rank {tensor.rank}, expected a scalar")
 
 
 def set_seed(seed: TensorValueLike = 0) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from max import mlir
+from max._earlier import earlier_names
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.pooling import pair
@@ -113,3 +114,6 @@ def fold(
         x.mlir_type.device,
     )
     return stage("fold", (x,), attrs, result)
+
+
+__getattr__ = earlier_names(__name__)
