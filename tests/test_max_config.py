@@ -112,7 +112,12 @@ def test_unknown_fields_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
     parser = Own(n=5).cli_arg_parsers({"s": ["x", "y"]}, required_params={"f"})
     assert parser.parse_args(["--f", "2"]).n == 5
-    for options in (["--f", "2", "--s", "z"], [], ["--f", "2", "--n", "q"], ["--f", "2", "--e", "q"]):
+    for options in (
+        ["--f", "2", "--s", "z"],
+        [],
+        ["--f", "2", "--n", "q"],
+        ["--f", "2", "--e", "q"],
+    ):
         with pytest.raises(SystemExit):
             parser.parse_args(options)
     assert "a number" in parser.format_help()

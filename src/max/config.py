@@ -289,7 +289,10 @@ def convert_max_config_value(
         except (TypeError, ValueError):
             pass
     name = getattr(field_type, "__name__", str(field_type))
-    hint = f": {[m.value for m in field_type]}" if isinstance(field_type, enum.EnumMeta) else ""
+    members = cast(
+        "list[enum.Enum]", list(field_type) if isinstance(field_type, enum.EnumMeta) else []
+    )
+    hint = f": {[member.value for member in members]}" if members else ""
     raise ValueError(f"{config_class.__name__}.{field_name} is {value!r}, expected {name}{hint}")
 
 

@@ -205,6 +205,29 @@ def test_a_symbol_that_nothing_binds(use: str) -> None:
         _interpreter.run(graph, [np.ones(2, np.float32)])
 
 
+def test_branches_and_effects_with_a_later_symbol() -> None:
+    """Ops of branches wait for their symbols; buffers are stored in the staged order."""
+
+    def build(x: Any, flag: Any) -> Any:
+        buffer = ops.buffer_create(tensor(F, 2).as_buffer(), init_value=1.0)
+        ones = ops.broadcast_to(ops.constant(1.0, F, CPU_REF), ["n"])
+        chosen = ops.cond(
+            flag,
+            [tensor(F, 1)],
+            lambda: ops.sum(ops.broadcast_to(ops.constant(2.0, F, CPU_REF), ["n"])),
+            lambda: ops.sum(ones),
+        )[0]
+        ops.buffer_store(buffer, ops.buffer_load(buffer) + chosen)
+        places = ops.nonzero(x, "n")
+        ops.buffer_store(buffer, ops.buffer_load(buffer) * 10)
+        return ops.buffer_load(buffer), places
+
+    for flag, total in ((True, 6), (False, 3)):
+        x = np.array([1, 0, 2, 3], np.float32)
+        result, places = run(build, [tensor(F, "m"), tensor(B)], x, np.array(flag))
+        assert result.tolist() == [(1 + total) * 10] * 2 and places[:, 0].tolist() == [0, 2, 3]
+
+
 def test_a_symbol_does_not_bind_itself() -> None:
     def circle(x: Any) -> Any:
         return ops.rebind(ops.broadcast_to(x, ["n", 4]), ["k", 4]), ops.rebind(x, [4])

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max import driver
 from max.dtype import DType
+from max.engine import InferenceSession
 from max.experimental import functional as F
 from max.experimental.nn import Module
 from max.experimental.tensor import Tensor
-from max.graph import BufferType, DeviceRef, Dim, Graph, TensorType, TensorValue, ops
+from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 
 KERNELS = """
 from max import kernel as k
@@ -68,14 +70,24 @@ def test_destination_is_written_eagerly_and_compiled(kernels: Path, rows: int) -
         np.testing.assert_allclose(function(Tensor.from_dlpack(x)).to_numpy(), want, rtol=1e-5)
 
 
-def test_a_tensor_in_memory_is_no_buffer_of_a_graph() -> None:
-    x = Tensor.ones([2])
+def test_a_tensor_in_memory_as_a_buffer_of_a_graph() -> None:
+    """One buffer a graph and a tensor, which begins with its elements in each execution; the memory stays."""
+    x = Tensor.ones([2], dtype=DType.float32)
     with Graph("g", input_types=[BufferType(DType.float32, [2], CPU)]) as graph:
         assert isinstance(
             Tensor.from_graph_value(graph.inputs[0]).__buffervalue__(), type(graph.inputs[0])
         )
-        with pytest.raises(TypeError, match="is in memory.*input of a BufferType"):
-            x.__buffervalue__()
+        buffer = BufferValue(x)
+        ops.buffer_store(buffer, ops.buffer_load(buffer) + graph.inputs[0].buffer[...])
+        assert BufferValue(x).to_mlir() is buffer.to_mlir()
+        graph.output(ops.buffer_load(BufferValue(x)))
+    with Graph("other") as other:
+        other.output(ops.buffer_load(BufferValue(x)))
+    session = InferenceSession(devices=[driver.CPU()])
+    model = session.load(graph)
+    for _ in range(2):
+        assert model.execute(np.full(2, 3, np.float32))[0].to_numpy().tolist() == [4, 4]
+    assert session.load(other).execute()[0].to_numpy().tolist() == [1, 1] == x.to_numpy().tolist()
 
 
 def test_ops_of_graphs_take_tensors_within_a_context() -> None:

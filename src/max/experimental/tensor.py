@@ -17,6 +17,7 @@ from one execution to the next become symbols, so that a sequence that grows is 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterator
 from typing import Any, cast
 
@@ -48,6 +49,7 @@ from max.graph import (
     DeviceRef,
     Dim,
     DimLike,
+    Graph,
     Shape,
     ShapeLike,
     TensorType,
@@ -371,24 +373,23 @@ class Tensor(Operations, OneDevice):
         """This tensor as an operand that an op changes.
 
         In a graph it is a buffer: that of a tensor which is one; for the result of an op a new buffer with its
-        elements, which the tensor is from then on. An eager tensor is itself, for
+        elements, which the tensor is from then on; for a tensor in memory one buffer of the graph, which begins with
+        its elements in each execution, while the memory stays. An eager tensor is itself, for
         `max.experimental.functional.inplace_custom`.
-
-        Raises:
-            TypeError: The tensor is in memory, and a graph is being built.
         """
         if self._cell is not None:
-            if in_graph():
-                raise TypeError(
-                    f"{self!r} is in memory, so a graph cannot write to it; give it to the graph as an input of a "
-                    "BufferType, or copy it into the graph by an op such as `tensor + 0`"
-                )
-            return cast("BufferValue", self)
+            if not in_graph():
+                return cast("BufferValue", self)
+            graph = Graph.current
+            for each in (graph.root, graph):
+                if (buffer := _graph_buffers.get(each, {}).get(self._cell)) is not None:
+                    return buffer
+            buffer = _buffer_of(TensorValue(self))
+            _graph_buffers.setdefault(graph, {})[self._cell] = buffer
+            return buffer
         value = self._graph_value()
         if not isinstance(value, BufferValue):
-            buffer = ops.buffer_create(BufferType(value.dtype, value.shape, value.device))
-            ops.buffer_store(buffer, value)
-            self._value = value = buffer
+            self._value = value = _buffer_of(value)
         return value
 
     # operations
@@ -466,6 +467,19 @@ class RealizedTensor(Tensor):
 
     def close(self) -> None:
         """Ends the coroutine, which has nothing to release."""
+
+
+_graph_buffers: weakref.WeakKeyDictionary[Graph, dict[Cell, BufferValue]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The buffers that graphs have for tensors in memory."""
+
+
+def _buffer_of(value: TensorValue) -> BufferValue:
+    """A new buffer of the current graph with the elements of a value."""
+    buffer = ops.buffer_create(BufferType(value.dtype, value.shape, value.device))
+    ops.buffer_store(buffer, value)
+    return buffer
 
 
 def _of_storage(storage: driver.Tensor) -> Tensor:

@@ -76,5 +76,5 @@ def _symbols(op: mlir.Operation, graphs: Mapping[str, mlir.Block]) -> Iterator[s
             for dim in attribute.data:
                 yield from dim.symbols
         elif isinstance(attribute, mlir.SymbolRefAttr) and op.name != "mo.call":
-            for inner in graphs[attribute.string_value()].ops:
+            for inner in graphs[attribute.data].ops:
                 yield from _symbols(inner, graphs)

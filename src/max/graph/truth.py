@@ -6,7 +6,7 @@ of its conditions, and the calls become the branches of `max.graph.ops.cond`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -30,7 +30,7 @@ _CURRENT: ContextVar[Iterator[bool] | None] = ContextVar("max_truth", default=No
 
 
 @contextmanager
-def decisions(known: tuple[bool, ...]) -> Iterator[None]:
+def decisions(known: tuple[bool, ...]) -> Generator[None]:
     """Gives the conditions of a block their truth values, in the order in which Python asks for them.
 
     Args:

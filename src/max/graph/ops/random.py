@@ -13,6 +13,7 @@ staged earlier in the graph, and its position in the tensor.
 
 from __future__ import annotations
 
+from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.ops._stage import as_tensor, stage
@@ -149,7 +150,7 @@ def _draw(distribution: str, like: TensorType) -> TensorValue:
     if not isinstance(like, TensorType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{op}: expected the type of a tensor, got {like!r}")
     if not (like.dtype.is_float() or like.dtype.is_integral()):
-        raise TypeError(f"{op}: {like!r} is not of numbers; compare floats with a bound")
+        raise ArgumentError(f"{op}: {like!r} is not of numbers; compare floats with a bound")
     graph = _graph.Graph.current
     graph.check_symbols(op, like.shape.exprs, may_follow=True)
     seed = graph.random_seed()
