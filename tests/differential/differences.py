@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.differential.differences_api import API
 from tests.differential.differences_eager import EAGER
+from tests.differential.differences_forms import FORMS
 from tests.differential.differences_graph import GRAPHS, IMAGES, INDEX
 from tests.differential.differences_later import LATER
 from tests.differential.differences_ops import GRAPH, MOVES, OPS
@@ -22,6 +23,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     *IMAGES,
     *INDEX,
     *LATER,
+    *FORMS,
     *EAGER,
     *API,
 )
