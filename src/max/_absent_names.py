@@ -26,7 +26,6 @@ _STORE = "Compiled programs are kept in the cache, which MAX_CACHE_DIR names (do
 _COMPILER = "It is of MAX's compiler; docs/compiler.md tells of this one."
 _COMPLEX = "Complex numbers are pairs of floats: ops.as_interleaved_complex and complex_mul; irfft is there."
 _FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
-_CUSTOM = "max.kernel.register makes a custom op, and ops.custom or functional.custom calls it (docs/custom-ops.md)."
 _EAGER = "MAX_DEBUG_NANS=1 checks operations one by one (docs/eager.md)."
 _ENCODINGS = (
     "Encodings and scales of a checkpoint are found when it is loaded (docs/quantisation.md)."
@@ -159,7 +158,6 @@ LATER: dict[str, dict[str, str]] = {
         "signal_inputs": _TEMPLATES,
     },
     "max.experimental": {
-        "CustomOp custom": _CUSTOM,
         "validation": _EAGER,
     },
     "max.nn": {
