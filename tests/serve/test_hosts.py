@@ -23,7 +23,7 @@ from max.pipelines.store.local import ModelStore
 from max.serve.host_names import checked_host, host_of, leads_here
 from max.serve.http import later
 from max.serve.http.app import build_app
-from max.serve.http.hosts import HostRule
+from max.serve.http.hosts import HostGuard, HostRule
 from max.serve.http.state import ServerState
 from max.serve.metrics import ServerMetrics
 from max.serve.pool import ModelPool
@@ -269,6 +269,20 @@ def test_bodies_that_a_page_may_send_without_asking() -> None:
         application, {"method": "POST", "url": "/v1/audio/transcriptions", "files": {"file": b"a"}}
     )
     assert answer.status_code == 501
+
+
+def test_the_port_of_the_metrics() -> None:
+    """Has the guard alone, with the same rule."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x 1"})
+
+    guarded = HostGuard(app, HostRule.of(ServerSettings(), "127.0.0.1"))
+    get = {"method": "GET", "url": "/metrics"}
+    for host, status in (("localhost:8001", 200), ("evil.example", 403), (["a", "a"], 400)):
+        (answer,) = _ask(guarded, {**get, "host": host})
+        assert answer.status_code == status
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_a_step_that_never_ends(caplog: pytest.LogCaptureFixture) -> None:
         await asyncio.sleep(0.2)
         waiting = asyncio.ensure_future(_tokens(client, _request("c", 5)))
         with pytest.raises(
-            EngineLostError, match=r"does not respond \(a step of the engine has taken 1\.\d s\)"
+            EngineLostError, match=r"does not respond \(a step of the engine has taken [1-9]"
         ):
             await hanging
         assert client.responds
@@ -163,7 +163,7 @@ def test_a_step_that_never_ends(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(EngineLostError, match=f"{MOST_SILENT_ATTEMPTS} worker processes died"):
             await _tokens(client, _request("d", HANGS), repeatable=True)
 
-    _with_client(WatchLimits(0.5, 0, 1.0), test)
+    _with_client(WatchLimits(2, 0, 1), test)
     assert "does not respond: a step of the engine has taken" in caplog.text
 
 
@@ -177,7 +177,7 @@ def test_slow_steps_are_no_hang() -> None:
             await asyncio.sleep(1.5 * SLOW_S)
         assert len(workers) == 1 and client.state is EngineState.READY
 
-    _with_client(WatchLimits(0.5, 5, 2 * SLOW_S), test)
+    _with_client(WatchLimits(2, 10, 5 * SLOW_S), test)
 
 
 def test_a_process_that_does_not_run() -> None:
@@ -204,13 +204,13 @@ def test_a_process_that_does_not_run() -> None:
         assert await answers == [expected((first, 2, 3), 6) for first in firsts]
         assert len(workers) == 2
 
-    _with_client(WatchLimits(0.4, 1.2, 0), test)
+    _with_client(WatchLimits(1, 3, 0), test)
 
 
 def test_a_server_whose_worker_is_stopped(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(
         "--model", str(TINY), "--max-length", "2048", "--max-batch-size", "2",
-        "--unhealthy-after", "0.5", "--restart-after", "2",
+        "--unhealthy-after", "1", "--restart-after", "3",
     ).wait_ready()  # fmt: skip
     body = {"prompt": "import os", "ignore_eos": True, "temperature": 0}
     with httpx.Client(base_url=server.url, timeout=WHILE_S) as http:
