@@ -113,7 +113,9 @@ def test_an_axis_beside_two_operands(name):
     with Graph("axis", input_types=[TensorType(DType.float32, (2, 3), DeviceRef.CPU())]) as graph:
         x = graph.inputs[0].tensor
         for other, axis in [(x, 0), (1.0, -1), (np.ones(3, np.float32), 1)]:
-            with pytest.raises(ValueError, match=rf"axis={axis} with two operands.*{name}\(x, axis"):
+            with pytest.raises(
+                ValueError, match=rf"axis={axis} with two operands.*{name}\(x, axis"
+            ):
                 getattr(ops, name)(x, other, axis=axis)
         assert getattr(ops, name)(x, x, axis=None).shape == [2, 3]
         assert getattr(ops, name)(x, axis=0).shape == [1, 3]

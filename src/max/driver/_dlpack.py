@@ -10,7 +10,7 @@ Import: this module reads the structure in the capsule, and keeps it as long as 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -171,6 +171,10 @@ class Imported:
         if tensor.ndim < 0:
             raise BufferError(f"DLPack: the tensor has rank {tensor.ndim}")
         self.shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
+        if not tensor.data and all(self.shape):
+            raise BufferError(
+                f"DLPack: the tensor of shape {list(self.shape)} has no memory; copy it to a dense one first"
+            )
         self.strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
         self.data = (tensor.data or 0) + tensor.byte_offset
         self.read_only = bool(flags & READ_ONLY)
@@ -210,6 +214,32 @@ def import_array(array: DLPackArray, copy: bool | None) -> Imported:
         raise TypeError(
             f"from_dlpack: expected an array with __dlpack__, got {type(array).__name__}"
         )
+    copied = is_negated(array)
+    if copied:
+        if copy is False:
+            raise BufferError(
+                "from_dlpack: the memory holds the negated elements (torch's negative bit); copy=False forbids the "
+                "required copy"
+            )
+        array = cast("Any", array).resolve_neg()
+    try:
+        imported = _imported(array, copy)
+    except (RuntimeError, NotImplementedError) as error:
+        raise BufferError(
+            f"from_dlpack: the {type(array).__name__} has no dense memory that can be shared; convert it to a dense "
+            f"tensor first ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        ) from error
+    imported.copied |= copied
+    return imported
+
+
+def is_negated(array: object) -> bool:
+    """Whether memory holds the negated elements of a tensor of torch, which exports it all the same."""
+    is_neg: Any = getattr(array, "is_neg", None)
+    return is_neg is not None and bool(is_neg())
+
+
+def _imported(array: DLPackArray, copy: bool | None) -> Imported:
     device_type = array.__dlpack_device__()[0]
     if device_type not in HOST_DEVICES:
         raise BufferError(

@@ -14,6 +14,7 @@ from max._compiler.code import TensorInfo
 from max._errors import ArgumentError, ForeignTypeError
 from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named
+from max.driver._dlpack import is_negated
 from max.dtype import DType
 
 __all__ = ["InputBinder", "ModelInput"]
@@ -263,6 +264,11 @@ class InputBinder:
                     ".to(device) first"
                 )
         elif hasattr(arg, "__dlpack__") or isinstance(arg, np.ndarray):
+            if info.mutable and is_negated(arg):
+                raise ArgumentError(
+                    f"{self.what(index)}: its memory holds the negated elements (torch's negative bit), so that it "
+                    "cannot be written in place; pass tensor.resolve_neg()"
+                )
             try:
                 tensor = Tensor.from_dlpack(cast("DLPackArray", arg))
             except (BufferError, ValueError, TypeError) as error:
