@@ -131,8 +131,8 @@ def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
         "max._compiler.stats",
     }  # fmt: skip
     assert "max.kernel.ir.nodes" not in modules
-    # 80 and 290 with Python 3.11
-    assert len(own(modules)) <= 80 and len(modules) <= 310
+    # 81 and 291 with Python 3.11
+    assert len(own(modules)) <= 81 and len(modules) <= 310
 
 
 def test_a_graph_is_staged_and_compiled_without_the_builtin_dialect(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_graph_is_staged_and_compiled_without_the_builtin_dialect(tmp_path: Pa
         & modules
     )
     assert not {name for name in modules if name.startswith("max.kernel.interpreter")}
-    # 585 with Python 3.11
-    assert len(modules) <= 604
+    # 613 with Python 3.11
+    assert len(modules) <= 625
 
 
 def test_a_session_compiles_nothing(tmp_path: Path) -> None:
