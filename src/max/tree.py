@@ -112,7 +112,8 @@ class _Walk:
 
     def structure(self, value: Any, path: str = "") -> TreeDef:
         """The structure of a value."""
-        if self._shared and not isinstance(value, PLAIN):
+        # tuples are values: only what can be changed, or is no node, has an identity
+        if self._shared and not isinstance(value, (*PLAIN, tuple)):
             number = self._numbers.get(id(value))
             if number is not None:
                 return TreeDef("ref", meta=number)

@@ -88,4 +88,12 @@ LATER: tuple[Difference, ...] = (
         program=r"parallel\(.*a > a",
         here=_ERROR,
     ),
+    Difference(
+        "some keywords of 26.7 are errors: of MoE, MoEGate, KVCacheParams, KVCacheMetrics, QuantConfig, `is_sharding`",
+        "a keyword that is not obeyed is an error: counts of remote caches, caches of 26.7, formats of GPUs, classes of parts",
+        ("layer_keywords",),
+        program=r"MoE|KVCache|QuantConfig|is_sharding|LatentAttentionWithRope",
+        there="^True$",
+        here="^False$",
+    ),
 )
