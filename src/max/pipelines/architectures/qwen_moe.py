@@ -20,7 +20,8 @@ def qwen2_moe_fields(keys: ConfigKeys) -> Fields:
     layers = fields["num_layers"]
     first = keys.integer("max_window_layers", 0, LONGEST_SEQUENCE, 28)
     # another default than Qwen2's
-    full = frozenset(index for index in range(layers) if index % 2 or index >= first)
+    slides = fields.get("sliding_window") is not None
+    full = frozenset(i for i in range(layers) if i % 2 or i >= first or not slides)
     experts = softmax_experts(
         keys,
         fields["num_layers"],

@@ -24,6 +24,7 @@ from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.native_calls import native_calls, quiet_panics
+from max.pipelines.tokenization.older_files import tokenizer_of_older_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,7 +49,9 @@ _guarded = native_calls(
     "the tokenizer cannot handle its own tokens", "Copy or download the model's files again."
 )
 
-# tokenizer files that only transformers reads
+_REMEDY = "Copy or download the model's files again."
+
+# tokenizer files that transformers reads
 _OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -423,12 +426,18 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     path = repo.file("tokenizer.json")
     if path is None and repo.gguf_file is not None:
         return HFTokenizer(*tokenizer_of(open_gguf(repo.gguf_file)))
-    if path is None:
-        return _load_with_transformers(repo)
-    from tokenizers import Tokenizer
-
     config_path = repo.file("tokenizer_config.json")
     config = {} if config_path is None else read_json(config_path)
+    if path is None:
+        with quiet_panics(), native_calls(f"{repo.repo_id} has no tokenizer", _REMEDY):
+            found = tokenizer_of_older_files(repo, config)
+        if found is None:
+            return _load_with_transformers(repo)
+        tokenizer, config = found
+        file = str(config_path)
+        return HFTokenizer(tokenizer, config, _templates(repo, config, file), file)
+    from tokenizers import Tokenizer
+
     try:
         with quiet_panics(), native_calls(f"{path} is no tokenizer", remedy_for(path)):
             tokenizer = Tokenizer.from_file(str(path))
