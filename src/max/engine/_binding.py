@@ -264,7 +264,7 @@ class InputBinder:
                     ".to(device) first"
                 )
         elif hasattr(arg, "__dlpack__") or isinstance(arg, np.ndarray):
-            if info.mutable and is_negated(arg):
+            if info.mutable and is_negated(cast("object", arg)):
                 raise ArgumentError(
                     f"{self.what(index)}: its memory holds the negated elements (torch's negative bit), so that it "
                     "cannot be written in place; pass tensor.resolve_neg()"

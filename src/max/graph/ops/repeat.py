@@ -105,15 +105,15 @@ def _repeat_by_tensor(
     if out_dim is None:
         out_dim = _sum_of_constant(repeats, size)
     counts = cast_to(repeats, DType.int64).to(x.device)
-    attrs = {"what": "repeat_interleave: repeats"}
-    checked = custom("mo.check.counts", x.device, [counts], [counts.type], attrs)
-    counts = checked[0].tensor
     if counts.shape[0] == 1 and size != 1:
         counts = broadcast_to(counts, [size])
     if counts.shape[0] != size:
         raise ValueError(
             f"repeat_interleave: repeats has size {counts.shape[0]}, axis {axis} has {size}"
         )
+    attrs = {"what": "repeat_interleave: repeats"}
+    checked = custom("mo.check.counts", x.device, [counts], [counts.type], attrs)
+    counts = checked[0].tensor
     total = Dim(out_dim)
     ends = cumsum(counts, axis=0)
     # a new symbol as out_dim is bound by the range

@@ -207,7 +207,11 @@ def _filtered(x: TensorValue, axis: int, new: Dim, positions: _Positions) -> Ten
     elements = sequence(0, old, 1, old, dtype=x.dtype, device=x.device)
     old_size, new_size = (cast(TensorValue(dim).to(x.device), x.dtype) for dim in (old, new))
     reach = maximum(div(old_size, maximum(new_size, 1)), 1)
-    distance = abs(sub(reshape(elements, [old, 1]), reshape(centre, [1, new])))
+    # distances from the element before each position: as in the other modes, an empty axis has none and raises
+    index = floor_div(positions.numerators, positions.denominator)
+    before = gather(elements, minimum(maximum(index, 0), positions.last), 0)
+    steps = sub(reshape(elements, [old, 1]), reshape(before, [1, new]))
+    distance = abs(sub(steps, reshape(sub(centre, before), [1, new])))
     weights = maximum(sub(1, div(distance, reach)), 0)
     weights = div(weights, sum(weights, axis=0))
     return transpose(matmul(transpose(x, axis, -1), weights), axis, -1)
