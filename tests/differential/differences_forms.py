@@ -49,6 +49,13 @@ FORMS: tuple[Difference, ...] = (
         here=_ERROR,
     ),
     Difference(
+        "debugging options check their values, and `pre_jit` and `uninitialized_read_check` are errors",
+        "a guard: in MAX any text is kept; what cannot be obeyed is said",
+        ("debug_options",),
+        program=r"pre_jit=True|uninitialized_read_check=True|=\'",
+        here=r"^!(NotImplementedError|TypeError ValueError)",
+    ),
+    Difference(
         "ops for several GPUs, helpers of MAX's own files, and compiled files of MAX are absent",
         "the messages of documented ones say what to use instead",
         ("module_names",),
