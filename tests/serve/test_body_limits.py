@@ -43,7 +43,7 @@ METHODS = {"POST", "PUT", "PATCH", "DELETE"}
 class NoEngine:
     """Encodes requests for a worker, and has none: vectors are random."""
 
-    open_requests, state = 0, EngineState.READY
+    open_requests, state, responds = 0, EngineState.READY, True
 
     async def forget_prefixes(self) -> None:
         """There are none."""
@@ -76,6 +76,7 @@ def apps() -> list[Any]:
     for encodes in (False, True):
         model = ServedModel("tiny", config, NoEngine(), Admission(4, 512))  # type: ignore[arg-type]
         model.encodes = encodes
+        model.warm_up()
         pool = ModelPool(dict, no_model, PoolLimits())
         pool.pin(model)
         made.append(build_app(ServerState(ServerSettings(), ServerMetrics(), pool)))

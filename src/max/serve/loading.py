@@ -59,6 +59,7 @@ async def load_model(
             settings.answers,
         )
         model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
+        await asyncio.to_thread(model.warm_up)
         ready = await engine.wait_ready()
         model.admission.running = ready.max_batch_size
         return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +67,33 @@ class ServedModel:
         _ = self.template, config.model_config.sampling_params_defaults
         self.encodes = False
         """Whether it makes vectors and scores of texts; else it generates text."""
+
+    def warm_up(self) -> None:
+        """Computes what requests need of the tokenizer, so that the first one does not hold up the event loop.
+
+        Call it in a thread: for a large vocabulary it takes hundreds of milliseconds.
+        """
+
+        def conversation() -> str:
+            return self.apply_template([{"role": "user", "content": ""}], None, {})
+
+        def long_text() -> int:
+            return self.count_tokens("a " * 4096, special=True)
+
+        def cached() -> object:
+            return (
+                self.tool_format, self.reasons, self.vocabulary_size, self.special_tokens, self.special_token_ids,
+                self.vocabulary, self.infill,
+            )  # fmt: skip
+
+        def fewest() -> object:
+            delegate = self.tokenizer.delegate
+            return isinstance(delegate, HFTokenizer) and delegate.fewest_tokens("a " * 4096)
+
+        for compute in (conversation, long_text, cached, fewest):
+            # a request that needs it raises the error again
+            with contextlib.suppress(Exception):
+                compute()
 
     @property
     def max_length(self) -> int:
