@@ -264,6 +264,10 @@ def test_bodies_that_a_page_may_send_without_asking() -> None:
         request = {"method": "POST", "url": "/api/chat", "content": b'{"model": "a"}'}
         (answer,) = _ask(application, {**request, "headers": {"Content-Type": kind}})
         assert answer.status_code == 404
+    both = [("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    for headers in (both, both[::-1]):
+        (answer,) = _ask(application, {**request, "headers": headers})
+        assert answer.status_code == 415
     # a request that this server lacks says so, whatever its body is
     (answer,) = _ask(
         application, {"method": "POST", "url": "/v1/audio/transcriptions", "files": {"file": b"a"}}

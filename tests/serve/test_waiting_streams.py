@@ -96,7 +96,9 @@ def test_comments_while_a_stream_waits(media_type: str, ends: str) -> None:
                 await client.read(events(), media_type)
             return
         await client.read(events(), media_type)
-        assert client.closed
+        count = len(client.sent)
+        await asyncio.sleep(2 * SHORT_S)
+        assert client.closed and len(client.sent) == count
         plain = [part for part in client.sent if part != b": waiting\n\n"]
         numbers = [] if ends == "error first" else [b"data: %d\n\n" % i for i in (1, 2, 3)]
         last = [] if ends == "whole" else [b"data: timeout\n\n"]
