@@ -1,4 +1,4 @@
-"""Assignments to elements of eager tensors of every rank, by every kind of index. Nothing is computed in 25.7 and 26.7."""
+"""Assignments to elements of eager tensors of every rank, by every kind of index; nothing is computed in MAX."""
 
 from __future__ import annotations
 
