@@ -1,7 +1,7 @@
 """Templates that ask for as much work and memory as they can: by kind, and drawn from a grammar.
 
 Run as a program, it renders the templates of a JSON list from standard input under limits of the system, and prints what
-became of each.
+became of each. An argument replaces the number of steps of a rendering.
 """
 
 from __future__ import annotations
@@ -284,7 +284,10 @@ def main() -> None:
     """Renders templates; a line for each: the seconds of the processor, and the error or the length."""
     from max.pipelines.core.exceptions import InputError
     from max.pipelines.tokenization.chat_template import render_chat
+    from max.pipelines.tokenization.templates import budget
 
+    if len(sys.argv) > 1:
+        budget.STEPS = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     render_chat("{{ messages[0].content }}", MESSAGES)
     for text in json.load(sys.stdin):

@@ -22,10 +22,14 @@ from tests.security.hostile_templates import KINDS, MESSAGES, ORDINARY, Grammar
 ROOT = Path(__file__).parents[2]
 
 
-def outcomes(templates: list[str]) -> list[str]:
+FEW_STEPS = 60_000
+"""So that hostile templates end sooner; without a limit they end as little."""
+
+
+def outcomes(templates: list[str], steps: int = FEW_STEPS) -> list[str]:
     """What becomes of templates in a process with limits of memory, and of time for each template."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.security.hostile_templates"],
+        [sys.executable, "-m", "tests.security.hostile_templates", str(steps)],
         input=json.dumps(templates),
         capture_output=True,
         text=True,
@@ -38,10 +42,11 @@ def outcomes(templates: list[str]) -> list[str]:
     return lines
 
 
+@pytest.mark.parametrize("steps", [FEW_STEPS, pytest.param(STEPS, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_templates_end(kind: str) -> None:
+def test_hostile_templates_end(kind: str, steps: int) -> None:
     """CVE-2025-61620."""
-    told = dict(zip(KINDS[kind], outcomes(KINDS[kind]), strict=True))
+    told = dict(zip(KINDS[kind], outcomes(KINDS[kind], steps), strict=True))
     for outcome in told.values():
         size = int(outcome.split()[1]) if outcome.startswith("length") else len(outcome)
         assert size < BYTES
@@ -50,10 +55,10 @@ def test_hostile_templates_end(kind: str) -> None:
         assert all("the chat template takes too much: " in outcome for outcome in told.values())
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [150, pytest.param(20_000, marks=pytest.mark.long)])
 def test_random_templates_end(count: int) -> None:
     """CVE-2025-61620."""
-    first = random.randrange(1 << 30) if count > 300 else 0
+    first = random.randrange(1 << 30) if count > 150 else 0
     told = outcomes([Grammar(seed).template() for seed in range(first, first + count)])
     assert sum(outcome.startswith("length") for outcome in told) > count // 50, first
     assert sum("takes too much" in outcome for outcome in told) > count // 50, first
@@ -126,3 +131,24 @@ def test_ordinary_templates_render_as_in_transformers(template: str) -> None:
     ]
     (expected,), _ = utils.render_jinja_template([messages], chat_template=template)
     assert render_chat(template, messages, add_generation_prompt=False) == expected
+
+
+def test_tokenizers_of_transformers_render_within_the_bounds() -> None:
+    transformers = pytest.importorskip("transformers")
+    from max.pipelines.tokenization.hf_tokenizer import render_for_transformers
+    from tests.pipelines.broken_files import TINY
+
+    theirs = transformers.AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+    messages = [{"role": "user", "content": "Hi"}]
+    for options in (
+        {},
+        {"add_generation_prompt": True},
+        {"chat_template": "{{ bos_token }}{{ x }}", "x": 3},
+    ):
+        expected = theirs.apply_chat_template(messages, tokenize=False, **options)
+        assert render_for_transformers(theirs, messages, None, dict(options)) == expected
+    with pytest.raises(InputError, match="takes too much"):
+        render_for_transformers(theirs, messages, None, {"chat_template": "{{ 'a' * 10 ** 9 }}"})
+    theirs.chat_template = None
+    with pytest.raises(InputError, match="has no chat template"):
+        render_for_transformers(theirs, messages, None, {})
