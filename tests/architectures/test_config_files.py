@@ -31,6 +31,8 @@ REFUSED = (
     # convolutions of state-space layers take SiLU only
     *(f"hidden_act is {name!r}; expected one of silu, swish" for name in ACTIVATIONS),
     "sliding_window is 0",  # tokens that see nothing
+    # transformers takes the frequencies of GPT-NeoX from the key, and the rest from the hidden size
+    "layers.0.self_attn.qkv_proj",
     "num_key_value_heads is",  # more than heads: transformers fails with its first tokens
 )
 """What is refused though transformers makes a model of it, by the beginning of the message."""
@@ -89,8 +91,8 @@ def check(name: str, data: st.DataObject) -> None:
             return_logits=ReturnLogits.ALL,
         )
     except ValueError as error:
-        message = str(error).partition(": ")[2]
-        assert message.startswith(REFUSED), (str(error), file)
+        messages = str(error), str(error).partition(": ")[2]
+        assert any(message.startswith(REFUSED) for message in messages), (str(error), file)
         return
     assert_near(ours.step({"a": tokens}).logits[0], model, tokens)
 
@@ -147,7 +149,8 @@ def test_each_key_may_be_absent_or_null(family: str) -> None:
         return {key: comparable(value) for key, value in vars(read).items()}
 
     whole = json.loads(cls(**{"vocab_size": 61, **case.sizes, **case.options}).to_json_string())
-    for key in {*whole} - {"model_type", "transformers_version"}:
+    # transformers itself does not write that all layers have the same heads
+    for key in {*whole} - {"model_type", "transformers_version", "per_layer_config"}:
         for change in ("absent", "null"):
             file = {other: value for other, value in whole.items() if other != key}
             file |= {key: None} if change == "null" else {}

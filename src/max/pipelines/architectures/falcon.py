@@ -19,6 +19,7 @@ _KEYS = {
     "num_key_value_heads": "",
     "rms_norm_eps": "layer_norm_epsilon",
     "hidden_act": "activation",
+    "head_dim": "",
 }
 
 

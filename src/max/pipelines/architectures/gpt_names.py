@@ -13,6 +13,7 @@ GPT_KEYS = {
     "max_position_embeddings": "n_positions",
     "rms_norm_eps": "layer_norm_epsilon",
     "hidden_act": "activation_function",
+    "head_dim": "",
 }
 """GPT-2's keys, for those of Llama."""
 

@@ -20,6 +20,7 @@ _KEYS = {
     "num_attention_heads": "n_heads",
     "max_position_embeddings": "max_seq_len",
     "hidden_act": "",
+    "head_dim": "",
 }
 
 

@@ -16,6 +16,7 @@ _KEYS = {
     "intermediate_size": "ffn_dim",
     "rms_norm_eps": "",
     "hidden_act": "activation_function",
+    "head_dim": "",
 }
 
 

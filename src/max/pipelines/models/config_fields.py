@@ -57,6 +57,7 @@ _NAMES = (
     "max_position_embeddings",
     "rms_norm_eps",
     "hidden_act",
+    "head_dim",
 )
 
 
@@ -102,6 +103,8 @@ def base_fields(
     kv_heads = keys.integer(kv_key, 1, LARGEST_SIZE, heads) if kv_key else heads
     if heads % kv_heads:
         raise keys.error(kv_key, f"a divisor of {heads_key}, which is {heads}")
+    if key["head_dim"]:
+        head_dim = keys.integer(key["head_dim"], 2, LARGEST_SIZE, head_dim)
     size = _head_dim(keys, hidden, heads, heads_key, head_dim, rotates)
     positions = longest_of(keys, key["max_position_embeddings"], longest)
     fields: Fields = {
@@ -342,10 +345,9 @@ def layer_kinds(keys: ConfigKeys, default: list[str], recurrent: str) -> tuple[L
 
 
 def _head_dim(
-    keys: ConfigKeys, hidden: int, heads: int, heads_key: str, default: int | None, rotates: bool
+    keys: ConfigKeys, hidden: int, heads: int, heads_key: str, stated: int | None, rotates: bool
 ) -> int:
-    """The size of a head: ``head_dim``, or the hidden size divided by the number of heads."""
-    stated = keys.integer("head_dim", 2, LARGEST_SIZE, default)
+    """The size of a head: the stated one, or the hidden size divided by the number of heads."""
     if stated is None and hidden < heads:
         raise keys.error(heads_key, f"at most hidden_size, which is {hidden}, or a head_dim")
     size = stated or hidden // heads

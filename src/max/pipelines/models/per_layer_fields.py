@@ -100,7 +100,9 @@ def full_heads(keys: ConfigKeys, fields: Fields) -> Fields:
     """
     full, shape = fields["full_attention_layers"], (fields["num_kv_heads"], fields["head_dim"])
     as_values, stated = keys.flag("attention_k_eq_v"), keys.value("per_layer_config")
-    if stated is None:
+    if stated is None and keys.states("per_layer_config"):
+        own = shape
+    elif stated is None:
         heads = keys.integer("num_global_key_value_heads", 1, LONGEST_SEQUENCE, shape[0])
         dim = keys.integer("global_head_dim", 2, LONGEST_SEQUENCE, 512)
         own = (heads if as_values else shape[0], dim)
