@@ -97,7 +97,7 @@ LATER: tuple[Difference, ...] = (
         here="^False$",
     ),
     Difference(
-        "elements of eager tensors are assigned by NumPy's basic indexing; also numbers, lists and arrays; they broadcast",
+        "elements of eager tensors are assigned by NumPy's basic indexing, also numbers and arrays, with broadcasting",
         "an extension: in MAX tensors of the exact shape only, without `None` and steps back; 25.7 has no assignment",
         ("eager_setitem",),
         there="^!",
