@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from max._dataclass import dataclass
 from max.mlir.dims import DimExpr, FloorDiv, may_be_negative
 
-__all__ = ["Condition", "first_unmet", "size_conditions"]
+__all__ = ["MOST_ELEMENTS", "Condition", "count_conditions", "first_unmet", "size_conditions"]
+
+MOST_ELEMENTS = 1 << 40
+"""The maximum number of elements of a result, also of one that is never in memory: about 10 minutes of work."""
+_PLAUSIBLE_SIZE = 1 << 20
+"""A result that has `MOST_ELEMENTS` or fewer if all symbols have this value has no condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class Condition:
 
     def text(self, actual: int, required: int) -> str:
         """The error message for values that violate the condition: the actual and the required size."""
+        if self.actual.is_static and not self.exact and not self.required.is_static:
+            return f"{self.message}: {self.required} is {required}, expected at most {actual}"
         left = str(self.actual) if self.actual.is_static else f"{self.actual} is {actual}"
         right = (
             str(self.required)
@@ -95,6 +103,41 @@ def size_conditions(op: str, shape: Sequence[DimExpr]) -> list[Condition]:
         if may_be_negative(dim):
             conditions.append(Condition.at_least(dim, 0, f"{message}, which must not be negative"))
     return conditions
+
+
+def count_conditions(
+    op: str, shape: Sequence[DimExpr], operands: Iterable[Sequence[DimExpr]]
+) -> list[Condition]:
+    """The condition that a result has no more than `MOST_ELEMENTS` elements.
+
+    There is none where symbols of plausible values do not exceed it, and where an operand has as many elements.
+
+    Args:
+        op: The op's name, for messages.
+        shape: The dimensions of the result.
+        operands: The dimensions of the operands.
+    """
+    symbols = {name for dim in shape if not dim.is_static for name in dim.symbols}
+    if not symbols:
+        return []
+    sizes = dict.fromkeys(symbols, _PLAUSIBLE_SIZE)
+    try:
+        if math.prod([dim.evaluate(sizes) for dim in shape]) <= MOST_ELEMENTS:
+            return []
+    except ZeroDivisionError:
+        pass  # a quotient by a difference of symbols
+    count = _count(shape)
+    if any(_count(other) == count for other in operands):
+        return []
+    message = f"{op}: the number of elements of the result"
+    return [Condition(DimExpr.constant(MOST_ELEMENTS), count, message)]
+
+
+def _count(shape: Sequence[DimExpr]) -> DimExpr:
+    count = DimExpr.constant(1)
+    for dim in shape:
+        count = count * dim
+    return count
 
 
 def _divisors(expr: DimExpr) -> list[DimExpr]:

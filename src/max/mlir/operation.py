@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,7 +14,7 @@ from xdsl.utils.exceptions import VerifyException
 from max._dataclass import dataclass
 from max.mlir.attributes import from_attr, to_attr
 from max.mlir.builtin import UNKNOWN_LOC, LocationAttr
-from max.mlir.conditions import Condition, size_conditions
+from max.mlir.conditions import MOST_ELEMENTS, Condition, count_conditions, size_conditions
 from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types
 
 if TYPE_CHECKING:
@@ -136,7 +137,13 @@ class MoOp(Operation):
             conditions += spec.conditions(operand_types, result_types, self.attrs)
         for result in self.results:
             if isinstance(result.type, ShapedType):
-                conditions += size_conditions(spec.mnemonic, result.type.shape)
+                shape = result.type.shape
+                conditions += size_conditions(spec.mnemonic, shape)
+                if not spec.elementwise:
+                    operands = [
+                        v.type.shape for v in self._operands if isinstance(v.type, ShapedType)
+                    ]
+                    conditions += count_conditions(spec.mnemonic, shape, operands)
         return [condition for condition in conditions if not condition.always_holds]
 
     def verify_(self) -> None:
@@ -288,6 +295,7 @@ def build(
                 result_types = spec.infer(operand_types, values)
         if spec.check is not None:
             spec.check(operand_types, result_types, values)
+    _check_steps(spec.mnemonic, values)
     for result_type in result_types:
         if isinstance(result_type, ShapedType):
             _check_sizes(spec.mnemonic, result_type)
@@ -304,6 +312,26 @@ def _check_sizes(op: str, type_: ShapedType) -> None:
     for axis, dim in enumerate(type_.shape):
         if dim.is_static and dim.value < 0:
             raise ValueError(f"{op}: axis {axis} of the result would have size {dim}")
+    sizes = [dim.value for dim in type_.shape if dim.is_static]
+    count = math.prod(sizes) if len(sizes) == len(type_.shape) else 0
+    if count > MOST_ELEMENTS or max(sizes, default=0) >= 1 << 63:
+        raise ValueError(
+            f"{op}: the result would be {type_.short}, of {count} elements; expected at most {MOST_ELEMENTS}"
+        )
+
+
+_STEPS = frozenset({"stride", "dilation", "padding", "output_padding", "kernel", "low", "high"})
+"""Attributes whose numbers are multiplied by sizes and added to them."""
+
+
+def _check_steps(op: str, attrs: Attrs) -> None:
+    """Raises ValueError for steps and amounts for which positions could exceed 64 bits."""
+    for name in _STEPS.intersection(attrs):
+        numbers = attrs[name] if isinstance(attrs[name], tuple) else (attrs[name],)
+        if any([isinstance(n, int) and abs(n) > MOST_ELEMENTS for n in numbers]):
+            raise ValueError(
+                f"{op}: {name} is {numbers}, expected numbers of at most {MOST_ELEMENTS}"
+            )
 
 
 # Helpers of `infer` and `check` functions

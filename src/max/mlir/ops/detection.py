@@ -11,6 +11,10 @@ from max.mlir.types import TensorType
 ROI_MODES = ("AVG", "MAX")
 
 
+MAX_SAMPLES = 4096
+"""The maximum number of samples of a bin along an axis, also where the size of a region determines it."""
+
+
 def _infer_roi_align(types: Types, attrs: Attrs) -> Types:
     """The result: `[regions, output_height, output_width, channels]`."""
     x, rois = tensor("roi_align", types, 0), tensor("roi_align", types, 1)
@@ -26,10 +30,10 @@ def _infer_roi_align(types: Types, attrs: Attrs) -> Types:
     size: tuple[int, ...] = (attrs["output_height"], attrs["output_width"])
     if min(size) < 1:
         raise ValueError(f"roi_align: the output is {list(size)}, expected sizes of 1 or more")
-    if attrs["sampling_ratio"] < 0 or attrs["mode"] not in ROI_MODES:
+    if not 0 <= attrs["sampling_ratio"] <= MAX_SAMPLES or attrs["mode"] not in ROI_MODES:
         raise ValueError(
-            f"roi_align: sampling_ratio is {attrs['sampling_ratio']}, mode is {attrs['mode']!r}; expected 0 or more, "
-            f"and one of {', '.join(ROI_MODES)}"
+            f"roi_align: sampling_ratio is {attrs['sampling_ratio']}, mode is {attrs['mode']!r}; expected 0 to "
+            f"{MAX_SAMPLES}, and one of {', '.join(ROI_MODES)}"
         )
     for axis in (1, 2):
         if x.shape[axis] == 0:
