@@ -190,14 +190,14 @@ LARGER = [
     ("/v1/messages", "messages", "blocks", 2_000_000, "more than 131072 texts"),
     ("/detokenize", "tokens", "tokens", 5_000_000, "more than 1048576 values"),
     ("/detokenize", "tokens", "tokens", 1_200_000, "at most 262144 are decoded at once"),
-    ("/tokenize", "prompt", "words", 5_000_000, "at most 4194304 are read"),
-    ("/api/generate", "prompt", "quotes", 9_000_000, "at most 4194304 are read"),
+    ("/tokenize", "prompt", "words", 5_000_000, "at most 2097152 are read"),
+    ("/api/generate", "prompt", "quotes", 9_000_000, "at most 2097152 are read"),
     ("/v1/completions", "prompt", "empty lists", 30_000_000, "more than 65536 arrays"),
     ("/v1/chat/completions", "messages", "an image", 30_000_000, "a part of type 'image_url'"),
     ("/v1/chat/completions", "user", "one emoji", 30_000_000, "characters beyond ASCII"),
     ("/v1/chat/completions", "unknown", "a text", 23_000_000, "'unknown' is unknown, and"),
     ("/v1/chat/completions", "messages", "empty objects", 30_000_000, "more than 65536 objects"),
-    ("/api/generate", "prompt", "quotes", 30_000_000, "at most 4194304 are read"),
+    ("/api/generate", "prompt", "quotes", 30_000_000, "at most 2097152 are read"),
     ("/detokenize", "tokens", "tokens", 30_000_000, "more than 1048576 values"),
 ]
 

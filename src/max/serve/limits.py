@@ -40,8 +40,11 @@ MAX_STOP = 4096
 """Characters of a stop text."""
 MAX_WIDE_TEXT = 16 << 20
 """Bytes of a text beyond ASCII: in memory, each character may take 4."""
-MAX_TEXT = 4 << 20
-"""Bytes of the texts of a request that are formatted and encoded; more where the context has over 2**19 tokens."""
+MAX_TEXT = 2 << 20
+"""Bytes of the texts of a request that are formatted and encoded; more where the context has over 2**18 tokens.
+
+The library of tokenizers takes about 100 bytes a token while it encodes a text.
+"""
 MAX_LISTED = 1 << 20
 """Tokens that ``/tokenize`` lists."""
 MAX_DETOKENIZED = 1 << 18

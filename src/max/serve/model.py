@@ -202,17 +202,24 @@ class ServedModel:
         except ValueError as error:
             raise of_user_error(error, "messages") from error
 
-    def all_tokens(self, text: str, special: bool) -> list[int]:
+    def all_tokens(self, text: str, special: bool, most: int | None = None) -> list[int]:
         """The tokens of a text, however long it is.
 
         Args:
             text: The text.
             special: Whether begin and end tokens are added.
+            most: The maximum number of tokens; None: no limit.
 
         Raises:
-            InputError: It is not UTF-8.
+            InputError: It is not UTF-8, or has more tokens.
         """
-        return self.tokenizer.delegate.encode(utf8(text), add_special_tokens=special)
+        delegate = self.tokenizer.delegate
+        if isinstance(delegate, HFTokenizer):
+            return delegate.encode(utf8(text), special, most)
+        tokens = delegate.encode(utf8(text), add_special_tokens=special)
+        if most is not None and len(tokens) > most:
+            raise PromptTooLongError(len(tokens), most)
+        return tokens
 
     def count_tokens(self, text: str, special: bool) -> int:
         """The number of a text's tokens.

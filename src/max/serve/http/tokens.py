@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8_size
 from max.serve.chat.prompt import conversation_text
 from max.serve.errors import ApiError, of_user_error
@@ -103,13 +104,13 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 
 
 def _tokenized(model: ServedModel, text: str, special: bool, with_texts: bool) -> Response:
-    count = model.count_tokens(text, special) if len(text) > MAX_LISTED // 4 else 0
-    if count > MAX_LISTED:
+    try:
+        tokens = model.all_tokens(text, special, most=MAX_LISTED)
+    except PromptTooLongError as error:
         raise ApiError(
-            f"the text has {count} tokens, and at most {MAX_LISTED} are listed; give a shorter text",
+            f"the text has {error.size} tokens, and at most {MAX_LISTED} are listed; give a shorter text",
             param="prompt",
-        )
-    tokens = model.all_tokens(text, special)
+        ) from None
     answer: dict[str, Any] = {
         "tokens": tokens,
         "count": len(tokens),
