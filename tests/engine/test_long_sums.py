@@ -13,6 +13,7 @@ from max import _interpreter
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.experimental import array_api as xp
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 
 SESSION = InferenceSession(devices=[CPU()])
@@ -206,3 +207,32 @@ def test_deviations_from_something_else(rng):
         np.testing.assert_allclose(
             run(lambda v, d=divisor: around(v, d), x, ("n", 300)), want, rtol=1e-4
         )
+
+
+def test_groups_and_variances_of_nearly_constant_values(rng):
+    """Group norms, and variances of eager tensors: also where mean and squares are in different kernels."""
+    x = np.full((3, 8, 12, 11), 12345.678, np.float32)
+    x[1] += rng.standard_normal(x.shape[1:], np.float32) * np.float32(0.01)
+    x[2] = rng.standard_normal(x.shape[1:], np.float32)
+    wide = x.astype(np.float64)
+    groups = wide.reshape(3, 4, -1)
+    centered = groups - groups.mean(-1, keepdims=True)
+    want = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+
+    def grouped(v: TensorValue) -> TensorValue:
+        return ops.group_norm(v, constant(1, 8), constant(0, 8), num_groups=4, epsilon=1e-5)
+
+    for shape in (x.shape, ("b", 8, "h", "w")):
+        got = run(grouped, x, shape)
+        np.testing.assert_allclose(got.reshape(want.shape), want, rtol=2e-5, atol=5e-6)
+    for axis in (None, 0, 3, (1, 2, 3)):
+        got = xp.var(xp.asarray(x), axis=axis).to_numpy()
+        np.testing.assert_allclose(got, wide.var(axis), rtol=3e-5, atol=1e-9)
+    eager = xp.asarray(x[:, 0, 0].copy())
+    np.testing.assert_allclose(
+        eager.var(-1).to_numpy()[:, 0], wide[:, 0, 0].var(-1), rtol=3e-5, atol=1e-9
+    )
+    odd = np.array([[np.inf, 1, 2], [np.nan, 1, 2], [1e30, -1e30, 1e30]], np.float32)
+    np.testing.assert_array_equal(
+        xp.var(xp.asarray(odd), axis=1).to_numpy(), np.array([np.nan, np.nan, np.inf], np.float32)
+    )

@@ -111,8 +111,15 @@ class Operations(Operators[TensorValueLike]):
 
     def var(self, axis: int | None = -1) -> Self:
         """The population variances along an axis, which keeps size 1."""
-        centered = self - self.mean(axis)
-        return (centered * centered).mean(axis)
+        tensor: Any = self
+        centered = tensor - tensor.mean(axis)
+        squares = (centered * centered).mean(axis)
+        if not tensor.dtype.is_float():
+            return squares
+        # the mean of the deviations is the rounding of the mean
+        rest = centered.mean(axis)
+        exact = apply(ops.max, (squares - rest * rest, 0), {})
+        return apply(ops.where, (apply(ops.is_inf, (squares,), {}), squares, exact), {})
 
     def stdev(self, axis: int | None = -1) -> Self:
         """The population standard deviations along an axis, which keeps size 1."""

@@ -145,6 +145,12 @@ class _Rewrite:
         if i in self.centers and walk > self.spec.stage[i]:
             _, error = self.error(i)
             return self.node("sub", (number, error), value)
+        center = converted(self.spec, value.args[0])
+        if value.op == "reduce_sum" and center in self.centers:
+            # a program that corrects its variance itself finds nothing left
+            total, error = self.error(center)
+            size = self.shared(SizeOf(value.dtype, len(self.spec.dims) - 1))
+            return self.node("sub", (total, self.node("mul", (error, size), value)), value)
         for center, squares in self.centers.items():
             if squares == i:
                 return self.around_mean(number, center, value)
@@ -166,6 +172,8 @@ class _Rewrite:
         total, error = self.error(center)
         surplus = self.node("mul", (total, error), like)
         exact = self.node("sub", (squares, surplus), like)
-        # equal up to rounding: all deviations are the error; or both are infinite
-        greater = self.shared(Node("greater", (squares, surplus), DType.bool))
-        return self.node("select", (greater, exact, squares), like)
+        # all deviations may be the error, up to rounding
+        exact = self.node("max", (exact, self.shared(Literal(like.dtype, 0.0))), like)
+        # squares that overflow stay infinite
+        infinite = self.shared(Node("is_inf", (squares,), DType.bool))
+        return self.node("select", (infinite, squares, exact), like)

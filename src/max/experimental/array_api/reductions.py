@@ -80,7 +80,13 @@ def var(
     """Variances over axes, divided by the number of elements less `correction`."""
     count = math.prod(shape_of(x)[a] for a in axes_of(x, axis))
     apart = x - mean(x, axis=axis, keepdims=True)
-    return sum(apart * apart, axis=axis, keepdims=keepdims) / (count - correction)
+    squares = sum(apart * apart, axis=axis, keepdims=keepdims)
+    if count:
+        # the sum of the deviations is the rounding of the mean times their number
+        rest = sum(apart, axis=axis, keepdims=keepdims)
+        exact = F.max(squares - rest * (rest / count), 0)
+        squares = F.where(F.is_inf(squares), squares, exact)
+    return squares / (count - correction)
 
 
 def std(

@@ -6,11 +6,10 @@ import operator
 
 from max.dtype import DType
 from max.graph.ops._stage import as_tensor, stage
-from max.graph.ops.binary import add, mul, sub
+from max.graph.ops.binary import add, mul
+from max.graph.ops.constant import constant
 from max.graph.ops.promotion import cast_to, is_weak, promote_weak
-from max.graph.ops.reduction import mean
-from max.graph.ops.shape import reshape
-from max.graph.ops.unary import rsqrt
+from max.graph.ops.shape import broadcast_to, reshape
 from max.graph.value import TensorValue, TensorValueLike
 
 __all__ = ["group_norm", "layer_norm", "normalize_groups", "rms_norm"]
@@ -150,6 +149,8 @@ def normalize_groups(x: TensorValue, num_groups: int, epsilon: float) -> TensorV
     # mean and variance of many elements need more bits than float16 has
     wide = cast_to(x, DType.float64 if x.dtype is DType.float64 else DType.float32)
     groups = reshape(wide, [x.shape[0], num_groups, -1])
-    centred = sub(groups, mean(groups))
-    variance = mean(mul(centred, centred))
-    return reshape(mul(centred, rsqrt(add(variance, epsilon))), x.shape)
+    ones, zeros = (
+        broadcast_to(constant(number, wide.dtype, x.device), [groups.shape[-1]])
+        for number in (1.0, 0.0)
+    )
+    return reshape(layer_norm(groups, ones, zeros, epsilon), x.shape)
