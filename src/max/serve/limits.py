@@ -43,7 +43,7 @@ MAX_WIDE_TEXT = 16 << 20
 MAX_TEXT = 2 << 20
 """Bytes of the texts of a request that are formatted and encoded; more where the context has over 2**18 tokens.
 
-The library of tokenizers takes about 100 bytes a token while it encodes a text.
+The library of tokenizers takes about 500 bytes a token while it encodes a text.
 """
 MAX_LISTED = 1 << 20
 """Tokens that ``/tokenize`` lists."""
