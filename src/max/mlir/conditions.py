@@ -10,8 +10,9 @@ from max.mlir.dims import DimExpr, FloorDiv, may_be_negative
 
 __all__ = ["MOST_ELEMENTS", "Condition", "count_conditions", "first_unmet", "size_conditions"]
 
-MOST_ELEMENTS = 1 << 40
-"""The maximum number of elements of a result, also of one that is never in memory: about 10 minutes of work."""
+MOST_ELEMENTS = 1 << 44
+"""The maximum number of elements of a result, also of one that is never in memory: hours of work. Scores of attention
+over a context of 2**19 tokens with 64 heads have as many."""
 _PLAUSIBLE_SIZE = 1 << 20
 """A result that has `MOST_ELEMENTS` or fewer if all symbols have this value has no condition."""
 

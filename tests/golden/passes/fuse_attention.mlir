@@ -1,5 +1,7 @@
 builtin.module {
   mo.graph @g(%x: !mo.tensor<[b, n, 64], f32, cpu:0>, %m: !mo.tensor<[b, 1, 1, n], f32, cpu:0>) -> (!mo.tensor<[b, n, 32], f32, cpu:0>) {
+    mok.check() {sides = #mo.shape<[17592186044416, b * n * 32]>, exact = false, message = "slice: the number of elements of the result"} : () -> ()
+    mok.check() {sides = #mo.shape<[17592186044416, b * n * n * 4]>, exact = false, message = "matmul: the number of elements of the result"} : () -> ()
     %h = mo.reshape(%x) : (!mo.tensor<[b, n, 64], f32, cpu:0>) -> !mo.tensor<[b, n, 8, 8], f32, cpu:0>
     %q = mo.slice(%h) {start = #mo.shape<[0, 0, 0, 0]>, stop = #mo.shape<[b, n, 4, 8]>, step = #mo.shape<[1, 1, 1, 1]>} : (!mo.tensor<[b, n, 8, 8], f32, cpu:0>) -> !mo.tensor<[b, n, 4, 8], f32, cpu:0>
     %k = mo.slice(%h) {start = #mo.shape<[0, 0, 4, 0]>, stop = #mo.shape<[b, n, 6, 8]>, step = #mo.shape<[1, 1, 1, 1]>} : (!mo.tensor<[b, n, 8, 8], f32, cpu:0>) -> !mo.tensor<[b, n, 2, 8], f32, cpu:0>
