@@ -19,6 +19,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.explain import explain_graph
 from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from tests.compiler.reordered import ORDERS, reorder, reordered
 from tests.compiler.test_random_graphs import Builder, ExactBuilder, draw_case
 from tests.sensitivity import assert_within, interpret
@@ -519,7 +520,7 @@ def test_a_kernel_of_the_library_that_changes_a_buffer_writes_it() -> None:
         TensorType(DType.int32, ["batch"], DEVICE),
     ]
     with Graph("counts", input_types=types) as graph:
-        ops.inplace_custom("mo.frequencies.update", DEVICE, list(graph.inputs))
+        stage_declared("frequencies.update", graph.inputs)
         graph.output()
     (update,) = explain_graph(graph)["launches"]
     assert sorted(update["reads"]) == [0, 1, 2] and update["writes"] == [0]

@@ -12,6 +12,7 @@ from max.dtype import DType
 from max.dtype.blocks import encode
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from max.graph.quantization import QuantizationEncoding
 from max.nn.moe import run_experts
 from tests.tolerance import assert_close
@@ -139,8 +140,7 @@ def product(
 ) -> TensorValue:
     """The product of groups in any dtypes, by default that of `x`, as no layer stages it."""
     out = TensorType(dtype or x.dtype, [x.shape[0], w.shape[1]], DEVICE)
-    symbol = "mo.grouped_matmul.ragged"
-    return ops.custom(symbol, DEVICE, [x, w, *groups], [out], parameters={})[0].tensor
+    return stage_declared("grouped_matmul.ragged", [x, w, *groups], {}, [out])[0]
 
 
 def by_groups(x: np.ndarray, w: np.ndarray, counts: list[int]) -> np.ndarray:

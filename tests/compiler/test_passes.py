@@ -43,10 +43,8 @@ STARTS, IDS = "!mo.tensor<[4], ui32, cpu:0>", "!mo.tensor<[3], si32, cpu:0>"
 
 def grouped(name: str, rows: str, weight: str) -> str:
     """A product of groups of rows with the weights of their experts."""
-    return (
-        f'%{name} = mo.custom(%{rows}, %{weight}, %s, %i, %t) {{symbol = "mo.grouped_matmul.ragged", '
-        f"parameters = {{}}}} : ({ROWS}, {EXPERTS}, {STARTS}, {IDS}, !mo.tensor<[2], ui32, cpu:0>) -> {ROWS}\n"
-    )
+    types = f"({ROWS}, {EXPERTS}, {STARTS}, {IDS}, !mo.tensor<[2], ui32, cpu:0>) -> {ROWS}"
+    return f"%{name} = mo.grouped_matmul.ragged(%{rows}, %{weight}, %s, %i, %t) : {types}\n"
 
 
 def graph(inputs: str, outputs: str, body: str) -> str:

@@ -21,7 +21,7 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
-from max.graph.ops._stage import stage
+from max.graph.ops._stage import stage, stage_declared
 from max.nn import kernels
 from max.nn.recurrence import gated_delta_rule as delta_rule
 from tests.guarded import Margins
@@ -485,8 +485,7 @@ def sampling() -> Case:
         ]
 
     def body(*values: Any) -> Any:
-        out = TensorType(I64, [values[0].shape[0]], CPU_REF)
-        return ops.custom("mo.sample.token", CPU_REF, list(values), [out])[0].tensor
+        return stage_declared("sample.token", values)[0]
 
     per_row = [(d, ["batch"]) for d in (F32, I64, F32, F32, U64)]
     return Case([(F32, ["batch", "vocab"]), *per_row], body, draw)
@@ -507,7 +506,7 @@ def next_step() -> Case:
         ]  # fmt: skip
 
     def body(*values: Any) -> None:
-        ops.inplace_custom("mo.next_step.ragged.paged", CPU_REF, list(values))
+        stage_declared("next_step.ragged.paged", values)
 
     u8 = DType.uint8
     inputs = [(I64, ["b"]), (U64, ["b"]), (I64, ["b", 2]), (u8, [1])]
@@ -605,7 +604,7 @@ def kv_store() -> Case:
         return distinct([k, v, *cache])
 
     def body(*values: Any) -> None:
-        ops.inplace_custom("mo.kv_store.ragged.paged", CPU_REF, list(values))
+        stage_declared("kv_store.ragged.paged", values)
 
     width = KV_HEADS * HEAD_DIM
     return Case(
@@ -622,11 +621,7 @@ def rope_case(interleaved: bool) -> Case:
         )
 
     def body(q: Any, *values: Any) -> Any:
-        parameters = {"interleaved": interleaved}
-        operands = [q, *values]
-        return ops.inplace_custom("mo.rope.ragged.paged", CPU_REF, operands, [q.type], parameters)[
-            0
-        ].tensor
+        return stage_declared("rope.ragged.paged", [q, *values], {"interleaved": interleaved})[0]
 
     types = [(F32, ["total", HEADS, HEAD_DIM]), (U32, ["o"]), (F32, ["positions", HEAD_DIM])]
     return Case([*types, *KV_TYPES], body, draw)
@@ -639,11 +634,8 @@ def attention_case(mask: str, window: int) -> Case:
         return [numbers(pick, [rows, HEADS, HEAD_DIM]), *cache, scale]
 
     def body(q: Any, *values: Any) -> Any:
-        parameters = {"mask": mask, "local_window_size": window}
-        operands = [q, *values]
-        return ops.inplace_custom(
-            "mo.attention.ragged.paged", CPU_REF, operands, [q.type], parameters
-        )[0].tensor
+        attrs = {"mask": mask, "local_window_size": window}
+        return stage_declared("attention.ragged.paged", [q, *values], attrs, [q.type])[0]
 
     types = [(F32, ["total", HEADS, HEAD_DIM]), (U32, ["o"]), *KV_TYPES, (F32, [])]
     return Case(types, body, draw)

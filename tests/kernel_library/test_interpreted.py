@@ -112,13 +112,13 @@ CASES: dict[
         "mo.tokens.select.ragged.paged",
         [floats(15, 4, 16), floats(15, 4), PAGED[1], LATENT.blocks[:, :1], *PAGED[3:5], PAGED[6]],
         [(np.int32, (15, 3))],
-        {},
+        {"count": 3},
     ),
     "attention of selected tokens": (
         "mo.attention.selected.paged",
         [floats(15, 4, 16), SELECTED, PAGED[1], LATENT.blocks[:, :1], *PAGED[3:5], *PAGED[6:8]],
         [(F32, (15, 4, 11))],
-        {},
+        {"value_size": 11},
     ),
     "gated delta rule": (
         "mo.gated_delta.ragged",
@@ -228,12 +228,12 @@ CASES: dict[
                 *GROUPS,
             ],
             [(F32, (22, 33))],
-            {"encoding": encoding, "streamed": True, "parts": ((1, 1),)},
+            {"encoding": encoding, **attributes},
         )
         for encoding in ("Q4_0", "Q4_K", "Q6_K")
-        for kind, name in (
-            ("in place", "mo.grouped_qmatmul.ragged"),
-            ("packed", "mok.grouped_products"),
+        for kind, name, attributes in (
+            ("in place", "mo.grouped_qmatmul.ragged", {}),
+            ("packed", "mok.grouped_products", {"streamed": True, "parts": ((1, 1),)}),
         )
     },
     **{

@@ -78,10 +78,14 @@ def test_tokens_are_selected_where_a_sequence_has_more_than_the_count():
 
 @pytest.mark.parametrize("expansion", [None, CHEAP, Expansion(8, 9, 7), Expansion(8, 9, 6)])
 def test_what_the_op_is_told(expansion):
-    (op,) = [op for op in planned(expansion, count=5).mlir_op.block.ops if op.name == "mo.custom"]
+    (op,) = [
+        op
+        for op in planned(expansion, count=5).mlir_op.block.ops
+        if op.name == "mo.latents.plan.ragged"
+    ]
     pays = expansion in (CHEAP, Expansion(8, 9, 6))
     sizes = {CHEAP: (9, 56), Expansion(8, 9, 6): (1, 120)}
     saved, spent = sizes[expansion] if pays else (0, 0)
-    assert op.attr("parameters") == {
+    assert op.attrs == {
         "least_rows": 64 if pays else 0, "most_cached": 3, "saved": saved, "spent": spent, "count": 5,
     }  # fmt: skip

@@ -72,9 +72,7 @@ class LibraryLowering:
         operands = [v for v in values if isinstance(v.type, ShapedType)]
         results = [v for v in outer.results if isinstance(v.type, ShapedType)]
         name = op.name
-        if op.name == "mo.custom":
-            name, attributes = op.attr("symbol"), op.attr("parameters")
-        elif isinstance(op, MatmulOp):
+        if isinstance(op, MatmulOp):
             name = "mo.matmul"
         if not self.placing.backend.library.supports(name):
             types = short_types([v.type for v in op.operands])
@@ -225,14 +223,8 @@ class LibraryLowering:
             self.launch_call(call, [self.placing.place(w)], [target], "pack", parts=[whole.buffer])
 
     def custom(self, op: MoOp) -> None:
-        """Launches the library's kernel of the op's symbol, else the one that is registered under it.
-
-        The arguments of a registered kernel are the results, then the operands.
-        """
+        """Launches the kernel that is registered under the op's symbol, on the results, then the operands."""
         symbol: str = op.attr("symbol")
-        if self.placing.backend.library.supports(symbol):
-            self.lower_op(op, op, None)
-            return
         kernel = k.registered(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
         for result in op.results:

@@ -227,6 +227,7 @@ class AttentionOp(MoOp):
             "dtype": DType,
         },
         infer=_infer_attention,
+        separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))
 

@@ -87,7 +87,9 @@ class RegionOp(BodyOp):
     """A group of ops that are computed together, mostly by one kernel."""
 
     name = "mok.region"
-    spec = OpSpec("mok.region", (0, None), None, attributes={"kind": str}, pure=False)
+    spec = OpSpec(
+        "mok.region", (0, None), None, attributes={"kind": str}, pure=False, hoistable=False
+    )
     traits = OpTraits(lambda: (IsolatedFromAbove(),))
 
     @property

@@ -39,7 +39,7 @@ Implementation = Callable[["Frame", MoOp, Sequence[Array]], Array | Sequence[Arr
 IMPLEMENTATIONS: dict[str, Implementation] = {}
 """The implementation of each op, by its name."""
 REFERENCES: dict[str, Callable[..., Any]] = {}
-"""The NumPy reference of each custom op, by its symbol."""
+"""The NumPy references that are functions of arrays and keywords, by the symbol of a custom op or the name of an op."""
 
 _I = TypeVar("_I", bound=Callable[..., Any])
 
@@ -72,17 +72,22 @@ def implements(*names: str) -> Callable[[_I], _I]:
 
 
 def register(symbol: str) -> Callable[[_I], _I]:
-    """Registers the NumPy reference of a custom op.
+    """Registers the NumPy reference of a custom op, or of an op of the dialect.
 
-    The function takes the operands as arrays, without chains, and the parameters as keywords. It may write to buffers.
-    It returns an array, a sequence of arrays, or None for no results.
+    The function takes the operands as arrays, without chains, and the parameters of the custom op, or the attributes of
+    the op, as keywords. It may write to buffers. It returns an array, a sequence of arrays, or None for no results.
 
     Args:
-        symbol: The name of the op, such as ``mo.attention.ragged.paged``.
+        symbol: The symbol of the custom op, or the full name of the op, such as ``mo.attention.ragged.paged``.
     """
 
     def decorate(function: _I) -> _I:
+        def evaluate(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Any:
+            return function(*operands, **op.attrs)
+
         REFERENCES[symbol] = function
+        if symbol in mlir.OPS:
+            IMPLEMENTATIONS[symbol] = evaluate
         return function
 
     return decorate

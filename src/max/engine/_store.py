@@ -38,11 +38,9 @@ from max._version import __version__
 from max.engine._weights import WeightInfo, declared_weights
 
 if TYPE_CHECKING:
-    from max._compiler import devices as op_devices
     from max._compiler import pipeline
 else:
     # not needed where a program comes from the disk
-    op_devices = lazy_module("max._compiler.devices")
     pipeline = lazy_module("max._compiler.pipeline")
 
 __all__ = ["Loaded", "ProgramStore", "describe", "input_names"]
@@ -204,13 +202,8 @@ class ProgramStore:
         None if an op runs a kernel of the user: `max.mlir.key_text` does not have its source.
         """
         devices = self._kept_devices()
-        if devices is None:
+        if devices is None or any(op.name == "mo.custom" for op in mlir.walk(module)):
             return None
-        for op in mlir.walk(module):
-            if op.name == "mo.custom":
-                library = op_devices.backend_of(op, self._backends).library
-                if not library.supports(op.attr("symbol")):
-                    return None
         makers = [source_fingerprint(package) for package in CODE_PACKAGES]
         checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
         if flags.MAX_CHECK >= 2:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from xdsl.parser import Parser
     from xdsl.printer import Printer
 
-__all__ = ["OPS", "MoOp", "OpSpec", "build", "define", "infer_types"]
+    from max.mlir.operands import Operand
+
+__all__ = ["OPS", "MoOp", "OpSpec", "build", "check_attributes", "define", "infer_types"]
 
 Types = Sequence[Attribute]
 Attrs = Mapping[str, Any]
@@ -66,6 +68,14 @@ class OpSpec:
     """Whether the op may be removed, duplicated or moved. An op with a chain operand may not, whatever this says."""
     terminator: bool = False
     """Whether the op ends a block."""
+    signature: tuple[Operand, ...] = ()
+    """The declared operands, without the chain; empty where `infer` or `check` looks at them itself."""
+    chained: bool = False
+    """Whether a declared op has side effects: its last operand and its last result are a chain."""
+    separates: bool = False
+    """Whether values that are live across the op wait in memory: products before and after it are not merged."""
+    hoistable: bool = True
+    """Whether the op may run once, when a model is loaded, if it depends on weights and constants only."""
 
     @property
     def mnemonic(self) -> str:
@@ -181,22 +191,11 @@ class MoOp(Operation):
 
     def _verified_attributes(self) -> dict[str, Any]:
         """The op's attributes as Python values; raises for unknown, missing and mistyped ones."""
-        spec = self.spec
-        values: dict[str, Any] = {}
-        for name, attr in self.attributes.items():
-            expected = spec.attributes.get(name) or spec.optional.get(name)
-            if expected is None:
-                names = ", ".join((*spec.attributes, *spec.optional)) or "none"
-                raise VerifyException(f"{spec.name}: unknown attribute '{name}'; expected: {names}")
-            value = from_attr(attr)
-            if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-                raise VerifyException(
-                    f"{spec.name}: attribute '{name}' is {attr}, expected {_kind(expected)}"
-                )
-            values[name] = value
-        for name in spec.attributes:
-            if name not in values:
-                raise VerifyException(f"{spec.name}: the attribute '{name}' is missing")
+        values = {name: from_attr(attr) for name, attr in self.attributes.items()}
+        try:
+            check_attributes(self.spec, values, self.attributes)
+        except (ValueError, TypeError) as error:
+            raise VerifyException(str(error)) from None
         return values
 
     def print(self, printer: Printer) -> None:
@@ -221,6 +220,32 @@ class MoOp(Operation):
             result_types=types.outputs.data,
             attributes=attributes,
         )
+
+
+def check_attributes(spec: OpSpec, values: Attrs, shown: Attrs) -> None:
+    """Checks that an op has all required attributes, no unknown one, and that each is of its type.
+
+    Args:
+        spec: The specification of the op.
+        values: The attributes as Python values.
+        shown: The attributes as a message shows them.
+
+    Raises:
+        ValueError: An attribute is unknown or missing.
+        TypeError: An attribute is of another type.
+    """
+    for name, value in values.items():
+        expected = spec.attributes.get(name) or spec.optional.get(name)
+        if expected is None:
+            names = ", ".join((*spec.attributes, *spec.optional)) or "none"
+            raise ValueError(f"{spec.name}: unknown attribute '{name}'; expected: {names}")
+        if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+            raise TypeError(
+                f"{spec.name}: attribute '{name}' is {shown[name]}, expected {_kind(expected)}"
+            )
+    for name in spec.attributes:
+        if name not in values:
+            raise ValueError(f"{spec.name}: the attribute '{name}' is missing")
 
 
 def _kind(expected: type | tuple[type, ...]) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorType, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from max.nn._projection import matmul_input, project
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
@@ -61,15 +62,12 @@ def load_rows(
     parameters: dict[str, bool | int | str | DType] = {"side": side}
     if kv_params.dtype is DType.int8:
         parameters["head_dim"] = kv_params.head_dim
-    return ops.inplace_custom(
-        "mo.kv_load.ragged.paged",
-        device=offsets.device,
-        values=[offsets, kv.kv_blocks, starts, kv.lookup_table, layer_idx, number],
-        out_types=[
-            TensorType(kv_params.loaded_dtype, [rows, _row_size(kv_params)], offsets.device)
-        ],
-        parameters=parameters,
-    )[0].tensor
+    return stage_declared(
+        "kv_load.ragged.paged",
+        [offsets, kv.kv_blocks, starts, kv.lookup_table, layer_idx, number],
+        parameters,
+        [TensorType(kv_params.loaded_dtype, [rows, _row_size(kv_params)], offsets.device)],
+    )[0]
 
 
 def store_rows(
@@ -96,10 +94,9 @@ def store_rows(
     kv, size = kv_collection, _row_size(kv_params)
     if rows.rank != 2 or rows.shape[1] != size:
         raise ValueError(f"the rows are {rows!r}, expected [total_seq_len, {size}]")
-    ops.inplace_custom(
-        "mo.k_store.ragged.paged",
-        device=rows.device,
-        values=[
+    stage_declared(
+        "k_store.ragged.paged",
+        [
             for_cache(kv_params, rows),
             input_row_offsets,
             kv.kv_blocks,
@@ -107,7 +104,7 @@ def store_rows(
             kv.lookup_table,
             layer_idx,
         ],
-        parameters={"side": side},
+        {"side": side},
     )
 
 

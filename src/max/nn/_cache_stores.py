@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, Graph, TensorValue, TensorValueLike, ops
+from max.graph.ops._stage import stage_declared
 from max.nn._adapters import group_of_rows
 from max.nn._cache_rows import KEYS, VALUES
 from max.nn._operand_checks import check_operand
@@ -63,10 +64,9 @@ def kv_cache_store_paged_ragged(
         raise ValueError(f"{op}: heads of {size} elements, and the cache is {blocks!r}")
     rounded = blocks.dtype if blocks.dtype.size_in_bytes > 1 else DType.float32
     rows = ops.reshape(x_cache, [x_cache.shape[0], x_cache.shape[1] * size])
-    ops.inplace_custom(
-        "mo.k_store.ragged.paged",
-        device=x_cache.device,
-        values=[
+    stage_declared(
+        "k_store.ragged.paged",
+        [
             ops.cast(rows, rounded),
             input_row_offsets,
             blocks,
@@ -74,7 +74,7 @@ def kv_cache_store_paged_ragged(
             kv_collection.lookup_table,
             layer_idx,
         ],
-        parameters={"side": key_or_value},
+        {"side": key_or_value},
     )
 
 

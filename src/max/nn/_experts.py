@@ -6,6 +6,7 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from max.graph.quantization import QuantizationEncoding
 from max.nn._projection import matmul_input
 from max.nn._scaled import scaled_rows, scaled_weights
@@ -44,21 +45,9 @@ def moe_create_indices(
         raise TypeError(f"{op}: topk_ids is {topk_ids!r}, expected integers")
     if num_local_experts < 1:
         raise ValueError(f"{op}: num_local_experts is {num_local_experts}, expected 1 or more")
-    rows, device = topk_ids.shape[0], topk_ids.device
-    outputs = ops.custom(
-        "mo.moe.indices",
-        device=device,
-        values=[topk_ids],
-        out_types=[
-            TensorType(DType.uint32, [rows], device),
-            TensorType(DType.uint32, [num_local_experts + 1], device),
-            TensorType(DType.uint32, [rows], device),
-            TensorType(DType.int32, [num_local_experts], device),
-            TensorType(DType.uint32, [2], device),
-        ],
-        parameters={"experts": num_local_experts},
+    order, starts, restored, experts, stats = stage_declared(
+        "moe.indices", [topk_ids], {"experts": num_local_experts}
     )
-    order, starts, restored, experts, stats = (value.tensor for value in outputs)
     return order, starts, restored, experts, stats.to(DeviceRef.CPU())
 
 
@@ -114,17 +103,16 @@ def grouped_matmul_ragged(
         )
     else:
         rows = matmul_input(hidden_states, weight)
-    return ops.custom(
-        "mo.grouped_matmul.ragged" if not parameters else "mo.grouped_qmatmul.ragged",
-        device=hidden_states.device,
-        values=[rows, weight, expert_start_indices, expert_ids, expert_usage_stats_host],
-        out_types=[
+    return stage_declared(
+        "grouped_matmul.ragged" if not parameters else "grouped_qmatmul.ragged",
+        [rows, weight, expert_start_indices, expert_ids, expert_usage_stats_host],
+        parameters,
+        [
             TensorType(
                 hidden_states.dtype, [hidden_states.shape[0], weight.shape[1]], hidden_states.device
             )
         ],
-        parameters=parameters,
-    )[0].tensor
+    )[0]
 
 
 def grouped_dynamic_scaled_fp8_matmul(

@@ -6,6 +6,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from max.nn._cache_rows import k_cache_to_buffer
 from max.nn._projection import project
 from max.nn.attention.mask_config import MHAMaskVariant
@@ -166,10 +167,9 @@ def flare_mla_prefill_ragged(
     previous = (
         [] if prev_output is None or prev_softmax_info is None else [prev_output, prev_softmax_info]
     )
-    out, info = ops.inplace_custom(
-        "mo.mla.prefill.ragged.paged",
-        device=input.device,
-        values=[
+    out, info = stage_declared(
+        "mla.prefill.ragged.paged",
+        [
             input,
             k,
             v,
@@ -183,13 +183,9 @@ def flare_mla_prefill_ragged(
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
             *previous,
         ],
-        out_types=[
-            TensorType(input.dtype, [*input.shape[:2], v.shape[2]], input.device),
-            TensorType(DType.float32, [*input.shape[:2], 2], input.device),
-        ],
-        parameters={"causal": causal},
+        {"causal": causal},
     )
-    return out.tensor, info.tensor
+    return out, info
 
 
 def flare_mla_decode_ragged(
@@ -233,16 +229,15 @@ def flare_mla_decode_ragged(
             f"{op}: queries {input!r} over {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim} elements "
             f"with {qk_rope_dim} rotated ones; expected [total_seq_len, n_heads, {kv_params.head_dim}] over one"
         )
-    return ops.inplace_custom(
-        "mo.attention.ragged.paged",
-        device=input.device,
-        values=[
+    return stage_declared(
+        "attention.ragged.paged",
+        [
             input,
             input_row_offsets,
             *kv_collection,
             layer_idx,
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
         ],
-        out_types=[TensorType(input.dtype, [*input.shape[:2], size], input.device)],
-        parameters={"mask": mask, "local_window_size": -1, "value_size": size},
-    )[0].tensor
+        {"mask": mask, "local_window_size": -1, "value_size": size},
+        [TensorType(input.dtype, [*input.shape[:2], size], input.device)],
+    )[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from max.dtype import DType
-from max.graph import TensorType, TensorValue, ops
+from max.graph import TensorValue
+from max.graph.ops._stage import stage_declared
 from max.nn.kv_cache.cache_values import PagedCacheValues
 
 __all__ = ["Expansion", "plan_latents"]
@@ -62,17 +62,15 @@ def plan_latents(
         Whether keys and values are expanded, and whether tokens are selected: bool, rank 0.
     """
     pays = expansion if expansion is not None and expansion.saved > 0 else None
-    plan = ops.custom(
-        "mo.latents.plan.ragged",
-        device=input_row_offsets.device,
-        values=[input_row_offsets, kv_collection.cache_lengths],
-        out_types=[TensorType(DType.int32, [2], input_row_offsets.device)],
-        parameters={
+    plan = stage_declared(
+        "latents.plan.ragged",
+        [input_row_offsets, kv_collection.cache_lengths],
+        {
             "least_rows": LEAST_ROWS if pays else 0,
             "most_cached": MOST_CACHED,
             "saved": pays.saved if pays else 0,
             "spent": pays.spent if pays else 0,
             "count": count,
         },
-    )[0].tensor
+    )[0]
     return plan[0] != 0, plan[1] != 0

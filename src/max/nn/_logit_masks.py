@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from max.dtype import DType
-from max.graph import DeviceRef, StaticDim, TensorType, TensorValue, TensorValueLike, ops
+from max.graph import DeviceRef, StaticDim, TensorValue, TensorValueLike, ops
+from max.graph.ops._stage import stage_declared
 from max.nn._operand_checks import check_operand
 
 __all__ = [
@@ -109,10 +110,9 @@ def apply_packed_bitmask_with_penalties(
             raise ValueError(f"{op}: {what} is {value!r}, expected [{rows.shape[0]}]")
     present = ops.greater_equal(data[:, 0], 0)
     none = ops.constant(0, DType.int32, data.device)
-    lowered = ops.custom(
-        "mo.penalties",
-        device=x.device,
-        values=[
+    lowered = stage_declared(
+        "penalties",
+        [
             ops.cast(rows, DType.float32),
             ops.where(present, data[:, 0], none),
             ops.where(present, data[:, 1], none),
@@ -120,8 +120,7 @@ def apply_packed_bitmask_with_penalties(
             *penalties,
             ops.broadcast_to(ops.constant(1.0, DType.float32, x.device), [rows.shape[0]]),
         ],
-        out_types=[TensorType(DType.float32, rows.shape, x.device)],
-    )[0].tensor
+    )[0]
     lowered = ops.reshape(ops.cast(lowered, x.dtype), x.shape)
     return ops.where(allowed, lowered, ops.constant(fill_val, x.dtype, x.device))
 

@@ -16,6 +16,7 @@ from max.graph import (
     TensorValueLike,
     ops,
 )
+from max.graph.ops._stage import stage_declared
 from max.nn._cache_rows import (
     for_cache,
 )
@@ -85,10 +86,9 @@ def store_kv_cache_ragged(
     for what, value in (("k", k), ("v", v)):
         if value.rank != 2 or value.shape[1] != width:
             raise ValueError(f"{op}: {what} is {value!r}, expected [total_seq_len, {width}]")
-    ops.inplace_custom(
-        "mo.kv_store.ragged.paged",
-        device=k.device,
-        values=[
+    stage_declared(
+        "kv_store.ragged.paged",
+        [
             for_cache(kv_params, k),
             for_cache(kv_params, v),
             input_row_offsets,
@@ -268,19 +268,17 @@ def _rotated(
         )
     if freqs_cis.rank != 2:
         raise ValueError(f"{op}: freqs_cis is {freqs_cis!r}, expected [positions, rope_dim]")
-    return ops.inplace_custom(
-        "mo.rope.ragged.paged",
-        device=input.device,
-        values=[
+    return stage_declared(
+        "rope.ragged.paged",
+        [
             input,
             input_row_offsets,
             ops.cast(freqs_cis, DType.float32),
             *kv_collection,
             layer_idx,
         ],
-        out_types=[input.type],
-        parameters=parameters,
-    )[0].tensor
+        parameters,
+    )[0]
 
 
 def flash_attention_ragged(
@@ -361,10 +359,9 @@ def flash_attention_ragged(
         raise ValueError(
             f"{op}: alibi_slopes with the mask {mask_variant.name}; CAUSAL_ALIBI_MASK takes them"
         )
-    return ops.inplace_custom(
-        "mo.attention.ragged.paged",
-        device=input.device,
-        values=[
+    return stage_declared(
+        "attention.ragged.paged",
+        [
             input,
             input_row_offsets,
             *kv_collection,
@@ -372,9 +369,9 @@ def flash_attention_ragged(
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
             *by_head,
         ],
-        out_types=[TensorType(out_dtype or input.dtype, input.shape, input.device)],
-        parameters=parameters,
-    )[0].tensor
+        parameters,
+        [TensorType(out_dtype or input.dtype, input.shape, input.device)],
+    )[0]
 
 
 def cross_attention_ragged(
@@ -427,10 +424,9 @@ def cross_attention_ragged(
             f"{op}: the queries are {input!r}, expected [total_q_len, n_heads, {kv_params.head_dim}], a multiple of "
             f"{heads} heads"
         )
-    return ops.inplace_custom(
-        "mo.attention.ragged.paged",
-        device=input.device,
-        values=[
+    return stage_declared(
+        "attention.ragged.paged",
+        [
             input,
             input_row_offsets,
             *kv_collection,
@@ -438,13 +434,13 @@ def cross_attention_ragged(
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
             kv_input_row_offsets,
         ],
-        out_types=[input.type],
-        parameters={
+        {
             "mask": MASKS[mask_variant],
             "local_window_size": local_window_size,
             "cross": True,
         },
-    )[0].tensor
+        [input.type],
+    )[0]
 
 
 def default_alibi_slopes(heads: int) -> npt.NDArray[np.float32]:

@@ -13,6 +13,7 @@ from max.graph import (
     TensorValueLike,
     ops,
 )
+from max.graph.ops._stage import stage_declared
 
 
 def merge_ragged_tensors(
@@ -63,13 +64,7 @@ def merge_ragged_tensors(
 
 def _checked_offsets(what: str, offsets: TensorValue, rows: TensorValue) -> TensorValue:
     """Adds a run-time check to row offsets."""
-    return ops.custom(
-        "mo.check.offsets",
-        device=offsets.device,
-        values=[offsets, TensorValue(rows.shape[0])],
-        out_types=[offsets.type],
-        parameters={"what": what},
-    )[0].tensor
+    return stage_declared("check.offsets", [offsets, TensorValue(rows.shape[0])], {"what": what})[0]
 
 
 def _shifted_rows(

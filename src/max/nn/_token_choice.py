@@ -10,12 +10,12 @@ from max.dtype import DType
 from max.graph import (
     BufferValue,
     DeviceRef,
-    TensorType,
     TensorValue,
     TensorValueLike,
     Value,
     ops,
 )
+from max.graph.ops._stage import stage_declared
 from max.nn._operand_checks import check_operand
 
 
@@ -103,10 +103,9 @@ def sample_rows(
         rows = ops.range(0, TensorValue(logits.shape[0]), 1, out_dim=logits.shape[0],
                          dtype=DType.int64, device=DeviceRef.CPU())  # fmt: skip
         seeds = seeds + ops.cast(rows, DType.uint64).to(logits.device)
-    tokens = ops.custom(
-        "mo.sample.token",
-        device=logits.device,
-        values=[
+    tokens = stage_declared(
+        "sample.token",
+        [
             wide,
             _per_row(op, "temperature", temperature, DType.float32, logits),
             _per_row(op, "top_k", top_k, DType.int64, logits),
@@ -114,8 +113,7 @@ def sample_rows(
             _per_row(op, "min_p", min_p, DType.float32, logits),
             seeds,
         ],
-        out_types=[TensorType(DType.int64, [logits.shape[0]], logits.device)],
-    )[0].tensor
+    )[0]
     return ops.reshape(tokens, [logits.shape[0], 1])
 
 
@@ -156,18 +154,16 @@ def apply_penalties_to_logits(
         ("presence_penalty", presence_penalty),
         ("repetition_penalty", repetition_penalty),
     )
-    lowered = ops.custom(
-        "mo.penalties",
-        device=logits.device,
-        values=[
+    lowered = stage_declared(
+        "penalties",
+        [
             ops.cast(logits, DType.float32),
             frequency_data[:, 0],
             frequency_data[:, 1],
             frequency_offsets,
             *(_per_row(op, what, value, DType.float32, logits) for what, value in penalties),
         ],
-        out_types=[TensorType(DType.float32, logits.shape, logits.device)],
-    )[0].tensor
+    )[0]
     ops.buffer_store(logits_buffer, ops.cast(lowered, logits.dtype))
 
 
@@ -191,8 +187,7 @@ def update_frequency_data(
         raise ValueError(
             f"{op}: data {frequency_data!r} and tokens {tokens!r}; expected [n, 2] and [batch]"
         )
-    ops.inplace_custom(
-        "mo.frequencies.update",
-        device=tokens.device,
-        values=[frequency_data, frequency_offsets, ops.cast(tokens, frequency_data.dtype)],
+    stage_declared(
+        "frequencies.update",
+        [frequency_data, frequency_offsets, ops.cast(tokens, frequency_data.dtype)],
     )

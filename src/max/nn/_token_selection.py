@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph import DeviceRef, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from max.nn._operand_checks import check_operand
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
@@ -57,10 +58,9 @@ def select_tokens(
     _check_latents(op, "index keys", kv_params, queries)
     if weights.rank != 2 or weights.shape[1] != queries.shape[1]:
         raise ValueError(f"{op}: weights {weights!r}, expected [total_seq_len, {queries.shape[1]}]")
-    return ops.inplace_custom(
-        "mo.tokens.select.ragged.paged",
-        device=queries.device,
-        values=[
+    return stage_declared(
+        "tokens.select.ragged.paged",
+        [
             queries,
             weights,
             input_row_offsets,
@@ -69,9 +69,8 @@ def select_tokens(
             kv.lookup_table,
             layer_idx,
         ],
-        out_types=[TensorType(DType.int32, [queries.shape[0], count], queries.device)],
-        parameters={"count": count},
-    )[0].tensor
+        {"count": count},
+    )[0]
 
 
 def attend_selected(
@@ -106,10 +105,9 @@ def attend_selected(
     op, kv = "attend_selected", kv_collection
     check_operand(op, "selected", selected, DType.int32, 2)
     _check_latents(op, "latents", kv_params, queries)
-    return ops.inplace_custom(
-        "mo.attention.selected.paged",
-        device=queries.device,
-        values=[
+    return stage_declared(
+        "attention.selected.paged",
+        [
             queries,
             selected,
             input_row_offsets,
@@ -119,6 +117,5 @@ def attend_selected(
             layer_idx,
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
         ],
-        out_types=[TensorType(queries.dtype, [*queries.shape[:2], value_size], queries.device)],
-        parameters={"value_size": value_size},
-    )[0].tensor
+        {"value_size": value_size},
+    )[0]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from max.dtype import DType
-from max.graph import BufferValue, TensorType, TensorValue, ops
+from max.graph import BufferValue, TensorValue
+from max.graph.ops._stage import stage_declared
 
 __all__ = ["causal_conv_ragged", "gated_delta_rule", "selective_scan_ragged", "ssd_ragged"]
 
@@ -56,13 +57,11 @@ def causal_conv_ragged(
     _check_sequences(op, input_row_offsets, cache_lengths, slots)
     if activation not in (None, "silu"):
         raise ValueError(f"{op}: activation is {activation!r}, expected silu or None")
-    return ops.inplace_custom(
-        "mo.causal_conv.ragged",
-        device=x.device,
-        values=[x, weight, bias, input_row_offsets, cache_lengths, slots, state, layer_idx],
-        out_types=[x.type],
-        parameters={"activation": activation or "none"},
-    )[0].tensor
+    return stage_declared(
+        "causal_conv.ragged",
+        [x, weight, bias, input_row_offsets, cache_lengths, slots, state, layer_idx],
+        {"activation": activation or "none"},
+    )[0]
 
 
 def ssd_ragged(
@@ -116,7 +115,7 @@ def ssd_ragged(
     _check_state(op, state, [heads, b.shape[2], size])
     _check_sequences(op, input_row_offsets, cache_lengths, slots)
     batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
-    return _scan("mo.ssd.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
+    return _scan("ssd.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
 
 
 def selective_scan_ragged(
@@ -171,7 +170,7 @@ def selective_scan_ragged(
     _check_state(op, state, list(a.shape))
     _check_sequences(op, input_row_offsets, cache_lengths, slots)
     batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
-    return _scan("mo.selective_scan.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
+    return _scan("selective_scan.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
 
 
 def gated_delta_rule(
@@ -233,24 +232,14 @@ def gated_delta_rule(
         "scale": int(keys.shape[2]) ** -0.5 if scale is None else scale,
         "normalised": normalised,
     }
-    return ops.inplace_custom(
-        "mo.gated_delta.ragged",
-        device=values.device,
-        values=[q, keys, values, decays, rates, *batch],
-        out_types=[TensorType(values.dtype, values.shape, values.device)],
-        parameters=parameters,
-    )[0].tensor
+    return stage_declared(
+        "gated_delta.ragged", [q, keys, values, decays, rates, *batch], parameters
+    )[0]
 
 
-def _scan(symbol: str, values: list[Any], limits: tuple[float, float]) -> TensorValue:
+def _scan(name: str, values: list[Any], limits: tuple[float, float]) -> TensorValue:
     parameters: dict[str, Any] = {"low": limits[0], "high": min(limits[1], _MOST)}
-    return ops.inplace_custom(
-        symbol,
-        device=values[0].device,
-        values=values,
-        out_types=[values[0].type],
-        parameters=parameters,
-    )[0].tensor
+    return stage_declared(name, values, parameters)[0]
 
 
 _MOST = 3.0e38

@@ -23,7 +23,7 @@ builtin.module {
     %e = mok.grouped_products(%g, %12, %s, %i, %t) {encoding = "rows", columns = array<i64: 48>, pairs = array<i64>, streamed = false, dtype = #mo.dtype<f32>} : (!mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[6, 2048], f32, cpu:0>, !mo.tensor<[4], ui32, cpu:0>, !mo.tensor<[3], si32, cpu:0>, !mo.tensor<[2], ui32, cpu:0>) -> !mo.tensor<[n, 48], f32, cpu:0>
     %h = mo.mul(%c, %e) : (!mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[n, 48], f32, cpu:0>) -> !mo.tensor<[n, 48], f32, cpu:0>
     %f = mok.grouped_products(%z, %7, %s, %i, %t) {encoding = "rows", columns = array<i64: 48>, pairs = array<i64>, streamed = false, dtype = #mo.dtype<f32>} : (!mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[6, 2048], f32, cpu:0>, !mo.tensor<[4], ui32, cpu:0>, !mo.tensor<[3], si32, cpu:0>, !mo.tensor<[2], ui32, cpu:0>) -> !mo.tensor<[n, 48], f32, cpu:0>
-    %d = mo.custom(%z, %v, %s, %i, %t) {symbol = "mo.grouped_matmul.ragged", parameters = {}} : (!mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[3, 48, 48], f32, cpu:0>, !mo.tensor<[4], ui32, cpu:0>, !mo.tensor<[3], si32, cpu:0>, !mo.tensor<[2], ui32, cpu:0>) -> !mo.tensor<[n, 48], f32, cpu:0>
+    %d = mo.grouped_matmul.ragged(%z, %v, %s, %i, %t) : (!mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[3, 48, 48], f32, cpu:0>, !mo.tensor<[4], ui32, cpu:0>, !mo.tensor<[3], si32, cpu:0>, !mo.tensor<[2], ui32, cpu:0>) -> !mo.tensor<[n, 48], f32, cpu:0>
     mo.output(%g, %h, %f, %d) : (!mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[n, 48], f32, cpu:0>, !mo.tensor<[n, 48], f32, cpu:0>) -> ()
   }
 }

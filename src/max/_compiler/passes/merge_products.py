@@ -23,8 +23,6 @@ MAX_PARTS = 4
 """The most parts of one launch: the kernel has code for the epilogue of each."""
 CONE_OPS = 32
 """The most element-wise ops after a product that are searched."""
-SEPARATORS = MATMULS | {"mok.attention", "mo.custom", "mo.call", "mo.if", "mo.while"}
-"""Ops that separate products: results of products merged across such an op would have to wait for it in memory."""
 
 
 def merge_products(block: Block) -> None:
@@ -85,12 +83,12 @@ def _plan(parts: list[tuple[MoOp, ...]]) -> tuple[Plan, list[MoOp]]:
 
 
 def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
-    """The products in groups of one x with no op of `SEPARATORS` between them; a group may have one product."""
+    """The products in groups of one x without an op that separates them; a group may have one product."""
     groups: list[list[MoOp]] = []
     open_: dict[tuple[SSAValue, str], list[MoOp]] = {}
     for op in ops:
         if op.name != "mok.packed_matmul":
-            if op.name in SEPARATORS:
+            if op.spec.separates or op.name in MATMULS:
                 open_.clear()
             continue
         encoding = op.attr("encoding")

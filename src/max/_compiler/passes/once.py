@@ -18,8 +18,6 @@ MAX_GROWTH = 4
 """The largest ratio of the bytes of a hoisted result to the bytes of the weights that it is computed from."""
 SMALL_BYTES = 1 << 28
 """Results of at most this many bytes are hoisted at any ratio."""
-EXCLUDED = frozenset({"mo.call", "mo.custom", "mo.if", "mo.while", "mok.region"})
-"""Ops that are never hoisted: they may have effects, or contain constants themselves."""
 
 
 def _bytes(value: SSAValue) -> int | None:
@@ -44,7 +42,7 @@ def _is_constant(op: MoOp, constants: set[SSAValue]) -> bool:
     """Whether an op computes the same results in each execution: pure, of static sizes, from constants only."""
     return (
         op.is_pure
-        and op.name not in EXCLUDED
+        and op.spec.hoistable
         and not any(_symbolic(attr) for attr in op.attributes.values())
         and bool(op.results)
         and all(operand in constants for operand in op.operands)

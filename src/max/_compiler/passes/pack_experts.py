@@ -22,7 +22,7 @@ from max.mlir import DimExpr, MoOp, TensorType, build
 __all__ = ["pack_experts"]
 
 DENSE, QUANTISED = "mo.grouped_matmul.ragged", "mo.grouped_qmatmul.ragged"
-"""The symbols of grouped products: rows, weights, starts, experts, statistics."""
+"""The grouped products: of rows, weights, starts, experts, statistics."""
 
 
 def pack_experts(block: Block, backends: Backends) -> None:
@@ -33,9 +33,7 @@ def pack_experts(block: Block, backends: Backends) -> None:
     twice.
     """
     ops = ops_of(block)
-    products = [
-        op for op in ops if op.name == "mo.custom" and op.attr("symbol") in (DENSE, QUANTISED)
-    ]
+    products = [op for op in ops if op.name in (DENSE, QUANTISED)]
     if not products:
         return
     constant = weights_only(ops)
@@ -92,8 +90,8 @@ def _encoding(op: MoOp, constant: set[SSAValue], packing: Packing) -> str | None
     shape = w.static_shape if isinstance(w, TensorType) else None
     if op.operands[1] not in constant or shape is None or 0 in shape:
         return None
-    if op.attr("symbol") == QUANTISED:
-        encoding: str = op.attr("parameters")["encoding"]
+    if op.name == QUANTISED:
+        encoding: str = op.attr("encoding")
         return encoding if encoding in packing.quantised else None
     assert isinstance(x, TensorType) and isinstance(w, TensorType)
     fits = w.dtype in packing.dense and x.dtype is w.dtype and min(shape[1:]) >= packing.min_size

@@ -8,6 +8,7 @@ from typing import Any
 from max import mlir
 from max._errors import ArgumentError, AxisError
 from max.graph import graph as _graph
+from max.graph.type import Type
 from max.graph.value import TensorValue, TensorValueLike, Value, tensor_of
 
 
@@ -33,6 +34,31 @@ def stage(
                 raise ArgumentError(f"{name}: axis {axis} of the result has size {dim}")
     types = None if result_type is None else (result_type,)
     return tensor_of(_graph.Graph.current.stage(f"mo.{name}", operands, attrs, types)[0])
+
+
+def stage_declared(
+    name: str,
+    operands: Sequence[Value[Any]],
+    attrs: Mapping[str, Any] | None = None,
+    result_types: Sequence[Type[Any]] | None = None,
+) -> list[TensorValue]:
+    """Stages an op with declared operands into the current graph, ordered by the graph's chain if it has side effects.
+
+    Args:
+        name: The name without dialect, such as ``sample.token``.
+        operands: The operands, without the chain.
+        attrs: The attributes, as Python values.
+        result_types: The types of the results, for an op whose result types are free.
+
+    Raises:
+        ValueError: An operand or an attribute does not fit the op's signature.
+        TypeError: The kind or the dtype of an operand does not fit.
+    """
+    graph = _graph.Graph.current
+    full_name = f"mo.{name}"
+    staged = graph.stage_effect if mlir.OPS[full_name].spec.chained else graph.stage
+    types = None if result_types is None else [type_.to_mlir() for type_ in result_types]
+    return [tensor_of(result) for result in staged(full_name, operands, attrs, types)]
 
 
 def normalize_axis(op: str, axis: int, rank: int, name: str = "axis") -> int:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from max import mlir
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
-from max.graph.ops._stage import as_tensor, normalize_axis
-from max.graph.ops.custom import custom
+from max.graph.ops._stage import as_tensor, normalize_axis, stage_declared
 from max.graph.ops.gather import gather
 from max.graph.ops.promotion import cast_to
 from max.graph.ops.range import range
@@ -112,8 +111,7 @@ def _repeat_by_tensor(
             f"repeat_interleave: repeats has size {counts.shape[0]}, axis {axis} has {size}"
         )
     attrs = {"what": "repeat_interleave: repeats"}
-    checked = custom("mo.check.counts", x.device, [counts], [counts.type], attrs)
-    counts = checked[0].tensor
+    (counts,) = stage_declared("check.counts", [counts], attrs)
     total = Dim(out_dim)
     ends = cumsum(counts, axis=0)
     # a new symbol as out_dim is bound by the range

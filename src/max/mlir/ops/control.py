@@ -395,12 +395,26 @@ define(OpSpec("mo.graph", (0, 0), 0, attributes=_GRAPH, pure=False), GraphOp)
 define(OpSpec("mo.subgraph", (0, 0), 0, attributes=_GRAPH, pure=False), SubgraphOp)
 define(
     OpSpec(
-        "mo.call", (0, None), None, attributes={"callee": str, "prefix": str}, check=_check_call
+        "mo.call",
+        (0, None),
+        None,
+        attributes={"callee": str, "prefix": str},
+        check=_check_call,
+        separates=True,
+        hoistable=False,
     ),
     CallOp,
 )
 define(
-    OpSpec("mo.if", (1, None), None, attributes={"then": str, "otherwise": str}, check=_check_if),
+    OpSpec(
+        "mo.if",
+        (1, None),
+        None,
+        attributes={"then": str, "otherwise": str},
+        check=_check_if,
+        separates=True,
+        hoistable=False,
+    ),
     IfOp,
 )
 define(
@@ -410,6 +424,8 @@ define(
         None,
         attributes={"condition": str, "body": str},
         check=_check_while,
+        separates=True,
+        hoistable=False,
     ),
     WhileOp,
 )
@@ -421,6 +437,8 @@ define(
         attributes={"symbol": str, "parameters": dict},
         optional={"device": DeviceRefAttr},
         check=_check_custom,
+        separates=True,
+        hoistable=False,
     )
 )
 

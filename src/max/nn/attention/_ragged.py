@@ -6,6 +6,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 
 __all__ = ["attend_ragged"]
 
@@ -62,10 +63,6 @@ def attend_ragged(
                 f"attention: the bias is {bias!r}, expected float32 [{heads}, 2 * n - 1]"
             )
         values.append(bias)
-    return ops.custom(
-        "mo.attention.ragged",
-        device=q.device,
-        values=values,
-        out_types=[q.type],
-        parameters={"mask": mask, "local_window_size": window},
-    )[0].tensor
+    return stage_declared("attention.ragged", values, {"mask": mask, "local_window_size": window})[
+        0
+    ]

@@ -16,7 +16,8 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.described import load_described
 from max.engine.loop import ModelLoop
-from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
+from max.graph import BufferType, DeviceRef, Graph, TensorType
+from max.graph.ops._stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.generation.step_reader import NO_TOKEN, StepReader
@@ -45,7 +46,7 @@ def next_step_graph() -> Graph:
         BufferType(DType.uint8, [1], cpu),
     ]
     with Graph("next_step", input_types=types) as graph:
-        ops.inplace_custom("mo.next_step.ragged.paged", cpu, graph.inputs)
+        stage_declared("next_step.ragged.paged", graph.inputs)
         graph.output()
     return graph
 

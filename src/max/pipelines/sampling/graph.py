@@ -9,6 +9,7 @@ import numpy as np
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from max.interfaces import SamplingParams, TextGenerationContext
 from max.pipelines.config.model_config import SamplingConfig
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
@@ -77,12 +78,7 @@ def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> Te
         logits: ``[batch, vocab]``, float32.
         penalties: The values of :func:`penalty_inputs`.
     """
-    return ops.custom(
-        "mo.penalties",
-        device=logits.device,
-        values=[logits, *penalties],
-        out_types=[logits.type],
-    )[0].tensor
+    return stage_declared("penalties", [logits, *penalties])[0]
 
 
 def token_sampler(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph.ops._stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.pipelines.core.reasoning import ReasoningLimit
 
@@ -162,9 +163,4 @@ def sample_tokens(
     """
     if logits.dtype != DType.float32:
         logits = ops.cast(logits, DType.float32)
-    return ops.custom(
-        "mo.sample.token",
-        device=logits.device,
-        values=[logits, temperature, top_k, top_p, min_p, seed],
-        out_types=[TensorType(DType.int64, [logits.shape[0]], logits.device)],
-    )[0].tensor
+    return stage_declared("sample.token", [logits, temperature, top_k, top_p, min_p, seed])[0]

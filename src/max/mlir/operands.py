@@ -1,0 +1,219 @@
+"""Declared operands: the name, kind, dtype and rank of each operand of an op, checked in one place.
+
+An op whose operands are declared has an `OpSpec.signature`. `declare` makes the spec: it counts the operands, checks
+each one, handles the chain, and passes the types by name to the op's own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from max._dataclass import dataclass
+from max.dtype import DType
+from max.mlir.operation import Attrs, Conditions, OpSpec, Types, check_attributes
+from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types
+
+__all__ = [
+    "FLOATS", "INTEGERS", "NamedTypes", "Operand", "declare", "equal_shape", "static_dims",
+]  # fmt: skip
+
+FLOATS = tuple([dtype for dtype in DType if dtype.is_float()])
+"""The dtypes of operands that kernels convert to float32 or float64."""
+INTEGERS = tuple([dtype for dtype in DType if dtype.is_integral()])
+"""The dtypes of integers."""
+
+_CHAIN = ChainType.get()
+_SETS = {FLOATS: "a floating-point type", INTEGERS: "integers"}
+
+NamedTypes = Mapping[str, ShapedType]
+"""The types of an op's operands by name, without those that are absent."""
+
+Rule = Callable[[NamedTypes, Attrs], Types]
+"""Computes the result types without the chain; raises ValueError or TypeError for operands that do not fit."""
+
+ResultRule = Callable[[NamedTypes, Types, Attrs], None]
+"""Checks result types without the chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A declared operand.
+
+    Args:
+        name: The name, for messages.
+        dtypes: The dtypes that fit.
+        rank: The number of dimensions.
+        is_buffer: Whether the operand is a buffer that the op reads or changes; else it is a tensor.
+        on_any_device: Whether it may be on another device than the other operands: numbers that the host reads.
+        present: Whether an op with these attributes has the operand; None: always.
+        optional: Whether it may be absent; an op has all of its optional operands, or none.
+    """
+
+    name: str
+    dtypes: tuple[DType, ...]
+    rank: int
+    is_buffer: bool = False
+    on_any_device: bool = False
+    present: Callable[[Attrs], bool] | None = None
+    optional: bool = False
+
+    def check(self, op: str, type_: object) -> ShapedType:
+        """Checks the type of a value for this operand, and returns it.
+
+        Raises:
+            TypeError: The kind or the dtype does not fit.
+            ValueError: The rank does not fit.
+        """
+        expected = BufferType if self.is_buffer else TensorType
+        if not isinstance(type_, ShapedType) or not isinstance(type_, expected):
+            kind = "buffer" if self.is_buffer else "tensor"
+            raise TypeError(f"{op}: {self.name} is {_text(type_)}, expected a {kind}")
+        if type_.dtype not in self.dtypes:
+            names = _SETS.get(self.dtypes) or " or ".join(dtype.name for dtype in self.dtypes)
+            raise TypeError(f"{op}: {self.name} is {type_.short}, expected {names}")
+        if type_.rank != self.rank:
+            raise ValueError(f"{op}: {self.name} is {type_.short}, expected rank {self.rank}")
+        return type_
+
+
+def _text(type_: object) -> str:
+    return short_types([type_])  # pyright: ignore[reportArgumentType]
+
+
+def declare(
+    name: str,
+    signature: Sequence[Operand],
+    results: int,
+    rule: Rule | None = None,
+    *,
+    result_rule: ResultRule | None = None,
+    chained: bool = False,
+    attributes: Mapping[str, type] | None = None,
+    optional: Mapping[str, type] | None = None,
+    conditions: Conditions | None = None,
+) -> OpSpec:
+    """The specification of an op with declared operands.
+
+    Args:
+        name: The full name, such as ``mo.sample.token``.
+        signature: The operands, without the chain.
+        results: The number of results, without the chain.
+        rule: The result types follow from the operands by this rule.
+        result_rule: The result types are free within this rule. One of the two is given.
+        chained: Whether the op has side effects: its last operand and its last result are a chain.
+        attributes: The Python types of the required attributes.
+        optional: The Python types of the optional attributes.
+        conditions: The run-time conditions over sizes.
+    """
+    op = name.removeprefix("mo.")
+    operands = tuple(signature)
+
+    def named(types: Types, attrs: Attrs) -> NamedTypes:
+        check_attributes(spec, attrs, attrs)
+        return _named_types(op, operands, chained, types, attrs)
+
+    def infer(types: Types, attrs: Attrs) -> Types:
+        assert rule is not None
+        inferred = rule(named(types, attrs), attrs)
+        return (*inferred, _CHAIN) if chained else inferred
+
+    def check(types: Types, result_types: Types, attrs: Attrs) -> None:
+        assert result_rule is not None
+        plain = result_types
+        if chained:
+            if not plain or plain[-1] != _CHAIN:
+                raise TypeError(
+                    f"{op}: the results are {short_types(plain)}, expected a chain as the last one"
+                )
+            plain = plain[:-1]
+        if len(plain) != results:
+            raise ValueError(
+                f"{op}: the results are {short_types(plain)}, expected {results} of them"
+            )
+        result_rule(named(types, attrs), plain, attrs)
+
+    required = sum([o.present is None and not o.optional for o in operands])
+    spec = OpSpec(
+        name,
+        (required + chained, len(operands) + chained),
+        results + chained,
+        attributes=attributes or {},
+        optional=optional or {},
+        infer=None if rule is None else infer,
+        check=None if result_rule is None else check,
+        conditions=conditions,
+        pure=not chained,
+        signature=operands,
+        chained=chained,
+        separates=True,
+        hoistable=False,
+    )
+    return spec
+
+
+def _named_types(
+    op: str, signature: Sequence[Operand], chained: bool, types: Types, attrs: Attrs
+) -> NamedTypes:
+    """Checks the operands of an op, and returns their types by name."""
+    if chained:
+        if not types or types[-1] != _CHAIN:
+            last = short_types(types[-1:]) or "absent"
+            raise TypeError(f"{op}: the last operand is {last}, expected a chain")
+        types = types[:-1]
+    expected = [operand for operand in signature if not operand.present or operand.present(attrs)]
+    if len(types) < len(expected):
+        expected = [operand for operand in expected if not operand.optional]
+    if len(types) != len(expected):
+        names = ", ".join([operand.name for operand in expected])
+        raise ValueError(
+            f"{op}: got {len(types)} operands ({short_types(types)}), expected {len(expected)}: {names}"
+        )
+    named: dict[str, ShapedType] = {}
+    first: Operand | None = None
+    for operand, type_ in zip(expected, types, strict=True):
+        checked = named[operand.name] = operand.check(op, type_)
+        if operand.on_any_device:
+            continue
+        if first is None:
+            first = operand
+        elif checked.device != named[first.name].device:
+            raise ValueError(
+                f"{op}: {operand.name} is {checked.short}, {first.name} is {named[first.name].short}: "
+                "they are on different devices; transfer one of them"
+            )
+    return named
+
+
+def static_dims(op: str, name: str, type_: ShapedType, *axes: int) -> tuple[int, ...]:
+    """The sizes of axes as ints.
+
+    Args:
+        op: The op, for messages.
+        name: The name of the operand.
+        type_: The type of the operand.
+        axes: The axes.
+
+    Raises:
+        ValueError: One of the sizes is symbolic.
+    """
+    dims = [type_.shape[axis] for axis in axes]
+    for axis, dim in zip(axes, dims, strict=True):
+        if not dim.is_static:
+            raise ValueError(
+                f"{op}: {name} is {type_.short}; the size of axis {axis} must be static"
+            )
+    return tuple([dim.value for dim in dims])
+
+
+def equal_shape(op: str, types: NamedTypes, *names: str) -> None:
+    """Checks that operands have one shape.
+
+    Raises:
+        ValueError: One of the shapes differs from that of the first operand.
+    """
+    first = types[names[0]]
+    for name in names[1:]:
+        if types[name].shape != first.shape:
+            raise ValueError(
+                f"{op}: {name} is {types[name].short}, {names[0]} is {first.short}; expected one shape"
+            )

@@ -1,0 +1,73 @@
+"""Ops on ragged batches without a cache: attention, and checks of counts and offsets."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.mlir.operands import FLOATS, INTEGERS, NamedTypes, Operand, declare, static_dims
+from max.mlir.operation import Attrs, Types, define
+from max.mlir.ops.cache import OFFSETS, SCALE, check_window
+from max.mlir.types import TensorType
+
+_MASKS = ("null", "causal", "sliding_window", "chunked_causal", "symmetric_window")
+
+
+def _attended(types: NamedTypes, attrs: Attrs) -> Types:
+    op = "attention.ragged"
+    check_window(op, attrs, "null", _MASKS)
+    queries, keys, values = (types[name] for name in ("q", "keys", "values"))
+    heads, head_dim = static_dims(op, "q", queries, 1, 2)
+    kv_heads, key_dim = static_dims(op, "keys", keys, 1, 2)
+    if keys.shape[1:] != values.shape[1:] or key_dim != head_dim:
+        raise ValueError(
+            f"{op}: q is {queries.short}, keys {keys.short}, values {values.short}; expected heads of one size, and "
+            "values of the keys' shape"
+        )
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"{op}: {heads} query heads cannot share {kv_heads} key heads")
+    if "bias" in types and types["bias"].shape[0] != heads:
+        raise ValueError(f"{op}: bias is {types['bias'].short}, expected [{heads}, 2 * n - 1]")
+    return (queries,)
+
+
+define(
+    declare(
+        "mo.attention.ragged",
+        (
+            Operand("q", FLOATS, 3),
+            Operand("keys", FLOATS, 3),
+            Operand("values", FLOATS, 3),
+            OFFSETS,
+            SCALE,
+            Operand("bias", (DType.float32,), 2, optional=True),
+        ),
+        1,
+        _attended,
+        optional={"mask": str, "local_window_size": int},
+    )
+)
+
+
+def _unchanged(types: NamedTypes, attrs: Attrs) -> Types:
+    checked = types["checked"]
+    assert isinstance(checked, TensorType)
+    return (checked,)
+
+
+define(
+    declare(
+        "mo.check.counts",
+        (Operand("checked", INTEGERS, 1),),
+        1,
+        _unchanged,
+        attributes={"what": str},
+    )
+)
+define(
+    declare(
+        "mo.check.offsets",
+        (Operand("checked", INTEGERS, 1), Operand("rows", INTEGERS, 0, on_any_device=True)),
+        1,
+        _unchanged,
+        attributes={"what": str},
+    )
+)

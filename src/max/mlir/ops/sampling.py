@@ -1,0 +1,112 @@
+"""Ops of a decoding step: penalties on logits, the choice of tokens, counts of tokens, the inputs of the next step."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.mlir.operands import INTEGERS, NamedTypes, Operand, declare
+from max.mlir.operation import Attrs, Types, define
+from max.mlir.types import TensorType
+
+_F32, _I64, _U32, _U64 = (DType.float32,), (DType.int64,), (DType.uint32,), (DType.uint64,)
+_BYTES = (DType.uint8,)
+_COUNTS = (DType.int32, DType.int64)
+
+
+def _sampled(types: NamedTypes, attrs: Attrs) -> Types:
+    logits = types["logits"]
+    return (TensorType.get(DType.int64, logits.shape[:1], logits.device),)
+
+
+define(
+    declare(
+        "mo.sample.token",
+        (
+            Operand("logits", _F32, 2),
+            Operand("temperature", _F32, 1),
+            Operand("top_k", _I64, 1),
+            Operand("top_p", _F32, 1),
+            Operand("min_p", _F32, 1),
+            Operand("seed", _U64, 1),
+        ),
+        1,
+        _sampled,
+    )
+)
+
+
+def _penalized(types: NamedTypes, attrs: Attrs) -> Types:
+    logits = types["logits"]
+    assert isinstance(logits, TensorType)
+    return (logits,)
+
+
+define(
+    declare(
+        "mo.penalties",
+        (
+            Operand("logits", _F32, 2),
+            Operand("tokens", _COUNTS, 1),
+            Operand("counts", _COUNTS, 1),
+            Operand("offsets", _U32, 1),
+            Operand("frequency_penalty", _F32, 1),
+            Operand("presence_penalty", _F32, 1),
+            Operand("repetition_penalty", _F32, 1),
+        ),
+        1,
+        _penalized,
+    )
+)
+
+
+def _counted(types: NamedTypes, attrs: Attrs) -> Types:
+    op, data, tokens = "frequencies.update", types["data"], types["tokens"]
+    if data.shape[1:] != data.with_shape((2,)).shape:
+        raise ValueError(f"{op}: data is {data.short}, expected pairs of token and count [n, 2]")
+    if data.dtype is not tokens.dtype:
+        raise TypeError(f"{op}: tokens is {tokens.short}, data {data.short}; expected one dtype")
+    return ()
+
+
+define(
+    declare(
+        "mo.frequencies.update",
+        (
+            Operand("data", _COUNTS, 2, is_buffer=True),
+            Operand("offsets", _U32, 1),
+            Operand("tokens", INTEGERS, 1),
+        ),
+        0,
+        _counted,
+        chained=True,
+    )
+)
+
+
+def _advanced(types: NamedTypes, attrs: Attrs) -> Types:
+    pairs = types["max_lengths"]
+    if pairs.shape[1:] != pairs.with_shape((2,)).shape:
+        raise ValueError(f"next_step.ragged.paged: max_lengths is {pairs.short}, expected [n, 2]")
+    return ()
+
+
+define(
+    declare(
+        "mo.next_step.ragged.paged",
+        (
+            Operand("next_tokens", _I64, 1),
+            Operand("first_seeds", _U64, 1),
+            Operand("ends", _I64, 2),
+            Operand("interrupted", _BYTES, 1),
+            Operand("tokens", _I64, 1, is_buffer=True),
+            Operand("cache_lengths", _U32, 1, is_buffer=True),
+            Operand("max_lengths", _U32, 2, is_buffer=True),
+            Operand("seeds", _U64, 1, is_buffer=True),
+            Operand("history", _I64, 2, is_buffer=True),
+            Operand("steps", _I64, 1, is_buffer=True),
+            Operand("again", _BYTES, 1, is_buffer=True),
+        ),
+        0,
+        _advanced,
+        chained=True,
+    )
+)
