@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from max import kernel as k
+from max import mlir
 from max._compiler.specialisations import Specialisations
 from max._kernel_library import library
 from max._runtime import kernel_code, platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 from max.dtype import DType
+from max.graph import DeviceRef
 from tests.guarded import PATTERN, Margins
 
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
@@ -178,14 +180,51 @@ def _undefined(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.full(size, PATTERN, np.uint8).view(dtype).reshape(shape)
 
 
+def check_declared(
+    name: str,
+    operands: Sequence[np.ndarray],
+    results: Sequence[np.ndarray],
+    attributes: Mapping[str, Any],
+) -> None:
+    """Checks operands against the signature of the op, as staging does."""
+    spec = mlir.OPS[name].spec if name in mlir.OPS else None
+    if spec is None or not spec.signature:
+        return
+    on = DeviceRef.CPU().to_mlir()
+    types: list[Any] = [
+        mlir.TensorType.get(DType.from_numpy(x.dtype), x.shape, on) for x in operands
+    ]
+    chain = [mlir.ChainType.get()] if spec.chained else []
+    outputs = [mlir.TensorType.get(DType.from_numpy(x.dtype), x.shape, on) for x in results]
+    present = [o for o in spec.signature if not o.present or o.present(attributes)]
+    for index, (operand, type_) in enumerate(zip(present, types, strict=False)):
+        types[index] = type_.as_buffer() if operand.is_buffer else type_
+    try:
+        if spec.infer is not None:
+            spec.infer([*types, *chain], attributes)
+        if spec.check is not None:
+            spec.check([*types, *chain], [*outputs, *chain], attributes)
+    except (ValueError, TypeError) as error:
+        raise NotImplementedError(str(error)) from error
+
+
 def lowered(
     name: str,
     operands: Sequence[np.ndarray],
     results: Sequence[np.ndarray],
     attributes: Mapping[str, Any] | None = None,
     machine: str = "host",
+    checked: bool = True,
 ) -> library.KernelCall:
-    """The launch of a kernel on operands and results."""
+    """The launch of a kernel on operands and results.
+
+    `checked` refuses what the specification of an op with declared operands refuses, as staging does.
+
+    Raises:
+        NotImplementedError: The specification of the op refuses them, or the kernel does.
+    """
+    if checked:
+        check_declared(name, operands, results, attributes or {})
     described = [
         [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
         for group in (operands, results)
@@ -203,14 +242,15 @@ def interpreted(
     workers: int = 1,
     machine: str = "host",
     in_place: bool = False,
+    checked: bool = True,
 ) -> list[np.ndarray]:
-    """Runs a kernel in the interpreter, which checks every index.
+    """Runs a kernel in the interpreter, which checks every index; `checked` as for `lowered`.
 
     `in_place` gives results the memory of the operands that they may overwrite. Other results and workspaces begin with
     a pattern.
     """
     outputs = [_undefined(shape, dtype) for dtype, shape in results]
-    call = lowered(name, operands, outputs, attributes, machine)
+    call = lowered(name, operands, outputs, attributes, machine, checked)
     for result, operand in call.in_place if in_place else ():
         outputs[result] = operands[operand]
     workspaces = [_undefined(w.shape, w.dtype.to_numpy()) for w in call.workspaces]

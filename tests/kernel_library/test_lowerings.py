@@ -64,13 +64,6 @@ def test_a_result_may_overwrite_the_first_operand() -> None:
 Tensors = Sequence[tuple[DType, tuple[Any, ...]]]
 
 
-def rotation(q: tuple[Any, ...], freqs_cis: tuple[Any, ...]) -> Tensors:
-    """The operands of `mo.rope.ragged.paged`."""
-    numbers = [(DType.uint32, shape) for shape in (("batch",), ("batch", "table"), (1, 2), ())]
-    blocks = (F32, ("pages", 2, "layers", 4, 2, 8))
-    return [(F32, q), (DType.uint32, ("offsets",)), (F32, freqs_cis), blocks, *numbers]
-
-
 REFUSALS: list[tuple[str, Tensors, Tensors, Mapping[str, Any], str]] = [
     ("gather_nd", [(F32, (3, 4)), (I64, (2, 2))], [(F32, (2,))], {"batch_dims": 1},
      "index vectors of 2 for rank 2 and batch_dims 1"),
@@ -80,8 +73,6 @@ REFUSALS: list[tuple[str, Tensors, Tensors, Mapping[str, Any], str]] = [
      "index vectors of 3 for rank 2"),
     ("scatter_nd", [(F32, (3, 4)), (F32, (2,)), (I64, (2, "n"))], [(F32, (3, 4))], {},
      "index vectors of n for rank 2"),
-    ("moe.indices", [(F32, (5,))], [(I64, (5,))] * 5, {}, "5 experts, ids of float32"),
-    ("moe.indices", [(I64, (5,))], [(I64, ("n",))] * 5, {}, "n experts, ids of int64"),
     ("pad", [(F32, (3,))], [(F32, (4,))], {"low": (0,), "mode": "reflect", "value": 0},
      "mode 'reflect' of a tensor of rank 1"),
     ("pad", [(F32, ())], [(F32, ())], {"low": (), "mode": "constant", "value": 0},
@@ -89,10 +80,6 @@ REFUSALS: list[tuple[str, Tensors, Tensors, Mapping[str, Any], str]] = [
     ("slice_dynamic", [(F32, ()), *[(I64, (0,))] * 3], [(F32, ())], {}, "slice_dynamic of rank 0"),
     ("buffer_store_slice_dynamic", [(F32, ()), (F32, ()), *[(I64, (0,))] * 3], [], {},
      "store_slice_dynamic of rank 0"),
-    ("rope.ragged.paged", rotation(("rows", 2, 8), ("positions", "n")), [(F32, ("rows", 2, 8))], {},
-     "freqs_cis of n columns for heads of 8"),
-    ("rope.ragged.paged", rotation(("rows", 2, "n"), ("positions", 6)), [(F32, ("rows", 2, "n"))], {},
-     "freqs_cis of 6 columns for heads of n"),
     ("argmax", [(F32, (3, 0))], [(I64, (3, 1))], {"axis": 1}, "argmax over an axis of size 0 (axis 1)"),
     ("argmin", [(F32, (0, 3))], [(I64, (1, 3))], {"axis": -2}, "argmin over an axis of size 0 (axis 0)"),
 ]  # fmt: skip

@@ -10,14 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
-from max._kernel_library.lowering import Operand
 from max._kernel_library.operand_checks import (
     check_offsets,
     check_rising,
     check_size,
-    unsigned,
 )
-from max.dtype import DType
 from tests.kernel_language.harness import compiled
 
 
@@ -118,13 +115,3 @@ def test_sizes() -> None:
     for size, rows in ((3, 3), (3, 4), (4, 3), (0, 0), (0, 1)):
         error = None if size == rows else f"x has size {size}, expected {rows}"
         run(checked_size, np.zeros(size, np.float32), rows, error)
-
-
-def test_dtypes_of_offsets() -> None:
-    fitting = [Operand(dtype, (3,)) for dtype in (DType.uint8, DType.uint16, DType.uint32)]
-    unsigned("op", fitting)
-    for dtype in (DType.uint64, DType.int32, DType.int64, DType.float32, DType.bool):
-        for place in range(3):
-            operands = [*fitting[:place], Operand(dtype, (3,)), *fitting[place:]]
-            with pytest.raises(NotImplementedError, match=f"op: .* of {dtype.name}; uint32 would"):
-                unsigned("op", operands)

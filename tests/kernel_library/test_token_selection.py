@@ -46,7 +46,9 @@ def best(scores: Array, count: int) -> Array:
 def select(cache: Cache, weights: Array, count: int, **options: Any) -> Array:
     _, offsets, blocks, lengths, table, _, layer, _ = cache.operands(1.0)
     operands = [cache.q, weights, offsets, blocks, lengths, table, layer]
-    (out,) = run("mo.tokens.select.ragged.paged", operands, [(np.int32, (len(cache.q), count))], **options)  # fmt: skip
+    shape = (len(cache.q), count)
+    attrs = {"count": count}
+    (out,) = run("mo.tokens.select.ragged.paged", operands, [(np.int32, shape)], attrs, **options)
     return out
 
 
@@ -54,7 +56,10 @@ def attend(cache: Cache, chosen: Array, scale: float, value_size: int, **options
     _, offsets, blocks, lengths, table, _, layer, factor = cache.operands(scale)
     operands = [cache.q, chosen, offsets, blocks, lengths, table, layer, factor]
     shape = (*cache.q.shape[:2], value_size)
-    (out,) = run("mo.attention.selected.paged", operands, [(cache.q.dtype, shape)], **options)
+    attrs = {"value_size": value_size}
+    (out,) = run(
+        "mo.attention.selected.paged", operands, [(cache.q.dtype, shape)], attrs, **options
+    )
     return out
 
 
@@ -226,7 +231,7 @@ def test_tokens_that_a_row_does_not_see() -> None:
     cache = latents([(3, 1)], 2, 6, 4, F32)
     with pytest.raises(KernelRunError, match="row 0: selected token 4; it sees the tokens up to 3"):
         attend(cache, np.array([[0, 4]], np.int32), 1.0, 4)
-    with pytest.raises(NotImplementedError, match="0 tokens, expected 1 to"):
+    with pytest.raises(NotImplementedError, match="count is 0, expected 1 or more"):
         select(cache, np.ones((1, 2), np.float32), 0)
-    with pytest.raises(NotImplementedError, match=r"weights \(1, 3\) of 2 heads"):
+    with pytest.raises(NotImplementedError, match=r"weights is .*, expected \[total_seq_len, 2\]"):
         select(cache, np.ones((1, 3), np.float32), 2)

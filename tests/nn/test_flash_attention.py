@@ -166,7 +166,7 @@ def test_a_ragged_batch_that_does_not_fit() -> None:
         )
 
     rows = (5, 4, 8)
-    with pytest.raises(ValueError, match="of rank 3"):
+    with pytest.raises(ValueError, match="expected rank 3"):
         stage((5, 32), rows, rows)
     with pytest.raises(ValueError, match="do not fit"):
         stage(rows, (5, 2, 8), (5, 4, 8))

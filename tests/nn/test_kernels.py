@@ -250,7 +250,7 @@ def test_mistakes(rng: np.random.Generator) -> None:
 
         with pytest.raises(ValueError, match="5 query heads cannot share 2 key heads"):
             attend()
-        with pytest.raises(ValueError, match="softcap is -1.0, expected a positive number"):
+        with pytest.raises(ValueError, match="softcap is -1.0, expected a finite number from 0"):
             attend(input=even, softcap=-1.0)
         with pytest.raises(ValueError, match=r"sink_weights is .* expected \[4\]"):
             attend(input=even, sink_weights=ops.constant(np.zeros(3, np.float32)))

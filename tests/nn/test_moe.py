@@ -373,7 +373,7 @@ def test_mistakes() -> None:
     ]
     with Graph("g", input_types=types) as graph:
         x, w, *rest = (value.tensor for value in graph.inputs)
-        with pytest.raises(ValueError, match=r"expected weight of shape \[num_experts, \*, 63\]"):
+        with pytest.raises(ValueError, match="x is .*63.*the last dimensions must be equal"):
             kernels.grouped_matmul_ragged(x, w, *rest)
         with pytest.raises(ValueError, match="expected weight of rank 3 but got 2"):
             kernels.grouped_matmul_ragged(x, x, *rest)

@@ -1,35 +1,10 @@
-"""Checks of operands that kernels share: dtypes when an op is lowered, sizes and offsets of ragged rows when a kernel
-runs.
-"""
+"""Checks that kernels share when they run: sizes, and offsets of ragged rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import Operand
-from max.dtype import DType
-
-UNSIGNED = (DType.uint8, DType.uint16, DType.uint32)
-"""Dtypes of offsets, lengths, pages and layers: no element is negative, and all fit 64 bits with their sums."""
-
-
-def unsigned(op: str, operands: Sequence[Operand]) -> None:
-    """Checks the dtypes of counts and numbers.
-
-    Args:
-        op: The op.
-        operands: The operands.
-
-    Raises:
-        NotImplementedError: The dtype of one is not in `UNSIGNED`.
-    """
-    for operand in operands:
-        if operand.dtype not in UNSIGNED:
-            raise NotImplementedError(
-                f"{op}: offsets, lengths, pages and layers of {operand.dtype.name}; uint32 would fit"
-            )
 
 
 @k.inline

@@ -15,13 +15,12 @@ from max._dataclass import dataclass
 from max.mlir.attributes import from_attr, to_attr
 from max.mlir.builtin import UNKNOWN_LOC, LocationAttr
 from max.mlir.conditions import MOST_ELEMENTS, Condition, count_conditions, size_conditions
+from max.mlir.operand import Operand
 from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types
 
 if TYPE_CHECKING:
     from xdsl.parser import Parser
     from xdsl.printer import Printer
-
-    from max.mlir.operands import Operand
 
 __all__ = ["OPS", "MoOp", "OpSpec", "build", "check_attributes", "define", "infer_types"]
 

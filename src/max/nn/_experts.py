@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
 from max.graph.ops._stage import stage_declared
@@ -38,13 +36,6 @@ def moe_create_indices(
         ValueError: The ids have another rank, or there is no expert. An id out of range raises when the graph runs.
         TypeError: The ids are not integers.
     """
-    op = "moe_create_indices"
-    if topk_ids.rank != 1:
-        raise ValueError(f"{op}: topk_ids is {topk_ids!r}, expected [rows]")
-    if not topk_ids.dtype.is_integral():
-        raise TypeError(f"{op}: topk_ids is {topk_ids!r}, expected integers")
-    if num_local_experts < 1:
-        raise ValueError(f"{op}: num_local_experts is {num_local_experts}, expected 1 or more")
     order, starts, restored, experts, stats = stage_declared(
         "moe.indices", [topk_ids], {"experts": num_local_experts}
     )
@@ -80,39 +71,21 @@ def grouped_matmul_ragged(
     Raises:
         ValueError: A shape does not fit. Invalid groups and experts raise when the graph runs.
     """
-    op = "grouped_matmul_ragged"
-    if hidden_states.rank != 2:
-        raise ValueError(f"{op}: hidden_states is {hidden_states!r}, expected [rows, in_dim]")
-    if weight.rank != 3:
-        raise ValueError(f"{op}: expected weight of rank 3 but got {weight.rank}")
-    inner = hidden_states.shape[1]
-    parameters: dict[str, Any] = {}
-    if quantization_encoding is not None:
-        elements = quantization_encoding.elements_per_block
-        size = quantization_encoding.block_size
-        if int(inner) % elements or weight.shape[2] != int(inner) // elements * size:
-            raise ValueError(
-                f"{op}: weight is {weight!r}; {inner} elements in {quantization_encoding.value} take "
-                f"{-(-int(inner) // elements) * size} bytes, in whole blocks of {elements}"
-            )
-        parameters["encoding"] = quantization_encoding.value
-        rows = hidden_states
-    elif weight.shape[2] != inner:
+    if hidden_states.rank != 2 or weight.rank != 3:
         raise ValueError(
-            f"{op}: expected weight of shape [num_experts, *, {inner}] but got {weight.shape}"
+            f"grouped_matmul_ragged: {hidden_states!r} and {weight!r}, expected [rows, in_dim] and "
+            "[experts, out_dim, in_dim]"
         )
-    else:
+    groups = [expert_start_indices, expert_ids, expert_usage_stats_host]
+    shape = [hidden_states.shape[0], weight.shape[1]]
+    result = TensorType(hidden_states.dtype, shape, hidden_states.device)
+    if quantization_encoding is None:
         rows = matmul_input(hidden_states, weight)
-    return stage_declared(
-        "grouped_matmul.ragged" if not parameters else "grouped_qmatmul.ragged",
-        [rows, weight, expert_start_indices, expert_ids, expert_usage_stats_host],
-        parameters,
-        [
-            TensorType(
-                hidden_states.dtype, [hidden_states.shape[0], weight.shape[1]], hidden_states.device
-            )
-        ],
-    )[0]
+        name, attrs = "grouped_matmul.ragged", {}
+    else:
+        rows = hidden_states
+        name, attrs = "grouped_qmatmul.ragged", {"encoding": quantization_encoding.value}
+    return stage_declared(name, [rows, weight, *groups], attrs, [result])[0]
 
 
 def grouped_dynamic_scaled_fp8_matmul(

@@ -101,7 +101,6 @@ def apply_packed_bitmask_with_penalties(
     x, data, offsets = (TensorValue(v) for v in (logits, frequency_data, frequency_offsets))
     allowed = _allowed(op, x, TensorValue(packed))
     check_operand(op, "frequency_data", data, DType.int32, 2)
-    check_operand(op, "frequency_offsets", offsets, DType.uint32, 1)
     rows = ops.reshape(x, [-1, x.shape[-1]])
     penalties = [TensorValue(v) for v in (frequency_penalty, presence_penalty)]
     for what, value in zip(("frequency_penalty", "presence_penalty"), penalties, strict=True):

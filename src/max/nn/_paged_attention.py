@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from max.graph.ops._stage import stage_declared
 from max.nn._cache_rows import (
     for_cache,
 )
-from max.nn._operand_checks import check_mask, check_operand
 from max.nn._projection import matmul_input, project
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kv_cache.cache_params import KVCacheParams
@@ -34,11 +32,6 @@ MASKS: dict[MHAMaskVariant, str] = {
     MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK: "sliding_window",
 }
 """The name in the attention kernel of each mask."""
-
-
-def _check_ragged(op: str, input_row_offsets: TensorValue, layer_idx: TensorValue) -> None:
-    check_operand(op, "input_row_offsets", input_row_offsets, DType.uint32, 1)
-    check_operand(op, "layer_idx", layer_idx, DType.uint32, 0)
 
 
 def _check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
@@ -80,12 +73,7 @@ def store_kv_cache_ragged(
         TypeError: A dtype does not fit.
     """
     op = "store_kv_cache_ragged"
-    _check_ragged(op, input_row_offsets, layer_idx)
     _check_cache(op, kv_params, kv_collection)
-    width = kv_params.n_kv_heads_per_device * kv_params.head_dim
-    for what, value in (("k", k), ("v", v)):
-        if value.rank != 2 or value.shape[1] != width:
-            raise ValueError(f"{op}: {what} is {value!r}, expected [total_seq_len, {width}]")
     stage_declared(
         "kv_store.ragged.paged",
         [
@@ -259,15 +247,7 @@ def _rotated(
     kv_collection: PagedCacheValues, freqs_cis: TensorValue, layer_idx: TensorValue,
     parameters: dict[str, bool | int | str | DType],
 ) -> TensorValue:  # fmt: skip
-    _check_ragged(op, input_row_offsets, layer_idx)
     _check_cache(op, kv_params, kv_collection)
-    if input.rank != 3 or input.shape[-1] != kv_params.head_dim:
-        raise ValueError(
-            f"{op}: the queries are {input!r}, expected [total_seq_len, n_heads, "
-            f"{kv_params.head_dim}]"
-        )
-    if freqs_cis.rank != 2:
-        raise ValueError(f"{op}: freqs_cis is {freqs_cis!r}, expected [positions, rope_dim]")
     return stage_declared(
         "rope.ragged.paged",
         [
@@ -329,32 +309,22 @@ def flash_attention_ragged(
         TypeError: A dtype does not fit.
     """
     op = "flash_attention_ragged"
-    check_mask(op, mask_variant, local_window_size)
-    _check_ragged(op, input_row_offsets, layer_idx)
     _check_cache(op, kv_params, kv_collection)
-    heads = kv_params.n_kv_heads_per_device
-    if input.rank != 3 or input.shape[-1] != kv_params.head_dim:
-        raise ValueError(
-            f"{op}: the queries are {input!r}, expected [total_seq_len, n_heads, "
-            f"{kv_params.head_dim}]"
-        )
-    if int(input.shape[1]) % heads:
-        raise ValueError(f"{op}: {input.shape[1]} query heads cannot share {heads} key heads")
     parameters: dict[str, Any] = {
         "mask": MASKS[mask_variant],
         "local_window_size": local_window_size,
     }
     if softcap:
-        if not 0 < softcap < math.inf:
-            raise ValueError(f"{op}: softcap is {softcap}, expected a positive number")
         parameters["softcap"] = float(softcap)
     by_head: list[TensorValue] = []
     if sink_weights is not None:
-        by_head.append(_per_head(op, "sink_weights", sink_weights, input))
+        by_head.append(_per_head(sink_weights, input))
         parameters["sinks"] = True
     if mask_variant is MHAMaskVariant.CAUSAL_ALIBI_MASK:
-        slopes = default_alibi_slopes(int(input.shape[1])) if alibi_slopes is None else alibi_slopes
-        by_head.append(_per_head(op, "alibi_slopes", slopes, input))
+        if alibi_slopes is None:
+            # queries of another rank are refused when the op is staged
+            alibi_slopes = default_alibi_slopes(int(input.shape[1]) if input.rank > 1 else 1)
+        by_head.append(_per_head(alibi_slopes, input))
     elif alibi_slopes is not None:
         raise ValueError(
             f"{op}: alibi_slopes with the mask {mask_variant.name}; CAUSAL_ALIBI_MASK takes them"
@@ -414,16 +384,7 @@ def cross_attention_ragged(
     op = "cross_attention_ragged"
     if mask_variant is MHAMaskVariant.CAUSAL_ALIBI_MASK:
         raise NotImplementedError(f"{op}: CAUSAL_ALIBI_MASK is of self attention")
-    check_mask(op, mask_variant, local_window_size)
-    _check_ragged(op, input_row_offsets, layer_idx)
-    check_operand(op, "kv_input_row_offsets", kv_input_row_offsets, DType.uint32, 1)
     _check_cache(op, kv_params, kv_collection)
-    heads = kv_params.n_kv_heads_per_device
-    if input.rank != 3 or input.shape[-1] != kv_params.head_dim or int(input.shape[1]) % heads:
-        raise ValueError(
-            f"{op}: the queries are {input!r}, expected [total_q_len, n_heads, {kv_params.head_dim}], a multiple of "
-            f"{heads} heads"
-        )
     return stage_declared(
         "attention.ragged.paged",
         [
@@ -457,9 +418,6 @@ def default_alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
     return np.array(slopes, np.float32)
 
 
-def _per_head(op: str, what: str, value: TensorValueLike, queries: TensorValue) -> TensorValue:
-    """Checks one number per query head and casts them to float32 ``[n_heads]``."""
-    numbers = TensorValue(value)
-    if numbers.rank != 1 or numbers.shape[0] != queries.shape[1]:
-        raise ValueError(f"{op}: {what} is {numbers!r}, expected [{queries.shape[1]}]")
-    return ops.cast(numbers, DType.float32).to(queries.device)
+def _per_head(value: TensorValueLike, queries: TensorValue) -> TensorValue:
+    """Casts one number per query head to float32, on the device of the queries."""
+    return ops.cast(TensorValue(value), DType.float32).to(queries.device)

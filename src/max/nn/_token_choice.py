@@ -147,7 +147,6 @@ def apply_penalties_to_logits(
     if logits_buffer.rank != 2:
         raise ValueError(f"{op}: the logits are {logits_buffer!r}, expected [batch, vocab_size]")
     check_operand(op, "frequency_data", frequency_data, DType.int32, 2)
-    check_operand(op, "frequency_offsets", frequency_offsets, DType.uint32, 1)
     logits = ops.buffer_load(logits_buffer)
     penalties = (
         ("frequency_penalty", frequency_penalty),
@@ -182,11 +181,6 @@ def update_frequency_data(
     Raises:
         ValueError: A shape does not fit. A sequence without a free pair raises when the graph runs.
     """
-    op = "update_frequency_data"
-    if frequency_data.rank != 2 or frequency_data.shape[1] != 2 or tokens.rank != 1:
-        raise ValueError(
-            f"{op}: data {frequency_data!r} and tokens {tokens!r}; expected [n, 2] and [batch]"
-        )
     stage_declared(
         "frequencies.update",
         [frequency_data, frequency_offsets, ops.cast(tokens, frequency_data.dtype)],

@@ -7,20 +7,10 @@ import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 from max.graph.ops._stage import stage_declared
-from max.nn._operand_checks import check_operand
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 
 __all__ = ["attend_selected", "select_tokens"]
-
-
-def _check_latents(op: str, what: str, kv_params: KVCacheParams, queries: TensorValue) -> None:
-    size = kv_params.head_dim
-    if queries.rank != 3 or queries.shape[2] != size or kv_params.n_kv_heads_per_device != 1:
-        raise ValueError(
-            f"{op}: queries {queries!r} over {kv_params.n_kv_heads_per_device} {what} of {size} elements; expected "
-            f"[total_seq_len, heads, {size}] over one"
-        )
 
 
 def select_tokens(
@@ -53,11 +43,7 @@ def select_tokens(
         ValueError: A shape does not fit.
         TypeError: A dtype does not fit.
     """
-    op, kv = "select_tokens", kv_collection
-    check_operand(op, "input_row_offsets", input_row_offsets, DType.uint32, 1)
-    _check_latents(op, "index keys", kv_params, queries)
-    if weights.rank != 2 or weights.shape[1] != queries.shape[1]:
-        raise ValueError(f"{op}: weights {weights!r}, expected [total_seq_len, {queries.shape[1]}]")
+    kv = kv_collection
     return stage_declared(
         "tokens.select.ragged.paged",
         [
@@ -102,9 +88,7 @@ def attend_selected(
         ValueError: A shape does not fit.
         TypeError: A dtype does not fit.
     """
-    op, kv = "attend_selected", kv_collection
-    check_operand(op, "selected", selected, DType.int32, 2)
-    _check_latents(op, "latents", kv_params, queries)
+    kv = kv_collection
     return stage_declared(
         "attention.selected.paged",
         [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from max.dtype import DType
 from max.graph import BufferValue, TensorValue
 from max.graph.ops._stage import stage_declared
 
@@ -47,16 +46,6 @@ def causal_conv_ragged(
         TypeError: The dtype of the state does not fit, or `input_row_offsets`, `cache_lengths` or `slots` is not
             uint32.
     """
-    op = "causal_conv_ragged"
-    if x.rank != 2 or weight.rank != 2 or list(weight.shape[1:]) != list(x.shape[1:]):
-        raise ValueError(
-            f"{op}: x is {x!r} and weight {weight!r}, expected columns for each channel"
-        )
-    taps, channels = weight.shape
-    _check_state(op, state, [int(taps) - 1, channels])
-    _check_sequences(op, input_row_offsets, cache_lengths, slots)
-    if activation not in (None, "silu"):
-        raise ValueError(f"{op}: activation is {activation!r}, expected silu or None")
     return stage_declared(
         "causal_conv.ragged",
         [x, weight, bias, input_row_offsets, cache_lengths, slots, state, layer_idx],
@@ -106,14 +95,6 @@ def ssd_ragged(
         TypeError: The dtype of the state does not fit, or `input_row_offsets`, `cache_lengths` or `slots` is not
             uint32.
     """
-    op = "ssd_ragged"
-    if x.rank != 3 or b.rank != 3 or b.shape != c.shape:
-        raise ValueError(f"{op}: x is {x!r}, b {b!r} and c {c!r}, expected [total, n, size] each")
-    heads, size = x.shape[1:]
-    if int(heads) % int(b.shape[1]):
-        raise ValueError(f"{op}: {b.shape[1]} groups do not divide {heads} heads")
-    _check_state(op, state, [heads, b.shape[2], size])
-    _check_sequences(op, input_row_offsets, cache_lengths, slots)
     batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
     return _scan("ssd.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
 
@@ -160,15 +141,6 @@ def selective_scan_ragged(
         TypeError: The dtype of the state does not fit, or `input_row_offsets`, `cache_lengths` or `slots` is not
             uint32.
     """
-    op = "selective_scan_ragged"
-    if x.rank != 2 or x.shape != dt.shape or b.rank != 2 or b.shape != c.shape:
-        raise ValueError(
-            f"{op}: x is {x!r}, dt {dt!r}, b {b!r} and c {c!r}, expected [total, channels] twice, [total, states] twice"
-        )
-    if list(a.shape) != [b.shape[1], x.shape[1]]:
-        raise ValueError(f"{op}: a is {a!r}, expected {[b.shape[1], x.shape[1]]}")
-    _check_state(op, state, list(a.shape))
-    _check_sequences(op, input_row_offsets, cache_lengths, slots)
     batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
     return _scan("selective_scan.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
 
@@ -213,23 +185,12 @@ def gated_delta_rule(
         ValueError: Shapes do not fit.
         TypeError: The states are not float32, or `input_row_offsets`, `cache_lengths` or `slots` is not uint32.
     """
-    op = "gated_delta_rule"
-    if q.rank != 3 or values.rank != 3 or q.shape != keys.shape:
-        raise ValueError(
-            f"{op}: queries are {q!r}, keys {keys!r} and values {values!r}, expected [total, heads, size] each, "
-            "queries like keys"
-        )
-    heads, key_heads = values.shape[1], keys.shape[1]
-    if int(heads) % int(key_heads):
-        raise ValueError(f"{op}: {key_heads} key heads do not divide {heads} heads")
-    _check_state(op, states, [heads, keys.shape[2], values.shape[2]], (DType.float32,))
-    _check_sequences(op, input_row_offsets, cache_lengths, slots)
-    for name, rows in (("decays", decays), ("rates", rates)):
-        if list(rows.shape) != [values.shape[0], heads]:
-            raise ValueError(f"{op}: {name} are {rows!r}, expected {[values.shape[0], heads]}")
+    if scale is None:
+        # keys without a static size are refused when the op is staged
+        scale = float(int(keys.shape[-1])) ** -0.5 if keys.rank else 1.0
     batch = [input_row_offsets, cache_lengths, slots, states, layer_idx]
     parameters: dict[str, Any] = {
-        "scale": int(keys.shape[2]) ** -0.5 if scale is None else scale,
+        "scale": scale,
         "normalised": normalised,
     }
     return stage_declared(
@@ -238,48 +199,9 @@ def gated_delta_rule(
 
 
 def _scan(name: str, values: list[Any], limits: tuple[float, float]) -> TensorValue:
-    parameters: dict[str, Any] = {"low": limits[0], "high": min(limits[1], _MOST)}
+    parameters: dict[str, Any] = {"low": float(limits[0]), "high": float(min(limits[1], _MOST))}
     return stage_declared(name, values, parameters)[0]
 
 
 _MOST = 3.0e38
 """Represents no limit, because parameters of ops must be finite."""
-
-
-_STATE_DTYPES = (DType.float32, DType.bfloat16, DType.float16)
-
-
-def _check_state(
-    op: str, state: BufferValue, shape: list[Any], dtypes: tuple[DType, ...] = _STATE_DTYPES
-) -> None:
-    """Checks the shape of one sequence's state in one layer, and its dtype.
-
-    Raises:
-        ValueError: The shape differs.
-        TypeError: The dtype differs.
-    """
-    if state.rank != 2 + len(shape) or list(state.shape[2:]) != list(shape):
-        raise ValueError(f"{op}: state is {state!r}, expected [slots, layers, *{shape}]")
-    if state.dtype not in dtypes:
-        expected = " or ".join(dtype.name for dtype in dtypes)
-        raise TypeError(f"{op}: state is {state!r}, expected {expected}")
-
-
-def _check_sequences(
-    op: str, input_row_offsets: TensorValue, cache_lengths: TensorValue, slots: TensorValue
-) -> None:
-    """Checks the vectors that describe a batch of sequences.
-
-    Raises:
-        ValueError: The rank of a vector is not 1.
-        TypeError: The dtype of a vector is not uint32.
-    """
-    for name, vector in (
-        ("input_row_offsets", input_row_offsets),
-        ("cache_lengths", cache_lengths),
-        ("slots", slots),
-    ):
-        if vector.rank != 1:
-            raise ValueError(f"{op}: {name} is {vector!r}, expected rank 1")
-        if vector.dtype != DType.uint32:
-            raise TypeError(f"{op}: {name} is {vector!r}, expected uint32")

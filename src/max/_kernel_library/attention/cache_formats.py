@@ -13,25 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import Operand
 from max._kernel_library.operand_checks import check_size
-from max.dtype import DType
+from max.dtype.cache_rows import SCALE_BYTES
 
-SCALE_BYTES = 4
 MAX_FINITE = {"f8e4m3fn": 448.0}
 """The greatest finite value of the 8-bit floats that a cache can have."""
-
-
-def row_size(dtype: Any, head_dim: int) -> int:
-    """The elements of a head's row in a page; `max.nn.kv_cache.KVCacheParams.stored_head_dim` is the same.
-
-    Args:
-        dtype: The cache's type, as a kernel type or a `DType`.
-        head_dim: The size of a head.
-    """
-    if dtype.name not in ("i8", "int8"):
-        return head_dim
-    return SCALE_BYTES + -(-head_dim // 4) * 4
 
 
 def is_rounded(dtype: k.ScalarType) -> bool:
@@ -120,34 +106,9 @@ def store_heads(rows: Any, source: Any, width: int) -> None:
         copy_elements(rows.reshape(source.shape[0]), source, width)
 
 
-def check_rows(op: str, blocks: Operand, size: Any) -> None:
-    """Checks that the rows of all heads fit a cache of codes; of floats the kernels check it.
-
-    Args:
-        op: The op.
-        blocks: The cache.
-        size: The elements of a key or value of all heads.
-
-    Raises:
-        NotImplementedError: They do not fit, or their size is not static.
-    """
-    heads, row = blocks.shape[4], blocks.shape[5]
-    if blocks.dtype is not DType.int8:
-        return
-    if not isinstance(size, int) or not isinstance(heads, int) or size % heads:
-        raise NotImplementedError(
-            f"{op}: rows of {size} elements for {heads} heads; a static multiple would fit"
-        )
-    expected = row_size(blocks.dtype, size // heads)
-    if row != expected:
-        raise NotImplementedError(
-            f"{op}: the cache's int8 rows have {row} elements, expected {expected} for heads of {size // heads}"
-        )
-
-
 @k.inline
 def check_heads(name: str, size: Any, blocks: Any) -> None:
-    """Raises where a row of all heads does not fit a cache of floats; see `check_rows`.
+    """Raises where a row of all heads does not fit a cache of floats; for one of codes the op checks it.
 
     Args:
         name: The name of the row in the message (compile time).

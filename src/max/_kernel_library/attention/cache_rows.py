@@ -8,7 +8,6 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.attention.cache_formats import (
     check_heads,
-    check_rows,
     load_head,
     store_heads,
 )
@@ -22,7 +21,7 @@ from max._kernel_library.attention.paged_cache import (
     sequence_of,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
-from max._kernel_library.operand_checks import check_rising, check_size, unsigned
+from max._kernel_library.operand_checks import check_rising, check_size
 
 
 @k.kernel
@@ -108,8 +107,6 @@ def _lower_load(
 ) -> KernelCall:
     """The call for `mo.kv_load.ragged.paged`."""
     (out,) = results
-    unsigned("mo.kv_load.ragged.paged", [operands[0], *operands[2:5]])
-    check_rows("mo.kv_load.ragged.paged", operands[1], out.shape[1])
     args = (
         view("result", 0, out, static=(False, True)),
         view("operand", 0, operands[0], static=False),
@@ -129,8 +126,6 @@ def _lower_store(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.k_store.ragged.paged`."""
-    unsigned("mo.k_store.ragged.paged", [operands[1], *operands[3:]])
-    check_rows("mo.k_store.ragged.paged", operands[2], operands[0].shape[1])
     args = (
         view("operand", 0, operands[0], static=(False, True)),
         view("operand", 1, operands[1], static=False),

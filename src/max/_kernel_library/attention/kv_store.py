@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.attention.cache_formats import check_heads, check_rows, store_heads
+from max._kernel_library.attention.cache_formats import check_heads, store_heads
 from max._kernel_library.attention.paged_cache import (
     CACHE_DIMS,
     PagedCache,
@@ -16,7 +16,7 @@ from max._kernel_library.attention.paged_cache import (
     place_of,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
-from max._kernel_library.operand_checks import check_size, unsigned
+from max._kernel_library.operand_checks import check_size
 
 
 @k.kernel
@@ -54,8 +54,6 @@ def _lower_kv_store(
 ) -> KernelCall:
     """The call for `mo.kv_store.ragged.paged`; the sizes of a page and a head are static."""
     blocks = operands[3]
-    unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:]])
-    check_rows("mo.kv_store.ragged.paged", blocks, operands[0].shape[1])
     args = (
         view("operand", 0, operands[0]),
         view("operand", 1, operands[1]),

@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, run_time_views
-from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
+from max._kernel_library.operand_checks import check_offsets, check_size
 
 
 @k.kernel
@@ -65,7 +65,6 @@ def _lower_plan(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.latents.plan.ragged`: one worker computes the two flags."""
-    unsigned("mo.latents.plan.ragged", operands)
     args = run_time_views(results, operands)
     names = ("least_rows", "most_cached", "saved", "spent", "count")
     params = {name: int(attributes[name]) for name in names}

@@ -48,8 +48,7 @@ from max._kernel_library.attention.paged_rows import (
 )
 from max._kernel_library.attention.ragged_attention import plan_ragged_grid
 from max._kernel_library.lowering import KernelCall, Operand, view
-from max._kernel_library.operand_checks import check_rising, check_size, unsigned
-from max.dtype import DType
+from max._kernel_library.operand_checks import check_rising, check_size
 
 
 @k.inline
@@ -227,33 +226,7 @@ def _lower_prefill(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.mla.prefill.ragged.paged`; heads and their sizes must be static."""
-    op = "mo.mla.prefill.ragged.paged"
-    q, keys, values, *numbers = operands[:10]
     previous = operands[11:]
-    unsigned(op, [*numbers[:3], *numbers[4:7]])
-    sizes = [*q.shape[1:], *keys.shape[1:], *values.shape[1:]]
-    if not all(isinstance(size, int) for size in sizes) or not (
-        q.shape[1] == keys.shape[1] == values.shape[1]
-        and keys.shape[2] <= q.shape[2]
-        and keys.dtype is values.dtype
-    ):
-        raise NotImplementedError(
-            f"{op}: queries {q.shape}, {keys.dtype.name} keys {keys.shape} and {values.dtype.name} values "
-            f"{values.shape} do not fit"
-        )
-    for part, sizes in zip(
-        [*results, *previous], [(q.shape[1], values.shape[2]), (q.shape[1], 2)] * 2, strict=False
-    ):
-        if part.shape[1:] != sizes:
-            raise NotImplementedError(f"{op}: a result of shape {part.shape}, expected {sizes}")
-    blocks = operands[6]
-    if blocks.dtype is DType.int8:
-        raise NotImplementedError(f"{op}: a cache of int8; a float dtype would fit")
-    rotated = q.shape[2] - keys.shape[2]
-    if 0 in blocks.shape[4:] or not isinstance(blocks.shape[5], int) or blocks.shape[5] < rotated:
-        raise NotImplementedError(
-            f"{op}: {rotated} rotated elements in latents of {blocks.shape[4:]}; expected a latent of at least as many"
-        )
     rows = (False, True, True)
     args = (
         view("result", 0, results[0], static=rows),

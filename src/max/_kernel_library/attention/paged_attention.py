@@ -30,12 +30,11 @@ block of keys and values (2 × `KEYS` × 128 elements, 64 KB in bf16) in the L2 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.cache_formats import elements_of, row_size, scales_of
+from max._kernel_library.attention.cache_formats import elements_of, scales_of
 from max._kernel_library.attention.online_softmax import (
     LOG2_E,
     MAX_SPLITS,
@@ -73,7 +72,7 @@ from max._kernel_library.attention.paged_rows import (
     pack_task,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
-from max._kernel_library.operand_checks import check_rising, check_size, unsigned
+from max._kernel_library.operand_checks import check_rising, check_size
 from max.dtype import DType
 
 
@@ -352,9 +351,6 @@ def attention(
             merge_parts(out[row, head], row_parts, grid.splits, k.f32(1), 0.0, width)
 
 
-MASKS = ("causal", "causal_alibi", "chunked_causal", "null", "sliding_window")
-
-
 def _lower_attention(
     operands: Sequence[Operand],
     results: Sequence[Operand],
@@ -363,28 +359,9 @@ def _lower_attention(
 ) -> KernelCall:
     """The call for `mo.attention.ragged.paged`; absent sinks, slopes and key offsets are replaced by other operands."""
     q, blocks = operands[0], operands[2]
-    unsigned("mo.attention.ragged.paged", [operands[1], *operands[3:7]])
     mask = attributes.get("mask", "causal")
     window = int(attributes.get("local_window_size", -1))
-    if mask not in MASKS:
-        raise NotImplementedError(
-            f"mo.attention.ragged.paged: mask {mask!r}; expected one of {', '.join(MASKS)}"
-        )
-    if mask in ("chunked_causal", "sliding_window") and window <= 0:
-        raise NotImplementedError(
-            f"mo.attention.ragged.paged: mask {mask!r} with local_window_size {window}, expected a positive one"
-        )
     heads, head_dim = q.shape[1], q.shape[2]
-    kv_heads = blocks.shape[4]
-    if not (isinstance(heads, int) and isinstance(head_dim, int) and isinstance(kv_heads, int)):
-        raise NotImplementedError(
-            f"mo.attention.ragged.paged: heads {heads}, head_dim {head_dim}, kv_heads {kv_heads}, expected static sizes"
-        )
-    if heads % kv_heads or blocks.shape[5] != row_size(blocks.dtype, head_dim):
-        raise NotImplementedError(
-            f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} KV heads whose "
-            f"{blocks.dtype.name} rows have {blocks.shape[5]} elements, expected {row_size(blocks.dtype, head_dim)}"
-        )
     softcap = float(attributes.get("softcap", 0.0))
     has_sinks = bool(attributes.get("sinks", False))
     cross, value_size = bool(attributes.get("cross", False)), int(attributes.get("value_size", 0))
@@ -393,15 +370,6 @@ def _lower_attention(
     sinks = 8 if has_sinks else 7
     slopes = 8 + has_sinks if mask == "causal_alibi" else 7
     key_offsets = count - 1 if cross else 1
-    if not 0 <= value_size <= head_dim or (value_size and kv_heads != 1):
-        raise NotImplementedError(
-            f"mo.attention.ragged.paged: values of {value_size} elements in {kv_heads} keys of {head_dim}"
-        )
-    if len(operands) != count or not (softcap >= 0 and math.isfinite(softcap)):
-        raise NotImplementedError(
-            f"mo.attention.ragged.paged: {len(operands)} operands and softcap {softcap}, expected {count} operands and "
-            "a softcap of 0 or more"
-        )
     rows = max(SPLIT_ROWS, heads)
     parts = Workspace(DType.float32, (rows * MAX_SPLITS, head_dim + 2))
     args = (

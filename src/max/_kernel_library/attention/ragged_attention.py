@@ -43,8 +43,7 @@ from max._kernel_library.attention.paged_rows import (
     store_row,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
-from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
-from max.dtype import DType
+from max._kernel_library.operand_checks import check_offsets, check_size
 
 
 class Grid(NamedTuple):
@@ -218,9 +217,6 @@ def attention_ragged(
             memory.tiles.release()
 
 
-MASKS = ("null", "causal", "sliding_window", "chunked_causal", "symmetric_window")
-
-
 def _lower_attention(
     operands: Sequence[Operand],
     results: Sequence[Operand],
@@ -228,31 +224,8 @@ def _lower_attention(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.attention.ragged`; heads and their size must be static."""
-    op = "mo.attention.ragged"
     q, keys, values, offsets, scale, *biases = operands
-    unsigned(op, [offsets])
     mask, window = attributes.get("mask", "null"), int(attributes.get("local_window_size", -1))
-    if mask not in MASKS:
-        raise NotImplementedError(f"{op}: mask {mask!r}; expected one of {', '.join(MASKS)}")
-    if mask not in ("null", "causal") and window <= 0:
-        raise NotImplementedError(
-            f"{op}: mask {mask!r} with local_window_size {window}, expected a positive one"
-        )
-    heads, head_dim = q.shape[1:]
-    sizes = (heads, head_dim, keys.shape[1])
-    if not all(isinstance(size, int) for size in sizes):
-        raise NotImplementedError(
-            f"{op}: heads {heads}, head_dim {head_dim}, kv_heads {sizes[2]}, expected static sizes"
-        )
-    sizes_differ = {keys.shape[2], values.shape[2]} != {head_dim}
-    if heads % sizes[2] or sizes_differ or keys.shape[1] != values.shape[1]:
-        raise NotImplementedError(
-            f"{op}: queries {q.shape}, keys {keys.shape} and values {values.shape} do not fit"
-        )
-    if biases and (biases[0].dtype is not DType.float32 or biases[0].shape[0] != heads):
-        raise NotImplementedError(
-            f"{op}: the bias is {biases[0].dtype.name} {biases[0].shape}, expected float32 [{heads}, 2 * n - 1]"
-        )
     rows = (False, True, True)
     args = (
         view("result", 0, results[0], static=rows),

@@ -17,7 +17,6 @@ from max._kernel_library.attention.cache_formats import (
     MAX_FINITE,
     is_rounded,
     load_head,
-    row_size,
     store_head,
 )
 from max._kernel_library.attention.paged_cache import (
@@ -29,7 +28,8 @@ from max._kernel_library.attention.paged_cache import (
     place_of,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
-from max._kernel_library.operand_checks import check_size, unsigned
+from max._kernel_library.operand_checks import check_size
+from max.dtype.cache_rows import cache_row_elements
 
 
 @k.inline
@@ -87,7 +87,7 @@ def rope(
     for d in k.static_range(3):
         check_size("the result", out.shape[d], q.shape[d])
     if rotates_cache:
-        check_size("a key", blocks.shape[5], row_size(blocks.dtype, q.shape[2]))
+        check_size("a key", blocks.shape[5], cache_row_elements(blocks.dtype, q.shape[2]))
     for token in ctx.parallel(q.shape[0]):
         sequence, position = place_of(offsets, cache, token)
         if position >= freqs_cis.shape[0]:
@@ -122,18 +122,6 @@ def _lower_rope(
     """The call for `mo.rope.ragged.paged`; the queries may be rotated in place."""
     q, freqs_cis, blocks = operands[0], operands[2], operands[3]
     (out,) = results
-    unsigned("mo.rope.ragged.paged", [operands[1], *operands[4:]])
-    rotated, head_dim = freqs_cis.shape[1], q.shape[2]
-    if (
-        not isinstance(rotated, int)
-        or not isinstance(head_dim, int)
-        or rotated % 2
-        or rotated > head_dim
-    ):
-        raise NotImplementedError(
-            f"mo.rope.ragged.paged: freqs_cis of {rotated} columns for heads of {head_dim}; an even number up to that "
-            "fits"
-        )
     args = (
         view("result", 0, out),
         view("operand", 0, q),

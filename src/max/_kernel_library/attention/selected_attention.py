@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.attention.cache_formats import copy_elements, row_size
+from max._kernel_library.attention.cache_formats import copy_elements
 from max._kernel_library.attention.online_softmax import (
     LOG2_E,
     MAX_SPLITS,
@@ -45,7 +45,7 @@ from max._kernel_library.attention.paged_plan import (
 )
 from max._kernel_library.attention.paged_rows import attend_block, load_queries, pack_paged_queries
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
-from max._kernel_library.operand_checks import check_size, unsigned
+from max._kernel_library.operand_checks import check_size
 from max.dtype import DType
 
 
@@ -203,23 +203,8 @@ def _lower_attention(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.attention.selected.paged`; heads and sizes must be static, the cache cannot be int8."""
-    op = "mo.attention.selected.paged"
     q, selected, blocks = operands[0], operands[1], operands[3]
-    unsigned(op, [operands[2], *operands[4:7]])
-    heads, head_dim, value_size = q.shape[1], q.shape[2], results[0].shape[2]
-    if not all(isinstance(size, int) for size in (heads, head_dim, value_size)):
-        raise NotImplementedError(
-            f"{op}: queries {q.shape} and values of {value_size}, expected static sizes"
-        )
-    if selected.dtype is not DType.int32:
-        raise NotImplementedError(f"{op}: selected tokens of {selected.dtype.name}, expected int32")
-    if blocks.dtype is DType.int8 or blocks.shape[4:] != (1, row_size(blocks.dtype, head_dim)):
-        raise NotImplementedError(
-            f"{op}: queries of {head_dim} elements over {blocks.dtype.name} latents of {blocks.shape[4:]}; expected "
-            "one of the queries' size, of floats"
-        )
-    if not 0 < value_size <= head_dim:
-        raise NotImplementedError(f"{op}: values of {value_size} elements in keys of {head_dim}")
+    heads, value_size = q.shape[1], results[0].shape[2]
     parts = Workspace(DType.float32, (max(SPLIT_ROWS, heads) * MAX_SPLITS, value_size + 2))
     args = (
         view("result", 0, results[0], static=(False, True, True)),

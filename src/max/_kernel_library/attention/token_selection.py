@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.cache_formats import row_size
 from max._kernel_library.attention.paged_cache import (
     CACHE_DIMS,
     PagedCache,
@@ -44,7 +43,7 @@ from max._kernel_library.attention.paged_plan import (
 )
 from max._kernel_library.attention.paged_rows import load_queries, pack_paged_queries, score_block
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
-from max._kernel_library.operand_checks import check_size, unsigned
+from max._kernel_library.operand_checks import check_size
 from max.dtype import DType
 
 MAX_SELECTED = 1 << 16
@@ -325,22 +324,10 @@ def _lower_selection(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.tokens.select.ragged.paged`, with a workspace for the parts of split tasks."""
-    op = "mo.tokens.select.ragged.paged"
-    q, weights, blocks = operands[0], operands[1], operands[3]
-    unsigned(op, [operands[2], *operands[4:7]])
-    heads, head_dim, count = q.shape[1], q.shape[2], results[0].shape[1]
-    if not all(isinstance(size, int) for size in (heads, head_dim, count)):
-        raise NotImplementedError(
-            f"{op}: queries {q.shape} and {count} tokens, expected static sizes"
-        )
-    if weights.shape[1] != heads:
-        raise NotImplementedError(f"{op}: weights {weights.shape} of {heads} heads")
+    q, weights, blocks, count = operands[0], operands[1], operands[3], results[0].shape[1]
     if not 0 < count <= MAX_SELECTED:
-        raise NotImplementedError(f"{op}: {count} tokens, expected 1 to {MAX_SELECTED}")
-    if blocks.dtype is DType.int8 or blocks.shape[4:] != (1, row_size(blocks.dtype, head_dim)):
         raise NotImplementedError(
-            f"{op}: queries of {head_dim} elements over {blocks.dtype.name} keys of {blocks.shape[4:]}; expected one "
-            "float key of the queries' size"
+            f"mo.tokens.select.ragged.paged: {count} tokens, expected 1 to {MAX_SELECTED}"
         )
     parts = Workspace(DType.int32, (SPLIT_ROWS * MAX_SPLITS, 2 * count + 1))
     args = (

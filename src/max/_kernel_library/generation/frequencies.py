@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
-from max._kernel_library.operand_checks import check_rising, check_size, unsigned
+from max._kernel_library.operand_checks import check_rising, check_size
 
 
 @k.kernel
@@ -52,7 +52,6 @@ def _lower_count(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.frequencies.update`, on one worker."""
-    unsigned("mo.frequencies.update", operands[1:2])
     args = tuple(view("operand", i, operand, static=False) for i, operand in enumerate(operands))
     return KernelCall(count_tokens, args, serial=True)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.generation.sampling import splitmix64
 from max._kernel_library.lowering import KernelCall, Operand, operand_views
-from max._kernel_library.operand_checks import check_size, unsigned
+from max._kernel_library.operand_checks import check_size
 
 MAX_LENGTH = 2**32 - 1
 """The greatest length that a u32 holds: a sequence of this length cannot grow."""
@@ -111,7 +111,6 @@ def _lower_next_step(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.next_step.ragged.paged`."""
-    unsigned("mo.next_step.ragged.paged", operands[5:7])
     args = operand_views(operands, static=False)
     return KernelCall(next_step, args)
 

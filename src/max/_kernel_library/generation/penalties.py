@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.indexing.gather import copy_row
 from max._kernel_library.lowering import KernelCall, Operand, view
-from max._kernel_library.operand_checks import check_rising, check_size, unsigned
+from max._kernel_library.operand_checks import check_rising, check_size
 
 
 class Strengths(NamedTuple):
@@ -79,7 +79,6 @@ def _lower_penalties(
 ) -> KernelCall:
     """The call for `mo.penalties`; the logits may be changed in place."""
     (out,) = results
-    unsigned("mo.penalties", operands[3:4])
     args = (
         view("result", 0, out),
         *(view("operand", i, operand, static=i == 0) for i, operand in enumerate(operands)),

@@ -72,10 +72,6 @@ def _lower_order(
 ) -> KernelCall:
     (ids,) = operands
     (count,) = results[3].shape
-    if not isinstance(count, int) or ids.dtype.is_float():
-        raise NotImplementedError(
-            f"mo.moe.indices: {count} experts, ids of {ids.dtype.name}; expected a static number and integers"
-        )
     args = (
         *(view("result", i, result, static=False) for i, result in enumerate(results)),
         view("operand", 0, ids, static=False),

@@ -13,9 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.lowering import Operand
 from max._kernel_library.tiles.strips import COLUMNS, Results, store_strip
-from max.dtype import DType
 
 MEMORY_BOUND_ROWS = 4
 """The maximum number of rows of a group for which reading its weight takes as long as the product."""
@@ -157,20 +155,3 @@ def store_rows_of_no_group(
     for strip in ctx.parallel(strips):
         if end < rows:
             store_zeros(results, c, scratch_rows, end, rows - end, strip)
-
-
-def check_groups_dtypes(op: str, operands: list[Operand]) -> None:
-    """Checks the dtypes of starts, experts and statistics.
-
-    Args:
-        op: The op.
-        operands: The three operands.
-
-    Raises:
-        NotImplementedError: An operand does not have 32-bit integers.
-    """
-    for operand in operands:
-        if operand.dtype not in (DType.uint32, DType.int32):
-            raise NotImplementedError(
-                f"{op}: starts, experts and statistics of {operand.dtype.name}; uint32 and int32 would fit"
-            )

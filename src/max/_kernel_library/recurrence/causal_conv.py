@@ -8,9 +8,8 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size
-from max._kernel_library.recurrence.slots import SlotBatch, check_states, floats, state_views
+from max._kernel_library.recurrence.slots import SlotBatch, check_states, state_views
 
-OP = "mo.causal_conv.ragged"
 VECTORS = 4
 """Vectors of channels of a task."""
 
@@ -73,27 +72,14 @@ def _lower_causal_conv(
 ) -> KernelCall:
     """The call for `mo.causal_conv.ragged`; channels and taps must be static."""
     x, weight, bias = operands[:3]
-    floats(OP, [x, weight, bias])
-    taps = weight.shape[0]
-    if not isinstance(taps, int) or taps < 2:
-        raise NotImplementedError(
-            f"{OP}: a weight of {taps} taps; a static number from 2 would fit"
-        )
-    state, channels = operands[6], weight.shape[1]
-    shapes = tuple(x.shape[1:]), tuple(results[0].shape[1:]), tuple(bias.shape)
-    if set(shapes) != {(channels,)} or tuple(state.shape[2:]) != (taps - 1, channels):
-        raise NotImplementedError(
-            f"{OP}: x, result and bias {shapes} and a state {list(state.shape[2:])} of {taps} taps and {channels} "
-            f"channels; a state [{taps - 1}, {channels}] is expected"
-        )
     args = (
         view("result", 0, results[0], static=(False, True)),
         view("operand", 0, x, static=(False, True)),
         view("operand", 1, weight),
         view("operand", 2, bias),
-        *state_views(OP, operands, 3),
+        *state_views(operands, 3),
     )
     return KernelCall(causal_conv, args, {"silu": attributes.get("activation") == "silu"})
 
 
-LOWERINGS = {OP: _lower_causal_conv}
+LOWERINGS = {"mo.causal_conv.ragged": _lower_causal_conv}

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.operand_checks import check_size
-from max._kernel_library.recurrence.slots import SlotBatch, check_states, floats, state_views
+from max._kernel_library.recurrence.slots import SlotBatch, check_states, state_views
 
-SCAN, SSD = "mo.selective_scan.ragged", "mo.ssd.ragged"
 CHUNK = 32
 """Tokens that a tile of states processes between load and store."""
 ROWS = 4
@@ -298,18 +297,8 @@ def selective_scan(
                 first += count
 
 
-def _arguments(
-    op: str, operands: Sequence[Operand], results: Sequence[Operand], fits: bool
-) -> tuple[Any, ...]:
-    """The views of result, operands and states.
-
-    Raises:
-        NotImplementedError: The shapes do not fit each other, or a dtype does not fit.
-    """
-    floats(op, operands[:7])
-    if not fits:
-        shapes = [list(operand.shape) for operand in (*operands[:7], operands[10])]
-        raise NotImplementedError(f"{op}: x, dt, a, b, c, d, dt_bias and state of {shapes}")
+def _arguments(operands: Sequence[Operand], results: Sequence[Operand]) -> tuple[Any, ...]:
+    """The views of result, operands and states."""
     rows = (0, 1, 3, 4)
     return (
         view("result", 0, results[0], static=(False, *(True for _ in results[0].shape[1:]))),
@@ -317,7 +306,7 @@ def _arguments(
             view("operand", i, one, static=(i not in rows, *(True for _ in one.shape[1:])))
             for i, one in enumerate(operands[:7])
         ),
-        *state_views(op, operands, 7),
+        *state_views(operands, 7),
     )
 
 
@@ -331,18 +320,8 @@ def _lower_ssd(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The call for `mo.ssd.ragged`; heads, groups and their sizes must be static."""
-    x, dt, a, b, c, d, dt_bias = (operand.shape for operand in operands[:7])
-    state = operands[10].shape
-    fits = len(x) == 3 and len(dt) == 2 and len(b) == len(c) == 3 and len(state) == 5
-    fits = fits and tuple(results[0].shape) == tuple(x)
-    if fits:
-        heads, groups = x[1], b[1]
-        static = all(isinstance(dim, int) for dim in (*x[1:], *b[1:]))
-        fits = static and heads > 0 and groups > 0 and heads % groups == 0
-        fits = fits and b[1:] == c[1:] and {tuple(v) for v in (a, d, dt_bias, dt[1:])} == {(heads,)}
-        fits = fits and tuple(state[2:]) == (heads, b[2], x[2])
-    return KernelCall(ssd, _arguments(SSD, operands, results, fits), _limits(attributes))
+    """The call for `mo.ssd.ragged`."""
+    return KernelCall(ssd, _arguments(operands, results), _limits(attributes))
 
 
 def _lower_scan(
@@ -351,18 +330,8 @@ def _lower_scan(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The call for `mo.selective_scan.ragged`; channels and states must be static."""
-    x, dt, a, b, c, d, dt_bias = (operand.shape for operand in operands[:7])
-    state = operands[10].shape
-    fits = len(x) == len(dt) == len(a) == len(b) == len(c) == 2 and len(state) == 4
-    fits = fits and tuple(results[0].shape) == tuple(x)
-    if fits:
-        static = all(isinstance(dim, int) for dim in (*a, x[1]))
-        fits = static and x[1] == dt[1] == a[1] and b[1] == c[1] == a[0]
-        fits = fits and tuple(d) == tuple(dt_bias) == (x[1],) and tuple(state[2:]) == tuple(a)
-    return KernelCall(
-        selective_scan, _arguments(SCAN, operands, results, fits), _limits(attributes)
-    )
+    """The call for `mo.selective_scan.ragged`."""
+    return KernelCall(selective_scan, _arguments(operands, results), _limits(attributes))
 
 
-LOWERINGS = {SSD: _lower_ssd, SCAN: _lower_scan}
+LOWERINGS = {"mo.ssd.ragged": _lower_ssd, "mo.selective_scan.ragged": _lower_scan}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, view
-from max._kernel_library.operand_checks import check_offsets, check_size, unsigned
+from max._kernel_library.operand_checks import check_offsets, check_size
 
 
 class SlotBatch(NamedTuple):
@@ -72,24 +72,14 @@ def check_states(batch: SlotBatch, rows: Any, ctx: Any) -> None:
     check_slots(slots, states, ctx)
 
 
-def state_views(op: str, operands: Sequence[Operand], first: int) -> tuple[Arg, ...]:
+def state_views(operands: Sequence[Operand], first: int) -> tuple[Arg, ...]:
     """The views of offsets, cache lengths, slots, state buffer and layer, in this order.
 
     Args:
-        op: The op.
-        operands: Its operands.
-        first: The number of the offsets.
-
-    Raises:
-        NotImplementedError: A dtype or a dim does not fit.
+        operands: The operands of an op.
+        first: The index of the offsets.
     """
     offsets, lengths, slots, state, layer = operands[first:]
-    unsigned(op, [offsets, lengths, slots, layer])
-    floats(op, [state])
-    if not all(isinstance(dim, int) for dim in state.shape[2:]):
-        raise NotImplementedError(
-            f"{op}: a state of {list(state.shape)}; dims after the second are static"
-        )
     inner = (True,) * (len(state.shape) - 2)
     return (
         view("operand", first, offsets, static=False),
@@ -98,18 +88,3 @@ def state_views(op: str, operands: Sequence[Operand], first: int) -> tuple[Arg, 
         view("operand", first + 3, state, static=(False, True, *inner)),
         view("operand", first + 4, layer, ((),)),
     )
-
-
-def floats(op: str, operands: Sequence[Operand]) -> None:
-    """Checks that operands are floats.
-
-    Args:
-        op: The op.
-        operands: The operands.
-
-    Raises:
-        NotImplementedError: One is not.
-    """
-    for operand in operands:
-        if not operand.dtype.is_float():
-            raise NotImplementedError(f"{op} of {operand.dtype.name}; a float dtype would fit")

@@ -12,7 +12,8 @@ import math
 
 from max.dtype import DType
 from max.dtype.cache_rows import cache_row_elements
-from max.mlir.operands import FLOATS, INTEGERS, NamedTypes, Operand, declare, static_dims
+from max.mlir.declare import NamedTypes, declare, static_dims
+from max.mlir.operand import FLOATS, INTEGERS, Operand
 from max.mlir.operation import Attrs, Types, define
 from max.mlir.types import ShapedType, TensorType, short_types
 
@@ -199,7 +200,7 @@ def _check_attended(types: NamedTypes, results: Types, attrs: Attrs) -> None:
         )
     if not (softcap >= 0 and math.isfinite(softcap)):
         raise ValueError(f"{op}: softcap is {softcap}, expected a finite number from 0")
-    for name in ("sinks", "slopes"):
+    for name in ("sink_weights", "alibi_slopes"):
         if name in types and types[name].shape != queries.shape[1:2]:
             raise ValueError(f"{op}: {name} is {types[name].short}, expected [{heads}]")
     (result,) = results
@@ -223,9 +224,11 @@ define(
             *CACHE,
             LAYER,
             SCALE,
-            Operand("sinks", (DType.float32,), 1, present=lambda attrs: attrs.get("sinks", False)),
             Operand(
-                "slopes",
+                "sink_weights", (DType.float32,), 1, present=lambda attrs: attrs.get("sinks", False)
+            ),
+            Operand(
+                "alibi_slopes",
                 (DType.float32,),
                 1,
                 present=lambda attrs: attrs.get("mask", "causal") == "causal_alibi",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
+from max.mlir.declare import NamedTypes, declare, static_dims
 from max.mlir.dims import DimExpr
-from max.mlir.operands import FLOATS, INTEGERS, NamedTypes, Operand, declare, static_dims
+from max.mlir.operand import FLOATS, INTEGERS, Operand
 from max.mlir.operation import Attrs, Types, define
 from max.mlir.types import TensorType, short_types
 

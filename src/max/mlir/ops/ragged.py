@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from max.dtype import DType
-from max.mlir.operands import FLOATS, INTEGERS, NamedTypes, Operand, declare, static_dims
+from max.mlir.declare import NamedTypes, declare, static_dims
+from max.mlir.operand import FLOATS, INTEGERS, Operand
 from max.mlir.operation import Attrs, Types, define
 from max.mlir.ops.cache import OFFSETS, SCALE, check_window
 from max.mlir.types import TensorType

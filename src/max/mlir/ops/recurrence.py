@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.dtype import DType
+from max.mlir.declare import NamedTypes, declare, static_dims
 from max.mlir.dims import DimExpr
-from max.mlir.operands import FLOATS, NamedTypes, Operand, declare, static_dims
+from max.mlir.operand import FLOATS, Operand
 from max.mlir.operation import Attrs, Types, define
 from max.mlir.ops.cache import LAYER, LENGTHS, OFFSETS
 from max.mlir.types import TensorType
 
 _STATES = (DType.float32, DType.bfloat16, DType.float16)
 _LIMITS = {"low": float, "high": float}
-_MAX_KEY_ELEMENTS = 512
-"""The most elements of a key of `mo.gated_delta.ragged`."""
 
 
 def _sequences(rank: int, dtypes: tuple[DType, ...] = _STATES) -> tuple[Operand, ...]:
@@ -64,7 +63,7 @@ def _convolved(types: NamedTypes, attrs: Attrs) -> Types:
     _check_vectors(op, types, channels, "bias")
     _check_state(op, types, [taps - 1, channels])
     if attrs["activation"] not in ("none", "silu"):
-        raise ValueError(f"{op}: activation is {attrs['activation']!r}, expected silu or none")
+        raise ValueError(f"{op}: activation is {attrs['activation']!r}, expected silu, or none")
     return _result(types, "x")
 
 
@@ -90,11 +89,10 @@ def _scanned_heads(types: NamedTypes, attrs: Attrs) -> Types:
     x, b, c = types["x"], types["b"], types["c"]
     heads, size = static_dims(op, "x", x, 1, 2)
     groups, states = static_dims(op, "b", b, 1, 2)
-    if b.shape[1:] != c.shape[1:] or groups < 1 or heads % groups:
-        raise ValueError(
-            f"{op}: x is {x.short}, b {b.short}, c {c.short}; expected b and c of one shape, of groups that divide "
-            f"{heads} heads"
-        )
+    if b.shape[1:] != c.shape[1:]:
+        raise ValueError(f"{op}: b is {b.short}, c {c.short}; expected one shape")
+    if groups < 1 or heads % groups:
+        raise ValueError(f"{op}: {groups} groups do not divide {heads} heads")
     _check_vectors(op, types, x.shape[1], "dt", "a", "d", "dt_bias")
     _check_state(op, types, [heads, states, size])
     return _result(types, "x")
@@ -164,8 +162,8 @@ def _delta(types: NamedTypes, attrs: Attrs) -> Types:
         raise ValueError(f"{op}: q is {queries.short}, keys {keys.short}; expected one shape")
     if key_heads < 1 or heads % key_heads:
         raise ValueError(f"{op}: {key_heads} key heads do not divide {heads} heads")
-    if not 1 <= key_dim <= _MAX_KEY_ELEMENTS:
-        raise ValueError(f"{op}: keys is {keys.short}, expected 1 to {_MAX_KEY_ELEMENTS} elements")
+    if key_dim < 1:
+        raise ValueError(f"{op}: keys is {keys.short}, expected 1 element or more")
     _check_vectors(op, types, values.shape[1], "decays", "rates")
     _check_state(op, types, [heads, key_dim, value_dim])
     return _result(types, "values")

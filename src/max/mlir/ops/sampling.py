@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from max.dtype import DType
-from max.mlir.operands import INTEGERS, NamedTypes, Operand, declare
+from max.mlir.declare import NamedTypes, declare
+from max.mlir.operand import INTEGERS, Operand
 from max.mlir.operation import Attrs, Types, define
 from max.mlir.types import TensorType
 

@@ -43,25 +43,9 @@ def attend_ragged(
         ValueError: A shape does not fit.
         TypeError: A dtype does not fit.
     """
-    for what, value in (("q", q), ("k", k), ("v", v)):
-        if value.rank != 3 or value.dtype is not q.dtype:
-            raise ValueError(f"attention: {what} is {value!r}, expected {q.dtype.name} of rank 3")
-    if k.shape != v.shape or k.shape[0] != q.shape[0] or k.shape[2] != q.shape[2]:
-        raise ValueError(f"attention: queries {q!r}, keys {k!r} and values {v!r} do not fit")
-    heads, kv_heads = int(q.shape[1]), int(k.shape[1])
-    if not kv_heads or heads % kv_heads:
-        raise ValueError(f"attention: {heads} query heads cannot share {kv_heads} key heads")
-    if input_row_offsets.dtype is not DType.uint32 or input_row_offsets.rank != 1:
-        raise TypeError(
-            f"attention: input_row_offsets is {input_row_offsets!r}, expected uint32 of rank 1"
-        )
     factor = ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU())
     values = [q, k, v, input_row_offsets, factor]
     if bias is not None:
-        if bias.dtype is not DType.float32 or bias.rank != 2 or bias.shape[0] != heads:
-            raise ValueError(
-                f"attention: the bias is {bias!r}, expected float32 [{heads}, 2 * n - 1]"
-            )
         values.append(bias)
     return stage_declared("attention.ragged", values, {"mask": mask, "local_window_size": window})[
         0

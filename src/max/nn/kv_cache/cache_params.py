@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from max._earlier import earlier_names
 from max._lazy import lazy_module
 from max.dtype import DType
+from max.dtype.cache_rows import cache_row_elements
 from max.nn.kv_cache.recurrent_state import RecurrentState
 
 if TYPE_CHECKING:
@@ -201,11 +202,8 @@ class KVCacheParams:
 
     @property
     def stored_head_dim(self) -> int:
-        """The elements of a head's key or value in a page: `head_dim`, or the bytes of an int8 row.
-
-        An int8 row has a float32 scale, then the codes, padded to a multiple of 4 bytes.
-        """
-        return self.head_dim if self.dtype is not DType.int8 else 4 + -(-self.head_dim // 4) * 4
+        """The elements of a head's key or value in a page; see `max.dtype.cache_rows.cache_row_elements`."""
+        return cache_row_elements(self.dtype, self.head_dim)
 
     @property
     def rotates_stored_keys(self) -> bool:

@@ -31,7 +31,6 @@ from max._kernel_library.products.dense.matmul import (
 from max._kernel_library.products.groups import (
     GroupOperands,
     Groups,
-    check_groups_dtypes,
     group_at,
     read_groups,
     zero_rows_of_no_group,
@@ -151,11 +150,6 @@ def lower_grouped(operands: Sequence[Operand], results: Sequence[Operand]) -> Ke
         results: The result.
     """
     x, w = operands[:2]
-    if not (x.dtype.is_float() and w.dtype.is_float()) or x.dtype.size_in_bytes > 4:
-        raise NotImplementedError(
-            f"mo.grouped_matmul.ragged: {x.dtype.name} by {w.dtype.name}; floats of 16 or 32 bits would fit"
-        )
-    check_groups_dtypes("mo.grouped_matmul.ragged", list(operands[2:5]))
     rows, size = x.shape
     height = MAX_TILE_ROWS
     shape = ((rows + (operands[3].shape[0] + 1) * height) * (size + MAX_WIDTH),)

@@ -21,7 +21,6 @@ from max._kernel_library.products.dense.gemm import gemm_memory, gemm_task, read
 from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD, gemv_by_panel
 from max._kernel_library.products.groups import (
     GroupOperands,
-    check_groups_dtypes,
     few_rows_grain,
     group_at,
     read_groups,
@@ -128,7 +127,6 @@ def lower_grouped_panels(
         attributes: Its `parts`.
     """
     x, panels = operands[:2]
-    check_groups_dtypes("mok.grouped_products", list(operands[2:5]))
     in_place = reads_rows_in_place(x.dtype, panels.dtype, x.shape[1])
     args = (
         view("result", 0, results[0], static=False),

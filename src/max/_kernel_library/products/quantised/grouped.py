@@ -22,7 +22,6 @@ from max._kernel_library.products.dense.grouped_panels import lower_grouped_pane
 from max._kernel_library.products.groups import (
     GroupOperands,
     Groups,
-    check_groups_dtypes,
     few_rows_grain,
     group_at,
     read_groups,
@@ -227,17 +226,8 @@ def grouped_qmatmul(
     zero_rows_of_no_group(out, groups, width, ctx)
 
 
-def _operands(operands: Sequence[Operand], encoding: str) -> tuple[Any, ...]:
-    """Views of rows, weight, starts, experts and statistics, checked."""
-    check_groups_dtypes("mo.grouped_qmatmul.ragged", list(operands[2:5]))
-    inner = operands[0].shape[1]
-    if encoding not in FORMATS or not operands[0].dtype.is_float() or (
-        not isinstance(inner, int) or inner % BLOCK_FORMATS[encoding].elements
-    ):  # fmt: skip
-        raise NotImplementedError(
-            f"mo.grouped_qmatmul.ragged: {operands[0].dtype.name} rows of {inner} by {encoding}; expected floats, a "
-            f"static number of whole blocks, and one of {', '.join(FORMATS)}"
-        )
+def _operands(operands: Sequence[Operand]) -> tuple[Any, ...]:
+    """Views of rows, weight, starts, experts and statistics."""
     return tuple(view("operand", i, operands[i], static=False) for i in range(5))
 
 
@@ -249,7 +239,7 @@ def _lower_grouped(
 ) -> KernelCall:
     """The call for `mo.grouped_qmatmul.ragged`."""
     encoding: str = attributes["encoding"]
-    args = (view("result", 0, results[0], static=False), *_operands(operands, encoding))
+    args = (view("result", 0, results[0], static=False), *_operands(operands))
     return KernelCall(grouped_qmatmul, args, {"encoding": encoding})
 
 
@@ -269,7 +259,7 @@ def _lower_packed(
     workspace = Workspace(DType.float32, (workspace_rows * words,))
     args = (
         view("result", 0, results[0], static=False),
-        *_operands(operands, encoding),
+        *_operands(operands),
         view("workspace", 0, workspace, static=False),
         *further_results(results),
     )

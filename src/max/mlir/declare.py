@@ -1,29 +1,20 @@
-"""Declared operands: the name, kind, dtype and rank of each operand of an op, checked in one place.
+"""Specifications of ops with declared operands.
 
-An op whose operands are declared has an `OpSpec.signature`. `declare` makes the spec: it counts the operands, checks
-each one, handles the chain, and passes the types by name to the op's own rule.
+`declare` makes the spec: it counts the operands, checks the kind, dtype, rank and device of each one, handles the
+chain, and passes the types by name to the op's own rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from max._dataclass import dataclass
-from max.dtype import DType
+from max.mlir.operand import Operand
 from max.mlir.operation import Attrs, Conditions, OpSpec, Types, check_attributes
-from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types
+from max.mlir.types import ChainType, ShapedType, short_types
 
-__all__ = [
-    "FLOATS", "INTEGERS", "NamedTypes", "Operand", "declare", "equal_shape", "static_dims",
-]  # fmt: skip
-
-FLOATS = tuple([dtype for dtype in DType if dtype.is_float()])
-"""The dtypes of operands that kernels convert to float32 or float64."""
-INTEGERS = tuple([dtype for dtype in DType if dtype.is_integral()])
-"""The dtypes of integers."""
+__all__ = ["NamedTypes", "declare", "static_dims"]
 
 _CHAIN = ChainType.get()
-_SETS = {FLOATS: "a floating-point type", INTEGERS: "integers"}
 
 NamedTypes = Mapping[str, ShapedType]
 """The types of an op's operands by name, without those that are absent."""
@@ -33,51 +24,6 @@ Rule = Callable[[NamedTypes, Attrs], Types]
 
 ResultRule = Callable[[NamedTypes, Types, Attrs], None]
 """Checks result types without the chain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A declared operand.
-
-    Args:
-        name: The name, for messages.
-        dtypes: The dtypes that fit.
-        rank: The number of dimensions.
-        is_buffer: Whether the operand is a buffer that the op reads or changes; else it is a tensor.
-        on_any_device: Whether it may be on another device than the other operands: numbers that the host reads.
-        present: Whether an op with these attributes has the operand; None: always.
-        optional: Whether it may be absent; an op has all of its optional operands, or none.
-    """
-
-    name: str
-    dtypes: tuple[DType, ...]
-    rank: int
-    is_buffer: bool = False
-    on_any_device: bool = False
-    present: Callable[[Attrs], bool] | None = None
-    optional: bool = False
-
-    def check(self, op: str, type_: object) -> ShapedType:
-        """Checks the type of a value for this operand, and returns it.
-
-        Raises:
-            TypeError: The kind or the dtype does not fit.
-            ValueError: The rank does not fit.
-        """
-        expected = BufferType if self.is_buffer else TensorType
-        if not isinstance(type_, ShapedType) or not isinstance(type_, expected):
-            kind = "buffer" if self.is_buffer else "tensor"
-            raise TypeError(f"{op}: {self.name} is {_text(type_)}, expected a {kind}")
-        if type_.dtype not in self.dtypes:
-            names = _SETS.get(self.dtypes) or " or ".join(dtype.name for dtype in self.dtypes)
-            raise TypeError(f"{op}: {self.name} is {type_.short}, expected {names}")
-        if type_.rank != self.rank:
-            raise ValueError(f"{op}: {self.name} is {type_.short}, expected rank {self.rank}")
-        return type_
-
-
-def _text(type_: object) -> str:
-    return short_types([type_])  # pyright: ignore[reportArgumentType]
 
 
 def declare(
@@ -203,17 +149,3 @@ def static_dims(op: str, name: str, type_: ShapedType, *axes: int) -> tuple[int,
                 f"{op}: {name} is {type_.short}; the size of axis {axis} must be static"
             )
     return tuple([dim.value for dim in dims])
-
-
-def equal_shape(op: str, types: NamedTypes, *names: str) -> None:
-    """Checks that operands have one shape.
-
-    Raises:
-        ValueError: One of the shapes differs from that of the first operand.
-    """
-    first = types[names[0]]
-    for name in names[1:]:
-        if types[name].shape != first.shape:
-            raise ValueError(
-                f"{op}: {name} is {types[name].short}, {names[0]} is {first.short}; expected one shape"
-            )
