@@ -11,23 +11,16 @@ from max._compiler.passes.base import ops_of
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, product, simplify
 from max._kernel_library.tiles.strips import COLUMNS
-from max.mlir import OPS
 
 
 def region_flops(op: BodyOp) -> Size:
     """The arithmetic operations of a region: one per element and op."""
     total: Size = 0
     for inner in ops_of(op.block):
-        counted = inner.spec.elementwise if inner.name in OPS else False
-        if inner.name.startswith("mo.reduce_") or inner.name in _ROWWISE or counted:
-            if inner.name != "mo.cast":
-                weight = _ROWWISE.get(inner.name, 1)
-                total = simplify(total + weight * product(shape_of(inner.operands[0])))
+        weight = inner.spec.row_flops or int(inner.spec.elementwise)
+        if weight and inner.name != "mo.cast":
+            total = simplify(total + weight * product(shape_of(inner.operands[0])))
     return total
-
-
-_ROWWISE = {"mo.softmax": 4, "mo.logsoftmax": 4, "mo.layer_norm": 6, "mo.rms_norm": 4}
-"""Approximate operations per element of ops over rows."""
 
 
 def product_flops(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:

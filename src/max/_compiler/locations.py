@@ -13,10 +13,6 @@ from max import mlir
 
 __all__ = ["SourceLocations", "number_ops", "staged_op_of"]
 
-_RAISING = frozenset({"mo.gather", "mo.gather_nd", "mo.div", "mo.mod"})
-"""Ops in regions whose kernels raise for some values of their operands."""
-
-
 _SCOPE = re.compile(r":\d+ \[(.*)\]$")
 _NUMBERED = "<staged op>"
 """The file name of locations that hold a number; compared by identity."""
@@ -37,7 +33,9 @@ def staged_op_of(op: mlir.Operation) -> int:
     if isinstance(location, mlir.FileLineColLoc) and location.filename is _NUMBERED:
         return location.data[1]
     numbers = [
-        (staged_op_of(inner), inner.name in _RAISING) for inner in op.walk() if inner is not op
+        (staged_op_of(inner), isinstance(inner, mlir.MoOp) and inner.spec.may_raise)
+        for inner in op.walk()
+        if inner is not op
     ]
     numbered = [(number, raises) for number, raises in numbers if number >= 0]
     last = numbered[-1][0] if numbered else -1

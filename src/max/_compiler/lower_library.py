@@ -16,8 +16,6 @@ from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
 from max._compiler.flops import product_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackOp, RegionOp
-from max._compiler.passes.fuse import PACKED_PRODUCTS
-from max._compiler.passes.outline import SIZE_RULES
 from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
@@ -51,7 +49,7 @@ class LibraryLowering:
             if not unknown:
                 continue
             # `resolve_sizes` has checked that the op has a rule, and that each size is a symbol
-            rule = SIZE_RULES[op.name]
+            rule = op.spec.size_rule
             names = tuple([str(dim) if dim in unknown else "" for dim in result.type.shape])
             sliced = rule == "slice"
             bounds = [
@@ -297,7 +295,7 @@ def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
     A product that computes the norm before it takes the norm's x instead of its result, gamma as the last operand, and
     the attribute `norm`.
     """
-    norm = norm_before(op) if op.name in PACKED_PRODUCTS else None
+    norm = norm_before(op) if op.spec.takes_norm else None
     if norm is None:
         return list(op.operands), op.attrs
     x, gamma = norm.operands

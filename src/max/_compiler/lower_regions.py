@@ -19,7 +19,6 @@ from max._compiler.layout import collapse
 from max._compiler.lower_library import LibraryLowering, in_place_pairs, with_norm
 from max._compiler.mok import PackedProductsOp, RegionOp
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.fuse import MATMULS
 from max._compiler.placing import Place, Placing, described
 from max._compiler.products import plan_products
 from max._compiler.region import epilogue_parts, region_parts
@@ -145,7 +144,7 @@ class RegionLowering:
         for argument, value in zip(op.block.args, op.operands, strict=True):
             self.placing.places[argument] = self.placing.place(value)
         inner = ops_of(op.block)
-        main = next(o for o in inner if o.name in MATMULS)
+        main = next(o for o in inner if o.spec.takes_epilogue)
         for other in takewhile(lambda o: o is not main, inner):
             if is_view(other):
                 self.placing.view(other)

@@ -151,6 +151,8 @@ class PackedConvOp(MoOp):
         1,
         attributes={**OPS["mo.conv"].spec.attributes, "taps": tuple, "columns": int},
         infer=_infer_packed_conv,
+        takes_epilogue=True,
+        separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))
 

@@ -102,5 +102,5 @@ class OnceOp(BodyOp):
     """Ops on weights and constants, computed once when a model is loaded."""
 
     name = "mok.once"
-    spec = OpSpec("mok.once", (0, None), None, pure=False)
+    spec = OpSpec("mok.once", (0, None), None, pure=False, borrows=True)
     traits = OpTraits(lambda: (IsolatedFromAbove(),))

@@ -43,7 +43,17 @@ class MatmulOp(MoOp):
     """`mo.matmul`, or with `transpose_b` the product with the second operand's last two axes transposed."""
 
     name = "mok.matmul"
-    spec = OpSpec("mok.matmul", (2, 2), 1, attributes={"transpose_b": bool}, infer=_infer_matmul)
+    spec = OpSpec(
+        "mok.matmul",
+        (2, 2),
+        1,
+        attributes={"transpose_b": bool},
+        infer=_infer_matmul,
+        matmul=True,
+        packable=True,
+        takes_epilogue=True,
+        separates=True,
+    )
     traits = OpTraits(lambda: (Pure(),))
 
 
@@ -158,6 +168,9 @@ class PackedMatmulOp(MoOp):
         1,
         attributes={"encoding": str, "columns": int, "streamed": bool},
         infer=_infer_packed_matmul,
+        takes_epilogue=True,
+        takes_norm=True,
+        separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))
 
@@ -210,6 +223,9 @@ class PackedProductsOp(MoOp):
         attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
         optional={"dtype": DType},
         infer=_infer_packed_products,
+        takes_epilogue=True,
+        takes_norm=True,
+        separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))
 
@@ -263,5 +279,7 @@ class GroupedProductsOp(PackedProductsOp):
         attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
         optional={"dtype": DType},
         infer=_infer_packed_products,
+        takes_epilogue=True,
+        separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))

@@ -12,7 +12,6 @@ from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, Result, 
 from max._compiler.layout import Layout, collapse, contiguous_strides
 from max._compiler.mok import BodyOp
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.passes.fuse import ROWWISE
 from max._compiler.precision import KEEPS, holds
 from max._compiler.shapes import is_view, shape_of, strip, view_layout
 from max._compiler.sizes import Size, Sizes
@@ -60,7 +59,7 @@ class _Builder:
     def find_space(self) -> tuple[Sizes, int]:
         """The iteration space with the reduction axis last, and that axis's index before the move; -1 without one."""
         for op in self.ops:
-            if op.name in ROWWISE:
+            if op.spec.row_flops:
                 shape = shape_of(op.operands[0])
                 axis: int = op.attr_or("axis", len(shape) - 1)
                 outer = strip(shape[:axis]) + strip(shape[axis + 1 :])
@@ -149,7 +148,7 @@ class _Builder:
             view = view_layout(op, layout)
             assert view is not None, f"{op.name} in a region has no layout"
             self.layouts[op.results[0]] = (argument, view)
-        elif op.name in ROWWISE:
+        elif op.spec.row_flops:
             self.numbers[op.results[0]] = self.rowwise(op)
         elif op.name == "mo.cast":
             before, after = op.operands[0].type, op.results[0].type

@@ -8,17 +8,12 @@ from max._compiler.layout import Layout
 from max._compiler.sizes import Size, Sizes, simplify
 from max.mlir import MoOp, ShapedType
 
-__all__ = ["VIEWS", "is_view", "shape_of", "strip", "view_layout"]
-
-VIEWS = frozenset({
-    "mo.reshape", "mo.transpose", "mo.broadcast_to", "mo.slice", "mo.rebind", "mo.transfer",
-})  # fmt: skip
-"""Ops that move no elements if a strided layout can describe their result."""
+__all__ = ["is_view", "shape_of", "strip", "view_layout"]
 
 
 def is_view(op: object) -> bool:
     """Whether an op is a view."""
-    return isinstance(op, MoOp) and op.name in VIEWS
+    return isinstance(op, MoOp) and op.spec.view
 
 
 def shape_of(value: SSAValue) -> Sizes:
@@ -37,7 +32,7 @@ def view_layout(op: MoOp, source: Layout) -> Layout | None:
     """The layout of a view's result, or None if no strides can describe it.
 
     Args:
-        op: One of `VIEWS`.
+        op: A view.
         source: The layout of its operand.
     """
     shape = shape_of(op.results[0])

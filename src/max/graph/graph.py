@@ -25,7 +25,7 @@ from max.graph.kernel_library import (
 from max.graph.later_options import DevicePlacementPolicy, GraphDebugConfig, ProfileScopeColor
 from max.graph.later_symbols import order_by_symbols
 from max.graph.saved import load_module, save_module
-from max.graph.symbols import INTRODUCES_SYMBOLS, Symbols
+from max.graph.symbols import Symbols
 from max.graph.type import DeviceRef, Type, _ChainType
 from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, value_of
 from max.graph.weight import Weight, stage_weight
@@ -314,7 +314,7 @@ class Graph:
                 "stage all ops before output()"
             )
         block.add_op(op)
-        if name in INTRODUCES_SYMBOLS:
+        if op.spec.introduces_symbols:
             self._symbols.add_of([result.type for result in op.results])
         return op.results
 

@@ -9,12 +9,7 @@ from max._errors import UnboundDimError
 from max.graph._places import user_place
 from max.mlir.dims import DimExpr
 
-__all__ = ["INTRODUCES_SYMBOLS", "Symbols"]
-
-INTRODUCES_SYMBOLS = frozenset({
-    "mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.nonzero", "mo.custom", "mo.call",
-})  # fmt: skip
-"""Ops whose result types may introduce symbols; their sizes are computed when the graph runs."""
+__all__ = ["Symbols"]
 
 
 class Symbols:

@@ -71,6 +71,43 @@ class OpSpec:
     """The declared operands, without the chain; empty where `infer` or `check` looks at them itself."""
     chained: bool = False
     """Whether a declared op has side effects: its last operand and its last result are a chain."""
+    view: bool = False
+    """Whether the result has the operand's elements: no kernel runs if a strided layout describes it."""
+    movable: bool = False
+    """Whether a view may move before element-wise ops."""
+    cheap: bool = False
+    """Whether an element-wise op costs so little that it may be repeated for each element of a broadcast."""
+    reduction: bool = False
+    """Whether the op reduces one axis, by a kernel of its region."""
+    row_flops: int = 0
+    """For an op that needs all elements along one axis and can be part of a region: its approximate arithmetic
+    operations for each element. 0 for all other ops."""
+    region_size: int = 1
+    """The element-wise ops that the op counts as in a region, where code size bounds the region."""
+    takes_epilogue: bool = False
+    """Whether the op's kernels may compute element-wise ops on each result before they store it."""
+    takes_norm: bool = False
+    """Whether the op's kernels may compute the RMS norm of their left operand."""
+    matmul: bool = False
+    """Whether the op is a product of matrices in the form in which it is staged."""
+    packable: bool = False
+    """Whether the op's second operand may be packed if it is a weight."""
+    source: bool = False
+    """Whether the result is a constant or a weight."""
+    borrows: bool = False
+    """Whether the results are memory that the model or the caller owns."""
+    reads_strided: bool = False
+    """Whether the op reads operands of any layout, beside element-wise ops and those with `row_flops`."""
+    on_any_device: bool = False
+    """Whether operands may be in any memory: the host carries the op out, or its callees place the operands."""
+    removable: bool = False
+    """Whether the op may be removed if its results are unused, although it is not pure."""
+    may_raise: bool = False
+    """Whether the kernel of a region with the op raises for some values of its operands."""
+    size_rule: str = ""
+    """How the host computes result sizes from the values of operands: range, slice or count; empty: it does not."""
+    introduces_symbols: bool = False
+    """Whether result types may have symbols that no operand binds; their sizes are computed when the graph runs."""
     separates: bool = False
     """Whether values that are live across the op wait in memory: products before and after it are not merged."""
     hoistable: bool = True

@@ -35,7 +35,6 @@ __all__ = ["fuse_attention"]
 
 FLOATS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 """The dtypes of queries, keys, values and results."""
-MATMULS = frozenset({"mo.matmul", "mok.matmul"})
 MAX_MASKS = 4
 """The most masks of the kernel."""
 SMALLEST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -141,7 +140,7 @@ class _Fusion:
             user = use.operation
             if not isinstance(user, MoOp):
                 return None
-            if user.name in MATMULS:
+            if user.spec.matmul:
                 return (user, rounding) if use.index == 0 else None
             if not _keeps_rows_and_columns(user):
                 return None
@@ -159,7 +158,7 @@ class _Fusion:
         op = value.owner
         if not isinstance(op, MoOp) or not value.has_one_use() or value in self.constant_values:
             return None
-        if op.name in MATMULS:
+        if op.spec.matmul:
             return Scores(op)
         if _keeps_rows_and_columns(op):
             scores = self._scores(op.operands[0], shape)

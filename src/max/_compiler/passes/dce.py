@@ -15,7 +15,7 @@ def _removable(op: MoOp) -> bool:
     if isinstance(op, BodyOp):
         return True
     # a read of a buffer has no effect: only its chain may still have uses
-    return op.is_pure or op.name in ("mo.buffer_create", "mo.chain_create")
+    return op.is_pure or op.spec.removable
 
 
 def drop_dead_ops(block: Block) -> None:

@@ -24,35 +24,11 @@ from max._compiler.sizes import Sizes, nominal, product
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
-from max.mlir.ops.reduction import REDUCTIONS
 
-__all__ = ["REDUCES", "ROWWISE", "fuse"]
-
-REDUCES = frozenset(f"mo.{name}" for name in REDUCTIONS)
-"""Reductions along one axis."""
-ROWWISE = REDUCES | {"mo.softmax", "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm"}
-"""Ops that need all elements along one axis."""
-MATMULS = frozenset(
-    {
-        "mo.matmul",
-        "mok.matmul",
-        "mok.packed_matmul",
-        "mok.packed_products",
-        "mok.grouped_products",
-        "mo.conv",
-        "mok.packed_conv",
-        "mo.conv_transpose",
-    }
-)
-"""Ops whose kernels may have an epilogue."""
-
-PACKED_PRODUCTS = frozenset({"mok.packed_matmul", "mok.packed_products"})
-"""Ops whose kernels can compute the RMS norm of their left operand."""
+__all__ = ["fuse"]
 
 MAX_OPS = 96
 """The largest size of a region, in element-wise ops; ops over rows count as several."""
-_ROWWISE_SIZE = {"mo.softmax": 6, "mo.logsoftmax": 6, "mo.layer_norm": 8, "mo.rms_norm": 6}
-"""How many element-wise ops an op over rows counts as."""
 
 
 @dataclass(eq=False)
@@ -69,7 +45,7 @@ class Group:
     @property
     def size(self) -> int:
         """The size in element-wise ops; see `MAX_OPS`."""
-        return sum(_ROWWISE_SIZE.get(op.name, 1) for op in self.ops)
+        return sum(op.spec.region_size for op in self.ops)
 
     def root(self) -> Group:
         """The group that this one is part of, after merges."""
@@ -85,7 +61,7 @@ class Group:
 
 def fusable(op: MoOp) -> bool:
     """Whether an op can be part of a region: element-wise or row-wise, on dtypes that the code generator has."""
-    return (op.name in ROWWISE or op.spec.elementwise) and all(
+    return (op.spec.row_flops > 0 or op.spec.elementwise) and all(
         _dtype(value) in KERNEL_NAME for value in (*op.operands, *op.results)
     )
 
@@ -97,7 +73,7 @@ def _dtype(value: SSAValue) -> DType:
 
 def _space(op: MoOp) -> tuple[Sizes, int]:
     """The iteration space of an op, and the place of its reduction axis."""
-    if op.name not in ROWWISE:
+    if not op.spec.row_flops:
         return strip(shape_of(op.results[0])), -1
     shape = shape_of(op.operands[0])
     axis: int = op.attr_or("axis", len(shape) - 1)
@@ -109,7 +85,7 @@ def product_of_norm(op: MoOp) -> MoOp | None:
     if op.name != "mo.rms_norm" or any(is_view(v.owner) for v in op.operands):
         return None
     user = op.results[0].get_user_of_unique_use()
-    return user if isinstance(user, MoOp) and user.name in PACKED_PRODUCTS else None
+    return user if isinstance(user, MoOp) and user.spec.takes_norm else None
 
 
 class Fuser:
@@ -182,7 +158,7 @@ class Fuser:
 
     def aligned(self, op: MoOp, group: Group) -> bool:
         """Whether the op uses the operands that the group produces in place: element by element, or as rows."""
-        data = op.operands[:1] if op.name in ROWWISE else op.operands
+        data = op.operands[:1] if op.spec.row_flops else op.operands
         return all(value in data for value in op.operands if self.member(value) is group)
 
     def compatible(self, a: Group, b: Group) -> bool:
@@ -309,7 +285,7 @@ class Fuser:
                 v.owner
                 for op in group.ops
                 for v in op.operands
-                if isinstance(v.owner, MoOp) and v.owner.name in MATMULS
+                if isinstance(v.owner, MoOp) and v.owner.spec.takes_epilogue
             }
             for matmul in sorted(matmuls, key=lambda m: self.position[m], reverse=True):  # pyright: ignore[reportArgumentType]
                 assert isinstance(matmul, MoOp)

@@ -11,16 +11,7 @@ from max._compiler.passes.base import ops_of
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import BufferType, MoOp, ShapedType, builtin
 
-__all__ = ["READS_STRIDED", "base_of", "copy_region", "materialise", "needs_contiguous"]
-
-READS_STRIDED = frozenset({
-    "mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min", "mo.reduce_mul", "mo.softmax",
-    "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm", "mo.buffer_store", "mo.concat",
-})  # fmt: skip
-"""Ops, besides element-wise ones, that become regions: these read operands of any layout."""
-
-BORROWED = frozenset({"mo.constant", "mo.constant.external", "mo.buffer_load", "mok.once"})
-"""Ops whose results are memory that the model or the caller owns."""
+__all__ = ["base_of", "copy_region", "materialise", "needs_contiguous"]
 
 
 def base_of(value: SSAValue) -> SSAValue:
@@ -52,9 +43,9 @@ def copy_region(value: SSAValue) -> BodyOp:
 
 def needs_contiguous(op: MoOp) -> bool:
     """Whether an op takes contiguous operands only."""
-    if is_view(op) or op.name in READS_STRIDED or isinstance(op, BodyOp):
-        return False
-    return not op.spec.elementwise
+    spec = op.spec
+    reads_strided = spec.elementwise or spec.row_flops > 0 or spec.reads_strided
+    return not (spec.view or reads_strided or isinstance(op, BodyOp))
 
 
 class _Materialiser:
@@ -104,7 +95,7 @@ class _Materialiser:
                 continue
             base = base_of(value)
             owner = base.owner
-            borrowed = not isinstance(owner, MoOp) or owner.name in BORROWED
+            borrowed = not isinstance(owner, MoOp) or owner.spec.borrows
             layout = self.layout(value)
             is_full_buffer = (
                 layout.is_contiguous and layout.offset == 0 and not _selects_or_repeats(value, base)

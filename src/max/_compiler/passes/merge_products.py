@@ -11,7 +11,6 @@ from xdsl.ir import Block, SSAValue
 from max._compiler.mok import PackedProductsOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
-from max._compiler.passes.fuse import MATMULS
 from max._compiler.shapes import shape_of
 from max._dataclass import dataclass
 from max._kernel_library.products.quantised.packed import DENSE, FORMATS
@@ -88,7 +87,7 @@ def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
     open_: dict[tuple[SSAValue, str], list[MoOp]] = {}
     for op in ops:
         if op.name != "mok.packed_matmul":
-            if op.spec.separates or op.name in MATMULS:
+            if op.spec.separates:
                 open_.clear()
             continue
         encoding = op.attr("encoding")

@@ -13,7 +13,6 @@ from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType, builtin
 
 __all__ = ["compute_once", "weights_only"]
 
-SOURCES = frozenset({"mo.constant", "mo.constant.external"})
 MAX_GROWTH = 4
 """The largest ratio of the bytes of a hoisted result to the bytes of the weights that it is computed from."""
 SMALL_BYTES = 1 << 28
@@ -58,7 +57,7 @@ def weights_only(ops: list[MoOp]) -> set[SSAValue]:
     """
     constants: set[SSAValue] = set()
     for op in ops:
-        if op.name in SOURCES or _is_constant(op, constants):
+        if op.spec.source or _is_constant(op, constants):
             constants.update(op.results)
     return constants
 
@@ -72,10 +71,10 @@ def _worth_keeping(op: MoOp, sources: dict[SSAValue, int]) -> bool:
 
 def _move_sources_up(block: Block, ops: list[MoOp]) -> MoOp | None:
     """Moves constants and weights to the start of the block, in their order; returns the last of them."""
-    first = next((op for op in ops if op.name not in SOURCES), None)
+    first = next((op for op in ops if not op.spec.source), None)
     last: MoOp | None = None
     for op in ops:
-        if op.name in SOURCES:
+        if op.spec.source:
             if first is not None:
                 op.detach()
                 block.insert_op_before(op, first)
@@ -95,12 +94,12 @@ def compute_once(block: Block) -> None:
     sources: dict[SSAValue, int] = {}
     candidates: list[MoOp] = []
     for op in ops:
-        if op.name in SOURCES or (_is_constant(op, constants) and _worth_keeping(op, sources)):
+        if op.spec.source or (_is_constant(op, constants) and _worth_keeping(op, sources)):
             constants.update(op.results)
             origin = sum({v: sources[v] for v in op.operands}.values())
             for result in op.results:
-                sources[result] = (_bytes(result) or 0) if op.name in SOURCES else origin
-            if op.name not in SOURCES:
+                sources[result] = (_bytes(result) or 0) if op.spec.source else origin
+            if not op.spec.source:
                 candidates.append(op)
     # in reverse order: users that are not needed in `mok.once` stay outside
     needed = set[object]()

@@ -14,12 +14,7 @@ from max._compiler.shapes import is_view
 from max._dataclass import dataclass
 from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 
-__all__ = ["SIZE_RULES", "Unit", "rebuild"]
-
-SIZE_RULES = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
-"""Ops whose result sizes depend on the values of their operands, with the rule of each; see
-`max._compiler.template.HostStep`.
-"""
+__all__ = ["Unit", "rebuild"]
 
 
 @dataclass(eq=False)
@@ -128,7 +123,7 @@ def _dims(value: SSAValue) -> tuple[DimExpr, ...]:
 def _computed_sizes(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
     """The symbols whose sizes the program computes, each with the first op that computes it."""
     computed: dict[str, MoOp] = {}
-    size_computing = [op for op in ops if op.name in SIZE_RULES]
+    size_computing = [op for op in ops if op.spec.size_rule]
     if size_computing:
         input_symbols = {
             name for argument in block.args for dim in _dims(argument) for name in dim.symbols

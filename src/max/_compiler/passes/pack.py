@@ -20,9 +20,6 @@ from max.mlir import MoOp, TensorType, build
 
 __all__ = ["pack_weights"]
 
-CANDIDATES = frozenset({"mo.qmatmul", "mo.matmul", "mok.matmul", "mo.conv"})
-"""Ops whose second operand may be packed."""
-
 
 def pack_weights(block: Block, backends: Backends) -> None:
     """Replaces products and convolutions with weights by those with packed weights, by the rules of their device.
@@ -35,9 +32,7 @@ def pack_weights(block: Block, backends: Backends) -> None:
         candidates = [
             op
             for op in ops
-            if op.name in CANDIDATES
-            and op.parent is not None
-            and backend_of(op, backends) is backend
+            if op.spec.packable and op.parent is not None and backend_of(op, backends) is backend
         ]
         if candidates and backend.packing != NO_PACKING:
             constant = weights_only(ops) if constant is None else constant

@@ -19,9 +19,6 @@ from max.mlir import BufferType, MoOp, ShapedType, TensorType
 
 __all__ = ["place_operands"]
 
-ANY_DEVICE = frozenset({"mo.output", "mo.call", "mo.if", "mo.while", "mo.print"})
-"""Ops that accept operands in any memory: the host carries them out, or their callees place the operands."""
-
 
 def place_operands(block: Block, backends: Backends) -> None:
     """Inserts copies between the memories of a session's devices.
@@ -36,7 +33,7 @@ def place_operands(block: Block, backends: Backends) -> None:
     for op in ops_of(block):
         if op.name == "mo.transfer":
             _transfer(op, backends)
-        elif op.name not in ANY_DEVICE:
+        elif not op.spec.on_any_device:
             device = device_of(op, backends)
             for position, operand in enumerate(op.operands):
                 if (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Attribute
 
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.outline import SIZE_RULES
 from max._compiler.template import UnsupportedOpError
 from max._lazy import lazy_module
 from max.mlir import (
@@ -126,7 +125,7 @@ class _Resolver:
 
     def check(self, op: MoOp, graph: GraphOp, defined: set[str]) -> None:
         """Adds the symbols that an op computes to `defined`; all other symbols must be defined."""
-        computes = op.name in SIZE_RULES or isinstance(op, CallOp)
+        computes = op.spec.size_rule != "" or isinstance(op, CallOp)
         for result in op.results:
             for dim in _shape(result.type):
                 undefined = set(dim.symbols) - defined

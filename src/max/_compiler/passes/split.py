@@ -11,8 +11,6 @@ from xdsl.ir import Block, SSAValue
 
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
-from max._compiler.passes.fuse import ROWWISE
-from max._compiler.passes.views import MOVED
 from max._compiler.shapes import shape_of
 from max.mlir import DimExpr, MoOp, TensorType, build
 
@@ -55,6 +53,13 @@ def _elementwise(op: object) -> bool:
     return isinstance(op, MoOp) and op.spec.elementwise
 
 
+def _may_fuse(op: object) -> bool:
+    """Whether an op may join a region, or may move so that its users do."""
+    if not isinstance(op, MoOp):
+        return False
+    return op.spec.elementwise or op.spec.row_flops > 0 or op.spec.movable
+
+
 def _concat(value: SSAValue) -> bool:
     owner = value.owner
     return isinstance(owner, MoOp) and owner.name == "mo.concat" and value.has_one_use()
@@ -62,8 +67,7 @@ def _concat(value: SSAValue) -> bool:
 
 def _is_root(op: MoOp) -> bool:
     """Whether no user could be fused: all users read the result from memory anyway."""
-    users = [use.operation for use in op.results[0].uses]
-    return not any(_elementwise(u) or u.name in ROWWISE or u.name in MOVED for u in users)
+    return not any(_may_fuse(use.operation) for use in op.results[0].uses)
 
 
 def _inside(value: SSAValue) -> bool:

@@ -14,14 +14,6 @@ from max.mlir import MoOp, TensorType
 
 __all__ = ["push_views"]
 
-MOVED = frozenset({"mo.reshape", "mo.transpose", "mo.broadcast_to", "mo.slice"})
-"""Views that move before element-wise ops."""
-CHEAP = frozenset({
-    "mo.cast", "mo.add", "mo.sub", "mo.mul", "mo.neg", "mo.abs", "mo.max", "mo.min", "mo.not", "mo.and", "mo.or",
-    "mo.xor", "mo.equal", "mo.not_equal", "mo.greater", "mo.greater_equal", "mo.select", "mo.relu",
-})  # fmt: skip
-"""Ops cheap enough to repeat for each element of a broadcast."""
-
 
 def _feeds_region(view: MoOp) -> bool:
     """Whether an element-wise op or a reduction uses a view, directly or through further views."""
@@ -30,8 +22,8 @@ def _feeds_region(view: MoOp) -> bool:
         assert isinstance(user, MoOp)
         if (
             user.spec.elementwise
-            or user.name.startswith("mo.reduce")
-            or (user.name in MOVED and _feeds_region(user))
+            or user.spec.reduction
+            or (user.spec.movable and _feeds_region(user))
         ):
             return True
     return False
@@ -41,7 +33,7 @@ def _worthwhile(view: MoOp, source: MoOp) -> bool:
     """Whether moving the view lets ops on both sides of it become one region."""
     if not source.results[0].has_one_use():
         return False
-    if view.name == "mo.broadcast_to" and source.name not in CHEAP:
+    if view.name == "mo.broadcast_to" and not source.spec.cheap:
         return False
     return _feeds_region(view)
 
@@ -61,7 +53,7 @@ def _apply(view: MoOp, value: SSAValue) -> SSAValue:
 
 def push_views(block: Block) -> None:
     """Swaps a view and the element-wise op before it where that joins two regions; last ops first."""
-    todo = [op for op in ops_of(block) if op.name in MOVED]
+    todo = [op for op in ops_of(block) if op.spec.movable]
     while todo:
         view = todo.pop()
         source = view.operands[0].owner
@@ -86,5 +78,5 @@ def push_views(block: Block) -> None:
         todo.extend(op for value in moved if isinstance(op := value.owner, MoOp))
         for use in elementwise.results[0].uses:
             assert isinstance(use.operation, MoOp)
-            if use.operation.name in MOVED:
+            if use.operation.spec.movable:
                 todo.append(use.operation)

@@ -32,7 +32,7 @@ def _check_create(operands: Types, results: Types, attrs: Attrs) -> None:
     _buffer("buffer_create", results, 0)
 
 
-define(OpSpec("mo.buffer_create", (0, 0), 1, check=_check_create, pure=False))
+define(OpSpec("mo.buffer_create", (0, 0), 1, check=_check_create, pure=False, removable=True))
 
 
 def _infer_load(types: Types, attrs: Attrs) -> Types:
@@ -41,7 +41,7 @@ def _infer_load(types: Types, attrs: Attrs) -> Types:
     return (buffer.as_tensor(), _CHAIN)
 
 
-define(OpSpec("mo.buffer_load", (2, 2), 2, infer=_infer_load, pure=False))
+define(OpSpec("mo.buffer_load", (2, 2), 2, infer=_infer_load, pure=False, borrows=True))
 
 
 def _infer_store(types: Types, attrs: Attrs) -> Types:
@@ -56,7 +56,7 @@ def _infer_store(types: Types, attrs: Attrs) -> Types:
     return (_CHAIN,)
 
 
-define(OpSpec("mo.buffer_store", (3, 3), 1, infer=_infer_store, pure=False))
+define(OpSpec("mo.buffer_store", (3, 3), 1, infer=_infer_store, pure=False, reads_strided=True))
 
 
 def _infer_store_slice(types: Types, attrs: Attrs) -> Types:
@@ -124,7 +124,7 @@ def _infer_chain_create(types: Types, attrs: Attrs) -> Types:
     return (_CHAIN,)
 
 
-define(OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create))
+define(OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create, removable=True))
 
 
 def _infer_print(types: Types, attrs: Attrs) -> Types:
@@ -147,5 +147,6 @@ define(
         optional={"text": str},
         infer=_infer_print,
         pure=False,
+        on_any_device=True,
     )
 )

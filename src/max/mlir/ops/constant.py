@@ -23,7 +23,17 @@ def _check_constant(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(OpSpec("mo.constant", (0, 0), 1, attributes={"value": np.ndarray}, check=_check_constant))
+define(
+    OpSpec(
+        "mo.constant",
+        (0, 0),
+        1,
+        attributes={"value": np.ndarray},
+        check=_check_constant,
+        source=True,
+        borrows=True,
+    )
+)
 
 
 def _check_external(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -40,6 +50,8 @@ define(
         attributes={"name": str},
         optional={"align": int},
         check=_check_external,
+        source=True,
+        borrows=True,
     )
 )
 
@@ -50,4 +62,4 @@ def _check_transfer(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"transfer_to: {x.short} to {y.short} changes more than the device")
 
 
-define(OpSpec("mo.transfer", (1, 1), 1, check=_check_transfer))
+define(OpSpec("mo.transfer", (1, 1), 1, check=_check_transfer, view=True))

@@ -36,7 +36,17 @@ def _check_output(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError("output: a chain must be the last value")
 
 
-define(OpSpec("mo.output", (0, None), 0, check=_check_output, pure=False, terminator=True))
+define(
+    OpSpec(
+        "mo.output",
+        (0, None),
+        0,
+        check=_check_output,
+        pure=False,
+        terminator=True,
+        on_any_device=True,
+    )
+)
 
 
 class GraphOp(MoOp):
@@ -402,6 +412,8 @@ define(
         check=_check_call,
         separates=True,
         hoistable=False,
+        on_any_device=True,
+        introduces_symbols=True,
     ),
     CallOp,
 )
@@ -414,6 +426,7 @@ define(
         check=_check_if,
         separates=True,
         hoistable=False,
+        on_any_device=True,
     ),
     IfOp,
 )
@@ -426,6 +439,7 @@ define(
         check=_check_while,
         separates=True,
         hoistable=False,
+        on_any_device=True,
     ),
     WhileOp,
 )
@@ -439,6 +453,7 @@ define(
         check=_check_custom,
         separates=True,
         hoistable=False,
+        introduces_symbols=True,
     )
 )
 

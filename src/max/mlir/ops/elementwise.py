@@ -100,9 +100,26 @@ COMPARISON_NUMBER = ("greater", "greater_equal")
 COMPARISON_ANY = ("equal", "not_equal")
 
 
+CHEAP = frozenset(
+    {"add", "sub", "mul", "neg", "abs", "max", "min", "relu", "not", *BINARY_BOOL, *COMPARISON_NUMBER, *COMPARISON_ANY}
+)  # fmt: skip
+"""Ops that cost less than a load of their operands."""
+DIVISIONS = frozenset({"div", "mod"})
+"""Ops that raise for divisors of integers that are constants in a kernel."""
+
+
 def _define(names: tuple[str, ...], arity: int, infer: Callable[[str], Infer]) -> None:
     for name in names:
-        define(replace(_ELEMENTWISE, name=f"mo.{name}", operands=(arity, arity), infer=infer(name)))
+        define(
+            replace(
+                _ELEMENTWISE,
+                name=f"mo.{name}",
+                operands=(arity, arity),
+                infer=infer(name),
+                cheap=name in CHEAP,
+                may_raise=name in DIVISIONS,
+            )
+        )
 
 
 _define(UNARY_FLOAT, 1, lambda op: _unary(op, _is_float))
@@ -137,7 +154,7 @@ def _check_cast(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"cast: {x.short} to {y.short} changes more than the dtype")
 
 
-define(replace(_ELEMENTWISE, name="mo.cast", check=_check_cast))
+define(replace(_ELEMENTWISE, name="mo.cast", check=_check_cast, cheap=True))
 
 
 def _infer_select(types: Types, attrs: Attrs) -> Types:
@@ -154,4 +171,4 @@ def _infer_select(types: Types, attrs: Attrs) -> Types:
     return (x,)
 
 
-define(replace(_ELEMENTWISE, name="mo.select", operands=(3, 3), infer=_infer_select))
+define(replace(_ELEMENTWISE, name="mo.select", operands=(3, 3), infer=_infer_select, cheap=True))

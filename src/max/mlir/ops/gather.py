@@ -23,7 +23,9 @@ def _infer_gather(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]),)
 
 
-define(OpSpec("mo.gather", (2, 2), 1, attributes={"axis": int}, infer=_infer_gather))
+define(
+    OpSpec("mo.gather", (2, 2), 1, attributes={"axis": int}, infer=_infer_gather, may_raise=True)
+)
 
 
 def _index_size(op: str, x: TensorType, indices: TensorType, batch_dims: int) -> int:
@@ -62,7 +64,16 @@ def _infer_gather_nd(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([*indices.shape[:-1], *x.shape[batch + size :]]),)
 
 
-define(OpSpec("mo.gather_nd", (2, 2), 1, attributes={"batch_dims": int}, infer=_infer_gather_nd))
+define(
+    OpSpec(
+        "mo.gather_nd",
+        (2, 2),
+        1,
+        attributes={"batch_dims": int},
+        infer=_infer_gather_nd,
+        may_raise=True,
+    )
+)
 
 
 SCATTER_REDUCTIONS = ("add", "max", "min", "mul")
@@ -178,4 +189,8 @@ def _check_nonzero(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(OpSpec("mo.nonzero", (2, 2), 1, check=_check_nonzero))
+define(
+    OpSpec(
+        "mo.nonzero", (2, 2), 1, check=_check_nonzero, size_rule="count", introduces_symbols=True
+    )
+)

@@ -28,4 +28,15 @@ def _infer_matmul(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([*x.shape[:-1], y.shape[-1]]),)
 
 
-define(OpSpec("mo.matmul", (2, 2), 1, infer=_infer_matmul))
+define(
+    OpSpec(
+        "mo.matmul",
+        (2, 2),
+        1,
+        infer=_infer_matmul,
+        matmul=True,
+        packable=True,
+        takes_epilogue=True,
+        separates=True,
+    )
+)

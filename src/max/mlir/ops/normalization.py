@@ -33,7 +33,17 @@ def _infer_layer_norm(types: Types, attrs: Attrs) -> Types:
     return (x,)
 
 
-define(OpSpec("mo.layer_norm", (3, 3), 1, attributes={"epsilon": float}, infer=_infer_layer_norm))
+define(
+    OpSpec(
+        "mo.layer_norm",
+        (3, 3),
+        1,
+        attributes={"epsilon": float},
+        infer=_infer_layer_norm,
+        row_flops=6,
+        region_size=8,
+    )
+)
 
 
 def _infer_rms_norm(types: Types, attrs: Attrs) -> Types:
@@ -49,5 +59,7 @@ define(
         1,
         attributes={"epsilon": float, "weight_offset": float, "multiply_before_cast": bool},
         infer=_infer_rms_norm,
+        row_flops=4,
+        region_size=6,
     )
 )

@@ -144,6 +144,7 @@ define(
         attributes={"encoding": str},
         infer=_infer_qmatmul,
         conditions=_whole_blocks("qmatmul", "bytes", operand=1),
+        packable=True,
     )
 )
 

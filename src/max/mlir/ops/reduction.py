@@ -83,6 +83,8 @@ for _name, _op in REDUCTIONS.items():
             attributes=_AXIS,
             infer=_reduction(_op, None, needs_elements=_extreme),
             conditions=_elements_conditions(_op) if _extreme else None,
+            reduction=True,
+            row_flops=1,
         )
     )
 for _name, _op in ARG_REDUCTIONS.items():
@@ -98,7 +100,17 @@ for _name, _op in ARG_REDUCTIONS.items():
         )
     )
 for _name, _op in SCANS.items():
-    define(OpSpec(f"mo.{_name}", (1, 1), 1, attributes=_AXIS, infer=_along_axis(_op, floats=True)))
+    define(
+        OpSpec(
+            f"mo.{_name}",
+            (1, 1),
+            1,
+            attributes=_AXIS,
+            infer=_along_axis(_op, floats=True),
+            row_flops=4,
+            region_size=6,
+        )
+    )
 
 define(
     OpSpec(

@@ -41,7 +41,7 @@ def _check_broadcast_to(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(OpSpec("mo.broadcast_to", (1, 1), 1, check=_check_broadcast_to))
+define(OpSpec("mo.broadcast_to", (1, 1), 1, check=_check_broadcast_to, view=True, movable=True))
 
 
 def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -60,7 +60,7 @@ def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape))
+define(OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape, view=True, movable=True))
 
 
 def _check_rebind(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -97,6 +97,8 @@ define(
         attributes={"message": str},
         check=_check_rebind,
         conditions=_rebind_conditions,
+        view=True,
+        introduces_symbols=True,
     )
 )
 
@@ -109,7 +111,17 @@ def _infer_transpose(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([x.shape[axis] for axis in perm]),)
 
 
-define(OpSpec("mo.transpose", (1, 1), 1, attributes={"perm": tuple}, infer=_infer_transpose))
+define(
+    OpSpec(
+        "mo.transpose",
+        (1, 1),
+        1,
+        attributes={"perm": tuple},
+        infer=_infer_transpose,
+        view=True,
+        movable=True,
+    )
+)
 
 SLICE_ATTRIBUTES = {"start": tuple, "stop": tuple, "step": tuple}
 
@@ -207,6 +219,9 @@ define(
         attributes=SLICE_ATTRIBUTES,
         check=_check_slice,
         conditions=_slice_conditions,
+        view=True,
+        movable=True,
+        introduces_symbols=True,
     )
 )
 
@@ -234,7 +249,16 @@ def _check_slice_dynamic(operands: Types, results: Types, attrs: Attrs) -> None:
     check_slice_bounds("slice", operands[1:], x.rank, x.device)
 
 
-define(OpSpec("mo.slice_dynamic", (4, 4), 1, check=_check_slice_dynamic))
+define(
+    OpSpec(
+        "mo.slice_dynamic",
+        (4, 4),
+        1,
+        check=_check_slice_dynamic,
+        size_rule="slice",
+        introduces_symbols=True,
+    )
+)
 
 
 def _infer_concat(types: Types, attrs: Attrs) -> Types:
@@ -265,7 +289,11 @@ def _infer_concat(types: Types, attrs: Attrs) -> Types:
     return (first.with_shape([*first.shape[:axis], total, *first.shape[axis + 1 :]]),)
 
 
-define(OpSpec("mo.concat", (1, None), 1, attributes={"axis": int}, infer=_infer_concat))
+define(
+    OpSpec(
+        "mo.concat", (1, None), 1, attributes={"axis": int}, infer=_infer_concat, reads_strided=True
+    )
+)
 
 PAD_MODES = ("constant",)
 
@@ -319,7 +347,9 @@ def _check_range(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(f"range: the result {y.short} has rank {y.rank}, expected 1")
 
 
-define(OpSpec("mo.range", (3, 3), 1, check=_check_range))
+define(
+    OpSpec("mo.range", (3, 3), 1, check=_check_range, size_rule="range", introduces_symbols=True)
+)
 
 
 def _infer_shape_to_tensor(types: Types, attrs: Attrs) -> Types:

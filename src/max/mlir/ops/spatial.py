@@ -127,6 +127,9 @@ define(
         attributes={**_WINDOW, "groups": int},
         infer=_infer_conv,
         conditions=_conv_conditions,
+        packable=True,
+        takes_epilogue=True,
+        separates=True,
     )
 )
 
@@ -178,6 +181,8 @@ define(
         attributes={**_WINDOW, "output_padding": tuple},
         infer=_infer_conv_transpose,
         conditions=_conv_transpose_conditions,
+        takes_epilogue=True,
+        separates=True,
     )
 )
 
