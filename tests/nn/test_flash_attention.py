@@ -168,9 +168,9 @@ def test_a_ragged_batch_that_does_not_fit() -> None:
     rows = (5, 4, 8)
     with pytest.raises(ValueError, match="expected rank 3"):
         stage((5, 32), rows, rows)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="values of the keys' shape"):
         stage(rows, (5, 2, 8), (5, 4, 8))
     with pytest.raises(ValueError, match="4 query heads cannot share 3"):
         stage(rows, (5, 3, 8), (5, 3, 8))
-    with pytest.raises(TypeError, match="expected uint32 of rank 1"):
+    with pytest.raises(TypeError, match="input_row_offsets is .*, expected uint32"):
         stage(rows, rows, rows, (DType.int64, (3,)))
