@@ -3,10 +3,10 @@
 A `KernelLibrary` belongs to a kind of device; `CPU_KERNELS` is the library of the CPU. The compiler calls
 `library.lower(name, operands, results, attributes, target)` with
 
-- `name`: the name of a `mo` op (`"mo.matmul"`) or the symbol of a `mo.custom` (`"mo.attention.ragged.paged"`);
+- `name`: the name of an op, such as `"mo.matmul"`;
 - `operands` and `results`: `Operand(dtype, shape)` in the order of the op, **without chains**. A buffer is an operand
   like any other. Static dims are ints; symbolic dims may be any objects that multiply with `*`;
-- `attributes`: the op's attributes (for `mo.custom` its `parameters`) as plain Python values;
+- `attributes`: the op's attributes as plain Python values;
 - `target`: the processor that the kernel is compiled for.
 
 The result is a `KernelCall`. To launch it, allocate its `workspaces`. For each `Arg` make a `k.TensorSpec(arg.dtype,
@@ -67,7 +67,7 @@ class KernelLibrary:
     """The kernels of one kind of device.
 
     Args:
-        families: For each op or custom symbol its lowering, or the name of the module whose table `LOWERINGS` has it;
+        families: For each op its lowering, or the name of the module whose table `LOWERINGS` has it;
             modules are imported at their first use.
     """
 
@@ -78,7 +78,7 @@ class KernelLibrary:
         """Whether the library has a kernel for an op.
 
         Args:
-            name: The op's name or a custom op's symbol.
+            name: The op's name.
         """
         return name in self.families
 
@@ -93,7 +93,7 @@ class KernelLibrary:
         """Describes the launch that carries out an op.
 
         Args:
-            name: The op's name or a custom op's symbol.
+            name: The op's name.
             operands: The operands without chains.
             results: The results without chains.
             attributes: The op's attributes as Python values.
@@ -178,7 +178,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.max_pool": "images.pooling",
     "mo.avg_pool": "images.pooling",
 }
-"""Op or custom symbol to the file that holds its kernels for CPUs."""
+"""Op to the file that holds its kernels for CPUs."""
 
 CPU_KERNELS = KernelLibrary(
     {name: f"max._kernel_library.{family}" for name, family in _CPU_FAMILIES.items()}
