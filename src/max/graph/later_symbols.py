@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from max import mlir
-from max.graph.symbols import INTRODUCES_SYMBOLS
 
 __all__ = ["order_by_symbols"]
 
@@ -27,9 +26,7 @@ def order_by_symbols(
     """
     ops = list(block.ops)
     needed = {op: {*_symbols(op, graphs)} & later for op in ops}
-    introduced = {
-        op: _results(op) & later if op.name in INTRODUCES_SYMBOLS else set[str]() for op in ops
-    }
+    introduced = {op: _introduced(op) & later for op in ops}
     bound: set[str] = set()
     placed: set[mlir.Operation] = set()
     waiting, ordered = ops[:-1], list[mlir.Operation]()
@@ -53,8 +50,10 @@ def order_by_symbols(
     return bound
 
 
-def _results(op: mlir.Operation) -> set[str]:
-    """The symbols that are sizes of an op's results."""
+def _introduced(op: mlir.Operation) -> set[str]:
+    """The symbols that are sizes of the results of an op that binds symbols."""
+    if not isinstance(op, mlir.MoOp) or not op.spec.introduces_symbols:
+        return set()
     types = [result.type for result in op.results]
     return {
         name
