@@ -375,7 +375,9 @@ def test_mistakes() -> None:
         x, w, *rest = (value.tensor for value in graph.inputs)
         with pytest.raises(ValueError, match="x is .*63.*the last dimensions must be equal"):
             kernels.grouped_matmul_ragged(x, w, *rest)
-        with pytest.raises(ValueError, match=r"expected \[rows, in_dim\] and \[experts, out_dim, in_dim\]"):
+        with pytest.raises(
+            ValueError, match=r"expected \[rows, in_dim\] and \[experts, out_dim, in_dim\]"
+        ):
             kernels.grouped_matmul_ragged(x, x, *rest)
         with pytest.raises(ValueError, match="moe.indices: ids is .* expected rank 1"):
             kernels.moe_create_indices(ops.cast(x, DType.int32), 8)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from xdsl.ir import Block
+
 from max import mlir
 
 __all__ = ["order_by_symbols"]
 
 
-def order_by_symbols(
-    block: mlir.Block, later: set[str], graphs: Mapping[str, mlir.Block]
-) -> set[str]:
+def order_by_symbols(block: Block, later: set[str], graphs: Mapping[str, Block]) -> set[str]:
     """Moves ops behind the ones that bind their symbols; the order stays otherwise.
 
     Ops whose symbols nothing binds, and ops that need those, come last.
@@ -64,7 +64,7 @@ def _introduced(op: mlir.Operation) -> set[str]:
     }
 
 
-def _symbols(op: mlir.Operation, graphs: Mapping[str, mlir.Block]) -> Iterator[str]:
+def _symbols(op: mlir.Operation, graphs: Mapping[str, Block]) -> Iterator[str]:
     """The symbols in an op's result types and attributes, and in its subgraphs."""
     for result in op.results:
         if isinstance(result.type, mlir.ShapedType):

@@ -6,9 +6,8 @@ from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.dim import Dim
 from max.graph.ops import shape as _shape
-from max.graph.ops._stage import as_tensor
+from max.graph.ops._stage import as_tensor, stage_declared
 from max.graph.ops.binary import minimum
-from max.graph.ops.custom import custom
 from max.graph.ops.gather import gather
 from max.graph.ops.range import range as range_
 from max.graph.ops.slicing import slice_tensor
@@ -61,8 +60,7 @@ def _by_tensor(x: TensorValue, shape: TensorValue, out_dims: Shape) -> TensorVal
         raise ValueError(f"broadcast_to: {x!r} has more axes than the shape, which has {rank}")
     graph = _graph.Graph.current
     sizes = shape.cast(DType.int64).to(DeviceRef.CPU())
-    attrs = {"what": "broadcast_to: shape"}
-    sizes = custom("mo.check.counts", sizes.device, [sizes], [sizes.type], attrs)[0].tensor
+    (sizes,) = stage_declared("check.counts", [sizes], {"what": "broadcast_to: shape"})
     out_sizes = [Dim(graph.new_symbol(f"broadcast_{axis}")) for axis in range(rank)]
     x = _shape.reshape(x, [*[1] * (rank - x.rank), *x.shape])
     single = [dim == 1 for dim in x.shape]

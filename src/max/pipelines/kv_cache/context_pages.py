@@ -215,4 +215,4 @@ def _length_after(context: TextGenerationContext, num_steps: int) -> int:
 
 def _number(request: RequestID | TextGenerationContext) -> RequestID:
     """The number of a request that is given by it or by its context."""
-    return getattr(request, "request_id", request)
+    return request if isinstance(request, RequestID) else request.request_id
