@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.products.quantised.activations import Rounded
-from max._kernel_library.products.quantised.packed import LINE, PackedFormat
+from max._kernel_library.products.quantised.packed import LINE
 from max._kernel_library.products.quantised.unpacking import (
     QuantisedTiling,
     add_pairs,
@@ -22,9 +22,6 @@ from max._kernel_library.products.quantised.unpacking import (
 from max._kernel_library.tiles.micro_kernels import store_sums
 from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
-
-AHEAD = 4096
-"""The prefetch distance of lines, in bytes."""
 
 
 class PackedStrip(NamedTuple):
@@ -42,14 +39,14 @@ class PackedStrip(NamedTuple):
 
 
 @k.inline
-def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, form: PackedFormat) -> None:
-    """Prefetches a block's share of the unit `AHEAD` bytes later, in this strip or the next one.
+def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, t: QuantisedTiling) -> None:
+    """Prefetches a block's share of the unit `prefetch_distance` bytes later, in this strip or the next one.
 
     The prefetches of a unit are spread over its blocks, as many prefetches at once would delay each other.
     """
-    end = strip.groups.shape[1]
+    form, end = t.form, strip.groups.shape[1]
     share = form.unit_bytes // form.span
-    ahead = unit * form.unit_bytes + inside * share + AHEAD
+    ahead = unit * form.unit_bytes + inside * share + t.prefetch_distance
     beyond = ahead >= end
     ahead = ahead - end if beyond else ahead
     group = k.i64(1) if beyond else k.i64(0)
@@ -168,7 +165,7 @@ def gemv_packed(
             # the hardware prefetcher falls behind; a single row reads lines of 8 bits fastest without prefetches
             if form.bits < 8 or rows > 1:
                 if first == 0:
-                    prefetch_unit_share(strip, unit, inside, form)
+                    prefetch_unit_share(strip, unit, inside, t)
             scales = packed[unit * form.unit_bytes :]
             for v in k.static_range(0, vectors, together):
                 numbers = tuple(range(v, v + together))

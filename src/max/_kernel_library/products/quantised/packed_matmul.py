@@ -40,6 +40,7 @@ from max._kernel_library.products.quantised.gemm import (
 )
 from max._kernel_library.products.quantised.gemv import PackedStrip, gemv_packed
 from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
+from max._kernel_library.products.quantised.tuning import tuning_of
 from max._kernel_library.products.quantised.unpacking import (
     QuantisedTiling,
     UnpackedStrip,
@@ -67,14 +68,15 @@ from max._kernel_library.tiles.strips import (
 from max._kernel_library.tiles.tiling import round_up
 from max.dtype import DType
 
-ROW_THRESHOLD, NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 4, 8, 64
+NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 8, 64
 """Default row thresholds for the GEMV path, used when no measurement exists.
 
-The first is for targets with a single instruction per byte product; the second for targets with several, where a
-pass shares unpacking, signs and scales; the third for matrix tiles, which take 16 rows and must be configured.
+The first is for targets with several instructions per byte product, where a pass shares unpacking, signs and scales;
+the second for matrix tiles, which take 16 rows and must be configured. Targets with one instruction have those of their
+processor family.
 """
-GEMV_PASSES = (4, 2, 1)
-"""The number of rows of x per pass of the GEMV path."""
+GEMV_PASSES = (4, 3, 2, 1)
+"""The number of rows of x per pass of the GEMV path. A pass reads the weight once: one more row adds no second pass."""
 BLOCK_ROWS = 240
 """The maximum number of rows of a task, a multiple of each tile height."""
 MAX_TILE_ROWS = 6
@@ -115,7 +117,7 @@ def default_threshold(target: k.Target, t: QuantisedTiling) -> int:
     """The default row threshold for the GEMV path on a target."""
     if target.tile_products:
         return AMX_ROW_THRESHOLD
-    return NARROW_ROW_THRESHOLD if t.narrow else ROW_THRESHOLD
+    return NARROW_ROW_THRESHOLD if t.narrow else tuning_of(target).row_threshold
 
 
 class QuantisedOperands(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._dataclass import dataclass
 from max._kernel_library.products.quantised.packed import LINE, ROWS, PackedFormat
+from max._kernel_library.products.quantised.tuning import tuning_of
 from max._kernel_library.tiles.strips import COLUMNS
 from max.kernel import Target
 
@@ -27,6 +28,7 @@ class QuantisedTiling:
         narrow: Whether a product takes several instructions. Then loops over the words of a block are not unrolled, as
             LLVM would move the loads of all words to their beginning and spill them.
         zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
+        prefetch_distance: The bytes between a line that is read and the one that is prefetched.
     """
 
     form: PackedFormat
@@ -35,6 +37,7 @@ class QuantisedTiling:
     fold: int
     narrow: bool
     zero: int
+    prefetch_distance: int
 
     @property
     def splits_signs(self) -> bool:
@@ -58,7 +61,8 @@ def quantised_tiling(target: Target, form: PackedFormat) -> QuantisedTiling:
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
     # two products per lane and word; words of x have magnitudes up to 127
     fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
-    return QuantisedTiling(form, width, signed, fold, narrow, 0 if signed else form.zero)
+    zero, distance = 0 if signed else form.zero, tuning_of(target).prefetch_distance
+    return QuantisedTiling(form, width, signed, fold, narrow, zero, distance)
 
 
 class UnpackedStrip(NamedTuple):
