@@ -62,6 +62,17 @@ def test_sums_of_many(kind, shape, axis, static, rng):
     check_sums(x, axis, shape if static else tuple(f"d{i}" for i in range(len(shape))))
 
 
+@pytest.mark.parametrize("kind", ["equal", "positive", "both signs"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sums_of_about_a_piece(kind, axis, rng):
+    """Sizes around whole pieces of rows and columns, also of a shape that is compiled once for all sizes."""
+    for size in (1, 15, 16, 127, 128, 129, 1000, 2047, 2048, 2049, 8191, 8192, 8193):
+        x = drawn(rng, kind, (3, size) if axis else (size, 3))
+        check_sums(x, axis, ("m", "n"))
+        if size in (127, 128, 129, 8192, 8193):
+            check_sums(x, axis, x.shape)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize(("shape", "axis"), [((2 * 10**6,), 0), ((60_000, 33), 0), ((3, 10**5), 1)])
 def test_sums_of_other_dtypes(dtype, shape, axis, rng):
@@ -165,7 +176,7 @@ def near_constant_rows(rng: np.random.Generator, size: int, level: float) -> np.
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", [768, 1001, 40_000])
+@pytest.mark.parametrize("size", [2, 16, 127, 128, 129, 768, 40_001])
 @pytest.mark.parametrize(("level", "epsilon"), [(12345.678, 1e-5), (31.7, 1e-12), (0.1, 1e-6)])
 def test_norms_of_nearly_constant_rows(form, size, level, epsilon, rng):
     x = near_constant_rows(rng, size, level)
@@ -177,6 +188,40 @@ def test_norms_of_nearly_constant_rows(form, size, level, epsilon, rng):
     if form is spelled_out:
         columns = run(lambda v: form(v, 0, epsilon), x.T.copy(), ("n", 5))
         np.testing.assert_allclose(columns.T, want, rtol=2e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("size", [16, 129, 3000])
+def test_norms_of_rows_with_any_deviation(size, rng):
+    """Rows on both sides of the ratio of deviation and mean below which the mean is corrected, side by side."""
+    level = rng.uniform(1, 1000, (64, 1))
+    ratios = 2.0 ** rng.uniform(-20, 4, (64, 1))
+    x = (level + level * ratios * rng.standard_normal((64, size))).astype(np.float32)
+    wide = x.astype(np.float64)
+    centered = wide - wide.mean(-1, keepdims=True)
+    want = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
+    for form in FORMS:
+        got = run(lambda v, f=form: f(v, -1, 1e-6), x, ("rows", size))
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=5e-6)
+
+
+def test_a_center_that_is_a_result(rng):
+    """A program's deviations, and normalized rows from the same deviations; a sum of the deviations."""
+    x = near_constant_rows(rng, 300, 12345.678)
+    type_ = TensorType(DType.float32, ("n", 300), DeviceRef.CPU())
+
+    def build(v: Any) -> Any:
+        centered = v.tensor - ops.mean(v.tensor, -1)
+        variance = ops.mean(centered * centered, -1)
+        return centered, centered * ops.rsqrt(variance + 1e-5), variance, ops.mean(centered, -1)
+
+    results = SESSION.load(Graph("norm", build, [type_])).execute(x)
+    deviations, normalized, variance, _ = [r.to_numpy() for r in results]
+    wide = x.astype(np.float64)
+    want = wide - wide.mean(-1, keepdims=True)
+    np.testing.assert_allclose(deviations, want, rtol=1e-5, atol=12346 * 2**-23)
+    np.testing.assert_allclose(variance, (want**2).mean(-1, keepdims=True), rtol=3e-5, atol=1e-9)
+    want = want / np.sqrt((want**2).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(normalized, want, rtol=2e-5, atol=5e-6)
 
 
 def test_large_deviations_stay_as_they_were(rng):

@@ -120,6 +120,11 @@ class Accumulators:
         vector = self.columns or self.values.is_vector(index)
         return () if written or not vector else product.args
 
+    def finish_all(self, accumulators: dict[int, str]) -> None:
+        """The results of some reductions from their accumulators."""
+        for i, name in accumulators.items():
+            self.finish(i, name)
+
     def finish(self, i: int, name: str) -> None:
         """The result of a reduction: the accumulator, in rows combined across its lanes."""
         node = self.spec.values[i]

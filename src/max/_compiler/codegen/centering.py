@@ -6,7 +6,8 @@ deviations. The walk that sums their squares also sums the deviations, which giv
     m = mean(x)              c = x - m                c' = c - error
     error = mean(c)          sum((x - mean)²) = sum(c²) - sum(c) * error
 
-Later walks use c'. There are as many walks as before.
+Later walks use c'. If rows can be walked once more, another walk sums the deviations, but only of rows that are nearly
+constant: in other rows the error of the mean is far below the deviations.
 """
 
 from __future__ import annotations
@@ -21,10 +22,38 @@ from max.dtype import DType
 __all__ = ["with_exact_centers"]
 
 
-def with_exact_centers(spec: RegionSpec) -> RegionSpec:
-    """The region with its variances around exact means."""
+NEAR = 16
+"""A row is nearly constant if its squared mean is more than this times its variance. In other rows the error of the
+mean is far below the deviations: at most 4.2 times the bound of the error of a sum of ones."""
+
+
+def with_exact_centers(spec: RegionSpec, conditional: bool) -> RegionSpec:
+    """The region with its variances around exact means.
+
+    Args:
+        spec: The region.
+        conditional: Whether a further walk may correct the rows that are nearly constant, instead of the walk that sums
+            the squares of all rows.
+    """
     centers = {c: i for i in range(len(spec.values)) if (c := _center(spec, i)) is not None}
-    return _Rewrite(spec, centers).run() if centers else spec
+    if not centers:
+        return spec
+    return _Rewrite(spec, centers, conditional and _may_walk_again(spec, centers)).run()
+
+
+def _may_walk_again(spec: RegionSpec, centers: dict[int, int]) -> bool:
+    """Whether rows can be walked again after the sums of squares: no earlier walk stores results, which may overwrite
+    the arguments, and nothing else uses the sum of deviations.
+    """
+    after = max(spec.stage[i] for i in centers.values())
+    return all(
+        spec.stage[result.value] >= after for result in spec.results if result.strides[-1] != 0
+    ) and not any(
+        isinstance(value, Node)
+        and value.op == "reduce_sum"
+        and converted(spec, value.args[0]) in centers
+        for value in spec.values
+    )
 
 
 def _node(spec: RegionSpec, i: int, op: str) -> Node | None:
@@ -87,11 +116,13 @@ class _Rewrite:
     Args:
         spec: The region.
         centers: For each value ``x - mean(x)``, the sum of its squares.
+        conditional: Whether only rows that are nearly constant are corrected.
     """
 
-    def __init__(self, spec: RegionSpec, centers: dict[int, int]) -> None:
+    def __init__(self, spec: RegionSpec, centers: dict[int, int], conditional: bool) -> None:
         self.spec = spec
         self.centers = centers
+        self.conditional = conditional
         self.values: list[Value] = []
         self.number_of: dict[Node | Literal | SizeOf, int] = {}
         self.copies: dict[tuple[int, int], int] = {}
@@ -161,19 +192,46 @@ class _Rewrite:
         if center not in self.errors:
             node = self.spec.values[center]
             assert isinstance(node, Node)
-            total = self.node("reduce_sum", (self.copy(center, self.spec.stage[center]),), node)
+            addend = self.copy(center, self.spec.stage[center])
+            condition = (self.is_nearly_constant(center, node),) if self.conditional else ()
+            total = self.node("reduce_sum", (addend, *condition), node)
             size = self.shared(SizeOf(node.dtype, len(self.spec.dims) - 1))
             part = self.node("div", (self.shared(Literal(node.dtype, 1.0)), size), node)
-            self.errors[center] = total, self.node("mul", (total, part), node)
+            error = self.node("mul", (total, part), node)
+            if condition:
+                none = self.shared(Literal(node.dtype, 0.0))
+                error = self.node("select", (*condition, error, none), node)
+            self.errors[center] = total, error
         return self.errors[center]
+
+    def is_nearly_constant(self, center: int, like: Node) -> int:
+        """Whether a row's deviations from its mean are much smaller than the mean; false if their squares overflow."""
+        walk = self.spec.stage[center]
+        squares = self.plain_squares(center)
+        node = self.spec.values[center]
+        assert isinstance(node, Node)
+        mean = self.copy(node.args[1], walk)
+        size = self.shared(SizeOf(like.dtype, len(self.spec.dims) - 1))
+        level = self.node("mul", (self.node("mul", (mean, mean), like), size), like)
+        limit = self.node("mul", (squares, self.shared(Literal(like.dtype, float(NEAR)))), like)
+        return self.shared(Node("greater", (level, limit), DType.bool))
+
+    def plain_squares(self, center: int) -> int:
+        """The copy of a sum of squares of deviations from the mean in f32."""
+        total = self.spec.values[self.centers[center]]
+        assert isinstance(total, Node)
+        argument = self.copy(total.args[0], self.spec.stage[center])
+        return self.shared(Node(total.op, (argument,), total.dtype, total.attr))
 
     def around_mean(self, squares: int, center: int, like: Node) -> int:
         """A sum of squared deviations from a mean with an error, as that from the exact mean."""
         total, error = self.error(center)
-        surplus = self.node("mul", (total, error), like)
-        exact = self.node("sub", (squares, surplus), like)
+        exact = self.node("fma", (self.node("neg", (total,), like), error, squares), like)
         # all deviations may be the error, up to rounding
         exact = self.node("max", (exact, self.shared(Literal(like.dtype, 0.0))), like)
+        if self.conditional:
+            condition = self.is_nearly_constant(center, like)
+            return self.node("select", (condition, exact, squares), like)
         # squares that overflow stay infinite
         infinite = self.shared(Node("is_inf", (squares,), DType.bool))
         return self.node("select", (infinite, squares, exact), like)

@@ -25,6 +25,7 @@ from max._compiler.codegen.centering import with_exact_centers
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity, loaded
 from max._compiler.codegen.spec import REDUCTIONS, ArgView, Leaf, Node, RegionSpec, Result
 from max._compiler.codegen.values import ValueWriter
+from max._compiler.codegen.vector_width import vectors_per_step
 from max._compiler.sizes import Size, Sizes, divide, simplify
 from max._dataclass import dataclass
 from max.dtype import DType
@@ -39,10 +40,6 @@ TILE_LINE = 64
 """Bytes per row of a tile that is transposed in registers: one cache line, which is then written whole."""
 LONG_ROW = 8 * BLOCK
 """The length above which several workers reduce a single row."""
-SIMPLE = 4
-"""The most computed values of a region that needs few registers."""
-LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
-"""Functions with long dependency chains: their latency limits a loop, not their throughput."""
 CHUNKS = 8
 """The most chunks per worker: enough to balance the load if the system slows one worker down."""
 
@@ -95,6 +92,8 @@ class _NestWriter:
             and not (isinstance(spec.dims[0], int) and spec.dims[0] < LONG_ROW)
         )
         self.workspaces: list[int] = []
+        self.in_branch: set[int] = set()
+        """Values that are computed only in the branch of a conditional walk."""
         self.start: str | None = None
         """The first index of the current block; None if the lane axis is not cut."""
         # leaves that are read along the tile axis and transposed in registers
@@ -164,6 +163,7 @@ class _NestWriter:
                 not spec.inner[i]
                 and spec.stage[i] == stage
                 and i not in self.values.names
+                and i not in self.in_branch
                 and not _is_reduction(value)
             ):
                 self.values.value(i)
@@ -179,6 +179,8 @@ class _NestWriter:
         ]
         if self.split and (inner_results or reductions):
             self.split_walk(inner_results, reductions)
+        elif reductions and not inner_results and None not in map(self.condition, reductions):
+            self.conditional_walk(reductions)
         elif inner_results or reductions:
             self.walk(inner_results, reductions)
         for position, result in enumerate(spec.results):
@@ -226,9 +228,37 @@ class _NestWriter:
             out.add(f"{name} = {combine(node.op, name, part)}")
             out.depth = depth
 
+    def condition(self, i: int) -> int | None:
+        """The value that says whether a row needs a reduction; None for reductions without a condition."""
+        node = self.spec.values[i]
+        assert isinstance(node, Node)
+        return node.args[1] if len(node.args) > 1 else None
+
+    def conditional_walk(self, reductions: list[int]) -> None:
+        """A walk for reductions that few rows need, and the selects by this need, which use them."""
+        out, values = self.out, self.spec.values
+        conditions = {self.condition(i) for i in reductions}
+        selects = [
+            (i, v)
+            for i, v in enumerate(values)
+            if isinstance(v, Node) and v.op == "select" and v.args[0] in conditions
+        ]
+        names = {i: self.values.fresh() for i, _ in selects}
+        for i, select in selects:
+            out.add(f"{names[i]} = {self.values.value(select.args[2])}")
+        needed = " | ".join(self.values.value(c) for c in conditions if c is not None)
+        before = dict(self.values.names)
+        out.open(f"if {needed}:")
+        self.walk([], reductions)
+        for i, _ in selects:
+            out.add(f"{names[i]} = {self.values.value(i)}")
+        out.depth -= 1
+        self.in_branch.update(self.values.names.keys() - before.keys())
+        self.values.names = {**before, **names}
+
     def walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
         """One loop over the last axis, which computes reductions and stores results."""
-        spec, out, width = self.spec, self.out, self.width
+        spec, out = self.spec, self.out
         accumulators: dict[int, str] = {}
         for i in reductions:
             node = spec.values[i]
@@ -238,20 +268,47 @@ class _NestWriter:
         depth = out.depth
         n = self.dim_text[self.last]
         sums = [i for i in reductions if self.sums.in_pieces(i, self.start is not None)]
+        if not sums:
+            self.steps(n, results, accumulators)
+            return self.sums.finish_all(accumulators)
+        piece = max(self.sums.piece(i) for i in sums)
+        names = {i: self.values.fresh() for i in reductions}
+        if not results and not isinstance(spec.dims[-1], int):
+            # rows of one piece have no wide sums
+            out.open(f"if {n} <= {piece}:")
+            self.steps(n, results, accumulators)
+            self.sums.finish_all(accumulators)
+            for i, name in names.items():
+                out.add(f"{name} = {self.values.names.pop(i)}")
+            out.depth = depth
+            out.open("else:")
         totals: dict[int, str] = {}
-        if sums:
-            piece = max(self.sums.piece(i) for i in sums)
-            out.add(f"pieces = ({n} + {piece - 1}) // {piece}")
-            for i in sums:
-                part = accumulators[i] if self.columns else "k.f32(0)"
-                totals[i] = self.sums.wide_sum(part)
-            out.open("for p in range(pieces):")
-            bounds = f"p * {piece}, k.min(p * {piece} + {piece}, {n})"
-            for i in sums:
-                out.add(f"{accumulators[i]} = {self.sums.start_of(i)}")
-        else:
-            bounds = n
         inner_depth = out.depth
+        out.add(f"pieces = ({n} + {piece - 1}) // {piece}")
+        for i in sums:
+            part = accumulators[i] if self.columns else "k.f32(0)"
+            totals[i] = self.sums.wide_sum(part)
+        out.open("for p in range(pieces):")
+        for i in sums:
+            out.add(f"{accumulators[i]} = {self.sums.start_of(i)}")
+        self.steps(f"p * {piece}, k.min(p * {piece} + {piece}, {n})", results, accumulators)
+        for i in sums:
+            part = accumulators[i] if self.columns else f"k.reduce_add({accumulators[i]})"
+            out.add(f"{totals[i]} = fn.add_part({totals[i]}, {part})")
+        out.depth = inner_depth
+        self.sums.finish_all({i: name for i, name in accumulators.items() if i not in sums})
+        for i in sums:
+            self.values.names[i] = self.sums.rounded_sum(i, totals[i])
+        for i, name in names.items():
+            out.add(f"{name} = {self.values.names[i]}")
+            self.values.names[i] = name
+        out.depth = depth
+
+    def steps(
+        self, bounds: str, results: list[tuple[int, Result]], accumulators: dict[int, str]
+    ) -> None:
+        """The loop over some elements of the last axis, which computes reductions and stores results."""
+        out, width, depth = self.out, self.width, self.out.depth
         if self.columns:
             out.open(f"for {self.index[self.last]} in range({bounds}):")
         elif self.start is None:
@@ -260,28 +317,15 @@ class _NestWriter:
             out.open(f"for j, m in k.vectors(count, {width}):")
             out.add(f"{self.index[self.last]} = {self.start} + j")
         self.values.scope = {}
-        for i in reductions:
-            self.sums.accumulate(i, accumulators[i])
+        for i, name in accumulators.items():
+            self.sums.accumulate(i, name)
         # a result may overwrite an argument in place: all loads precede the stores
         for _, result in results:
             self.values.value(result.value)
         for position, result in results:
             self.store(position, result)
         self.values.scope = None
-        if sums:
-            out.depth = inner_depth
-            out.open("if pieces > 1:")
-            for i in sums:
-                part = accumulators[i] if self.columns else f"k.reduce_add({accumulators[i]})"
-                out.add(f"{totals[i]} = fn.add_part({totals[i]}, {part})")
         out.depth = depth
-        for i in reductions:
-            self.sums.finish(i, accumulators[i])
-        if sums:
-            out.open("if pieces > 1:")
-            for i in sums:
-                out.add(f"{self.values.names[i]} = {self.sums.rounded_sum(i, totals[i])}")
-            out.depth = depth
 
     def transposed_walk(self, lanes: str, blocked: bool) -> None:
         """Walks tiles of rows: loads vectors along the tile axis, transposes them in registers, and continues row by
@@ -437,18 +481,6 @@ def _is_reduction(value: object) -> bool:
     return isinstance(value, Node) and value.op in REDUCTIONS
 
 
-def _long_functions(spec: RegionSpec) -> int:
-    """The length of the longest chain of `LONG` functions in f32 that a value depends on."""
-    depth: list[int] = []
-    for value in spec.values:
-        if isinstance(value, Node):
-            is_long = value.op in LONG and compute_dtype(value.dtype) is DType.float32
-            depth.append(max((depth[i] for i in value.args), default=0) + is_long)
-        else:
-            depth.append(0)
-    return max(depth, default=0)
-
-
 def write_nest(spec: RegionSpec, native_width: int) -> NestText:
     """Writes the kernel of a region.
 
@@ -456,14 +488,10 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
         spec: The region.
         native_width: Lanes of the region's widest compute type in a vector register.
     """
-    spec = with_exact_centers(spec)
     axis = column_axis(spec)
+    spec = with_exact_centers(spec, axis is None and len(spec.dims) > 1)
     columns = axis is not None
     if axis is not None:
         spec = move_axis(spec, axis)
-    # columns take wider strips, which use whole cache lines of each row; simple reductions keep more
-    # accumulators, as each addition depends on the one before; so do the steps of a chain of long functions
-    simple = spec.reduces and sum(isinstance(v, Node) for v in spec.values) <= SIMPLE
-    chain = not spec.reduces and _long_functions(spec) > 1
-    factor = 4 if columns or simple else 1 if tile_axis(spec) >= 0 else 4 if chain else 2
-    return _NestWriter(spec, columns, factor * native_width).write()
+    vectors = vectors_per_step(spec, columns)
+    return _NestWriter(spec, columns, vectors * native_width).write()

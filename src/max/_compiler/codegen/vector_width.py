@@ -1,0 +1,41 @@
+"""The number of native vectors that one step of a region's innermost loop takes."""
+
+from __future__ import annotations
+
+from max._compiler.codegen.axes import tile_axis
+from max._compiler.codegen.expressions import compute_dtype
+from max._compiler.codegen.spec import Node, RegionSpec
+from max.dtype import DType
+
+__all__ = ["vectors_per_step"]
+
+SIMPLE = 4
+"""The most computed values of a region that needs few registers."""
+LONG = frozenset({"tanh", "exp", "sigmoid", "silu", "erf", "gelu"})
+"""Functions with long dependency chains: their latency limits a loop, not their throughput."""
+
+
+def vectors_per_step(spec: RegionSpec, columns: bool) -> int:
+    """The number of native vectors of a step.
+
+    Columns take wider strips, which use whole cache lines of each row; simple reductions keep more accumulators, as
+    each addition depends on the one before; so do the steps of a chain of long functions.
+    """
+    simple = spec.reduces and sum(isinstance(v, Node) for v in spec.values) <= SIMPLE
+    if columns or simple:
+        return 4
+    if tile_axis(spec) >= 0:
+        return 1
+    return 4 if not spec.reduces and _long_functions(spec) > 1 else 2
+
+
+def _long_functions(spec: RegionSpec) -> int:
+    """The length of the longest chain of `LONG` functions in f32 that a value depends on."""
+    depth: list[int] = []
+    for value in spec.values:
+        if isinstance(value, Node):
+            is_long = value.op in LONG and compute_dtype(value.dtype) is DType.float32
+            depth.append(max((depth[i] for i in value.args), default=0) + is_long)
+        else:
+            depth.append(0)
+    return max(depth, default=0)
