@@ -39,6 +39,11 @@ TASKS_PER_WORKER = 8
 """The minimum number of tasks per worker, so that workers stay balanced if other programs slow one of them down."""
 
 
+FOLDED_SIZE = 4096
+"""The maximum K whose sums stay in one accumulator. For a larger K each K block has accumulators of its own, which are
+then added to the sums in memory, so that the error does not grow with K but with the number of K blocks."""
+
+
 class Blocking(NamedTuple):
     """The division of a product into tasks.
 

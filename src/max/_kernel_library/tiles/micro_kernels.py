@@ -29,6 +29,14 @@ def load_sums(sums: Any, c: Matrix, rows: int, vectors: int, width: int) -> None
 
 
 @k.inline
+def add_sums(sums: Any, c: Matrix, rows: int, vectors: int, width: int) -> None:
+    """Adds sums in memory to accumulators."""
+    for i in k.static_range(rows):
+        for j in k.static_range(vectors):
+            sums[i, j] = c.elements.load(i * c.row + j * width, width=width) + sums[i, j]
+
+
+@k.inline
 def store_sums(c: Matrix, sums: Any, rows: int, vectors: int, width: int) -> None:
     """Stores accumulators to memory."""
     for i in k.static_range(rows):
@@ -38,8 +46,9 @@ def store_sums(c: Matrix, sums: Any, rows: int, vectors: int, width: int) -> Non
 
 @k.inline
 def multiply_tile(
-    c: Matrix, a: Matrix, b: Matrix, size: Any, first: Any, t: Tiling, ahead: Any = None
-) -> None:
+    c: Matrix, a: Matrix, b: Matrix, size: Any, first: Any, t: Tiling, ahead: Any = None,
+    folds: Any = False,
+) -> None:  # fmt: skip
     """Multiplies a panel of A by a packed panel of B two vectors wide: one register tile of accumulators.
 
     ::
@@ -63,9 +72,10 @@ def multiply_tile(
         first: Whether this is the first K block.
         t: The tiling.
         ahead: The data to prefetch: 2 × width rows of B, or (of rank 1) its panel; None: nothing.
+        folds: Whether accumulators begin at 0, and are added to the sums at the end.
     """
     sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
-    if not first:
+    if not (first or folds):
         load_sums(sums, c, t.height, 2, t.width)
     for n in range(size):
         low = b.elements.load(n * b.row, width=t.width)
@@ -83,6 +93,8 @@ def multiply_tile(
             left = k.splat(a.elements[n * a.column + i * a.row], t.width)
             sums[i, 0] = multiply_add(sums[i, 0], left, low)
             sums[i, 1] = multiply_add(sums[i, 1], left, high)
+    if folds and not first:
+        add_sums(sums, c, t.height, 2, t.width)
     store_sums(c, sums, t.height, 2, t.width)
 
 

@@ -19,6 +19,7 @@ from max import kernel as k
 from max._kernel_library.products.blocking import (
     BLOCK_ROWS,
     BLOCK_SUMS,
+    FOLDED_SIZE,
     LANES_K,
     STEP,
     Blocking,
@@ -39,7 +40,7 @@ from max._kernel_library.products.panel_tiles import (
     for_each_step,
     multiply_panel,
 )
-from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
+from max._kernel_library.tiles.micro_kernels import add_sums, load_sums, store_sums
 from max._kernel_library.tiles.strips import COLUMNS, SET_PERIOD, Results
 from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
 from max.dtype import DType
@@ -77,7 +78,7 @@ def multiply_rows(
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
     a = x.rows
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
-    if not x.first:
+    if not (x.first or x.folds):
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     rows = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
     # a widened panel has two steps per row of pairs, so each step prefetches half a row
@@ -87,6 +88,8 @@ def multiply_rows(
         lambda n: multiply_step(sums, a.elements, rows, x.panel, n, height, t),  # pyright: ignore[reportUnknownLambdaType]
         x, row, height, ahead, prefetches, lines=lines,
     )  # fmt: skip
+    if x.folds and not x.first:
+        add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 
 
@@ -177,7 +180,7 @@ def gemm_task(
             left, stride = memory.copy[n % held * task.rows * COPY_STRIDE :], k.i64(COPY_STRIDE)
         ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
         left_rows = DenseRows(left, stride, task.rows - 1)
-        x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)
+        x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0, size > FOLDED_SIZE)
         step = PanelStep(x, strip, blocks, n, ahead)
         taller = taller_from(task.rows, t)
         multiply_panel(

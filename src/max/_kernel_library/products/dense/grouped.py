@@ -25,9 +25,9 @@ from max._kernel_library.products.dense.matmul import (
     PackedRows,
     Strip,
     gemm_block,
-    multiply_rows_of_b,
     pack_row_tile,
 )
+from max._kernel_library.products.dense.unpacked_gemv import multiply_rows_of_b
 from max._kernel_library.products.groups import (
     GroupOperands,
     Groups,

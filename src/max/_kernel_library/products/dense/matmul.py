@@ -23,14 +23,16 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import Dims, KernelCall, Operand, Workspace, product, view
-from max._kernel_library.products.blocking import LANES_K
-from max._kernel_library.tiles import amx_tiles
-from max._kernel_library.tiles.micro_kernels import (
-    add_row_products,
-    dot_rows,
-    dot_rows_in_order,
-    multiply_tile,
+from max._kernel_library.products.blocking import FOLDED_SIZE, LANES_K
+from max._kernel_library.products.dense.unpacked_gemv import (
+    DOT_PIECE,
+    multiply_long_rows_of_b,
+    multiply_long_runs,
+    multiply_rows_of_b,
+    multiply_runs,
 )
+from max._kernel_library.tiles import amx_tiles
+from max._kernel_library.tiles.micro_kernels import multiply_tile
 from max._kernel_library.tiles.packing import pack_columns, pack_rows
 from max._kernel_library.tiles.strips import identity
 from max._kernel_library.tiles.tiling import Matrix, Tiling, round_up, tiling
@@ -40,14 +42,10 @@ GEMV_PASSES = 4
 """The maximum number of passes of the GEMV path; with more, packing B is faster than further dot products."""
 GEMV_COLUMNS = 32
 """Columns of a GEMV task if B is `[N, K]`, the layout of checkpoints."""
-STREAMS = 4
-"""Rows of B `[K, N]` that the GEMV path adds at once; each is a stream for the prefetcher."""
 RUN = 4096
 """The maximum number of columns of a slice task: its sums and one run of each stream fit the caches."""
 SLICES, SLICE_ROWS, SLICE_BYTES = 16, 48, 1 << 17
 """The maximum number of slices of B along k, and the minimum rows and bytes of each, so that adding sums is cheap."""
-CACHED = 4096
-"""The maximum number of elements of A that stay in the L1 cache while B streams through it."""
 SUM_COLUMNS = 256
 """The maximum number of columns of a task that adds slices, or multiplies B along all of k."""
 BLOCK_ROWS = 504
@@ -83,6 +81,7 @@ class Strip(NamedTuple):
         size: K.
         block: The number of elements along k of a K block.
         next_strip: The distance in columns to the strip that the worker is likely to process next.
+        folds: Whether the sums of each K block begin at 0, and are added to those of earlier ones at the end.
     """
 
     elements: Any
@@ -92,71 +91,7 @@ class Strip(NamedTuple):
     size: Any
     block: Any
     next_strip: Any
-
-
-@k.inline
-def multiply_rows_of_b(c: Matrix, a: Any, b: Any, columns: Any, t: Tiling) -> None:
-    """Multiplies all rows of A by a block of rows of B `[N, K]`, read in place.
-
-    Args:
-        c: The sums.
-        a: `[rows, K]`.
-        b: `[columns, K]`, starting at the block's first row.
-        columns: The number of rows of the block.
-        t: The tiling.
-    """
-    rows, height = a.shape[0], t.gemv_rows
-    together = height <= rows and height * a.shape[1] <= CACHED
-    for j in range(0, columns, 4):
-        i = k.i64(0)
-        # the first pass reads B from memory, later passes from the cache
-        for first in k.static_range(1, height + 1, height - 1):
-            if (first == height) == together:
-                dot_rows_in_order(Matrix(c.elements[j:], c.row), a, b[j:], first, t)
-                i += first
-        while i + height <= rows:
-            dot_rows(Matrix(c.elements[i * c.row + j :], c.row), a[i:], b[j:], height, t)
-            i += height
-        while i < rows:
-            dot_rows(Matrix(c.elements[i * c.row + j :], c.row), a[i:], b[j:], 1, t, unroll=2)
-            i += 1
-
-
-@k.inline
-def multiply_runs(c: Matrix, a: Any, b: Any, t: Tiling) -> None:
-    """Multiplies all rows of A by a block of columns of B `[K, N]`, whose rows are long runs, read in place.
-
-    Args:
-        c: The sums; each row is padded to a whole vector.
-        a: `[rows, K]`.
-        b: `[K, columns]`.
-        t: The tiling.
-    """
-    rows, size = a.shape[0], b.shape[0]
-    zero = k.splat(k.cast(0, t.sums), t.width)
-    for i in range(rows):
-        for j in range(0, b.shape[1], t.width):
-            c.elements.store(i * c.row + j, value=zero)
-    gap = size // STREAMS
-    for n in range(gap):
-        add_run(c, a[:, n:], b[n:], STREAMS, gap, t)
-    for n in range(gap * STREAMS, size):
-        add_run(c, a[:, n:], b[n:], 1, gap, t)
-
-
-@k.inline
-def add_run(c: Matrix, a: Any, b: Any, depth: int, gap: Any, t: Tiling) -> None:
-    """Adds the products of all rows of A with `depth` rows of B; see `add_row_products`."""
-    rows, height = a.shape[0], t.gemv_rows
-    i = k.i64(0)
-    while i + height <= rows:
-        sums = Matrix(c.elements[i * c.row :], c.row)
-        add_row_products(sums, a[i:], b, height, depth, gap, t.width)
-        i += height
-    while i < rows:
-        sums = Matrix(c.elements[i * c.row :], c.row)
-        add_row_products(sums, a[i:], b, 1, depth, gap, t.width)
-        i += 1
+    folds: Any = False
 
 
 @k.inline
@@ -279,9 +214,9 @@ def multiply_register_tiles(
         left = Matrix(a.elements[start:], 1, t.height)
         if strip.transpose_b and tile == a.first:
             ahead = rows_ahead(strip, begin)
-            multiply_tile(sums, left, panel, depth, begin == 0, t, ahead)
+            multiply_tile(sums, left, panel, depth, begin == 0, t, ahead, strip.folds)
         else:
-            multiply_tile(sums, left, panel, depth, begin == 0, t)
+            multiply_tile(sums, left, panel, depth, begin == 0, t, folds=strip.folds)
 
 
 @k.inline
@@ -308,8 +243,9 @@ def gemm_block(c: Matrix, a: PackedRows, strip: Strip, tiles: Any, t: Tiling) ->
 
 @k.inline
 def multiply_slices(
-    partial: Any, a: Any, b: Any, slices: Any, pitch: Any, t: Tiling, ctx: Any
-) -> None:
+    partial: Any, a: Any, b: Any, slices: Any, pitch: Any, part: Any, any_size: bool,
+    t: Tiling, ctx: Any,
+) -> None:  # fmt: skip
     """Multiplies all rows of A by each slice of B along k; on return all workers may read the sums.
 
     Args:
@@ -318,6 +254,8 @@ def multiply_slices(
         b: `[K, columns]`.
         slices: The number of slices.
         pitch: The distance between rows of sums in elements.
+        part: Memory for the sums of a piece along k, `part_room(t)` elements.
+        any_size: Whether K may be larger than `FOLDED_SIZE`.
         t: The tiling.
         ctx: The context.
     """
@@ -327,8 +265,17 @@ def multiply_slices(
         column, begin = run * RUN, n * depth
         end, last = k.min(begin + depth, size), k.min(column + RUN, columns)
         sums = Matrix(partial[n * rows * pitch + column :], pitch)
-        multiply_runs(sums, a[:, begin:end], b[begin:end, column:last], t)
+        left, right = a[:, begin:end], b[begin:end, column:last]
+        if any_size and depth > FOLDED_SIZE:
+            multiply_long_runs(sums.elements, pitch, left, right, part, part_room(t), t)
+        else:
+            multiply_runs(sums, left, right, t)
     ctx.barrier()
+
+
+def part_room(t: Tiling) -> int:
+    """The number of elements of the memory for the sums of a piece along k."""
+    return GEMV_PASSES * t.gemv_rows * SUM_COLUMNS
 
 
 @k.kernel
@@ -341,9 +288,14 @@ def matmul(
     *extra: k.Input,
     ctx: k.Context,
     transpose_b: bool = False,
+    any_size: bool = True,
     epilogue: Any = identity,
 ) -> None:
-    """`out[batch * M, N] = epilogue(a[batch, M, K] @ b[batch, K, N])`; with `transpose_b`, `b` is `[batch, N, K]`."""
+    """`out[batch * M, N] = epilogue(a[batch, M, K] @ b[batch, K, N])`; with `transpose_b`, `b` is `[batch, N, K]`.
+
+    Without `any_size`, K is at most `FOLDED_SIZE`: the kernel has no code for pieces along k, which takes 0.1 s to
+    compile.
+    """
     t = tiling(ctx.target, a.dtype, b.dtype)
     in_tiles = amx_tiles.takes_tiles(ctx.target, t)
     if in_tiles:
@@ -351,7 +303,9 @@ def matmul(
     max_rows = BLOCK_ROWS // t.height * t.height
     batches, rows, size = a.shape[0], a.shape[1], a.shape[2]
     columns = out.shape[1]
-    c = ctx.scratch(t.sums, (max_rows * 2 * t.width,))
+    # the sums of a block, or on the GEMV path those of a task, then those of a piece along k
+    part_at = part_room(t)
+    c = ctx.scratch(t.sums, (max(max_rows * 2 * t.width, 2 * part_at + 4 * t.width),))
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
 
@@ -383,7 +337,7 @@ def matmul(
         min_blocks = k.ceildiv(4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1))
         row_blocks = k.max(k.ceildiv(rows, max_rows), k.min(min_blocks, k.ceildiv(tiles, 4)))
     if slices > 1:
-        multiply_slices(partial, a[0], b[0, :, :columns], slices, pitch, t, ctx)
+        multiply_slices(partial, a[0], b[0, :, :columns], slices, pitch, c, any_size, t, ctx)
     task_tiles = k.ceildiv(tiles, row_blocks)
 
     shape = (batches, row_blocks, k.ceildiv(columns, stride))
@@ -399,14 +353,20 @@ def matmul(
             row = first * t.height
             task_rows = k.min(last * t.height, rows) - row
             left = PackedRows(packed[batch * packed_size :], tiles, first, last)
-            strip = Strip(
-                right, transpose_b, count, panel, size, block, 2 * t.width * ctx.num_workers
-            )
+            ahead = 2 * t.width * ctx.num_workers
+            folds = any_size and size > FOLDED_SIZE
+            strip = Strip(right, transpose_b, count, panel, size, block, ahead, folds)
             gemm_block(Matrix(c, stride), left, strip, matrix_tiles if in_tiles else None, t)
         elif transpose_b:
-            multiply_rows_of_b(Matrix(c, stride), a[batch], right, count, t)
+            if any_size and size > DOT_PIECE:
+                multiply_long_rows_of_b(c, stride, a[batch], right, count, c[part_at:], t)
+            else:
+                multiply_rows_of_b(Matrix(c, stride), a[batch], right, count, t)
         elif slices > 1:
             add_slices(Matrix(c, stride), partial[column:], pitch, slices, rows, count, t)
+        elif any_size and size > FOLDED_SIZE:
+            long = right[:, :count]
+            multiply_long_runs(c, stride, a[batch], long, c[part_at:], part_room(t), t)
         else:
             multiply_runs(Matrix(c, stride), a[batch], right[:, :count], t)
         for i in range(task_rows):
@@ -453,7 +413,7 @@ def _lower_matmul(
     return KernelCall(
         matmul,
         args,
-        {"transpose_b": transpose_b},
+        {"transpose_b": transpose_b, "any_size": not isinstance(size, int) or size > FOLDED_SIZE},
         epilogue=True,
         workspaces=(workspace, partial),
     )

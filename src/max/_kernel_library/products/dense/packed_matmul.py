@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Limit, Operand, product, view
+from max._kernel_library.products.blocking import FOLDED_SIZE, LANES_K, STEP, cut_depth
 from max._kernel_library.products.dense.gemm import gemm_panels, reads_rows_in_place
 from max._kernel_library.products.dense.gemm_amx import gemm_panels_amx
 from max._kernel_library.products.dense.panels import storage, widened
 from max._kernel_library.products.row_norms import Norm, NormOperands, norm_arguments, normalise
-from max._kernel_library.tiles.micro_kernels import store_sums
+from max._kernel_library.tiles.micro_kernels import add_sums, store_sums
 from max._kernel_library.tiles.strips import (
     COLUMNS,
     Parts,
@@ -78,31 +79,42 @@ def gemv_panel(
     stored = storage(k.target(), panel.dtype)
     b = panel.view(stored.lane)
     size = a.size
-    sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
-    for n in range(size // stored.pair):
-        for v in k.static_range(vectors):
-            right = b.load(n * COLUMNS + first + v * t.width, width=t.width)
-            if stored.pair == 1 or t.pair == 2:
-                for r in k.static_range(rows):
-                    left = k.splat(words[begins[r] + n], t.width)
-                    sums[r, v] = multiply_add(sums[r, v], left, right)
-            else:
+    depth = size // stored.pair
+    blocks, block = k.i64(1), depth
+    if size > FOLDED_SIZE:
+        # the K blocks of the GEMM path, whose results are the same to the last bit
+        cut = cut_depth(size, LANES_K * t.pair, STEP)
+        blocks = cut[0]
+        block = cut[1] // stored.pair
+    for number in range(blocks):
+        sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+        for n in range(number * block, k.min(number * block + block, depth)):
+            for v in k.static_range(vectors):
+                right = b.load(n * COLUMNS + first + v * t.width, width=t.width)
+                if stored.pair == 1 or t.pair == 2:
+                    for r in k.static_range(rows):
+                        left = k.splat(words[begins[r] + n], t.width)
+                        sums[r, v] = multiply_add(sums[r, v], left, right)
+                else:
+                    both = widened(right, panel.dtype)
+                    for r in k.static_range(rows):
+                        pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
+                        for i in k.static_range(2):
+                            sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
+        if stored.pair != t.pair and size % 2 == 1 and number == blocks - 1:
+            # the last element of an odd K has no pair
+            for v in k.static_range(vectors):
+                right = b.load(size // 2 * COLUMNS + first + v * t.width, width=t.width)
                 both = widened(right, panel.dtype)
                 for r in k.static_range(rows):
-                    pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
-                    for i in k.static_range(2):
-                        sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
-    if stored.pair != t.pair and size % 2 == 1:
-        # the last element of an odd K has no pair
-        for v in k.static_range(vectors):
-            right = b.load(size // 2 * COLUMNS + first + v * t.width, width=t.width)
-            both = widened(right, panel.dtype)
-            for r in k.static_range(rows):
-                left = k.splat(k.f32(a.elements[begins[r] + size - 1]), t.width)
-                sums[r, v] = k.fma(left, both[0], sums[r, v])
-    store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)
+                    left = k.splat(k.f32(a.elements[begins[r] + size - 1]), t.width)
+                    sums[r, v] = k.fma(left, both[0], sums[r, v])
+        target = Matrix(c[first:], COLUMNS)
+        if number > 0:
+            add_sums(sums, target, rows, vectors, t.width)
+        store_sums(target, sums, rows, vectors, t.width)
 
 
 @k.outlined
