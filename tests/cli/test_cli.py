@@ -450,7 +450,9 @@ def test_show_names_what_is_wrong_with_files(here, folder):
         assert "format        safetensors" in done.stdout and problem in done.stderr, done.stderr
 
     assert here("show", str(folder)).returncode == 0
-    shards = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    # a whole model.safetensors counts before an index
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    shards = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(shards))
     run("lacks 1 of 2 weight files: model-2.safetensors")
     (folder / "config.json").write_text("{")

@@ -186,7 +186,8 @@ def test_a_shard_follows_its_weight() -> None:
     shard = weight.shard(refs(2))[1]
     weight.name = "layers.0.w"
     assert (shard.name, shard.rank, shard.align) == ("layers.0.w.shards.1", 2, None)
-    assert shard.sharding_strategy is None and "layers.0.w.shards.1" in repr(shard)
+    assert shard.sharding_strategy is weight.sharding_strategy
+    assert "layers.0.w.shards.1" in repr(shard)
 
 
 def test_what_is_refused() -> None:

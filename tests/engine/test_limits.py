@@ -15,6 +15,7 @@ import pytest
 
 from max._config import flags
 from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantised.packed_matmul import default_threshold
 from max._kernel_library.products.quantised.unpacking import quantised_tiling
 from max.driver import CPU, Tensor
 from max.dtype import DType
@@ -105,9 +106,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
 
     monkeypatch.setattr(_measure.Measurement, "_few_is_faster", few_is_faster)
     guesses = limits_of(model := product_model(encoding))
-    # products of bytes take several instructions without VNNI, and one with it; matrix tiles take 16 rows
-    narrow = quantised_tiling(host_target(), FORMATS["Q4_0"]).narrow
-    q4 = 64 if host_target().tile_products else 8 if narrow else 4
+    q4 = default_threshold(host_target(), quantised_tiling(host_target(), FORMATS["Q4_0"]))
     assert guesses == {{"float32": 8, "Q4_0": q4}[encoding]} and not asked, (
         "a load measures nothing"
     )

@@ -149,7 +149,7 @@ def test_counts_of_true_elements(load: Load) -> None:
     )
     x, u = np.array([1, -1, 3], np.float32), np.array([5, 6, 7], np.float32)
     assert fill.execute(x, u)[0].to_numpy().tolist() == [6, 0, 7]
-    with pytest.raises(ValueError, match="axis 0 has 1 elements"):
+    with pytest.raises(ValueError, match="fewer updates than elements that the mask selects"):
         fill.execute(x, u[:1])
 
 

@@ -107,6 +107,20 @@ def test_eager_numbers():
     np.testing.assert_array_equal(got, np.full(2, np.inf, np.float32))
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(DType.bfloat16, 2**8), (DType.float32, 2**24)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_eager_numbers_that_vary(dtype, most, sign):
+    """Calls that are recorded with a symbol for the number, and replayed, take exact integers only."""
+    x = Tensor.ones([2], dtype=dtype, device=CPU())
+    for form in (lambda n: x + n, lambda n: n * x, lambda n: F.max(x, n)):
+        for n in [*range(3, 30), most]:
+            form(sign * n).to_numpy()
+        for n in (most + 1, 2 * most, most + 1):
+            with pytest.raises(ValueError, match="may lose precision"):
+                form(sign * n)
+        assert form(sign * 7).dtype is dtype
+
+
 @pytest.mark.parametrize("name", ["max", "min"])
 def test_an_axis_beside_two_operands(name):
     """The axis of a maximum of two tensors would be ignored: it is refused, eager too."""

@@ -9,7 +9,8 @@ from max.dtype import DType
 from max.experimental._patterns import Pattern, Symbol
 from max.experimental._templates import Template
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
-from max.mlir import walk
+from max.graph.ops.promotion import greatest_integer
+from max.mlir import DimExpr, walk
 from max.mlir.conditions import Condition
 
 __all__ = [
@@ -81,10 +82,12 @@ class Staged(NamedTuple):
     """Makes the structure that the last step returns: None for one tensor, else `list`, `tuple`, …."""
     values: list[list[TensorValue]]
     """The results of each step."""
+    exact: list[Condition]
+    """The conditions under which integers that vary are exact in the dtype of the floats that they meet."""
 
     def conditions(self) -> list[Condition]:
-        """The conditions on sizes under which the ops are valid."""
-        return [c for op in walk(self.graph.mlir_op) for c in op.conditions()]
+        """The conditions on sizes and numbers under which the ops are valid."""
+        return [*self.exact, *(c for op in walk(self.graph.mlir_op) for c in op.conditions())]
 
 
 def values_of(results: Any) -> tuple[Structure | None, list[TensorValue]]:
@@ -149,6 +152,7 @@ def stage(
     )
     structure: Structure | None = None
     values: list[list[TensorValue]] = []
+    exact: list[Condition] = []
     with graph:
         unpacked_inputs = iter(graph_inputs)
         inputs = [
@@ -169,12 +173,25 @@ def stage(
                 value = values_by_symbol[position.number]
                 if position.factor != 1 or position.offset:
                     value = value * position.factor + position.offset
-                numbers.append(value.cast(_float_operand(tensors).dtype))
+                dtype = _float_operand(tensors).dtype
+                if pattern.dtype(position.number) is DType.int64:
+                    exact.append(_exact(position, dtype))
+                numbers.append(value.cast(dtype))
             end += step.numbers
             with graph.placed(*step.place):
                 structure, results = values_of(step.template.call(tensors, numbers))
             values.append(results)
-    return Staged(graph, size_symbols, scalar_symbols, structure, values)
+    return Staged(graph, size_symbols, scalar_symbols, structure, values, exact)
+
+
+def _exact(number: Symbol, dtype: DType) -> Condition:
+    """An integer is exact in a float dtype; a call with another one is staged with it, which is an error."""
+    greatest = greatest_integer(dtype)
+    value = DimExpr.symbol(f"s{number.number}") * number.factor + number.offset
+    # squares, as symbols of conditions are never negative
+    return Condition.at_least(
+        DimExpr.constant(greatest * greatest), value * value, f"an integer beside {dtype.name}"
+    )
 
 
 def _float_operand(tensors: Sequence[TensorValue]) -> TensorValue:

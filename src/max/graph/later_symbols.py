@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
-from xdsl.ir import Block
+from typing import TYPE_CHECKING
 
 from max import mlir
+
+if TYPE_CHECKING:
+    from xdsl.ir import Block
 
 __all__ = ["order_by_symbols"]
 

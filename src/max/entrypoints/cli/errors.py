@@ -8,13 +8,19 @@ import select
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from max._config import FlagError, flags
+from max._lazy import lazy_module
 from max._spelling import similar_names
-from max.entrypoints.cli.absent_options import NAMES_ELSEWHERE, why_absent
+
+if TYPE_CHECKING:
+    from max.entrypoints.cli import absent_options
+else:
+    # needed for errors only
+    absent_options = lazy_module("max.entrypoints.cli.absent_options")
 
 _CORRECTABLE, _FAILED, _INTERRUPTED = 2, 1, 130
 _TRACEBACK = "`--log-level debug` shows where."
@@ -167,7 +173,7 @@ def _lines(error: Exception) -> tuple[str, str, int]:
     """The problem, the remedy, and the exit code."""
     if isinstance(error, click.NoSuchOption):
         where = error.ctx.command_path if error.ctx is not None else "max"
-        why = None if _same_option(error) else why_absent(error.option_name)
+        why = None if _same_option(error) else absent_options.why_absent(error.option_name)
         if why is not None:
             return (
                 f"{error.option_name} is not in this release: {why}",
@@ -228,7 +234,7 @@ def _near_options(error: click.NoSuchOption) -> list[str]:
 
 def _same_option(error: click.NoSuchOption) -> str | None:
     """The option of the command that does the same by another name."""
-    same = NAMES_ELSEWHERE.get(error.option_name)
+    same = absent_options.NAMES_ELSEWHERE.get(error.option_name)
     params = error.ctx.command.params if error.ctx is not None else []
     return same if any(same in param.opts for param in params) else None
 

@@ -106,7 +106,7 @@ def _rounded_number(op: str, value: Any, kind: str, dtype: DType) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, int) or kind in ("i", "u"):
-        greatest = _greatest_integer(dtype)
+        greatest = greatest_integer(dtype)
         for extreme in _extremes(value):
             if abs(extreme) > greatest:
                 raise ValueError(
@@ -120,7 +120,7 @@ def _rounded_number(op: str, value: Any, kind: str, dtype: DType) -> Any:
     return value
 
 
-def _greatest_integer(dtype: DType) -> int:
+def greatest_integer(dtype: DType) -> int:
     """The magnitude up to which a float dtype takes integers: all of them are exact, or 8 bits and in range."""
     limits = finfo(dtype)
     return int(limits.max) if dtype.size_in_bits <= 8 else int(2 / limits.eps)

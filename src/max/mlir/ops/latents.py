@@ -56,7 +56,7 @@ define(
             LAYER,
             SCALE,
             Operand("previous_out", FLOATS, 3, optional=True),
-            Operand("previous_info", (DType.float32,), 3, optional=True),
+            Operand("previous_info", FLOATS, 3, optional=True),
         ),
         2,
         _prefilled,

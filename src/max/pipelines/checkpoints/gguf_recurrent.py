@@ -122,7 +122,8 @@ _NEMOTRON = {
 
 def _mamba(meta: _Metadata) -> dict[str, Any]:
     keys = {_ALONE[key]: value for key, value in _scan(meta).items()}
-    return {**keys, "layer_norm_epsilon": meta.epsilon}
+    inner = meta.number("ssm.inner_size")
+    return {**keys, "layer_norm_epsilon": meta.epsilon, "intermediate_size": inner}
 
 
 def _jamba(meta: _Metadata) -> dict[str, Any]:
