@@ -218,7 +218,8 @@ def test_a_center_that_is_a_result(rng):
     deviations, normalized, variance, _ = [r.to_numpy() for r in results]
     wide = x.astype(np.float64)
     want = wide - wide.mean(-1, keepdims=True)
-    np.testing.assert_allclose(deviations, want, rtol=1e-5, atol=12346 * 2**-23)
+    # of the mean in float32, which is a few roundings off with eight lanes
+    np.testing.assert_allclose(deviations, want, rtol=1e-5, atol=12346 * 2**-21)
     np.testing.assert_allclose(variance, (want**2).mean(-1, keepdims=True), rtol=3e-5, atol=1e-9)
     want = want / np.sqrt((want**2).mean(-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(normalized, want, rtol=2e-5, atol=5e-6)
