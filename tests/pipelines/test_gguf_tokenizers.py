@@ -385,7 +385,7 @@ def test_mistakes(tmp_path):
             write(tmp_path / "m.gguf", model, ["a", "b"], [1, 1], **values)
 
     refused("the tokenizer is 'rwkv'; GGUF tokenizers are read of gpt2, llama", "rwkv")
-    refused("'gpt2' with pre 'afmoe'; pre may be default", "gpt2", tokenizer_pre="afmoe")
+    refused("'gpt2' with pre 'whitespace'; pre may be gpt-2", "gpt2", tokenizer_pre="whitespace")
     refused("merges is no list", "gpt2", tokenizer_pre="gpt-2")
     refused("Token `x` out of vocabulary", "gpt2", tokenizer_pre="gpt-2", token_merges=["x y"])
     refused("no score for each of 2 tokens", "llama", token_scores=[1.0])
