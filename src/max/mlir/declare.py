@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from max.mlir.operand import Operand
+from max.mlir.operand import FLOATS, Operand
 from max.mlir.operation import Attrs, Conditions, OpSpec, Types, check_attributes
-from max.mlir.types import ChainType, ShapedType, short_types
+from max.mlir.types import ChainType, ShapedType, TensorType, short_types
 
-__all__ = ["NamedTypes", "declare", "static_dims"]
+__all__ = ["NamedTypes", "check_float_result", "declare", "static_dims"]
 
 _CHAIN = ChainType.get()
 
@@ -149,3 +149,26 @@ def static_dims(op: str, name: str, type_: ShapedType, *axes: int) -> tuple[int,
                 f"{op}: {name} is {type_.short}; the size of axis {axis} must be static"
             )
     return tuple([dim.value for dim in dims])
+
+
+def check_float_result(op: str, results: Types, expected: TensorType) -> None:
+    """Checks the only result of an op that may have any float dtype.
+
+    Args:
+        op: The op, for messages.
+        results: The types of its results.
+        expected: A type with the shape and the device of the result.
+
+    Raises:
+        TypeError: The result is no tensor of floats.
+        ValueError: The shape or the device differs.
+    """
+    (result,) = results
+    if not isinstance(result, TensorType) or result.dtype not in FLOATS:
+        raise TypeError(
+            f"{op}: the result is {short_types(results)}, expected a floating-point type"
+        )
+    if result.shape != expected.shape or result.device != expected.device:
+        raise ValueError(
+            f"{op}: the result is {result.short}, expected the shape of {expected.short}"
+        )

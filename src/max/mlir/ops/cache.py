@@ -12,10 +12,10 @@ import math
 
 from max.dtype import DType
 from max.dtype.cache_rows import cache_row_elements
-from max.mlir.declare import NamedTypes, declare, static_dims
+from max.mlir.declare import NamedTypes, check_float_result, declare, static_dims
 from max.mlir.operand import FLOATS, INTEGERS, Operand
 from max.mlir.operation import Attrs, Types, define
-from max.mlir.types import ShapedType, TensorType, short_types
+from max.mlir.types import ShapedType, TensorType
 
 __all__ = ["BATCH", "CACHE", "LAYER", "OFFSETS", "SCALE", "check_window"]
 
@@ -203,16 +203,9 @@ def _check_attended(types: NamedTypes, results: Types, attrs: Attrs) -> None:
     for name in ("sink_weights", "alibi_slopes"):
         if name in types and types[name].shape != queries.shape[1:2]:
             raise ValueError(f"{op}: {name} is {types[name].short}, expected [{heads}]")
-    (result,) = results
-    expected = queries.with_shape((*queries.shape[:2], value_size or head_dim))
-    if not isinstance(result, TensorType) or result.dtype not in FLOATS:
-        raise TypeError(
-            f"{op}: the result is {short_types(results)}, expected a floating-point type"
-        )
-    if result.shape != expected.shape or result.device != expected.device:
-        raise ValueError(
-            f"{op}: the result is {result.short}, expected the shape of {expected.short}"
-        )
+    check_float_result(
+        op, results, queries.with_shape((*queries.shape[:2], value_size or head_dim))
+    )
 
 
 define(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
-from max.mlir.declare import NamedTypes, declare, static_dims
+from max.mlir.declare import NamedTypes, check_float_result, declare, static_dims
 from max.mlir.dims import DimExpr
 from max.mlir.operand import FLOATS, INTEGERS, Operand
 from max.mlir.operation import Attrs, Types, define
-from max.mlir.types import TensorType, short_types
+from max.mlir.types import TensorType
 
 _WORDS = (DType.uint32, DType.int32)
 _ROWS = tuple([dtype for dtype in FLOATS if dtype.size_in_bytes <= 4])
@@ -51,16 +51,7 @@ def _check_product(op: str, types: NamedTypes, results: Types) -> None:
     x, weight, stats = types["x"], types["weight"], types["expert_usage_stats"]
     if stats.shape != stats.with_shape((2,)).shape:
         raise ValueError(f"{op}: expert_usage_stats is {stats.short}, expected [2]")
-    (result,) = results
-    expected = x.with_shape((x.shape[0], weight.shape[1]))
-    if not isinstance(result, TensorType) or result.dtype not in FLOATS:
-        raise TypeError(
-            f"{op}: the result is {short_types(results)}, expected a floating-point type"
-        )
-    if result.shape != expected.shape or result.device != expected.device:
-        raise ValueError(
-            f"{op}: the result is {result.short}, expected the shape of {expected.short}"
-        )
+    check_float_result(op, results, x.with_shape((x.shape[0], weight.shape[1])))
 
 
 def _check_multiplied(types: NamedTypes, results: Types, attrs: Attrs) -> None:

@@ -80,7 +80,7 @@ class Budget:
             count: Their number.
 
         Raises:
-            TemplateLimitError: So many are not left.
+            TemplateLimitError: The budget has fewer left.
         """
         self.bytes -= count
         if self.bytes < 0:
