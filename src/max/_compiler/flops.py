@@ -10,7 +10,7 @@ from max._compiler.mok import BodyOp
 from max._compiler.passes.base import ops_of
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, product, simplify
-from max._kernel_library.tiles.strips import COLUMNS
+from max.mlir import MoOp
 
 
 def region_flops(op: BodyOp) -> Size:
@@ -23,25 +23,16 @@ def region_flops(op: BodyOp) -> Size:
     return total
 
 
-def product_flops(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
-    """The multiplications and additions of a matmul, attention or a convolution; 0 for other ops."""
-    if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
-        return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
-    if name in ("mok.packed_products", "mok.grouped_products"):
-        columns: Size = 0
-        for result in results:
-            columns = simplify(columns + shape_of(result)[-1])
-        return simplify(2 * product(shape_of(operands[0])) * columns)
-    if name == "mok.attention":
-        q, keys, values = (shape_of(v) for v in operands[:3])
-        return simplify(2 * product(q[:-1]) * keys[-2] * (q[-1] + values[-1]))
-    if name == "mo.conv":
-        taps = product(shape_of(operands[1])[:-1])
-        return simplify(2 * product(shape_of(results[0])) * taps)
-    if name == "mok.packed_conv":
-        strip = shape_of(operands[1])[-1]
-        return simplify(2 * product(shape_of(results[0])) * (strip // COLUMNS))
-    return 0
+def op_flops(op: MoOp, results: Sequence[SSAValue]) -> Size:
+    """The multiplications and additions of a product, attention or a convolution; 0 for other ops.
+
+    Args:
+        op: The op.
+        results: The values that its kernel stores: its results, or those of an epilogue.
+    """
+    if op.spec.flops is None:
+        return 0
+    return simplify(op.spec.flops([v.type for v in op.operands], [v.type for v in results]))
 
 
 def region_name(op: BodyOp) -> str:

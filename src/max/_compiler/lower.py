@@ -174,7 +174,7 @@ class GraphLowering:
         assert yielded is not None
         self.placing.kept.update(base_of(value) for value in yielded.operands)
         for inner in ops_of(block):
-            if inner.name == "mok.yield":
+            if inner.spec.terminator:
                 for result, value in zip(op.results, inner.operands, strict=True):
                     self.placing.places[result] = self.placing.place(value)
             else:

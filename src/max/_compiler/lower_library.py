@@ -13,7 +13,7 @@ from max._compiler.attention import attention_views
 from max._compiler.code import WorkCode
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
 from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
-from max._compiler.flops import product_flops, region_flops, region_name
+from max._compiler.flops import op_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackOp, RegionOp
 from max._compiler.placing import Place, Placing, described
@@ -97,7 +97,7 @@ class LibraryLowering:
             sources = [(outers[index], offset) for index, offset in epilogue.sources]
             results_at = [(place, 0) for place in outputs]
             in_place = in_place_pairs(epilogue.spec, results_at, sources, places)
-        flops, label = product_flops(name, op.operands, results), name.partition(".")[2]
+        flops, label = op_flops(op, results), name.partition(".")[2]
         work = WorkCode("product", flops) if flops != 0 else None
         if isinstance(outer, RegionOp):
             flops, label = simplify(flops + region_flops(outer)), region_name(outer)
@@ -204,7 +204,7 @@ class LibraryLowering:
             arguments.append(Argument(pointer, view, arg.static, static_strides))
             written.append(arg.source != "operand")
         kernel = self.placing.kernels.library(call.kernel, arguments, call.params, None)
-        flops = product_flops(op.name, op.operands, op.results)
+        flops = op_flops(op, op.results)
         self.placing.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
 
     def pack(self, op: MoOp) -> None:

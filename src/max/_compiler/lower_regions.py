@@ -13,7 +13,7 @@ from max._compiler.codegen.epilogue import write_part_epilogues
 from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
 from max._compiler.codegen.nest import write_nest
 from max._compiler.codegen.spec import Leaf, RegionSpec, Result
-from max._compiler.flops import product_flops, region_flops, region_name
+from max._compiler.flops import op_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.layout import collapse
 from max._compiler.lower_library import LibraryLowering, in_place_pairs, with_norm
@@ -204,7 +204,7 @@ class RegionLowering:
                 in_place += in_place_pairs(
                     job.epilogue.spec, [target], read[number], [*places, *others]
                 )
-        flops = product_flops(op.name, op.operands, op.results)
+        flops = op_flops(op, op.results)
         work = WorkCode("product", flops)
         if outer is not None:
             flops = simplify(flops + region_flops(outer))

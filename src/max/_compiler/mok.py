@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -141,6 +142,12 @@ def _infer_packed_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Att
     return infer((x, w), attrs)
 
 
+def _packed_conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
+    """Those of the convolution with the unpacked filter."""
+    strip = cast("TensorType", operands[1]).shape[-1]
+    return cast("TensorType", results[0]).num_elements * 2 * (strip // COLUMNS)
+
+
 class PackedConvOp(MoOp):
     """`mo.conv` with a packed filter, which has `taps` along each axis and `columns` output channels."""
 
@@ -151,6 +158,7 @@ class PackedConvOp(MoOp):
         1,
         attributes={**OPS["mo.conv"].spec.attributes, "taps": tuple, "columns": int},
         infer=_infer_packed_conv,
+        flops=_packed_conv_flops,
         takes_epilogue=True,
         separates=True,
     )
@@ -207,6 +215,13 @@ def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attri
     return (TensorType.get(attrs["dtype"], shape, q.device),)
 
 
+def _attention_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
+    """Those of the scores, and of the sums of values."""
+    q, keys, values = (cast("TensorType", type_).shape for type_ in operands[:3])
+    rows = math.prod(q[:-1], start=DimExpr.of(2))
+    return rows * keys[-2] * (q[-1] + values[-1])
+
+
 class AttentionOp(MoOp):
     """`softmax(scale * q @ keysᵀ + masks) @ values`, of `[batch…, queries, size]` and `[batch…, keys, size]`.
 
@@ -229,6 +244,7 @@ class AttentionOp(MoOp):
             "dtype": DType,
         },
         infer=_infer_attention,
+        flops=_attention_flops,
         separates=True,
     )
     traits = OpTraits(lambda: (Pure(),))

@@ -17,6 +17,7 @@ from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.builtin import LocationAttr
 from max.mlir.operation import OPS, Attrs
+from max.mlir.ops.matmul import product_flops
 from max.mlir.types import short_types
 
 __all__ = [
@@ -49,6 +50,7 @@ class MatmulOp(MoOp):
         1,
         attributes={"transpose_b": bool},
         infer=_infer_matmul,
+        flops=product_flops,
         matmul=True,
         packable=True,
         takes_epilogue=True,
@@ -168,6 +170,7 @@ class PackedMatmulOp(MoOp):
         1,
         attributes={"encoding": str, "columns": int, "streamed": bool},
         infer=_infer_packed_matmul,
+        flops=product_flops,
         takes_epilogue=True,
         takes_norm=True,
         separates=True,
@@ -209,6 +212,14 @@ def _infer_packed_products(types: Sequence[Attribute], attrs: Attrs) -> Sequence
     ]
 
 
+def _flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
+    """Those of all products of x."""
+    columns = DimExpr.of(0)
+    for result in results:
+        columns = columns + cast("TensorType", result).shape[-1]
+    return cast("TensorType", operands[0]).num_elements * 2 * columns
+
+
 class PackedProductsOp(MoOp):
     """The products of one x with each of the weights that one `mok.pack` packed.
 
@@ -223,6 +234,7 @@ class PackedProductsOp(MoOp):
         attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
         optional={"dtype": DType},
         infer=_infer_packed_products,
+        flops=_flops,
         takes_epilogue=True,
         takes_norm=True,
         separates=True,
@@ -279,6 +291,7 @@ class GroupedProductsOp(PackedProductsOp):
         attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
         optional={"dtype": DType},
         infer=_infer_packed_products,
+        flops=_flops,
         takes_epilogue=True,
         separates=True,
     )

@@ -82,6 +82,20 @@ class KernelLibrary:
         """
         return name in self.families
 
+    def register(self, name: str, lowering: Lowering) -> None:
+        """Adds the kernel of an op.
+
+        Args:
+            name: The op's name, such as ``mo.gather``.
+            lowering: Describes the launch, as `lower` does.
+
+        Raises:
+            ValueError: The library has a kernel for the op.
+        """
+        if name in self.families:
+            raise ValueError(f"the library has a kernel for {name!r}")
+        self.families[name] = lowering
+
     def lower(
         self,
         name: str,

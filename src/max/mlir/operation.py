@@ -15,6 +15,7 @@ from max._dataclass import dataclass
 from max.mlir.attributes import from_attr, to_attr
 from max.mlir.builtin import UNKNOWN_LOC, LocationAttr
 from max.mlir.conditions import MOST_ELEMENTS, Condition, count_conditions, size_conditions
+from max.mlir.dims import DimExpr
 from max.mlir.operand import Operand
 from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types
 
@@ -29,6 +30,7 @@ Attrs = Mapping[str, Any]
 Infer = Callable[[Types, Attrs], Types]
 Check = Callable[[Types, Types, Attrs], None]
 Conditions = Callable[[Types, Types, Attrs], Iterable[Condition]]
+Flops = Callable[[Types, Types], DimExpr]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class OpSpec:
     """Whether a view may move before element-wise ops."""
     cheap: bool = False
     """Whether an element-wise op costs so little that it may be repeated for each element of a broadcast."""
+    in_order: bool = False
+    """Whether a view's elements, repetitions aside, are all those of its operand, in their order."""
+    resizes: bool = False
+    """Whether a view selects elements of its operand, or repeats them."""
     reduction: bool = False
     """Whether the op reduces one axis, by a kernel of its region."""
     row_flops: int = 0
@@ -84,6 +90,9 @@ class OpSpec:
     operations for each element. 0 for all other ops."""
     region_size: int = 1
     """The element-wise ops that the op counts as in a region, where code size bounds the region."""
+    flops: Flops | None = None
+    """Computes the multiplications and additions of a product, a convolution or attention, from operand and result
+    types; None: unknown."""
     takes_epilogue: bool = False
     """Whether the op's kernels may compute element-wise ops on each result before they store it."""
     takes_norm: bool = False

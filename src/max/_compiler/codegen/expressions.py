@@ -20,6 +20,7 @@ __all__ = [
     "identity",
     "literal",
     "loaded",
+    "register_expression",
     "rounded",
     "supported",
 ]
@@ -139,6 +140,21 @@ _TABLE: dict[str, Writer] = {
     "greater": _infix(">"),
     "greater_equal": _infix(">="),
 }
+
+
+def register_expression(op: str, writer: Writer) -> None:
+    """Adds an element-wise op to the code generator.
+
+    Args:
+        op: The op without its dialect, such as ``log2``.
+        writer: Writes its expression; floats of 16 bits or fewer are f32 there.
+
+    Raises:
+        ValueError: The code generator has the op.
+    """
+    if supported(op):
+        raise ValueError(f"the code generator has an expression for {op!r}")
+    _TABLE[op] = writer
 
 
 def expression(op: str, attr: str, operand_dtype: DType, args: Sequence[str]) -> str:

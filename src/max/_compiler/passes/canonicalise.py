@@ -234,13 +234,8 @@ RULES: dict[str, Rule] = {
     "mo.matmul": _matmul,
     "mo.gather": _gather,
     "mo.transfer": _transfer,
-    "mo.reduce_sum": _reduce_one,
-    "mo.reduce_mean": _reduce_one,
-    "mo.reduce_max": _reduce_one,
-    "mo.reduce_min": _reduce_one,
-    "mo.reduce_mul": _reduce_one,
 }
-"""The rule of each op: it returns the replacement, or None to keep the op."""
+"""The rule of each op: it returns the replacement, or None to keep the op. `_reduce_one` is that of reductions."""
 
 
 def canonicalise(block: Block) -> None:
@@ -248,7 +243,7 @@ def canonicalise(block: Block) -> None:
     for op in ops_of(block):
         current: MoOp | None = op
         while current is not None:
-            rule = RULES.get(current.name)
+            rule = RULES.get(current.name, _reduce_one if current.spec.reduction else None)
             value = rule(current) if rule is not None else None
             if value is None:
                 break

@@ -321,7 +321,7 @@ def _keeps_places(view: MoOp, axis: int) -> bool:
         axis: The place of the group's reduction axis, or -1.
     """
     shape, source = shape_of(view.results[0]), shape_of(view.operands[0])
-    if view.name not in ("mo.reshape", "mo.broadcast_to", "mo.rebind"):
+    if not view.spec.in_order:
         return False
     if strip(shape) == strip(source):
         return True

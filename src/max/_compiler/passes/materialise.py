@@ -116,7 +116,7 @@ def materialise(block: Block) -> None:
     for op in ops_of(block):
         if is_view(op):
             materialiser.view(op)
-        elif op.name in ("mo.output", "mok.yield"):
+        elif op.spec.terminator:
             materialiser.outputs(op)
         elif op.name == "mok.attention":
             materialiser.attention_operands(op)
@@ -129,7 +129,7 @@ def _selects_or_repeats(value: SSAValue, base: SSAValue) -> bool:
     while value is not base:
         owner = value.owner
         assert isinstance(owner, MoOp)
-        if owner.name in ("mo.slice", "mo.broadcast_to"):
+        if owner.spec.resizes:
             return True
         value = owner.operands[0]
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from max.dtype import DType
+from max.mlir.dims import DimExpr
 from max.mlir.operation import Attrs, OpSpec, Types, define, same_device, tensor
 
 
@@ -28,12 +29,18 @@ def _infer_matmul(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([*x.shape[:-1], y.shape[-1]]),)
 
 
+def product_flops(operands: Types, results: Types) -> DimExpr:
+    """A multiplication and an addition for each element of the result and of the axis that is summed."""
+    return tensor("matmul", results, 0).num_elements * 2 * tensor("matmul", operands, 0).shape[-1]
+
+
 define(
     OpSpec(
         "mo.matmul",
         (2, 2),
         1,
         infer=_infer_matmul,
+        flops=product_flops,
         matmul=True,
         packable=True,
         takes_epilogue=True,

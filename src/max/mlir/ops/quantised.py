@@ -7,6 +7,7 @@ from max.dtype.blocks import BLOCK_FORMATS, BlockFormat
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
 from max.mlir.operation import Attrs, Conditions, OpSpec, Types, define, same_device, tensor
+from max.mlir.ops.matmul import product_flops
 from max.mlir.types import TensorType
 
 FLOATS = (DType.float32, DType.bfloat16, DType.float16)
@@ -144,6 +145,7 @@ define(
         attributes={"encoding": str},
         infer=_infer_qmatmul,
         conditions=_whole_blocks("qmatmul", "bytes", operand=1),
+        flops=product_flops,
         packable=True,
     )
 )

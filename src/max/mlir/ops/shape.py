@@ -41,7 +41,18 @@ def _check_broadcast_to(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(OpSpec("mo.broadcast_to", (1, 1), 1, check=_check_broadcast_to, view=True, movable=True))
+define(
+    OpSpec(
+        "mo.broadcast_to",
+        (1, 1),
+        1,
+        check=_check_broadcast_to,
+        view=True,
+        movable=True,
+        in_order=True,
+        resizes=True,
+    )
+)
 
 
 def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -60,7 +71,9 @@ def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
         )
 
 
-define(OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape, view=True, movable=True))
+define(
+    OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape, view=True, movable=True, in_order=True)
+)
 
 
 def _check_rebind(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -98,6 +111,7 @@ define(
         check=_check_rebind,
         conditions=_rebind_conditions,
         view=True,
+        in_order=True,
         introduces_symbols=True,
     )
 )
@@ -220,6 +234,7 @@ define(
         check=_check_slice,
         conditions=_slice_conditions,
         view=True,
+        resizes=True,
         movable=True,
         introduces_symbols=True,
     )

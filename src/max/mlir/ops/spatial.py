@@ -117,6 +117,12 @@ def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
     return conditions
 
 
+def _conv_flops(operands: Types, results: Types) -> DimExpr:
+    """A multiplication and an addition for each element of the result and each one of its window."""
+    window = tensor("conv", operands, 1).shape[:-1]
+    return reduce(mul, window, tensor("conv", results, 0).num_elements * 2)
+
+
 _WINDOW = {"stride": tuple, "dilation": tuple, "padding": tuple}
 
 define(
@@ -127,6 +133,7 @@ define(
         attributes={**_WINDOW, "groups": int},
         infer=_infer_conv,
         conditions=_conv_conditions,
+        flops=_conv_flops,
         packable=True,
         takes_epilogue=True,
         separates=True,
