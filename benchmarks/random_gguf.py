@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.gguf_files import gguf_name
 from max.dtype.blocks import BLOCK_FORMATS
-from max.pipelines.checkpoints.gguf_writer import GGUFEntry, write_gguf
+from max.pipelines.gguf.file_writer import GGUFEntry, write_gguf
 
 # the place of each float16 in a block, and its size where elements are to have a deviation of about 0.02 and a mean near 0
 SCALES: dict[str, dict[int, float]] = {

@@ -60,7 +60,7 @@ def make_gguf(checkpoint: Path, dtype: str) -> Path:
     if not target.exists():
         from max.driver import CPU
         from max.engine import InferenceSession
-        from max.pipelines.export.gguf_file import export_gguf
+        from max.pipelines.gguf.export import export_gguf
 
         aside = target.with_suffix(".part")
         export_gguf(checkpoint, aside, TYPES[dtype], InferenceSession(devices=[CPU()]))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from max.engine import InferenceSession
-from max.pipelines.export.gguf_file import export_gguf
+from max.pipelines.gguf.export import export_gguf
 from max.pipelines.perplexity import predictions
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny-chat"

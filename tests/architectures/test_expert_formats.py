@@ -19,10 +19,10 @@ from max.engine import InferenceSession
 from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import GGUFFile, GGUFWeights, WeightData
 from max.nn.transformer import ReturnLogits
-from max.pipelines.checkpoints.gguf import config_of
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
 from max.pipelines.checkpoints.quantised_formats import convert_quantised
+from max.pipelines.gguf.reader import config_of
 from max.pipelines.models.decoder_model import DecoderModel
 from tests.architectures import gguf_files
 from tests.architectures.families import (

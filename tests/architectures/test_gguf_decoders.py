@@ -16,14 +16,14 @@ import pytest
 
 from max.graph.weights import GGUFFile, GGUFWeights
 from max.nn.transformer import ReturnLogits
-from max.pipelines.checkpoints.gguf import config_of
-from max.pipelines.checkpoints.gguf_layer_kinds import (
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.layer_kinds import (
     layer_kinds_of,
     layer_types_of,
     several_states_of,
 )
-from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
-from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.reader import config_of
 from max.pipelines.models.decoder_model import DecoderModel
 from tests.architectures import gguf_files
 from tests.architectures.families import CASES, architecture, transformers_model

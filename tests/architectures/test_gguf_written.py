@@ -17,13 +17,13 @@ from max.driver import Tensor
 from max.engine import InferenceSession
 from max.graph.weights import GGUFFile, GGUFWeights, WeightData
 from max.nn.transformer import ReturnLogits
-from max.pipelines.checkpoints.gguf import config_of
-from max.pipelines.checkpoints.gguf_families import FAMILIES
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.export.gguf_file import architecture_of, export_gguf
-from max.pipelines.export.gguf_metadata import decoder_metadata
-from max.pipelines.export.gguf_weights import stored_weights
+from max.pipelines.gguf.export import architecture_of, export_gguf
+from max.pipelines.gguf.families import FAMILIES
+from max.pipelines.gguf.metadata_writer import decoder_metadata
+from max.pipelines.gguf.reader import config_of
+from max.pipelines.gguf.tensor_writer import stored_weights
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.models.delta_net import DeltaNetForm
 from tests.architectures import llama_cpp

@@ -24,9 +24,9 @@ from max.graph.shape import Shape
 from max.graph.weights import WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.encodings import SupportedEncoding
-from max.pipelines.checkpoints.gguf_families import GGUF_ARCHITECTURES
 from max.pipelines.checkpoints.quantise import encoding_for
-from max.pipelines.export.gguf_file import architecture_of
+from max.pipelines.gguf.export import architecture_of
+from max.pipelines.gguf.families import GGUF_ARCHITECTURES
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.registry.registry import OWN_ARCHITECTURES
 from tests.architectures.families import (

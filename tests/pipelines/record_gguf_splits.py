@@ -17,7 +17,7 @@ from typing import Any
 import gguf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from max.pipelines.checkpoints.gguf_splits import SPLITS
+from max.pipelines.gguf.splits import SPLITS
 
 RECORD = Path(__file__).with_name("gguf_splits.json")
 PIECES = [

@@ -16,10 +16,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from benchmarks.gguf_files import gguf_name, interleaved
 from max.engine import InferenceSession
 from max.entrypoints.cli import cli
-from max.pipelines.checkpoints.gguf_writer import GGUFEntry, write_gguf
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.export.gguf_file import EXPORT_TYPES, export_gguf
+from max.pipelines.gguf.export import EXPORT_TYPES, export_gguf
+from max.pipelines.gguf.file_writer import GGUFEntry, write_gguf
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max.pipelines.checkpoints.gguf import config_of
-from max.pipelines.checkpoints.gguf_families import FAMILIES
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.families import FAMILIES
+from max.pipelines.gguf.reader import config_of
 from max.pipelines.registry import PIPELINE_REGISTRY
 
 LAYERS = 4

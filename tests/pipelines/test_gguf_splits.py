@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from max.pipelines.checkpoints.gguf_splits import SPLITS
-from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
+from max.pipelines.gguf.splits import SPLITS
+from max.pipelines.gguf.tokenizer import tokenizer_of
 from tests.pipelines.record_gguf_splits import RECORD
 
 DATA = json.loads(RECORD.read_text("utf-8"))

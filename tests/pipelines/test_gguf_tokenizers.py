@@ -26,9 +26,9 @@ from tokenizers import (
     trainers,
 )
 
-from max.pipelines.checkpoints.gguf_splits import SPLITS
-from max.pipelines.checkpoints.gguf_tokenizer import INFILL_TOKENS, tokenizer_of
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.splits import SPLITS
+from max.pipelines.gguf.tokenizer import INFILL_TOKENS, tokenizer_of
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
 

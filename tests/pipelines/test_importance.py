@@ -17,8 +17,8 @@ from max.graph.weights import load_weights
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantise import encoding_for
 from max.pipelines.core.exceptions import InputError, ModelFilesError
-from max.pipelines.export.gguf_file import export_gguf
-from max.pipelines.export.importance import ImportanceMatrix, importance_matrix
+from max.pipelines.gguf.export import export_gguf
+from max.pipelines.gguf.importance import ImportanceMatrix, importance_matrix
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.models.fused_weights import split_fused

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from max.engine import InferenceSession
-from max.pipelines.export.gguf_file import EXPORT_TYPES, export_gguf
+from max.pipelines.gguf.export import EXPORT_TYPES, export_gguf
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.perplexity import perplexity, windows_of
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer

@@ -15,8 +15,8 @@ import pytest
 
 from max.driver import Tensor
 from max.graph.weights import GGUFFile, GGUFWeights, WeightsFileError
-from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.tokenizer import tokenizer_of
 from tests.weights.test_gguf_file import F32, Q4_K, Q8_0, file_of, tensor, text, value
 
 EDGES = (0, 1, 2, 3, 7, 31, 32, 33, 255, 256, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**42 + 1, 2**61, 2**62,

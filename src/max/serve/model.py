@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
-from max.pipelines.checkpoints.gguf_tokenizer import INFILL_TOKENS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import PromptTooLongError
 from max.pipelines.core.text import utf8, utf8_size
 from max.pipelines.generation.protocol import GenerationRequest
+from max.pipelines.gguf.tokenizer import INFILL_TOKENS
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer

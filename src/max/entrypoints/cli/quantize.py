@@ -15,10 +15,10 @@ from max.entrypoints.cli.options import text_of
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
     from max import engine
-    from max.pipelines.export import gguf_file
+    from max.pipelines.gguf import export
 else:
     engine = lazy_module("max.engine")
-    gguf_file = lazy_module("max.pipelines.export.gguf_file")
+    export = lazy_module("max.pipelines.gguf.export")
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
 
@@ -52,5 +52,5 @@ def quantize(model: str, path: str, kind: str, imatrix: str | None) -> None:
             )
         text = text_of(imatrix)
     begin = time.perf_counter()
-    size = gguf_file.export_gguf(Path(model), Path(path), kind, engine.InferenceSession(), text)
+    size = export.export_gguf(Path(model), Path(path), kind, engine.InferenceSession(), text)
     click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)

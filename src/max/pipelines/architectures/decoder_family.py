@@ -12,9 +12,9 @@ from max.nn.kv_cache.cache_params import KVCacheStrategy
 from max.pipelines.checkpoints.composite_config import text_config, text_weights
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
-from max.pipelines.checkpoints.gguf_families import GGUF_ARCHITECTURES
 from max.pipelines.checkpoints.model_types import with_type
 from max.pipelines.config.enums import RopeType
+from max.pipelines.gguf.families import GGUF_ARCHITECTURES
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig

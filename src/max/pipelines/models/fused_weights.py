@@ -11,8 +11,8 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.graph.shape import Shape
 from max.graph.weights import WeightData
-from max.pipelines.checkpoints.gguf_latents import joined_latents
 from max.pipelines.core.exceptions import WeightsError
+from max.pipelines.gguf.latents import joined_latents
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.feed_forward import XIELU_PARAMETERS

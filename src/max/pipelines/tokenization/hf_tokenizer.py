@@ -18,12 +18,12 @@ from max._lazy import lazy_module
 from max.pipelines.checkpoints.chat_templates import choose_template, named_templates
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.damaged_files import remedy_for
-from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.native_calls import native_calls, quiet_panics
+from max.pipelines.gguf.tokenizer import tokenizer_of
 from max.pipelines.tokenization.older_files import tokenizer_of_older_files
 
 if TYPE_CHECKING:

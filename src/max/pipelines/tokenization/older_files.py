@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max.pipelines.checkpoints.damaged_files import remedy_for
-from max.pipelines.checkpoints.gguf_splits import SPLITS
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.splits import SPLITS
 from max.pipelines.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, read_model
 
 if TYPE_CHECKING:

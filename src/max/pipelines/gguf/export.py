@@ -17,21 +17,21 @@ from max.dtype.blocks import BLOCK_FORMATS
 from max.engine import InferenceSession
 from max.graph.weights import WeightData, load_weights
 from max.pipelines.checkpoints.composite_config import text_class
-from max.pipelines.checkpoints.gguf_families import FAMILIES
-from max.pipelines.checkpoints.gguf_vocabulary import tokenizer_metadata
-from max.pipelines.checkpoints.gguf_writer import GGUFEntry, write_gguf
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.export.gguf_metadata import decoder_metadata
-from max.pipelines.export.gguf_weights import (
+from max.pipelines.gguf.families import FAMILIES
+from max.pipelines.gguf.file_writer import GGUFEntry, write_gguf
+from max.pipelines.gguf.importance import ImportanceMatrix, importance_matrix
+from max.pipelines.gguf.metadata_writer import decoder_metadata
+from max.pipelines.gguf.tensor_writer import (
     StoredWeight,
     activation_parameters,
     rope_factors,
     stored_weights,
 )
-from max.pipelines.export.importance import ImportanceMatrix, importance_matrix
+from max.pipelines.gguf.vocabulary import tokenizer_metadata
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.models.delta_net import DeltaNetForm

@@ -1,4 +1,4 @@
-"""Converts a model's tokenizer.json to GGUF metadata: the inverse of `gguf_tokenizer`."""
+"""Converts a model's tokenizer.json to GGUF metadata: the inverse of `tokenizer.py`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from max.pipelines.checkpoints.gguf_splits import SPLITS
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.splits import SPLITS
 
 __all__ = ["tokenizer_metadata"]
 

@@ -1,4 +1,4 @@
-"""Converts the shape of a decoder to GGUF metadata: the inverse of `max.pipelines.checkpoints.gguf`.
+"""Converts the shape of a decoder to GGUF metadata: the inverse of `max.pipelines.gguf.reader`.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of the ``gguf`` package.
 """

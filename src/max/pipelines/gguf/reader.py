@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from max.graph.weights import GGUFFile
-from max.pipelines.checkpoints.gguf_families import FAMILIES, family_of
-from max.pipelines.checkpoints.gguf_latents import latents_of
-from max.pipelines.checkpoints.gguf_layer_kinds import (
+from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.families import FAMILIES, family_of
+from max.pipelines.gguf.latents import latents_of
+from max.pipelines.gguf.layer_kinds import (
     BY_LAYER,
     layer_kinds_of,
     layer_types_of,
     several_states_of,
 )
-from max.pipelines.checkpoints.gguf_recurrent import RECURRENT, dense_layers, recurrent_keys
-from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.recurrent import RECURRENT, dense_layers, recurrent_keys
 
 __all__ = ["config_of"]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from max.graph.weights import GGUFFile
-from max.pipelines.checkpoints.gguf_splits import SPLITS, Split
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.core.native_calls import native_calls
+from max.pipelines.gguf.splits import SPLITS, Split
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,1 +1,0 @@
-"""Writes models as GGUF files."""
