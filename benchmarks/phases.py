@@ -19,7 +19,11 @@ PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("packing", ("max/engine/_once.py",)),
     (
         "LLVM, loading and linking of code",
-        ("max/_runtime/jit.py", "max/_runtime/kernel_code.py", "max/_runtime/llvm_compiler.py"),
+        (
+            "max/_backends/cpu/runtime/jit.py",
+            "max/_backends/cpu/runtime/kernel_code.py",
+            "max/_backends/cpu/runtime/llvm_compiler.py",
+        ),
     ),
     ("kernel frontend", ("max/_compiler/kernels.py", "max/kernel/frontend/")),
     ("passes", ("max/_compiler/passes/",)),

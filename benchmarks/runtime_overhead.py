@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.runner import exit_on_sigterm, machine
+from max._backends.cpu.runtime import jit
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.pool import Pool
 from max._host import usable_cpus
-from max._runtime import jit, platform
+from max._runtime import platform
 from max._runtime.cache import Cache
-from max._runtime.pool import Pool
-from max._runtime.program import Executor, KernelRunError, Launch, Program
+from max._runtime.program import KernelRunError, Launch, Program
 
 CHAIN = 1000
 

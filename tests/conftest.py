@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from max._backends.cpu.runtime import jit, kernel_code
 from max._config import flags
-from max._runtime import jit, kernel_code
 from max.engine._store import ProgramStore
 
 # a shell without job control starts background jobs with SIGINT ignored, which their children inherit

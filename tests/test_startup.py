@@ -153,8 +153,8 @@ def test_a_graph_is_staged_and_compiled_without_the_builtin_dialect(tmp_path: Pa
         & modules
     )
     assert not {name for name in modules if name.startswith("max.kernel.interpreter")}
-    # 613 with Python 3.11
-    assert len(modules) <= 625
+    # 626 with Python 3.11
+    assert len(modules) <= 640
 
 
 def test_a_session_compiles_nothing(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_session_compiles_nothing(tmp_path: Path) -> None:
     lines = python(
         "import os\n"
         f"os.environ['MAX_CACHE_DIR'] = {str(tmp_path)!r}\n"
-        "from max._runtime import jit\n"
+        "from max._backends.cpu.runtime import jit\n"
         "from max.engine import InferenceSession\n"
         "session = InferenceSession(num_threads=2)\n"
         "print(session.num_threads, jit.stats.compiled, jit.stats.linked)"
@@ -186,7 +186,7 @@ def test_the_packing_of_cpus_is_that_of_their_kernels() -> None:
 
 START = """
 import json, sys
-from max._runtime import jit
+from max._backends.cpu.runtime import jit
 from max._compiler.stats import stats
 from max.engine import _idle
 from max.entrypoints.llm import LLM

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from max import kernel as k
-from max._runtime import amx, kernel_code
-from max._runtime.pool import Pool
-from max._runtime.program import Executor, Launch, Program
+from max._backends.cpu.runtime import amx, kernel_code
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.pool import Pool
+from max._runtime.program import Launch, Program
 
 READ_BYTES = 256 << 20
 STEPS = 400_000

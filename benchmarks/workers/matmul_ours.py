@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.runner import serve
 from benchmarks.timing import median_time
 from benchmarks.workers import limits
-from max._runtime.pool import shared_pool
+from max._backends.cpu.runtime.pool import shared_pool
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS

@@ -43,8 +43,8 @@ def main(model: str, encoding: str, with_phases: bool, quantize: str | None) -> 
     llm.generate("hello", max_new_tokens=1, use_tqdm=False)
     token = time.perf_counter()
 
+    from max._backends.cpu.runtime import jit
     from max._compiler.stats import stats
-    from max._runtime import jit
 
     print(
         json.dumps(

@@ -2,8 +2,9 @@
 
 A struct is a :class:`Words`: 64-bit fields, each member the index of its field. A kernel sees :class:`Context` and
 :class:`ErrorRecord` (docs/architecture.md, section 2); the rest is between the native part of the pool
-(`max._runtime.native`) and the Python that lays programs out, or between `max._runtime.native_compiler` and Python
-(:class:`CompileJob`). :class:`BaseLayout` orders the addresses that an execution adds to a program's values.
+(`max._backends.cpu.runtime.native`) and the Python that lays programs out, or between
+`max._backends.cpu.runtime.native_compiler` and Python (:class:`CompileJob`). :class:`BaseLayout` orders the addresses
+that an execution adds to a program's values.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ POOL_BYTES = PoolState.RUN.offset + LINE_PAIR_BYTES
 
 # ***** the compiler *****
 class CompileJob(Words):
-    """A module that `max._runtime.native_compiler` compiles. Texts are C strings."""
+    """A module that `max._backends.cpu.runtime.native_compiler` compiles. Texts are C strings."""
 
     TEXT = 0  # ptr: the module
     TRIPLE = 1  # ptr

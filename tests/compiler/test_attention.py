@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
-from max._backends import cpu_backends
+from max._backends.cpu.backend import cpu_backends
 from max._compiler.pipeline import compile_module, optimise
 from max._config import flags
 from max.driver import CPU, Tensor

@@ -10,7 +10,7 @@ import pytest
 
 from max import _interpreter
 from max import kernel as k
-from max._backends import cpu_backends
+from max._backends.cpu.backend import cpu_backends
 from max._compiler.pipeline import compile_module
 from max.driver import CPU
 from max.dtype import DType

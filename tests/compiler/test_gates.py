@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from max import kernel as k
-from max._backends import cpu_backends
+from max._backends.cpu.backend import cpu_backends
 from max._compiler.code import Compiled
 from max._compiler.pipeline import compile_module
 from max.dtype import DType

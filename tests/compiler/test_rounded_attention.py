@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from max._backends import cpu_backends
+from max._backends.cpu.backend import cpu_backends
 from max._compiler.pipeline import optimise
 from max.driver import CPU
 from max.dtype import DType

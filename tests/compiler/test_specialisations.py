@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from max import kernel as k
-from max._backends import cpu_backends
+from max._backends.cpu.backend import cpu_backends
 from max._compiler import kernels, specialisations
 from max._compiler.codegen.spec import ArgView
 from max._compiler.kernels import Argument, KernelTable

@@ -149,8 +149,8 @@ def test_empty_dims(load: Load, shape: tuple[int, int]) -> None:
 
 
 def test_no_recompilation_when_sizes_grow(load: Load) -> None:
+    from max._backends.cpu.runtime import jit
     from max._compiler.stats import stats
-    from max._runtime import jit
 
     model = load([tensor("n", "m"), tensor("m", 8)], lambda x, w: ops.softmax(x @ w))
     before = (stats.modules, stats.kernels, jit.stats.linked)

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from max._backends.cpu.runtime.pool import Pool
 from max._reentry import exclusively, guarded, reentrant_lock, refuse_second_use
-from max._runtime.pool import Pool
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -225,7 +225,7 @@ def test_a_child_gets_locks_of_other_threads_free_and_keeps_its_own():
 
 
 def test_a_run_inside_a_run_of_another_pool_does_not_wait_for_ever(monkeypatch):
-    from max._runtime import pool as pools
+    from max._backends.cpu.runtime import pool as pools
 
     monkeypatch.setattr(pools, "NESTED_SECONDS", 0.05)
     graph = Graph("add", input_types=[TensorType(DType.float32, ["n"], DeviceRef.CPU())])

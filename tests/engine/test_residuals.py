@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from max._backends import cpu_backends
+from max._backends.cpu.backend import cpu_backends
 from max._compiler.pipeline import compile_module
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -136,7 +136,7 @@ PROGRAM = """
     from max.engine import InferenceSession
     from max.graph import DeviceRef, Graph, TensorType, Weight, ops
     from max._compiler.stats import stats
-    from max._runtime import jit
+    from max._backends.cpu.runtime import jit
 
     types = [TensorType(DType.float32, ("n", 8), DeviceRef.CPU())]
     with Graph("cached", input_types=types) as graph:

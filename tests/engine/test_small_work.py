@@ -11,8 +11,8 @@ import pytest
 
 from max import kernel as k
 from max._abi import PoolState
+from max._backends.cpu.runtime.pool import shared_pool
 from max._config import flags
-from max._runtime.pool import shared_pool
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import ExecutionInterrupted, InferenceSession, Model, interrupt_on

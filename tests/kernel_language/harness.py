@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from max import kernel as k
-from max._runtime.kernel_code import compile_kernels
-from max._runtime.pool import Pool
-from max._runtime.program import Executor, Launch, Program
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.kernel_code import compile_kernels
+from max._backends.cpu.runtime.pool import Pool
+from max._runtime.program import Launch, Program
 from max.kernel.ir.spec import verify
 
 _pools: dict[int, Pool] = {}

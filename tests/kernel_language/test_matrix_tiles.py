@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
+from max._backends.cpu.runtime.jit import Compiler, Machine
 from max._config import flags
-from max._runtime.jit import Compiler, Machine
 from max.kernel.ir.nodes import Effect
 from max.kernel.ir.spec import IRError, verify
 from tests.kernel_language.harness import both, compiled, interpreted

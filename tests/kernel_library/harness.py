@@ -11,11 +11,13 @@ import numpy as np
 
 from max import kernel as k
 from max import mlir
+from max._backends.cpu.runtime import kernel_code
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.pool import Pool
 from max._compiler.specialisations import Specialisations
 from max._kernel_library import library
-from max._runtime import kernel_code, platform
-from max._runtime.pool import Pool
-from max._runtime.program import Executor, Launch, Program
+from max._runtime import platform
+from max._runtime.program import Launch, Program
 from max.dtype import DType
 from max.graph import DeviceRef
 from tests.guarded import PATTERN, Margins

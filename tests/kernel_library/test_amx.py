@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
+from max._backends.cpu.runtime.jit import Compiler, Machine
 from max._config import flags
 from max._kernel_library import library
 from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD
 from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.products.quantised.packed import FORMATS
-from max._runtime.jit import Compiler, Machine
 from max.dtype import DType
 from max.dtype.blocks import decode
 from tests.kernel_library.harness import Runner, interpreted, run

@@ -16,12 +16,12 @@ import llvmlite.binding as llvm
 import pytest
 
 from max import kernel as k
-from max._backends import cpu_backends
+from max._backends.cpu.backend import cpu_backends
+from max._backends.cpu.runtime import jit
 from max._compiler.pipeline import compile_module
 from max._kernel_library import library
 from max._kernel_library.products.dense import panels
 from max._kernel_library.products.quantised.packed import FORMATS
-from max._runtime import jit
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
 from max.kernel.targets import host

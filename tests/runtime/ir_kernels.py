@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from max._runtime import jit
+from max._backends.cpu.runtime import jit
 
 # %args: slots; %ctx: worker 0, workers 8, counters 16, barrier 24, pool 32, error 40, scratch 48, size 56, launch 64
 _HEAD = """

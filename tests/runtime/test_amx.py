@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._backends.cpu.runtime import amx, amx_check
 from max._config import FlagError, flags
-from max._runtime import amx, amx_check, platform
+from max._runtime import platform
 from max.engine import InferenceSession
 
 targets = importlib.import_module("max.kernel.targets.cpu")  # k.target is a function

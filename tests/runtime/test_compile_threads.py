@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from max._runtime.compile_threads import LongestFirst
+from max._backends.cpu.runtime.compile_threads import LongestFirst
 
 
 def held(threads: LongestFirst[str]) -> threading.Event:

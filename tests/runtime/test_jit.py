@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from max import kernel
+from max._backends.cpu.runtime import jit, kernel_code, native_compiler
 from max._config import flags
 from max._host import usable_cpus
-from max._runtime import jit, kernel_code, native_compiler, platform
+from max._runtime import platform
 from max._runtime.cache import Cache
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -172,7 +173,7 @@ def test_a_sound_entry_that_is_no_object_is_compiled_anew(tmp_path, counts):
 
 def test_the_cache_serves_a_second_process(tmp_path):
     code = (
-        "from max._runtime import jit; from tests.runtime.test_jit import store, call;"
+        "from max._backends.cpu.runtime import jit; from tests.runtime.test_jit import store, call;"
         "f = jit.compile_llvm({'p': store('p', 77)}, jit.Machine.host());"
         "print(call(f['p']), jit.stats.compiled, jit.stats.cached)"
     )

@@ -6,9 +6,10 @@ import llvmlite.binding as llvm
 import pytest
 
 from max._abi import PoolState
+from max._backends.cpu.runtime import native
+from max._backends.cpu.runtime.jit import Compiler, Machine
 from max._config import flags
-from max._runtime import native, platform
-from max._runtime.jit import Compiler, Machine
+from max._runtime import platform
 
 
 def test_number_of_threads(monkeypatch):

@@ -15,17 +15,20 @@ import weakref
 import numpy as np
 import pytest
 
+from max._backends.cpu.runtime import jit
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.pool import Pool, shared_pool
 from max._config import flags
-from max._runtime import interrupts, jit, platform
-from max._runtime.pool import Pool, shared_pool
-from max._runtime.program import Executor, Launch, Program
+from max._runtime import interrupts, platform
+from max._runtime.program import Launch, Program
 from tests.runtime.ir_kernels import entry
 
 PRELUDE = """
     import os, sys, threading, time
     import numpy as np
-    from max._runtime.pool import Pool, shared_pool
-    from max._runtime.program import Executor, Launch, Program
+    from max._backends.cpu.runtime.pool import Pool, shared_pool
+    from max._backends.cpu.runtime.executor import Executor
+    from max._runtime.program import Launch, Program
     from tests.runtime.ir_kernels import entry
 
     def counting(pool, out, rounds=1):
@@ -242,7 +245,7 @@ ENDINGS = {
 import atexit
 run = counting(shared_pool(3), out)
 run.run(zero)
-import max._runtime.pool as p
+import max._backends.cpu.runtime.pool as p
 # handlers run in reverse order: this one comes after the pool's own
 atexit.unregister(p._close_all)
 atexit.register(lambda: run.run(zero))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max import kernel as k
+from max._dataclass import dataclass
 from max._kernel_library.packing import Packing
 from max._lazy import lazy_module
 from max._runtime.program import NativeArray, Program
@@ -20,10 +21,23 @@ if TYPE_CHECKING:
 else:
     kernel_library = lazy_module("max._kernel_library.library")
 
-__all__ = ["HOST", "Backend", "Backends", "ProgramExecutor"]
+__all__ = ["HOST", "Backend", "BackendOptions", "Backends", "ProgramExecutor"]
 
 HOST = 0
 """The index of the CPU among the backends of a session."""
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """The options of a session for its backends.
+
+    Args:
+        num_threads: The number of CPU workers; None for one a core.
+        batch_invariant: Whether kernels sum each row in an order independent of the number of rows.
+    """
+
+    num_threads: int | None = None
+    batch_invariant: bool = False
 
 
 class ProgramExecutor(Protocol):

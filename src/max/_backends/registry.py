@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 
-from max._backends.backend import Backend, Backends
-from max._backends.cpu import CPUBackend
-from max._dataclass import dataclass
-from max._runtime import amx
-from max._runtime.pool import shared_pool
-from max.driver import Device
+from max._backends.backend import Backend, BackendOptions, Backends
+from max.driver import CPU, Device
 
-__all__ = ["BackendOptions", "backends_for", "register_backend"]
-
-
-@dataclass(frozen=True)
-class BackendOptions:
-    """The options of a session for its backends.
-
-    Args:
-        num_threads: The number of CPU workers; None for one a core.
-        batch_invariant: Whether kernels sum each row in an order independent of the number of rows.
-    """
-
-    num_threads: int | None = None
-    batch_invariant: bool = False
+__all__ = ["backends_for", "register_backend"]
 
 
 BackendFactory = Callable[[Device, BackendOptions], Backend]
-_factories: dict[str, BackendFactory] = {}
+_factories: dict[str, BackendFactory | str] = {"cpu": "max._backends.cpu.backend:make_backend"}
+"""The factory of each kind of device, or its module and name: a module is imported at its first use."""
 
 
 def register_backend(api: str, factory: BackendFactory) -> None:
@@ -51,19 +36,21 @@ def backends_for(devices: Iterable[Device], options: BackendOptions) -> Backends
     Raises:
         ValueError: No backend is registered for a device.
     """
-    target = amx.native_target()
-    if options.batch_invariant:
-        target = target.batch_invariantly()
-    host = CPUBackend(shared_pool(options.num_threads), target)
-    others: dict[tuple[str, int], Backend] = {}
-    for device in devices:
-        if device.is_host:
-            continue
-        factory = _factories.get(device.api)
-        if factory is None:
-            names = ", ".join(["cpu", *_factories])
-            raise ValueError(
-                f"{device.label}:{device.id}: no backend for the API {device.api!r}; there are {names}"
-            )
-        others[device.label, device.id] = factory(device, options)
-    return Backends(host, others)
+    accelerators = [device for device in devices if not device.is_host]
+    others = {(device.label, device.id): _backend(device, options) for device in accelerators}
+    return Backends(_backend(CPU(), options), others)
+
+
+def _backend(device: Device, options: BackendOptions) -> Backend:
+    """The backend of one device."""
+    factory = _factories.get(device.api)
+    if factory is None:
+        names = ", ".join(_factories)
+        raise ValueError(
+            f"{device.label}:{device.id}: no backend for the API {device.api!r}; there are {names}"
+        )
+    if isinstance(factory, str):
+        module, _, name = factory.partition(":")
+        factory = _factories[device.api] = getattr(import_module(module), name)
+    made: BackendFactory = factory
+    return made(device, options)

@@ -1,9 +1,9 @@
 """Ends executions early: on signals that Python handles, and on events that other threads set.
 
 A thread inspects the pools every :data:`TICK` seconds. If it sees the same run twice, it makes the workers call
-`max_poll` (:mod:`max._runtime.native`). If the main thread started the run, Python then handles its signals. If the
-run was started in an `interrupt_on` block whose event is set, the run ends. Short runs are never disturbed, and the
-thread sleeps while nothing runs.
+`max_poll` (:mod:`max._backends.cpu.runtime.native`). If the main thread started the run, Python then handles its
+signals. If the run was started in an `interrupt_on` block whose event is set, the run ends. Short runs are never
+disturbed, and the thread sleeps while nothing runs.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from max._backends.cpu.runtime.executor import Executor
 from max._compiler.code import Compiled
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock
-from max._runtime.program import Executor
 from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
 from max.engine._program import Linked
 

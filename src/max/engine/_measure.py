@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from max._backends.cpu.runtime.pool import Pool
 from max._compiler.code import Compiled, LaunchCode, LimitCode, ProgramCode
 from max._compiler.sizes import product, size_function
 from max._dataclass import dataclass
 from max._runtime import platform
-from max._runtime.pool import Pool
 from max._runtime.program import NativeArray
 from max.engine._limits import Threshold
 from max.engine._program import LinkedProgram

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._backends import Backends
+from max._backends.cpu.runtime.executor import Executor
 from max._compiler.code import (
     ALIGNMENT,
     Check,
@@ -24,7 +25,7 @@ from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock
 from max._runtime import guard
-from max._runtime.program import Executor, Jump, Launch, NativeArray, Program
+from max._runtime.program import Jump, Launch, NativeArray, Program
 from max.engine._host_steps import HostSteps, slot_address
 from max.engine._small_work import small_work
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from max import kernel as k
-from max._backends import cpu_backends
+from max._backends import BackendOptions, backends_for
 from max._compiler import pipeline
 from max._compiler.code import ALIGNMENT, Compiled, TensorInfo
 from max._compiler.flatten import Flat
@@ -53,7 +53,7 @@ def explain_graph(graph: Graph | Path) -> dict[str, Any]:
     load_extensions(list(built.kernel_libraries_paths))
     module = with_buffers(built.to_mlir())
     with record() as compilations:
-        pipeline.compile_module(module, input_names(module), cpu_backends())
+        pipeline.compile_module(module, input_names(module), backends_for((), BackendOptions()))
     return as_data(compilations[0])
 
 

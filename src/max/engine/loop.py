@@ -19,15 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from max._abi import BaseLayout
-from max._runtime.program import (
-    NO_VALUE,
-    Executor,
-    Jump,
-    Launch,
-    NativeArray,
-    Program,
-    packed_words,
-)
+from max._backends.cpu.runtime.executor import Executor
+from max._runtime.program import NO_VALUE, Jump, Launch, NativeArray, Program, packed_words
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine._binding import ModelInput

@@ -287,7 +287,7 @@ def host_target(tiles: bool = False) -> CPUTarget:
 
     Args:
         tiles: Whether AMX may be among the features. The system must have granted its registers to the process
-            (`max._runtime.amx`), or the first instruction ends it.
+            (`max._backends.cpu.runtime.amx`), or the first instruction ends it.
 
     Raises:
         FlagError: ``MAX_CPU_FEATURES`` names no CPU feature.

@@ -12,7 +12,7 @@ import ctypes
 from typing import Any
 
 from max._abi import CompileJob
-from max._runtime.llvm_compiler import SPEED_LEVEL
+from max._backends.cpu.runtime.llvm_compiler import SPEED_LEVEL
 
 __all__ = ["EXPORT", "FUNCTIONS", "TEXT", "NativeCompile", "function_table"]
 

@@ -6,20 +6,21 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from max import kernel as k
-from max._backends.backend import Backend, Backends
+from max._backends.backend import Backend, BackendOptions, Backends
+from max._backends.cpu.runtime import amx, kernel_code
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.pool import Pool, shared_pool
 from max._kernel_library.packing import CPU_PACKING
 from max._lazy import lazy_module
-from max._runtime import amx, kernel_code
-from max._runtime.pool import Pool, shared_pool
-from max._runtime.program import Executor, Program
-from max.driver import CPU
+from max._runtime.program import Program
+from max.driver import CPU, Device
 
 if TYPE_CHECKING:
     from max._kernel_library import library as kernel_library
 else:
     kernel_library = lazy_module("max._kernel_library.library")
 
-__all__ = ["CPUBackend", "cpu_backends"]
+__all__ = ["CPUBackend", "cpu_backends", "make_backend"]
 
 
 class CPUBackend(Backend):
@@ -65,6 +66,19 @@ class CPUBackend(Backend):
 
     def executor(self, program: Program) -> Executor:
         return Executor(self.pool, program)
+
+
+def make_backend(device: Device, options: BackendOptions) -> CPUBackend:
+    """The backend of the CPU for a session; virtual CPU devices share one.
+
+    Args:
+        device: The CPU.
+        options: The options of the session.
+    """
+    target = amx.native_target()
+    if options.batch_invariant:
+        target = target.batch_invariantly()
+    return CPUBackend(shared_pool(options.num_threads), target)
 
 
 def cpu_backends(target: k.CPUTarget | None = None, num_threads: int | None = None) -> Backends:

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Iterable
 
 from max import kernel
+from max._backends.cpu.runtime.jit import AbsentError, Unit, absent_text, jit_for
+from max._backends.cpu.runtime.llvm_compiler import Machine
 from max._config import flags
 from max._runtime.cache import source_fingerprint
-from max._runtime.jit import AbsentError, Unit, absent_text, jit_for
-from max._runtime.llvm_compiler import Machine
 
 __all__ = ["cancel_started", "compile_kernels", "load_kernels", "start_kernel"]
 

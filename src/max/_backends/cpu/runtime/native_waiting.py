@@ -1,4 +1,4 @@
-"""Waiting and waking of workers, as LLVM IR: part of `max._runtime.native`.
+"""Waiting and waking of workers, as LLVM IR: part of `max._backends.cpu.runtime.native`.
 
 ``max_wait`` spins on a word of the pool, yields the core, and sleeps in the end; ``max_advance`` changes the word and
 wakes the sleepers. ``max_barrier`` uses both. ``max_nudge`` and ``max_poll`` interrupt a run.

@@ -1,4 +1,4 @@
-"""The walk of one worker over a program, as LLVM IR: part of `max._runtime.native`.
+"""The walk of one worker over a program, as LLVM IR: part of `max._backends.cpu.runtime.native`.
 
 ``max_walk(pool, worker, active)`` executes launches, branches and jumps until another opcode or an error ends the run.
 Before each instruction it polls if the alert word is set. For a launch it waits at the barrier if there is one,

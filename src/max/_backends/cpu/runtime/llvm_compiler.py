@@ -144,7 +144,7 @@ class Compiler:
         self._builder = llvm.create_pass_builder(self._target_machine, options)
         self._layout = str(self._target_machine.target_data)
         self.native: Callable[[bytes, bytes, bytes, int, int], bytes | None] | None = None
-        """Compiles optimised modules in one call, if given: a `max._runtime.native_compiler.NativeCompile`."""
+        """Compiles optimised modules in one call, if given: `native_compiler.NativeCompile`."""
 
     def compile(self, name: str, text: str, optimize: bool = True) -> bytes:
         """Verifies and optimises a module, and emits its object code.

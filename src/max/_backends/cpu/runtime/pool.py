@@ -27,9 +27,10 @@ from max._abi import (
     ErrorState,
     PoolState,
 )
+from max._backends.cpu.runtime import jit, native
 from max._host import usable_cpus
 from max._reentry import reentrant_lock
-from max._runtime import interrupts, jit, native, platform
+from max._runtime import interrupts, platform
 from max._runtime.cache import content_key
 
 logger = logging.getLogger("max.runtime")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from max import kernel as k
-from max._runtime import kernel_code
-from max._runtime.pool import Pool
-from max._runtime.program import Executor, Launch, Program
+from max._backends.cpu.runtime import kernel_code
+from max._backends.cpu.runtime.executor import Executor
+from max._backends.cpu.runtime.pool import Pool
+from max._runtime.program import Launch, Program
 
 __all__ = ["check_products", "products_are_right"]
 

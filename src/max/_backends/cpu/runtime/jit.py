@@ -1,8 +1,8 @@
 """Compiles LLVM IR text to machine code in this process, through the disk cache.
 
-`max._runtime.llvm_compiler` makes object code, which is cached by content in `max._runtime.cache`. Linked code stays
-for the life of the process, and equal kernels are linked once. Outlined functions (`kernel.outlined`) are objects of
-their own, which all kernels share: the names in a kernel's object say which it calls.
+`max._backends.cpu.runtime.llvm_compiler` makes object code, which is cached by content in `max._runtime.cache`. Linked
+code stays for the life of the process, and equal kernels are linked once. Outlined functions (`kernel.outlined`) are
+objects of their own, which all kernels share: the names in a kernel's object say which it calls.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
 from max._abi import FUNCTION_DIGITS, FUNCTION_PREFIX
-from max._config import flags
-from max._dataclass import dataclass
-from max._host import usable_cpus
-from max._lazy import lazy_module
-from max._runtime import platform
-from max._runtime.cache import Cache, content_key, default_cache
-from max._runtime.llvm_compiler import (
+from max._backends.cpu.runtime.llvm_compiler import (
     PASS_MODE,
     CompileError,
     Compiler,
@@ -34,19 +28,25 @@ from max._runtime.llvm_compiler import (
     create_target_machine,
     lock_free,
 )
+from max._config import flags
+from max._dataclass import dataclass
+from max._host import usable_cpus
+from max._lazy import lazy_module
+from max._runtime import platform
+from max._runtime.cache import Cache, content_key, default_cache
 
 if TYPE_CHECKING:
     import llvmlite
     import llvmlite.binding as llvm
 
-    from max._runtime import compile_threads, native_compiler
+    from max._backends.cpu.runtime import compile_threads, native_compiler
 else:
     # loads LLVM: not before the first kernel
     llvmlite = lazy_module("llvmlite")
     llvm = lazy_module("llvmlite.binding")
     # a start from the disk cache compiles nothing
-    compile_threads = lazy_module("max._runtime.compile_threads")
-    native_compiler = lazy_module("max._runtime.native_compiler")
+    compile_threads = lazy_module("max._backends.cpu.runtime.compile_threads")
+    native_compiler = lazy_module("max._backends.cpu.runtime.native_compiler")
 
 logger = logging.getLogger("max.runtime")
 

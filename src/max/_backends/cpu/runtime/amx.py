@@ -1,7 +1,7 @@
 """Decides whether kernels may use AMX: the processor has it, the system grants it, and its products are correct.
 
 The system saves the tile registers of a process only after a request (:func:`max._runtime.platform.request_amx`).
-:mod:`max._runtime.amx_check` verifies products before the first use.
+:mod:`max._backends.cpu.runtime.amx_check` verifies products before the first use.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from max._lazy import lazy_module
 from max._runtime import platform
 
 if TYPE_CHECKING:
-    from max._runtime import amx_check
+    from max._backends.cpu.runtime import amx_check
 else:
-    amx_check = lazy_module("max._runtime.amx_check")
+    amx_check = lazy_module("max._backends.cpu.runtime.amx_check")
 
 logger = logging.getLogger("max.runtime")
 

@@ -1,0 +1,1 @@
+"""The CPU: its backend, its runtime, its passes and the kernels of its regions."""
