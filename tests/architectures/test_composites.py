@@ -24,7 +24,8 @@ from max.pipelines.checkpoints.composite_config import COMPOSITES, text_config, 
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.generation.engine import Engine, limits_of
+from max.pipelines.generation.batch_pipeline import limits_of
+from max.pipelines.generation.engine import Engine
 from max.pipelines.gguf.export import export_gguf
 from max.pipelines.models.decoder_model import DecoderModel
 from tests.architectures.families import CASES, architecture_named, tolerance, varied

@@ -13,7 +13,8 @@ import torch
 from max.interfaces import SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import TextContext
-from max.pipelines.generation.engine import Engine, limits_of
+from max.pipelines.generation.batch_pipeline import limits_of
+from max.pipelines.generation.engine import Engine
 from tests.architectures.families import CASES, tolerance, transformers_model
 from tests.architectures.llama_harness import (
     centred,

@@ -10,6 +10,7 @@ import numpy as np
 
 from max.interfaces import LogProbabilities, SamplingParams
 from max.pipelines.core import TextContext
+from max.pipelines.generation.batch_pipeline import BatchPipeline
 from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.page_manager import PageManager
 
@@ -36,7 +37,7 @@ def context(prompt: Sequence[int], new: int, seed: int = 0, **values) -> TextCon
     )
 
 
-class CountingPipeline:
+class CountingPipeline(BatchPipeline):
     """Runs batches as a text pipeline does, with the number of steps that the scheduler sets.
 
     Args:
@@ -46,16 +47,23 @@ class CountingPipeline:
     """
 
     repeats_steps = True
+    pipeline_config = None
 
     def __init__(self, pages: int = 64, prefix: bool = False, seconds: float = 0) -> None:
         self.cache = ContextPages(PageManager(pages, PAGE_SIZE, prefix))
-        self.kv_managers = [self.cache]
         self.memory = np.full((pages, PAGE_SIZE), -1)
         self.steps = 0
         self.sizes: list[int] = []
         self.before: Callable[[list[TextContext]], None] = lambda batch: time.sleep(seconds)
         self.after: Callable[[list[TextContext]], None] = lambda batch: None
         self.interrupts = 0
+
+    @property
+    def kv_managers(self):
+        return [self.cache]
+
+    def release(self, request_id) -> None:
+        self.cache.release(request_id)
 
     def interrupt(self) -> None:
         self.interrupts += 1

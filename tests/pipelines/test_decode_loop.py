@@ -28,8 +28,8 @@ from max.interfaces import (
 from max.mlir import entry
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import NotFiniteError
+from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.decode_loop import next_step_graph
-from max.pipelines.generation.engine import limits_of
 from max.pipelines.generation.generation import Generation
 from max.pipelines.sampling.inputs import step_seed
 
@@ -101,13 +101,13 @@ def test_it_equals_single_steps(single, several, params) -> None:
 
 def test_it_runs_fewer_executions(several, monkeypatch) -> None:
     calls: list[int] = []
-    real = type(several)._execute_in_loop
+    real = type(several)._run_loop
 
     def count(self, loop, batch, num_steps):
         calls.append(num_steps)
         return real(self, loop, batch, num_steps)
 
-    monkeypatch.setattr(type(several), "_execute_in_loop", count)
+    monkeypatch.setattr(type(several), "_run_loop", count)
     ((tokens, _),) = generated(several, ["x = "], 42, ignore_eos=True)
     assert len(tokens) == 42
     # one token with the prompt, then calls of five steps, and one step

@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core import InputError, TextContext
-from max.pipelines.generation.engine import Engine, Failure, limits_of
-from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.generation.batch_pipeline import StepResult, batch_pipeline, limits_of
+from max.pipelines.generation.engine import Engine, Failure
+from max.pipelines.generation.generation import Generation
+from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 from tests.pipelines.counting_pipeline import PAGE_SIZE, CountingPipeline, context, expected
 
 FULL, CANCELLED = GenerationStatus.MAXIMUM_LENGTH, GenerationStatus.CANCELLED
@@ -180,15 +182,20 @@ def test_an_engine_does_not_keep_its_pipeline_alive():
         engine.step()
 
 
-def configured(repeats_steps: bool = True, **values) -> SchedulerLimits:
-    """Returns the limits of a pipeline with a configuration."""
-    pipeline = CountingPipeline()
+def configuration(**values) -> SimpleNamespace:
+    """The fields of a configuration that limit batches."""
     config = dict(
         max_batch_size=6, max_queue_size_tg=None, max_ce_batch_size=192, prefill_chunk_size=64,
         enable_chunked_prefill=True, enable_in_flight_batching=False, max_num_steps=8,
         finds_num_steps=False, max_batch_context_length=None,
     )  # fmt: skip
-    pipeline.pipeline_config = SimpleNamespace(**{**config, **values})
+    return SimpleNamespace(**{**config, **values})
+
+
+def configured(repeats_steps: bool = True, **values) -> SchedulerLimits:
+    """Returns the limits of a pipeline with a configuration."""
+    pipeline = CountingPipeline()
+    pipeline.pipeline_config = configuration(**values)
     pipeline.repeats_steps = repeats_steps
     return limits_of(pipeline)
 
@@ -324,3 +331,66 @@ class Serving(RuleBasedStateMachine):
 
 TestServing = Serving.TestCase
 TestServing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+class EagerPipeline(CountingPipeline):
+    """Computes all tokens of an execution in one step."""
+
+    def execute(self, inputs):
+        return StepResult(super().execute(inputs), 1)
+
+
+def test_the_duration_of_a_step_does_not_depend_on_its_tokens(monkeypatch):
+    """A step that gives four tokens takes as long as it takes, not a quarter."""
+    recorded = []
+    monkeypatch.setattr(
+        TextScheduler, "record_step", lambda self, seconds, steps: recorded.append(steps)
+    )
+    engine = engine_of(pipeline := EagerPipeline(), max_num_steps=4)
+    one = context([1, 2], 9)
+    engine.submit(one)
+    tokens = [token for outcome in outcomes_of(engine)[one.request_id] for token in outcome.tokens]
+    assert tokens == expected([1, 2], 9)
+    assert recorded == [1, 1] and sum(engine.decode_steps.times.counts) == 2
+    assert pipeline.steps == 3
+
+
+class WrittenForMax:
+    """A pipeline that derives from no class of ours."""
+
+    def __init__(self, pipeline: CountingPipeline) -> None:
+        self.inner, self.pipeline_config = pipeline, configuration()
+
+    @property
+    def kv_managers(self):
+        return self.inner.kv_managers
+
+    def execute(self, inputs):
+        return self.inner.execute(inputs)
+
+    def release(self, request_id):
+        self.inner.release(request_id)
+
+
+def test_pipelines_that_were_written_for_max():
+    pipeline = WrittenForMax(CountingPipeline())
+    generation = Generation.of(pipeline)
+    assert Generation.of(pipeline) is generation
+    one, other = context([1, 2], 5), context([4], 3)
+    assert [output.tokens for output in generation.run([one, other])] == [
+        expected([1, 2], 5), expected([4], 3),
+    ]  # fmt: skip
+    wrapped = batch_pipeline(pipeline)
+    assert batch_pipeline(wrapped) is wrapped and wrapped.new_prefixes() is None
+    wrapped.load_prefixes()
+    wrapped.save_prefixes()
+    wrapped.forget_prefixes()
+    watch = weakref.ref(pipeline)
+    del pipeline
+    gc.collect()
+    assert watch() is None
+    with pytest.raises(RuntimeError, match="the pipeline of this engine was deleted"):
+        wrapped.execute(None)
+    for lacking in (object(), SimpleNamespace(execute=None, kv_managers=[])):
+        with pytest.raises(TypeError, match="does not generate text: it lacks"):
+            batch_pipeline(lacking)

@@ -10,8 +10,8 @@ import pytest
 
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core import InputError
+from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.coroutines import run_async
-from max.pipelines.generation.engine import limits_of
 from max.pipelines.generation.generation import Generation
 from max.pipelines.generation.request_text import RequestText
 from max.pipelines.scheduler import SchedulerLimits

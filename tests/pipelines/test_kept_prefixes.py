@@ -24,8 +24,8 @@ from max.interfaces import PipelineTask, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import ConfigError
 from max.pipelines.generation import prefix_keeper, prefix_store, service
+from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.engine import limits_of
 from max.pipelines.generation.prefix_keeper import PrefixKeeper
 from max.pipelines.generation.prefix_store import PrefixWrite
 from max.pipelines.generation.protocol import (

@@ -12,8 +12,9 @@ import pytest
 
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.engine import Engine, limits_of
+from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.protocol import GenerationRequest, Shutdown, TokensGenerated
 from max.pipelines.generation.service import serve
 from max.pipelines.generation.step_reader import NO_TOKEN, StepReader
@@ -263,20 +264,20 @@ def sampled(tiny, interrupted_at: int | None) -> tuple[list[int], list[int]]:
     tokens += engine.step()[0].tokens
     early: list[int] = []
     if interrupted_at is not None:
-        finish = tiny.update_context_and_prepare_responses
+        finish = tiny._append
 
         def interrupt(*values):
             if len(tokens) >= interrupted_at:
                 raise KeyboardInterrupt
             return finish(*values)
 
-        tiny.update_context_and_prepare_responses = interrupt
+        tiny._append = interrupt
         with pytest.raises(KeyboardInterrupt):
             while True:
                 for outcome in engine.step():
                     tokens += outcome.tokens
         early = list(tokens)
-        tiny.update_context_and_prepare_responses = finish
+        tiny._append = finish
     while not engine.idle:
         for outcome in engine.step():
             tokens += outcome.tokens

@@ -25,8 +25,9 @@ from max.interfaces import (
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core import InputError
 from max.pipelines.core.exceptions import GrammarsWaitError
+from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.coroutines import run_async
-from max.pipelines.generation.engine import Engine, Failure, limits_of
+from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.generation import Generation
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.compile_threads import MOST_OVERDUE

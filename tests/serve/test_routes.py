@@ -12,8 +12,8 @@ import httpx
 
 from max.interfaces import PipelineTask
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.engine import limits_of
 from max.pipelines.generation.protocol import Shutdown
 from max.pipelines.generation.service import serve
 

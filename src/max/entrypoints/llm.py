@@ -13,7 +13,6 @@ from max.interfaces import (
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.coroutines import run_async
-from max.pipelines.generation.engine import ConfiguredPipeline
 from max.pipelines.generation.generation import Generation
 from max.pipelines.generation.request_text import RequestText
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
@@ -50,8 +49,6 @@ class LLM:
         if not isinstance(tokenizer, TextTokenizer):
             raise TypeError(f"LLM: {type(tokenizer).__name__} is no TextTokenizer")
         self._tokenizer = tokenizer
-        if not isinstance(pipeline, ConfiguredPipeline):
-            raise TypeError(f"LLM: {type(pipeline).__name__} does not generate text")
         # a generation holds no reference to its pipeline
         self._pipeline = pipeline
         self._generation = Generation.of(pipeline)

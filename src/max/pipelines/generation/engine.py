@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 from max._dataclass import dataclass
 from max.interfaces import (
@@ -24,141 +24,10 @@ from max.interfaces import (
     TextGenerationInputs,
     TextGenerationOutput,
 )
-from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.generation.prefix_store import PrefixWrite
+from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.step_reader import StepReader
-from max.pipelines.scheduler import PageSource, SchedulerLimits, TextScheduler
-
-MAX_SECONDS = 0.04
-"""The time limit in seconds of an execution of several steps, if the configuration leaves their number open. It keeps
-streamed tokens arriving one by one."""
-
-MIXED_STEP_RATIO = 1.8
-"""The time limit of a step that decodes and reads prompts, as a multiple of a decoding step. Running requests then wait
-at most twice as long for a token; the difference to 2 leaves a margin for errors of the estimate."""
-
-
-class BatchPipeline(Protocol):
-    """The interface of a pipeline that an engine requires; ``TextGenerationPipeline`` implements it."""
-
-    @property
-    def kv_managers(self) -> Sequence[PageSource]:
-        """The KV cache, in a list."""
-        ...
-
-    def execute(self, inputs: TextGenerationInputs[Any]) -> dict[RequestID, TextGenerationOutput]:
-        """Runs a batch, and updates its contexts.
-
-        Args:
-            inputs: The batch, with reserved pages.
-
-        Returns:
-            The new tokens of each request.
-        """
-        ...
-
-    def interrupt(self) -> None:
-        """Ends an execution of several steps after the current step; thread-safe."""
-        ...
-
-
-@runtime_checkable
-class ConfiguredPipeline(BatchPipeline, Protocol):
-    """A pipeline whose configuration defines the limits of batches."""
-
-    @property
-    def pipeline_config(self) -> PipelineConfig:
-        """The configuration."""
-        ...
-
-    @property
-    def repeats_steps(self) -> bool:
-        """Whether several steps in one call save time."""
-        ...
-
-
-@runtime_checkable
-class PreparingPipeline(BatchPipeline, Protocol):
-    """A pipeline that can prepare a request before its first batch."""
-
-    def prepare(self, context: Any) -> None:
-        """Prepares a request, for example compiles its grammar; thread-safe, even while a batch runs.
-
-        Args:
-            context: The request, which was in no batch yet.
-
-        Raises:
-            ValueError: The request is invalid.
-        """
-        ...
-
-
-@runtime_checkable
-class WarmingPipeline(BatchPipeline, Protocol):
-    """A pipeline that can build state shared by requests before the first request arrives."""
-
-    def warm_up(self) -> None:
-        """Builds the shared state; thread-safe, even while a batch runs."""
-        ...
-
-
-@runtime_checkable
-class ReadablePipeline(BatchPipeline, Protocol):
-    """A pipeline whose tokens can be read during an execution of several steps."""
-
-    def read_steps(self, reader: StepReader | None) -> None:
-        """Sets the reader of the tokens.
-
-        Args:
-            reader: Delivers the tokens; None: no reader.
-        """
-        ...
-
-
-@runtime_checkable
-class KeepingPipeline(BatchPipeline, Protocol):
-    """A pipeline that can store its cached prefixes for a later engine."""
-
-    def load_prefixes(self) -> None:
-        """Fills the cache with the prefixes that an earlier engine stored; called before the first batch."""
-        ...
-
-    def save_prefixes(self) -> None:
-        """Stores the cached prefixes; called after the last batch."""
-        ...
-
-    def new_prefixes(self) -> PrefixWrite | None:
-        """The cached prefixes that are not stored yet, to be written by another thread; called between two batches."""
-        ...
-
-    def forget_prefixes(self) -> None:
-        """Empties the cache and deletes the stored prefixes; called between two batches, while no write runs."""
-        ...
-
-
-def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
-    """The limits of batches from the configuration of a pipeline.
-
-    Args:
-        pipeline: The pipeline.
-    """
-    config = pipeline.pipeline_config
-    batch = config.max_batch_size or 1
-    steps = max(config.max_num_steps, 1)
-    if config.finds_num_steps and not pipeline.repeats_steps:
-        steps = 1  # several steps in one call would save no time
-    return SchedulerLimits(
-        max_batch_size=min(batch, config.max_queue_size_tg or batch),
-        max_ce_batch_size=min(batch, config.max_ce_batch_size),
-        prefill_chunk_size=config.prefill_chunk_size,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        enable_in_flight_batching=config.enable_in_flight_batching,
-        max_num_steps=steps,
-        max_seconds=MAX_SECONDS if config.finds_num_steps else None,
-        max_batch_context_length=config.max_batch_context_length,
-        mixed_step_ratio=MIXED_STEP_RATIO,
-    )
+from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 
 
 @dataclass(frozen=True)
@@ -227,7 +96,7 @@ class Engine:
 
     def __init__(
         self,
-        pipeline: BatchPipeline,
+        pipeline: BatchPipeline[Any],
         limits: SchedulerLimits,
         reader: StepReader | None = None,
     ) -> None:
@@ -243,9 +112,8 @@ class Engine:
         # requests that were in no batch yet; requests whose first batch began since take_started()
         self._new: set[RequestID] = set()
         self._started: list[tuple[RequestID, float, int]] = []
-        self._reader = reader if isinstance(pipeline, ReadablePipeline) else None
-        if isinstance(pipeline, ReadablePipeline):
-            pipeline.read_steps(reader)
+        self._reader = reader
+        pipeline.read_steps(reader)
 
     @property
     def idle(self) -> bool:
@@ -344,7 +212,7 @@ class Engine:
                 self._started += started
         start = time.perf_counter()
         try:
-            outputs = pipeline.execute(inputs)
+            result = StepResult.of(pipeline.execute(inputs))
         except Exception as error:
             self._end_reading(0)
             for context in batch:
@@ -361,7 +229,7 @@ class Engine:
                     self.scheduler.requeue(context)
             raise
         seconds = time.perf_counter() - start
-        steps = max([len(output.tokens) for output in outputs.values()], default=0)
+        outputs, steps = dict(result), result.steps
         delivered = self._end_reading(steps)
         for context, count in zip(batch[: len(delivered)], delivered, strict=True):
             output = outputs[context.request_id]

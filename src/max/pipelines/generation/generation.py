@@ -11,7 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from max.interfaces import (
     GenerationStatus,
@@ -21,14 +21,13 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.core.exceptions import UserError
-from max.pipelines.generation.engine import (
+from max.pipelines.generation.batch_pipeline import (
     BatchPipeline,
-    ConfiguredPipeline,
-    Engine,
-    Failure,
-    Outcome,
+    ForeignPipeline,
+    batch_pipeline,
     limits_of,
 )
+from max.pipelines.generation.engine import Engine, Failure, Outcome
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 
 ContextT = TypeVar("ContextT", bound=TextGenerationContext, contravariant=True)
@@ -140,10 +139,12 @@ class Generation(TextGenerator[TextGenerationContext]):
         limits: The limits of batches.
     """
 
-    _of: weakref.WeakKeyDictionary[ConfiguredPipeline, Generation] = weakref.WeakKeyDictionary()
+    _of: weakref.WeakKeyDictionary[object, Generation] = weakref.WeakKeyDictionary()
     _of_lock = threading.Lock()
 
-    def __init__(self, pipeline: BatchPipeline, limits: SchedulerLimits) -> None:
+    def __init__(self, pipeline: BatchPipeline[Any], limits: SchedulerLimits) -> None:
+        # a wrapper belongs to this object, and does not keep its pipeline alive either
+        self._wrapper = pipeline if isinstance(pipeline, ForeignPipeline) else None
         self.engine = Engine(pipeline, limits)
         self._driving = threading.Lock()
         self._guard = threading.Lock()  # guards the next two attributes, not the steps
@@ -152,15 +153,19 @@ class Generation(TextGenerator[TextGenerationContext]):
         """The call that waits for each open request."""
 
     @classmethod
-    def of(cls, pipeline: ConfiguredPipeline) -> Generation:
+    def of(cls, pipeline: object) -> Generation:
         """The generation of a pipeline, created on the first call, with the limits of its configuration.
 
         Args:
-            pipeline: The pipeline.
+            pipeline: The pipeline, a `BatchPipeline` or one that was written for MAX.
+
+        Raises:
+            TypeError: It does not generate text.
         """
         with cls._of_lock:
             if pipeline not in cls._of:
-                cls._of[pipeline] = cls(pipeline, limits_of(pipeline))
+                runnable = batch_pipeline(pipeline)
+                cls._of[pipeline] = cls(runnable, limits_of(runnable))
             return cls._of[pipeline]
 
     @property

@@ -66,14 +66,6 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
         """
         ...
 
-    @property
-    def repeats_steps(self) -> bool:
-        """Whether several steps in one call save time; False by default."""
-        return False
-
-    def interrupt(self) -> None:
-        """Ends an execution of several steps after the current step; does nothing by default."""
-
     def generate(self, prompts: RequestType | list[RequestType]) -> list[TextGenerationOutput]:
         """Generates until all requests have ended.
 

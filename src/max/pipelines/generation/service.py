@@ -9,23 +9,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core.context import TextContext
+from max.pipelines.generation.batch_pipeline import BatchPipeline, batch_pipeline, limits_of
 from max.pipelines.generation.channel import Channel
-from max.pipelines.generation.engine import (
-    BatchPipeline,
-    ConfiguredPipeline,
-    Engine,
-    Failure,
-    KeepingPipeline,
-    Outcome,
-    PreparingPipeline,
-    WarmingPipeline,
-    limits_of,
-)
+from max.pipelines.generation.engine import Engine, Failure, Outcome
 from max.pipelines.generation.prefix_keeper import KEEP_DELAY_S, KEEP_INTERVAL_S, PrefixKeeper
 from max.pipelines.generation.protocol import (
     CancelRequest,
@@ -75,17 +66,15 @@ def serve_pipeline(
     An error during loading is sent as :class:`EngineStopped`.
 
     Args:
-        load: Loads the pipeline, a ``ConfiguredPipeline``; for example the result of
-            ``PIPELINE_REGISTRY.retrieve_factory``.
+        load: Loads a pipeline of text; for example the result of ``PIPELINE_REGISTRY.retrieve_factory``.
         channel: The engine's end of the channel.
         stats_interval: The number of seconds between two ``EngineStats`` while the engine works; one more is sent when
             it becomes idle. None: none are sent.
         steps: Is told when steps begin and end; None: nobody is.
     """
     try:
-        pipeline = load()
-        if not isinstance(pipeline, ConfiguredPipeline):
-            raise TypeError(f"serve_pipeline: {type(pipeline).__name__} does not generate text")
+        loaded = load()  # kept until the end, as a wrapper does not keep it alive
+        pipeline = batch_pipeline(loaded)
         limits = limits_of(pipeline)
     except Exception as error:
         channel.send(EngineStopped(ErrorInfo.of(error)))
@@ -94,7 +83,7 @@ def serve_pipeline(
 
 
 def serve(
-    pipeline: BatchPipeline,
+    pipeline: BatchPipeline[Any],
     limits: SchedulerLimits,
     channel: Channel[Command, Event],
     stats_interval: float | None = None,
@@ -131,7 +120,7 @@ class _Service:
 
     def __init__(
         self,
-        pipeline: BatchPipeline,
+        pipeline: BatchPipeline[Any],
         limits: SchedulerLimits,
         channel: Channel[Command, Event],
         stats_interval: float | None,
@@ -161,20 +150,15 @@ class _Service:
         threading.Thread(target=self._read, name="engine commands", daemon=True).start()
         error: BaseException | None = None
         try:
-            if isinstance(self._pipeline, KeepingPipeline):
-                self._pipeline.load_prefixes()
+            self._pipeline.load_prefixes()
             (cache,) = self._pipeline.kv_managers
             self._channel.send(
                 EngineReady(self._limits.max_batch_size, cache.page_size, cache.total_num_pages)
             )
-            if isinstance(self._pipeline, WarmingPipeline):
-                self._warming = threading.Thread(
-                    target=self._warm_up,
-                    args=(self._pipeline.warm_up,),
-                    name="engine warm-up",
-                    daemon=True,
-                )
-                self._warming.start()
+            self._warming = threading.Thread(
+                target=self._warm_up, name="engine warm-up", daemon=True
+            )
+            self._warming.start()
             while not self._stopped():
                 idle = self._engine.idle
                 if self._steps is not None and not idle:
@@ -243,7 +227,7 @@ class _Service:
         error = compiled.exception()
         self._put(compiled.result() if error is None else _Arrival(request, None, error))
 
-    def _warm_up(self, warm_up: Callable[[], None]) -> None:
+    def _warm_up(self) -> None:
         """Warms up the pipeline while the engine is idle, as warming up may hold the interpreter lock for long."""
         while not self._ends.wait(WARM_UP_DELAY_S):
             if self._engine.idle:
@@ -251,7 +235,7 @@ class _Service:
         else:
             return
         try:
-            warm_up()
+            self._pipeline.warm_up()
         except Exception as error:  # requests that need the state fail with the same error
             logger.debug("warm-up: %s", error)
 
@@ -259,8 +243,7 @@ class _Service:
         """The context of a request, prepared; or the error that it raised."""
         try:
             context = request.to_context()
-            if isinstance(self._pipeline, PreparingPipeline):
-                self._pipeline.prepare(context)
+            self._pipeline.prepare(context)
         except Exception as error:
             return _Arrival(request, None, error)
         return _Arrival(request, context)
@@ -295,22 +278,21 @@ class _Service:
             self._steps.step_ends()
         try:
             # retry if the previous write is still running, as an idle engine has no later occasion
-            while self._has_new_prefixes and isinstance(self._pipeline, KeepingPipeline):
+            while self._has_new_prefixes:
                 try:
                     return self._commands.get(timeout=KEEP_DELAY_S)
                 except queue.Empty:
-                    self._keep_new_prefixes(self._pipeline)
+                    self._keep_new_prefixes()
             return self._commands.get()
         finally:
             self._keeper.pause()
 
     def _keep_under_load(self) -> None:
         """Starts to store new prefixes if the engine has not been idle for long."""
-        if not isinstance(self._pipeline, KeepingPipeline) or time.monotonic() < self._next_keep:
-            return
-        self._keep_new_prefixes(self._pipeline)
+        if time.monotonic() >= self._next_keep:
+            self._keep_new_prefixes()
 
-    def _keep_new_prefixes(self, pipeline: KeepingPipeline) -> None:
+    def _keep_new_prefixes(self) -> None:
         """Starts a write of the prefixes that no file has."""
         if self._keeper.writes:
             return  # retried at the next interval
@@ -318,17 +300,13 @@ class _Service:
             not self._engine.idle
         )  # running requests add pages after this write
         self._next_keep = time.monotonic() + KEEP_INTERVAL_S
-        if (write := pipeline.new_prefixes()) is not None:
+        if (write := self._pipeline.new_prefixes()) is not None:
             self._keeper.start(write)
 
     def _forget_prefixes(self) -> None:
         """Empties the prefix cache, and removes its files."""
-        if isinstance(self._pipeline, KeepingPipeline):
-            self._keeper.stop()
-            self._pipeline.forget_prefixes()
-        else:
-            (cache,) = self._pipeline.kv_managers
-            cache.forget_prefixes()
+        self._keeper.stop()
+        self._pipeline.forget_prefixes()
 
     def _due_stats(self) -> list[EngineStats]:
         """The report of the load, if it is due."""
@@ -404,7 +382,7 @@ class _Service:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
         self._keeper.stop()
-        if error is None and isinstance(self._pipeline, KeepingPipeline):
+        if error is None:
             self._pipeline.save_prefixes()
         try:
             if error is not None:

@@ -19,7 +19,6 @@ from max.engine.described import while_compiling
 from max.graph.weights import WeightsFormat
 from max.interfaces import (
     LogProbabilities,
-    Pipeline,
     PipelineTokenizer,
     RequestID,
     TextGenerationContextType,
@@ -30,10 +29,11 @@ from max.interfaces import (
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import UserError
+from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.decode_loop import DecodeLoop, next_step_model
 from max.pipelines.generation.last_step import LastStep
 from max.pipelines.generation.mixin import GenerateMixin
-from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
+from max.pipelines.generation.prefix_store import PrefixStore
 from max.pipelines.generation.reasoning_ends import reasoning_limit, with_ended_reasoning
 from max.pipelines.generation.step_checks import fail_without_logits
 from max.pipelines.generation.step_log_probabilities import last_logits, log_probabilities_of_step
@@ -70,7 +70,7 @@ class BatchInfo:
 
 
 class TextGenerationPipeline(
-    Pipeline[TextGenerationInputs[TextGenerationContextType], TextGenerationOutput],
+    BatchPipeline[TextGenerationContextType],
     GenerateMixin[TextGenerationContextType, TextGenerationRequest],
     Generic[TextGenerationContextType],
 ):
@@ -109,9 +109,8 @@ class TextGenerationPipeline(
         self._pipeline_config = pipeline_config
         self._tokenizer = tokenizer
         self._devices = model_config.devices
-        self._session = InferenceSession(
-            devices=self._devices, batch_invariant=pipeline_config.batch_invariant
-        )
+        invariant = pipeline_config.batch_invariant
+        self._session = InferenceSession(devices=self._devices, batch_invariant=invariant)
         pipeline_config.configure_session(self._session)
         self._last_step: LastStep | None = None
         # computed before the weights are loaded, as it subtracts their size from the free memory
@@ -170,6 +169,11 @@ class TextGenerationPipeline(
     def kv_manager(self) -> Any:
         """The manager of the KV cache: ``claim(context)``, ``alloc(context)``, ``release(context)``."""
         return self._kv_manager
+
+    @property
+    def prefix_store(self) -> PrefixStore | None:
+        """The files of cached prefixes; None if the configuration has no folder for them."""
+        return self._prefixes
 
     @property
     def session(self) -> InferenceSession:
@@ -328,9 +332,7 @@ class TextGenerationPipeline(
         """
         self._step_reader = reader
 
-    def execute(
-        self, inputs: TextGenerationInputs[TextGenerationContextType]
-    ) -> dict[RequestID, TextGenerationOutput]:
+    def execute(self, inputs: TextGenerationInputs[TextGenerationContextType]) -> StepResult:
         """Runs a batch for one or several steps, and updates its contexts.
 
         Args:
@@ -344,7 +346,7 @@ class TextGenerationPipeline(
             ValueError: A sequence has no room for a token, or an invalid schema.
         """
         if not inputs:
-            return {}
+            return StepResult({}, 0)
         batch, num_steps = self._reserve(inputs.batches, inputs.num_steps)
         loop = self._loop
         if (
@@ -354,7 +356,7 @@ class TextGenerationPipeline(
             and not inputs.enable_log_probs
             and all(context.active_length == 1 for context in batch)
         ):
-            return self._execute_in_loop(loop, batch, num_steps)
+            return self._run_loop(loop, batch, num_steps)
         masks = self._constraints.start_masks(batch)  # computed while the model runs
         model_inputs = self._inputs(batch, num_steps)
         steps: list[npt.NDArray[np.int64]] = []
@@ -383,30 +385,40 @@ class TextGenerationPipeline(
                 model_inputs = self._pipeline_model.prepare_next_token_inputs(tokens, model_inputs)
             elif step == 0 and steps[-1] is chosen and self._pipeline_model.continues_steps:
                 self._last_step = LastStep.of(batch, model_inputs, tokens)
-        generated = np.array(steps, np.int32).T
-        responses = self.update_context_and_prepare_responses(
-            generated, logs, batch, len(steps), enable_log_probs
-        )
-        self._kv_manager.step(batch)
-        return responses
+        return self._result(batch, np.array(steps).T.tolist(), len(steps), logs)
 
-    def _execute_in_loop(
+    def _run_loop(
         self,
         loop: DecodeLoop,
         batch: list[TextGenerationContextType],
         num_steps: int,
-    ) -> dict[RequestID, TextGenerationOutput]:
+    ) -> StepResult:
         """Runs a decoding batch for several steps, or until one of its sequences ends."""
         model_inputs = self._inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
         model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps, self._step_reader)
         self._last_step = LastStep.of(batch, model_inputs, tokens, len(chosen))
-        responses = self.update_context_and_prepare_responses(
-            chosen.astype(np.int32).T, [], batch, len(chosen), False
-        )
+        return self._result(batch, chosen.T.tolist(), len(chosen))
+
+    def _result(
+        self,
+        batch: list[TextGenerationContextType],
+        tokens: Sequence[Sequence[int]],
+        steps: int,
+        logs: Sequence[Sequence[LogProbabilities | None]] = (),
+    ) -> StepResult:
+        """Adds the tokens of an execution to the contexts, and records what is in the cache now.
+
+        Args:
+            batch: The requests.
+            tokens: The new tokens of each request, any number.
+            steps: How often the model ran.
+            logs: For each step, the log-probabilities of each request; empty: none.
+        """
+        outputs = self._append(batch, tokens, logs)
         self._kv_manager.step(batch)
-        return responses
+        return StepResult(outputs, steps)
 
     def _next_tokens(
         self,
@@ -441,41 +453,30 @@ class TextGenerationPipeline(
         Returns:
             The new tokens of each request.
         """
-        responses: dict[RequestID, TextGenerationOutput] = {}
-        for row, context in enumerate(flat_batch):
-            for step in range(num_steps):
+        tokens = generated_tokens_host[:, :num_steps].tolist()
+        return self._append(flat_batch, tokens, batch_log_probabilities if enable_log_probs else ())
+
+    def _append(
+        self,
+        batch: Sequence[TextGenerationContextType],
+        tokens: Sequence[Sequence[int]],
+        logs: Sequence[Sequence[LogProbabilities | None]],
+    ) -> dict[RequestID, TextGenerationOutput]:
+        """Adds any number of tokens to each request, up to the end of its sequence, and collects the outputs."""
+        outputs: dict[RequestID, TextGenerationOutput] = {}
+        for row, (context, row_tokens) in enumerate(zip(batch, tokens, strict=True)):
+            for step, token in enumerate(row_tokens):
                 if context.is_done:
                     break
-                logs = batch_log_probabilities[step][row] if enable_log_probs else None
-                token, chunk = int(generated_tokens_host[row, step]), context.end_idx
                 if token < 0:
                     fail_without_logits(context)
                     break
-                context.update(token, logs)
+                chunk = context.end_idx
+                context.update(token, logs[step][row] if logs else None)
                 if context.end_idx > chunk:  # otherwise the token followed a chunk and was dropped
                     self._constraints.advance(context, token)
-            responses[context.request_id] = context.to_generation_output()
-        return responses
-
-    def load_prefixes(self) -> None:
-        """Fills the cache with the stored prefixes of an earlier engine, if the configuration has a folder for them."""
-        if self._prefixes is not None:
-            self._prefixes.load()
-
-    def save_prefixes(self) -> None:
-        """Stores the cached prefixes for a later engine, if the configuration has a folder for them."""
-        if self._prefixes is not None:
-            self._prefixes.save()
-
-    def new_prefixes(self) -> PrefixWrite | None:
-        """The cached prefixes that are not stored yet; None if there are none, or no folder for them."""
-        return None if self._prefixes is None else self._prefixes.new_pages()
-
-    def forget_prefixes(self) -> None:
-        """Empties the prefix cache, and deletes the stored prefixes."""
-        self._kv_manager.forget_prefixes()
-        if self._prefixes is not None:
-            self._prefixes.forget()
+            outputs[context.request_id] = context.to_generation_output()
+        return outputs
 
     def release(self, request_id: RequestID) -> None:
         """Frees the pages of a request; nothing happens if it has none.

@@ -1,0 +1,236 @@
+"""The base of pipelines that an engine runs, and the result of one execution."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max.interfaces import (
+    Pipeline,
+    RequestID,
+    TextGenerationContextType,
+    TextGenerationInputs,
+    TextGenerationOutput,
+)
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
+from max.pipelines.generation.step_reader import StepReader
+from max.pipelines.scheduler import PageSource, SchedulerLimits
+
+MAX_SECONDS = 0.04
+"""The time limit in seconds of an execution of several steps, if the configuration leaves their number open. It keeps
+streamed tokens arriving one by one."""
+
+MIXED_STEP_RATIO = 1.8
+"""The time limit of a step that decodes and reads prompts, as a multiple of a decoding step. Running requests then wait
+at most twice as long for a token; the difference to 2 leaves a margin for errors of the estimate."""
+
+
+class StepResult(dict[RequestID, TextGenerationOutput]):
+    """The result of one execution of a batch: the new tokens of each request.
+
+    A request may get any number of tokens: none after a chunk of its prompt or after an error, otherwise one for each
+    step, or several for a step that verifies drafted tokens.
+
+    Args:
+        outputs: The new tokens of each request.
+        steps: How often the model ran, from which the duration of a step is computed; None: once for each token of the
+            request with the most tokens.
+    """
+
+    def __init__(
+        self, outputs: Mapping[RequestID, TextGenerationOutput], steps: int | None = None
+    ) -> None:
+        super().__init__(outputs)
+        if steps is None:
+            steps = max([len(output.tokens) for output in outputs.values()], default=0)
+        self.steps = steps
+        """How often the model ran."""
+
+    @classmethod
+    def of(cls, outputs: Mapping[RequestID, TextGenerationOutput]) -> StepResult:
+        """What a pipeline returned, as a result; one that states only its tokens gives one in each step.
+
+        Args:
+            outputs: The new tokens of each request.
+        """
+        return outputs if isinstance(outputs, StepResult) else cls(outputs)
+
+
+class BatchPipeline(
+    Pipeline[TextGenerationInputs[TextGenerationContextType], TextGenerationOutput]
+):
+    """A text pipeline that an engine runs, batch by batch.
+
+    A subclass defines the abstract members, and those of the others that it supports.
+    """
+
+    @property
+    @abstractmethod
+    def kv_managers(self) -> Sequence[PageSource]:
+        """The KV cache, in a list."""
+
+    @property
+    @abstractmethod
+    def pipeline_config(self) -> PipelineConfig:
+        """The configuration, which defines the limits of batches."""
+
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether several steps in one call save time; False by default."""
+        return False
+
+    @abstractmethod
+    def execute(
+        self, inputs: TextGenerationInputs[TextGenerationContextType]
+    ) -> dict[RequestID, TextGenerationOutput]:
+        """Runs a batch, and updates its contexts.
+
+        Args:
+            inputs: The batch, with reserved pages.
+
+        Returns:
+            The new tokens of each request; a `StepResult` also states the number of steps.
+        """
+
+    def interrupt(self) -> None:
+        """Ends an execution of several steps after the current step; thread-safe. Does nothing by default."""
+
+    def read_steps(self, reader: StepReader | None) -> None:
+        """Sets the reader that delivers tokens during an execution of several steps; not used by default.
+
+        Args:
+            reader: Delivers the tokens; None: no reader.
+        """
+
+    def prepare(self, context: TextGenerationContextType) -> None:
+        """Prepares a request, for example compiles its grammar; thread-safe, even while a batch runs.
+
+        Args:
+            context: The request, which was in no batch yet.
+
+        Raises:
+            ValueError: The request is invalid.
+        """
+
+    def warm_up(self) -> None:
+        """Builds state that requests share before the first one arrives; thread-safe, even while a batch runs."""
+
+    @property
+    def prefix_store(self) -> PrefixStore | None:
+        """The files of cached prefixes; None, as by default: prefixes are not stored."""
+        return None
+
+    def load_prefixes(self) -> None:
+        """Fills the cache with the prefixes that an earlier engine stored; called before the first batch."""
+        if self.prefix_store is not None:
+            self.prefix_store.load()
+
+    def save_prefixes(self) -> None:
+        """Stores the cached prefixes for a later engine; called after the last batch."""
+        if self.prefix_store is not None:
+            self.prefix_store.save()
+
+    def new_prefixes(self) -> PrefixWrite | None:
+        """The cached prefixes that are not stored yet, to be written by another thread; called between two batches.
+
+        None if there are none, or if they are not stored.
+        """
+        return None if self.prefix_store is None else self.prefix_store.new_pages()
+
+    def forget_prefixes(self) -> None:
+        """Empties the cache and deletes the stored prefixes; called between two batches, while no write runs."""
+        for cache in self.kv_managers:
+            cache.forget_prefixes()
+        if self.prefix_store is not None:
+            self.prefix_store.forget()
+
+
+class ForeignPipeline(BatchPipeline[Any]):
+    """A pipeline that does not derive from :class:`BatchPipeline`, such as one that was written for MAX.
+
+    Args:
+        pipeline: The pipeline, which this object does not keep alive.
+
+    Raises:
+        TypeError: It does not generate text.
+    """
+
+    def __init__(self, pipeline: object) -> None:
+        for name in ("execute", "kv_managers", "pipeline_config"):
+            if not hasattr(pipeline, name):
+                raise TypeError(
+                    f"{type(pipeline).__name__} does not generate text: it lacks {name}"
+                )
+        self._pipeline: weakref.ref[Any] = weakref.ref(pipeline)
+
+    @property
+    def _inner(self) -> Any:
+        pipeline = self._pipeline()
+        if pipeline is None:
+            raise RuntimeError("the pipeline of this engine was deleted")
+        return pipeline
+
+    @property
+    def kv_managers(self) -> Sequence[PageSource]:
+        """The KV cache, in a list."""
+        return self._inner.kv_managers
+
+    @property
+    def pipeline_config(self) -> PipelineConfig:
+        """The configuration, which defines the limits of batches."""
+        return self._inner.pipeline_config
+
+    def execute(self, inputs: TextGenerationInputs[Any]) -> dict[RequestID, TextGenerationOutput]:
+        """Runs a batch, and updates its contexts.
+
+        Args:
+            inputs: The batch.
+        """
+        return self._inner.execute(inputs)
+
+    def release(self, request_id: RequestID) -> None:
+        """Frees the resources of a request.
+
+        Args:
+            request_id: The request.
+        """
+        self._inner.release(request_id)
+
+
+def batch_pipeline(pipeline: object) -> BatchPipeline[Any]:
+    """A pipeline as an engine runs it.
+
+    Args:
+        pipeline: The pipeline; one that does not derive from `BatchPipeline` is wrapped.
+
+    Raises:
+        TypeError: It does not generate text.
+    """
+    return pipeline if isinstance(pipeline, BatchPipeline) else ForeignPipeline(pipeline)
+
+
+def limits_of(pipeline: BatchPipeline[Any]) -> SchedulerLimits:
+    """The limits of batches from the configuration of a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+    """
+    config = pipeline.pipeline_config
+    batch = config.max_batch_size or 1
+    steps = max(config.max_num_steps, 1)
+    if config.finds_num_steps and not pipeline.repeats_steps:
+        steps = 1  # several steps in one call would save no time
+    return SchedulerLimits(
+        max_batch_size=min(batch, config.max_queue_size_tg or batch),
+        max_ce_batch_size=min(batch, config.max_ce_batch_size),
+        prefill_chunk_size=config.prefill_chunk_size,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        enable_in_flight_batching=config.enable_in_flight_batching,
+        max_num_steps=steps,
+        max_seconds=MAX_SECONDS if config.finds_num_steps else None,
+        max_batch_context_length=config.max_batch_context_length,
+        mixed_step_ratio=MIXED_STEP_RATIO,
+    )
