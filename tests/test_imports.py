@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "_compiler": ENGINE_BASE | {"_abi", "kernel", "_kernel_library", "_backends"},
     "_interpreter": ENGINE_BASE | {"kernel"},
     "engine": ENGINE_BASE
-    | {"_abi", "kernel", "_runtime", "_backends", "_backends.cpu", "_compiler", "_interpreter"},
+    | {"_abi", "kernel", "_runtime", "_backends", "_compiler", "_interpreter"},
     "experimental": ENGINE_BASE | {"kernel", "engine"},
     "diagnostics": set(),
     "config": EVERY,

@@ -298,6 +298,7 @@ class FakeExecutor:
     def __init__(self, backend: FakeBackend, program: Program) -> None:
         self.backend = backend
         self.program = program
+        self.runs = 0
         self._profiling = False
         self._ticks = np.zeros((len(program.launches), 3), np.int64)
 
@@ -308,6 +309,7 @@ class FakeExecutor:
         offsets: NativeArray,
         alone: bool = False,
     ) -> None:
+        self.runs += 1
         words = np.frombuffer(bases, np.int64)
         values = (words.take(index.array) + offsets.array).tolist()
         self.backend.queue.put(lambda: self._walk(values))
@@ -335,6 +337,9 @@ class FakeExecutor:
                 raise run_error_class(name)(text, launch.name, name) from None
             device.queue.launches.append(launch.name)
             self._ticks[number] += (0, time.perf_counter_ns() - start, 1)
+
+    def set_addend(self, launch: int, slot: int, addend: int) -> None:
+        raise NotImplementedError("this device measures no row thresholds")
 
     def set_profiling(self, on: bool) -> None:
         self._profiling = on

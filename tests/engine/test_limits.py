@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from max._backends.cpu.tuning import TUNING
 from max._config import flags
 from max._kernel_library.products.quantised.packed import FORMATS
 from max._kernel_library.products.quantised.packed_matmul import default_threshold
@@ -112,7 +113,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
     )
     (limit,) = limits_of(measured(model))
     most = {"float32": 64, "Q4_0": 240}[encoding]
-    if crossing >= min(most, _measure.MOST_ROWS):
+    if crossing >= min(most, TUNING.most_rows):
         assert limit == most
     else:
         # within half of it, at least one row
@@ -235,7 +236,7 @@ def test_a_measurement_gives_way(monkeypatch) -> None:
     linked = model._linked
     assert linked is not None
     (job,) = (job for job in _idle._idler._jobs if job.linked() is linked)
-    turns, pool = [], linked.main.executor.pool
+    turns, backend = [], linked.main.backend
 
     def stopped() -> bool:
         # another model runs on the pool between two measurements
@@ -245,11 +246,11 @@ def test_a_measurement_gives_way(monkeypatch) -> None:
         return False
 
     before = _measure.stats.given_up
-    measurement = _measure.Measurement(job.compiled, job.link, job.unsure.sample, pool, stopped)
+    measurement = _measure.Measurement(job.compiled, job.link, job.unsure.sample, backend, stopped)
     with pytest.raises(_measure.PoolIsBusyError):
         measurement.threshold()
     assert _measure.stats.given_up == before + 1 and len(turns) == 2
-    ended = _measure.Measurement(job.compiled, job.link, job.unsure.sample, pool, lambda: True)
+    ended = _measure.Measurement(job.compiled, job.link, job.unsure.sample, backend, lambda: True)
     with pytest.raises(_measure.PoolIsBusyError):
         ended.threshold()
 

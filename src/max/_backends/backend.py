@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,24 @@ from max._kernel_library.packing import Packing
 from max._lazy import lazy_module
 from max._runtime.program import NativeArray, Program
 from max.driver import Device
+from max.dtype import DType
 
 if TYPE_CHECKING:
     from max._kernel_library import library as kernel_library
 else:
     kernel_library = lazy_module("max._kernel_library.library")
 
-__all__ = ["HOST", "Backend", "BackendOptions", "Backends", "ProgramExecutor"]
+__all__ = [
+    "HOST",
+    "Backend",
+    "BackendOptions",
+    "Backends",
+    "MemoryBlock",
+    "ProgramExecutor",
+    "Rate",
+    "Sharing",
+    "Tuning",
+]
 
 HOST = 0
 """The index of the CPU among the backends of a session."""
@@ -49,6 +60,11 @@ class ProgramExecutor(Protocol):
         ...
 
     @property
+    def runs(self) -> int:
+        """How many runs began."""
+        ...
+
+    @property
     def clock_hz(self) -> float:
         """Ticks a second of the times in `ticks` and `events`."""
         ...
@@ -71,6 +87,10 @@ class ProgramExecutor(Protocol):
         """
         ...
 
+    def set_addend(self, launch: int, slot: int, addend: int) -> None:
+        """Replaces the constant of a slot, from the next run on: a row threshold that was measured."""
+        ...
+
     def set_profiling(self, on: bool) -> None:
         """Starts or stops keeping the time of each launch."""
         ...
@@ -88,12 +108,58 @@ class ProgramExecutor(Protocol):
         ...
 
 
+class MemoryBlock(NamedTuple):
+    """A block of a device's memory."""
+
+    address: int
+    owner: object
+    """Keeps the block alive."""
+
+
+class Rate(NamedTuple):
+    """How long one worker needs for an amount of work."""
+
+    unshared: int
+    """The amount up to which a launch is not worth sharing, however many launches there are."""
+    weight: int
+    """The time of each further element, operation or byte."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """When an execution has so little work that one worker is faster alone.
+
+    Args:
+        rates: The rate of each kind of work: ``region`` (elements), ``product`` (operations), ``other`` (bytes).
+        most_work: The most work of such an execution, in the unit of `Rate.weight`.
+    """
+
+    rates: Mapping[str, Rate]
+    most_work: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How row thresholds between the paths of a product are measured while a device is idle.
+
+    Args:
+        least_bytes: The minimum size of the weights of measured launches; the time of smaller ones hardly matters.
+        sample_bytes: The approximate size of the weights that a measurement reads: more than the caches, as a step
+            reads each weight once.
+        most_rows: The greatest number of rows that is measured.
+    """
+
+    least_bytes: int
+    sample_bytes: int
+    most_rows: int
+
+
 class Backend(ABC):
     """A device as a target of compilation and as a place of execution.
 
     A session holds one for each device. The compiler takes `target`, `library` and `packing` from it, the engine
-    `device` (with its memory), `load`, `executor` and `synchronize`. No code above this package depends on the kind of
-    a device.
+    `device`, `allocate`, `load`, `executor` and `synchronize`. No code above this package depends on the kind of a
+    device.
 
     Args:
         device: The device of the driver; it owns the memory.
@@ -114,10 +180,37 @@ class Backend(ABC):
         self.library = library
         self.packing = packing
 
-    @property
-    def is_host(self) -> bool:
-        """Whether the host reads and writes the device's memory, and programs run on the worker pool."""
-        return self.device.is_host
+    shares_host_memory: bool = False
+    """Whether the device's programs use the memory of the host: weights and inputs are then read in place."""
+    is_asynchronous: bool = True
+    """Whether `ProgramExecutor.run_at` may return before the launches have run."""
+    runs_jumps: bool = False
+    """Whether executors carry out branches and loops (`Jump`). Otherwise programs are cut there, and the host decides
+    where they continue."""
+    sharing: Sharing | None = None
+    """When one worker runs an execution alone; None: never."""
+    tuning: Tuning | None = None
+    """How row thresholds are measured; None: launches keep those of the kernel library."""
+
+    def holds(self, device: Device) -> bool:
+        """Whether the programs of this backend use the memory of a device of the driver."""
+        return device is self.device
+
+    def allocate(
+        self, num_bytes: int, holes: Sequence[int] = (), zero: bool = False
+    ) -> MemoryBlock:
+        """Allocates memory for programs: arenas, and the operands of measurements.
+
+        Args:
+            num_bytes: The size.
+            holes: The offsets of pages that no program may touch; a device without guard pages ignores them.
+            zero: Whether all bytes are 0.
+
+        Raises:
+            MemoryError: The device is out of memory.
+        """
+        block = self.device.memory.allocate("arena", DType.uint8, (num_bytes,), zero)
+        return MemoryBlock(block.ptr, block.owner)
 
     @property
     @abstractmethod
@@ -128,6 +221,10 @@ class Backend(ABC):
     def workers(self) -> int:
         """How many workers share the work of a launch; 1 where the device does not say."""
         return 1
+
+    def run_number(self) -> int:
+        """A number that changes with each run, and is odd during a run; for devices with a `tuning`."""
+        return 0
 
     @property
     @abstractmethod

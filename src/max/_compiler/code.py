@@ -20,7 +20,6 @@ from max.mlir.dims import DimExpr
 
 __all__ = [
     "ALIGNMENT",
-    "REGION_CHUNK",
     "Check",
     "LimitCode",
     "Compiled",
@@ -106,10 +105,6 @@ class SlotCode(NamedTuple):
     value: int
     addend: int
     fixed: int = -1
-
-
-REGION_CHUNK = 16384
-"""The fewest elements of a region that a worker takes at a time."""
 
 
 class WorkCode(NamedTuple):

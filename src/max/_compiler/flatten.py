@@ -82,15 +82,23 @@ class Flat:
 CUT = HostStep("cut", (), (), DType.bool)
 """Ends a segment; the host does nothing there."""
 
-CheckKernel = Callable[[bool], str]
-"""The key of the kernel that raises if two numbers differ (True), or if the first is less (False)."""
+CheckKernel = Callable[[int, bool], str]
+"""The key of the kernel of a device that raises if two numbers differ (True), or if the first is less (False)."""
 
 
 class _Flattener:
     """Instantiates templates in the order in which they run, over one list of buffers."""
 
-    def __init__(self, templates: Mapping[str, Template], check_kernel: CheckKernel) -> None:
+    def __init__(
+        self,
+        templates: Mapping[str, Template],
+        check_kernel: CheckKernel,
+        runs_jumps: Sequence[bool],
+    ) -> None:
         self.templates = templates
+        self.runs_jumps = runs_jumps
+        self.device = HOST
+        """The device that carries out the current branch or loop, and its checks."""
         self.check_kernel = check_kernel
         self.flat = Flat()
         self.weights: dict[str, int] = {}
@@ -180,7 +188,8 @@ class _Flattener:
                 waiting.append(check)
                 continue
             slots = (Number(check.actual), Number(check.required))
-            kernel, op = self.check_kernel(check.exact), check.message.partition(":")[0]
+            kernel = self.check_kernel(self.device, check.exact)
+            op = check.message.partition(":")[0]
             self.add_launch(
                 Launch(
                     kernel,
@@ -191,6 +200,7 @@ class _Flattener:
                     op,
                     staged_op=check.staged_op,
                     check=check,
+                    device=self.device,
                     work=WorkCode("other", 0),
                 )
             )
@@ -218,17 +228,21 @@ class _Flattener:
         self, step: IfStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str
     ) -> None:
         """Adds a branch: jumps around one of the two calls."""
-        host = self.needs_host(step)
+        predicate = self.pointer(step.predicate, places, env)
+        device = self.device_of(step, predicate)
+        host = device is None
+        around, self.device = self.device, HOST if device is None else device
         other, end = self.label(), self.label()
         if host:
             # allocates the results before the branch, so that both paths write the same memory
             self.mark(tuple([places[result].buffer for result in step.then.results]))
-        self.jump("if_zero", other, host, self.pointer(step.predicate, places, env))
+        self.jump("if_zero", other, device, predicate)
         self.call(step.then, places, env, prefix, conditional=True)
-        self.jump("always", end, host)
+        self.jump("always", end, device)
         self.place_label(other, host)
         self.call(step.otherwise, places, env, prefix, conditional=True)
         self.place_label(end, host)
+        self.device = around
 
     def loop(
         self,
@@ -239,34 +253,48 @@ class _Flattener:
         path: str,
     ) -> None:
         """Adds a loop: the condition, the exit, the body, the jump back."""
-        host = self.needs_host(step)
+        predicate = self.pointer(step.predicate, places, env)
+        device = self.device_of(step, predicate)
+        host = device is None
+        around, self.device = self.device, HOST if device is None else device
         head, end = self.label(), self.label()
         self.place_label(head, host)
         self.call(step.condition, places, env, prefix, conditional=True)
-        self.jump("if_zero", end, host, self.pointer(step.predicate, places, env))
+        self.jump("if_zero", end, device, predicate)
         self.call(step.body, places, env, prefix, conditional=True)
         for launch in step.update:
             self.add_launch(self.bind_launch(launch, places, env, path))
-        self.jump("back", head, host)
+        self.jump("back", head, device)
         self.place_label(end, host)
+        self.device = around
         self.flat.loops.append((self.flat.labels[head], self.flat.labels[end]))
 
-    def needs_host(self, step: Step) -> bool:
-        """Whether a step needs the host between launches, or holds one that does: the program is cut there.
+    def device_of(self, step: IfStep | WhileStep, predicate: Pointer) -> int | None:
+        """The device that carries out a branch or a loop; None: the host does, and the program is cut there.
 
-        The host reads sizes, prints, copies between devices, and drives branches and loops of other devices.
+        A device does if it runs jumps, has the predicate in its memory, and runs all launches. The host also reads
+        sizes, prints, and copies between devices.
         """
+        device = self.flat.buffers[predicate.buffer].device
+        is_alone = self.devices_inside(step) <= {device}
+        return device if is_alone and self.runs_jumps[device] else None
+
+    def devices_inside(self, step: Step) -> set[int | None]:
+        """The devices of what a step runs; None for the host between launches."""
         if isinstance(step, HostStep):
-            return True
+            return {None}
         if isinstance(step, Launch):
-            return step.device != HOST
-        if isinstance(step, WhileStep) and any(launch.device != HOST for launch in step.update):
-            return True
-        return any(
-            self.needs_host(inner)
-            for callee in callees_of(step)
-            for inner in self.templates[callee].steps
-        )
+            return {step.device}
+        devices: set[int | None] = set()
+        if isinstance(step, WhileStep):
+            devices.update(launch.device for launch in step.update)
+        for callee in callees_of(step):
+            template = self.templates[callee]
+            for inner in template.steps:
+                devices |= self.devices_inside(inner)
+                if isinstance(inner, IfStep | WhileStep):
+                    devices.add(template.buffers[inner.predicate.buffer].device)
+        return devices
 
     def label(self) -> int:
         self.flat.labels.append(-1)
@@ -307,10 +335,12 @@ class _Flattener:
             ]
             self.add_launch(mark(buffers_of_device, device))
 
-    def jump(self, kind: str, label: int, host: bool, predicate: Pointer | None = None) -> None:
-        """Adds a jump to a label: a launch, or with `host` a host step. A predicate makes it conditional."""
+    def jump(
+        self, kind: str, label: int, device: int | None, predicate: Pointer | None = None
+    ) -> None:
+        """Adds a jump to a label: a launch of a device, or a host step. A predicate makes it conditional."""
         slots = () if predicate is None else (predicate,)
-        if host:
+        if device is None:
             rule = "if_zero" if slots else "jump"
             jump = HostStep(rule, (), slots, DType.bool, target=label)
             self.flat.host_steps.append((len(self.flat.launches), jump))
@@ -319,7 +349,8 @@ class _Flattener:
                 self.mark(())
             return
         reads = tuple([pointer.buffer for pointer in slots])
-        self.add_launch(Launch("", slots, reads, (), False, kind, jump=Jump(kind, label)))
+        jump = Jump(kind, label)
+        self.add_launch(Launch("", slots, reads, (), False, kind, jump=jump, device=device))
 
     def call(
         self,
@@ -442,15 +473,21 @@ class _Flattener:
         )
 
 
-def flatten(templates: Mapping[str, Template], entry: str, check_kernel: CheckKernel) -> Flat:
+def flatten(
+    templates: Mapping[str, Template],
+    entry: str,
+    check_kernel: CheckKernel,
+    runs_jumps: Sequence[bool],
+) -> Flat:
     """Inlines all calls into the program of the entry graph.
 
     Args:
         templates: All graphs by name.
         entry: The name of the entry graph.
         check_kernel: Creates the kernel of checks in branches and loops, at the first of them.
+        runs_jumps: For each device, whether it carries out branches and loops.
     """
-    flattener = _Flattener(templates, check_kernel)
+    flattener = _Flattener(templates, check_kernel, runs_jumps)
     template = templates[entry]
     sizes = [dim for _, info in template.inputs for dim in info.shape]
     flattener.used_names = {

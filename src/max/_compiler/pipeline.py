@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from max import kernel as k
-from max._backends.backend import HOST, Backends
+from max._backends.backend import Backends
 from max._compiler import mok
 from max._compiler.code import Compiled
 from max._compiler.emit import emit
@@ -155,7 +155,12 @@ def compile_module(
     start = stats.add("lower", start)
     name = entry(work).sym_name
     template = templates[name]
-    flat = flatten(templates, name, tables[HOST].check)
+    flat = flatten(
+        templates,
+        name,
+        lambda device, exact: tables[device].check(exact),
+        [backend.runs_jumps for backend in backends],
+    )
     start = stats.add("flatten", start)
     compiled = emit(
         name,

@@ -7,8 +7,6 @@ import weakref
 from max._backends import Backend
 from max._compiler.code import ALIGNMENT
 from max._reentry import reentrant_lock
-from max._runtime import guard, platform
-from max.dtype import DType
 from max.engine._outputs import trim_all
 
 __all__ = ["Arena", "arena_of"]
@@ -22,27 +20,23 @@ class Arena:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._device = None if backend.is_host else backend.device
+        self._backend = backend
         self._memory = self._make(ALIGNMENT)
 
     def _make(self, size: int) -> tuple[int, object, int]:
         """Allocates a block; returns its address, its owner and its size."""
-        if self._device is not None:
-            block = self._device.memory.allocate("arena", DType.uint8, (size,), False)
-            return block.ptr, block.owner, size
-        memory = platform.allocate(size)
-        return memory.ctypes.data, memory, size
+        block = self._backend.allocate(size)
+        return block.address, block.owner, size
 
     def take(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
         """The address of at least `size` bytes, and their owner, which the caller holds until the end of its run.
 
         Args:
             size: The number of bytes.
-            holes: The offsets of guard pages; with them the memory is new. Only the host has guard pages.
+            holes: The offsets of guard pages; with them the memory is new.
         """
-        if holes and self._device is None:
-            memory = guard.with_holes(size, holes)
-            return memory.ctypes.data, memory
+        if holes:
+            return self._backend.allocate(size, holes)
         block = self._memory
         if block[2] < size:
             # other runs may still use the old memory: they hold its owner
@@ -61,9 +55,7 @@ class Arena:
             size: The number of bytes.
             holes: As for `take`.
         """
-        if holes and self._device is None:
-            return self.take(size, holes)
-        return self._make(max(size, 1))[:2]
+        return self._backend.allocate(max(size, 1), holes)
 
     def trim(self) -> None:
         """Frees the memory; a run in progress holds the owner of its memory."""

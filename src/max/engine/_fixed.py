@@ -63,7 +63,7 @@ class FixedMemory:
         self.addresses: list[int] = []
         self.casts: dict[int, weight_files.LaterCast] = {}
         self._owners: dict[int, object] = {}
-        on_host = [backends[item.device].is_host for item in compiled.fixed]
+        on_host = [backends[item.device].shares_host_memory for item in compiled.fixed]
         # one allocation for results computed once on the CPU, so that it gets huge pages
         sizes = [
             -(-item.bytes // ALIGNMENT) * ALIGNMENT
@@ -134,7 +134,7 @@ class FixedMemory:
     ) -> None:
         """A buffer on another device: the tensor's memory if it is there, else a copy."""
         memory = backend.device.memory
-        if isinstance(value, Tensor) and value.device is backend.device:
+        if isinstance(value, Tensor) and backend.holds(value.device):
             self._owners[index] = value
             self.addresses.append(value._ptr)  # pyright: ignore[reportPrivateUsage]
             return

@@ -1,8 +1,9 @@
-"""Measurement of row thresholds on a background thread, while the pool is idle.
+"""Measurement of row thresholds on a background thread, while a device is idle.
 
-A program is measured after its first execution, when its pool was idle for `IDLE_SECONDS` and the process used little
-CPU. A measurement is abandoned when anything else runs on the pool, and repeated later. The program uses the result at
-once; the disk cache stores it with its quality, so that a result from a quiet machine replaces one from a busy machine.
+A program is measured after its first execution, when its device was idle for `IDLE_SECONDS` and the process used
+little CPU. A measurement is abandoned when anything else runs on the device, and repeated later. The program uses the
+result at once; the disk cache stores it with its quality, so that a result from a quiet machine replaces one from a
+busy machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from max._backends.cpu.runtime.executor import Executor
 from max._compiler.code import Compiled
 from max._dataclass import dataclass
 from max._lazy import lazy_module
@@ -35,7 +35,7 @@ __all__ = ["measure_when_idle"]
 logger = logging.getLogger("max.engine")
 
 IDLE_SECONDS = 1.0
-"""Time without an execution after which a pool counts as idle."""
+"""Time without an execution after which a device counts as idle."""
 IDLE_CPU = 0.1
 """The maximum share of a core that the process uses meanwhile."""
 RETRY_SECONDS = 60.0
@@ -87,7 +87,7 @@ class _Idler:
             thread.join(1.0)
 
     def _work(self) -> None:
-        """The thread: measures one due job at a time while its pool is idle, and ends when no job is left."""
+        """The thread: measures one due job at a time while its device is idle, and ends when no job is left."""
         while not self._ended.wait(IDLE_SECONDS / 4):
             with self._lock:
                 self._jobs = [job for job in self._jobs if job.linked() is not None]
@@ -102,32 +102,30 @@ class _Idler:
                     self._jobs.remove(job)
 
     def _is_idle(self, job: _Job) -> bool:
-        """Observes the job's pool for `IDLE_SECONDS`."""
+        """Observes the job's device for `IDLE_SECONDS`."""
         linked = job.linked()
         if linked is None:
             return False
-        executor = linked.main.executor
-        assert isinstance(executor, Executor)
-        pool = executor.pool
-        del linked, executor  # observing must not keep the model's memory alive
-        before, cpu = pool.run_number(), time.process_time()
+        backend = linked.main.backend
+        del linked  # observing must not keep the model's memory alive
+        before, cpu = backend.run_number(), time.process_time()
         if self._ended.wait(IDLE_SECONDS):
             return False
-        return pool.run_number() == before and time.process_time() - cpu < IDLE_CPU * IDLE_SECONDS
+        return (
+            backend.run_number() == before and time.process_time() - cpu < IDLE_CPU * IDLE_SECONDS
+        )
 
     def _measure(self, job: _Job) -> bool:
         """Measures a threshold; returns whether to measure it again later."""
         linked, unsure = job.linked(), job.unsure
         if linked is None:
             return False
-        executor = linked.main.executor
-        assert isinstance(executor, Executor)
         start = time.perf_counter()
         stored = remembered(unsure.key)
         if stored is None or stored.quality < QUIET:
             try:
                 threshold = _measure.Measurement(
-                    job.compiled, job.link, unsure.sample, executor.pool, self._ended.is_set
+                    job.compiled, job.link, unsure.sample, linked.main.backend, self._ended.is_set
                 ).threshold()
             except _measure.PoolIsBusyError:
                 return True
@@ -151,10 +149,7 @@ class _Idler:
 
 
 def _was_run(linked: Linked | None) -> bool:
-    if linked is None:
-        return False
-    executor = linked.main.executor
-    return isinstance(executor, Executor) and executor.runs > 0
+    return linked is not None and linked.main.executor.runs > 0
 
 
 def measure_when_idle(
@@ -168,7 +163,7 @@ def measure_when_idle(
         link: Links parts of the model; it must not reference `linked`.
         unsure: The thresholds to measure.
     """
-    if unsure and isinstance(linked.main.executor, Executor):
+    if unsure:
         ref = weakref.ref(linked)
         _idler.add([_Job(ref, compiled, link, item) for item in unsure])
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import NamedTuple
 
-from max._backends import Backend
+from max._backends.backend import Backend, Tuning
 from max._compiler.code import Compiled, LaunchCode
 from max._config import flags
 from max._dataclass import dataclass
@@ -23,11 +23,6 @@ from max._runtime.cache import content_key, default_cache, source_fingerprint
 
 __all__ = ["QUIET", "Threshold", "Thresholds", "Unsure", "find_limits", "remember", "remembered"]
 
-LEAST_BYTES = 1 << 20
-"""The minimum size of the weights of measured launches; the time of smaller ones hardly matters."""
-SAMPLE_BYTES = 48 << 20
-"""The approximate size of the weights that a measurement reads: more than the caches, as a step reads each weight once.
-"""
 QUIET = 0.9
 """The minimum quality of a measurement on a quiet machine."""
 USABLE = 0.5
@@ -87,7 +82,8 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
         backend: The device that it runs on.
     """
     thresholds = Thresholds()
-    if not backend.is_host:
+    tuning = backend.tuning
+    if tuning is None:
         return thresholds
     groups: dict[str, list[LaunchCode]] = {}
     for launch in compiled.main.launches:
@@ -97,7 +93,7 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
         return thresholds
     makers = [source_fingerprint(package) for package in ("_kernel_library", "kernel", "engine")]
     for name, launches in groups.items():
-        sample = _sample(compiled, launches)
+        sample = _sample(compiled, launches, tuning)
         if not sample:
             continue
         key = content_key(
@@ -131,7 +127,7 @@ def remember(key: str, threshold: Threshold) -> bool:
     return True
 
 
-def _sample(compiled: Compiled, launches: Sequence[LaunchCode]) -> list[LaunchCode]:
+def _sample(compiled: Compiled, launches: Sequence[LaunchCode], tuning: Tuning) -> list[LaunchCode]:
     """A sample of the launches, smallest weights first; empty if all of them together read little."""
     sizes = [
         sum(
@@ -141,9 +137,9 @@ def _sample(compiled: Compiled, launches: Sequence[LaunchCode]) -> list[LaunchCo
         )
         for launch in launches
     ]
-    if sum(sizes) < LEAST_BYTES:
+    if sum(sizes) < tuning.least_bytes:
         return []
     order = sorted(range(len(launches)), key=sizes.__getitem__)
     ends = itertools.accumulate(sizes[i] for i in order)
-    sample = [launches[i] for i, end in zip(order, ends, strict=True) if end <= SAMPLE_BYTES]
+    sample = [launches[i] for i, end in zip(order, ends, strict=True) if end <= tuning.sample_bytes]
     return sample or [launches[order[0]]]

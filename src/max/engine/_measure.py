@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from max._backends.cpu.runtime.pool import Pool
+from max._backends.backend import Backend, MemoryBlock
 from max._compiler.code import Compiled, LaunchCode, LimitCode, ProgramCode
 from max._compiler.sizes import product, size_function
 from max._dataclass import dataclass
-from max._runtime import platform
 from max._runtime.program import NativeArray
 from max.engine._limits import Threshold
 from max.engine._program import LinkedProgram
@@ -25,8 +23,6 @@ Linker = Callable[[ProgramCode, Mapping[str, int]], LinkedProgram]
 
 MOST_INPUT_BYTES = 64 << 20
 """The maximum size of the operands and results, other than weights, of measured launches."""
-MOST_ROWS = 128
-"""The greatest number of rows that is measured."""
 ROUNDS, FEWEST_ROUNDS = 8, 4
 """The number of alternating runs of each path."""
 ENOUGH_SECONDS = 0.1
@@ -60,7 +56,7 @@ class _Ready:
 
     offsets: NativeArray
     bases: bytes
-    memory: list[npt.NDArray[np.uint8]]
+    memory: list[MemoryBlock]
 
 
 class Measurement:
@@ -79,17 +75,18 @@ class Measurement:
         compiled: Compiled,
         link: Linker,
         launches: Sequence[LaunchCode],
-        pool: Pool,
+        backend: Backend,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._compiled = compiled
-        self._pool = pool
+        self._backend = backend
         self._stopped = stopped
         limit = launches[0].limit
         assert limit is not None
         self._limit: LimitCode = limit
         default = launches[0].slots[limit.slot].addend
-        self._max_rows = min(limit.maximum, MOST_ROWS)
+        assert backend.tuning is not None
+        self._max_rows = min(limit.maximum, backend.tuning.most_rows)
         self._default = min(default, self._max_rows)
         # each launch waits for the one before, as in the program
         part = replace(
@@ -149,15 +146,15 @@ class Measurement:
         ready = self._prepare(rows)
         if ready is None:
             return None
-        pool = self._pool
+        backend = self._backend
         seconds: tuple[list[float], list[float]] = ([], [])
         elapsed = cpu = 0.0
-        run_number = pool.run_number()
+        run_number = backend.run_number()
         for turn in range(ROUNDS + 1):
             if turn > FEWEST_ROUNDS and elapsed > ENOUGH_SECONDS:
                 break
             time.sleep(PAUSE)
-            if self._stopped() or pool.run_number() != run_number:
+            if self._stopped() or backend.run_number() != run_number:
                 stats.given_up += 1
                 raise PoolIsBusyError
             begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -169,7 +166,7 @@ class Measurement:
             if turn:  # the first turn is a warm-up: it touches memory and wakes the workers
                 elapsed += time.perf_counter() - begin
                 cpu += time.process_time() - begin_cpu
-        self._quality = min(self._quality, max(cpu / (pool.num_threads * elapsed), 0.0))
+        self._quality = min(self._quality, max(cpu / (backend.workers * elapsed), 0.0))
         middle = (len(seconds[0]) + 1) // 2
         halves = slice(1, middle), slice(middle, None)
         best = [[min(path_seconds[half]) for path_seconds in seconds] for half in halves]
@@ -192,11 +189,12 @@ class Measurement:
             sizes = self._sizes(symbols)
             if base + slot.addend != rows or sum(sizes) > MOST_INPUT_BYTES:
                 continue
-            memory = [platform.allocate(max(size, 1)) for size in (instance.arena_bytes, *sizes)]
-            for block in memory:
-                block[:] = 0
+            memory = [
+                self._backend.allocate(max(size, 1), zero=True)
+                for size in (instance.arena_bytes, *sizes)
+            ]
             places = [self._compiled.bases.arena(), *self._used_bases]
             for base, block in zip(places, memory, strict=True):
-                bases[base] = block.ctypes.data
+                bases[base] = block.address
             return _Ready(instance.offsets, bases.tobytes(), memory)
         return None

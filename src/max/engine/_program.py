@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from max._backends import Backends
-from max._backends.cpu.runtime.executor import Executor
 from max._compiler.code import (
     ALIGNMENT,
     Check,
@@ -113,7 +112,7 @@ class LinkedProgram:
         self.executor = self.backend.executor(Program(launches, len(code.values), scratch))
         self.code = code
         self.empty = all(launch.jump == "next" for launch in code.launches)
-        self.waits = not self.backend.is_host
+        self.waits = self.backend.is_asynchronous
         """Whether the device may still be busy after `run` returns; `backend.synchronize` waits for it."""
         self.bases = NativeArray.of(np.array([value.base for value in code.values], np.int64))
         self._num_symbols = len(compiled.symbols)
@@ -125,7 +124,7 @@ class LinkedProgram:
         self._sizes = size_function(sizes, compiled.symbols)
         sides = [side for check in code.checks for side in (check.actual, check.required)]
         self._sides = size_function(sides, compiled.symbols)
-        self._small = small_work(code, compiled.symbols)
+        self._small = small_work(code, compiled.symbols, self.backend.sharing)
         self._instances: dict[tuple[int, ...], Instance] = {}
         self._symbols = compiled.symbols
         self._watchers = 0
@@ -163,13 +162,11 @@ class LinkedProgram:
         )
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Replaces the row thresholds of launches on the worker pool, by name.
+        """Replaces the row thresholds of launches, by name.
 
         Args:
             limits: The thresholds; launches of other names keep theirs.
         """
-        if not isinstance(self.executor, Executor):
-            return
         for index, launch in enumerate(self.code.launches):
             if launch.limit is not None and launch.limit.name in limits:
                 self.executor.set_addend(index, launch.limit.slot, limits[launch.limit.name])

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._abi import BaseLayout
-from max._backends.cpu.runtime.executor import Executor
+from max._backends.backend import Backend, ProgramExecutor
 from max._runtime.program import NO_VALUE, Jump, Launch, NativeArray, Program, packed_words
 from max.driver import Tensor
 from max.dtype import DType
@@ -36,7 +36,8 @@ class _Joined(NamedTuple):
     linked: tuple[Linked, Linked]
     programs: tuple[Program, Program]
     """The programs that were joined; row thresholds that are measured later replace them."""
-    executor: Executor
+    executor: ProgramExecutor
+    backend: Backend
     bases: NativeArray
 
 
@@ -63,8 +64,8 @@ class ModelLoop:
 
     @staticmethod
     def supports(model: Model) -> bool:
-        """Whether a model can run in a loop: it is compiled, has one segment, runs on the CPU, and is not being
-        profiled.
+        """Whether a model can run in a loop: it is compiled, has one segment, on a device that runs loops, and is not
+        being profiled.
 
         Args:
             model: The model.
@@ -72,19 +73,18 @@ class ModelLoop:
         linked = model._linked
         if linked is None or linked.later or linked.main._watchers:
             return False
-        return isinstance(linked.main.executor, Executor)
+        return linked.main.backend.runs_jumps
 
     def _make(self) -> _Joined:
         """Joins both programs into one, with a jump back to the start."""
         body, after = self._body._linked, self._after._linked
         assert body is not None and after is not None
-        first_executor, second_executor = body.main.executor, after.main.executor
-        assert isinstance(first_executor, Executor) and isinstance(second_executor, Executor)
-        if first_executor.pool is not second_executor.pool:
+        backend = body.main.backend
+        if backend.queue is not after.main.backend.queue:
             raise ValueError(
                 f"{self._body._compiled.name} and {self._after._compiled.name} run on different devices"
             )
-        first, second = first_executor.program, second_executor.program
+        first, second = body.main.executor.program, after.main.executor.program
         launches = [*first.launches, *(_moved(launch, first) for launch in second.launches)]
         # the first launch of each program waits for the other program
         for index in {0, len(first.launches)} & set(range(len(launches))):
@@ -96,7 +96,7 @@ class ModelLoop:
         )
         launches.append(Jump(0, [], phases=0, name="loop", kind="back", target=0))
         scratch = max(first.scratch_bytes, second.scratch_bytes)
-        executor = Executor(first_executor.pool, Program(launches, flag + 1, scratch))
+        executor = backend.executor(Program(launches, flag + 1, scratch))
         # in the joined program the inputs and outputs of both are inputs, and the flag is the output
         body_bases, after_bases = self._body._compiled.bases, self._after._compiled.bases
         first_after = body_bases.num_inputs + body_bases.num_outputs
@@ -108,7 +108,7 @@ class ModelLoop:
                 [layout.output(0)],
             ]
         )
-        return _Joined((body, after), (first, second), executor, NativeArray.of(bases))
+        return _Joined((body, after), (first, second), executor, backend, NativeArray.of(bases))
 
     def run(
         self,
@@ -123,8 +123,8 @@ class ModelLoop:
         Args:
             body_inputs: The first model's inputs, as for :meth:`Model.execute`.
             after_inputs: A function from the first model's outputs to the second model's inputs.
-            again: A uint8 tensor ``[1]`` on the CPU. After each turn the loop ends if it is 0. Only the second model
-                may write it during the run, since all workers must read the same value.
+            again: A uint8 tensor ``[1]`` on the models' device. After each turn the loop ends if it is 0. Only the
+                second model may write it during the run, since all workers must read the same value.
 
         Returns:
             The first model's outputs of the last turn.
@@ -135,8 +135,13 @@ class ModelLoop:
             RuntimeError: A model is being profiled, or this thread is using it: see :meth:`Model.execute`.
             KernelRunError: A kernel raised; the contents of outputs and mutable inputs are then undefined.
         """
-        if again.dtype is not DType.uint8 or again.num_elements != 1 or not again.device.is_host:
-            raise TypeError(f"again is {again!r}, expected uint8[1] on the CPU")
+        backend = self._joined.backend
+        if (
+            again.dtype is not DType.uint8
+            or again.num_elements != 1
+            or not backend.holds(again.device)
+        ):
+            raise TypeError(f"again is {again!r}, expected uint8[1] on {backend.device}")
         for model in (self._body, self._after):
             if not self.supports(model):
                 raise RuntimeError(f"{model._compiled.name} is being profiled; run it by itself")
@@ -188,6 +193,8 @@ class ModelLoop:
             joined.bases,
             NativeArray.of(np.concatenate([*offsets, _NO_OFFSET])),
         )
+        if joined.backend.is_asynchronous:
+            joined.backend.synchronize()
         return outputs
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from max import kernel as k
-from max._backends.backend import Backend, BackendOptions, Backends
+from max._backends.backend import Backend, BackendOptions, Backends, MemoryBlock
 from max._backends.cpu.runtime import amx, kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
+from max._backends.cpu.tuning import SHARING, TUNING
 from max._kernel_library.packing import CPU_PACKING
 from max._lazy import lazy_module
+from max._runtime import guard, platform
 from max._runtime.program import Program
 from max.driver import CPU, Device
 
@@ -32,11 +34,30 @@ class CPUBackend(Backend):
     """
 
     target: k.CPUTarget
+    shares_host_memory = True
+    is_asynchronous = False
+    runs_jumps = True
+    sharing = SHARING
+    tuning = TUNING
 
     def __init__(self, pool: Pool, target: k.CPUTarget | None = None) -> None:
         target = amx.native_target() if target is None else target
         super().__init__(CPU(), target, kernel_library.CPU_KERNELS, CPU_PACKING)
         self.pool = pool
+
+    def holds(self, device: Device) -> bool:
+        return device.is_host
+
+    def allocate(
+        self, num_bytes: int, holes: Sequence[int] = (), zero: bool = False
+    ) -> MemoryBlock:
+        memory = guard.with_holes(num_bytes, holes) if holes else platform.allocate(num_bytes)
+        if zero:
+            memory[:] = 0
+        return MemoryBlock(memory.ctypes.data, memory)
+
+    def run_number(self) -> int:
+        return self.pool.run_number()
 
     @property
     def queue(self) -> Pool:

@@ -12,7 +12,6 @@ A value that does not vary along the innermost loop is computed before it, as a 
 
 from __future__ import annotations
 
-from max._compiler.code import REGION_CHUNK
 from max._compiler.codegen.accumulators import Accumulators, Lines, is_float_sum
 from max._compiler.codegen.axes import (
     column_axis,
@@ -32,6 +31,8 @@ from max.dtype import DType
 
 __all__ = ["NestText", "write_nest"]
 
+REGION_CHUNK = 16384
+"""The fewest elements of a region that a worker takes at a time."""
 BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
 TILE_ROWS, TILE_LANES = 16, 16
