@@ -251,7 +251,7 @@ def product(operand: DType, panels: DType, encoding: str, machine: str, **attrib
     ("operand", "panels", "encoding", "most", "most_own"),
     [
         # instructions for AVX2: in all, and of the kernel without the functions that it shares with others
-        (DType.float32, DType.float32, "rows", 2200, 540),
+        (DType.float32, DType.float32, "rows", 1900, 540),
         (DType.float32, DType.uint8, "Q4_0", 2950, 520),
     ],
 )

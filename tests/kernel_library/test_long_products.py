@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -82,3 +84,102 @@ def test_pieces_access_no_other_memory(
     run_guarded(runner)
     want = a.astype(np.float64) @ b.astype(np.float64).T
     np.testing.assert_allclose(runner()[0], want, rtol=8e-5)
+
+
+def off(got: np.ndarray, want: np.ndarray) -> float:
+    """The greatest error, relative to a sum of positive products."""
+    return float(np.abs(got.astype(np.float64) / want - 1).max())
+
+
+LONG = 100_000
+"""K of products whose factors are all equal: each addition to one accumulator is off in the same direction."""
+FOLDED = 2e-5
+"""The bound of their error with folded K blocks; one accumulator is off by 1e-4 or more."""
+
+
+def equal_factors(rng: np.random.Generator, dtype: np.dtype, *shapes: tuple[int, ...]) -> Any:
+    """Arrays of one random number each."""
+    return [np.full(shape, rng.uniform(0.05, 0.2), dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_matrix_tiles(packed: bool, by_rows: bool, rng: np.random.Generator) -> None:
+    x, w = equal_factors(rng, BF16, (33, LONG), (3, LONG))
+    want = x.astype(np.float64) @ w.astype(np.float64).T
+    right = w if by_rows else w.T.copy()
+    result = [(np.float32, (33, 3))]
+    if packed:
+        encoding = {"encoding": "rows" if by_rows else "columns"}
+        (panels,) = run("mok.pack", [right], [(BF16, (1, panel_elements(LONG)))], encoding)
+        attributes = {"encoding": "rows", "columns": 3, "streamed": False}
+        (got,) = run("mok.packed_matmul", [x, panels], result, attributes, machine="tiles host")
+    else:
+        attributes = {"transpose_b": by_rows}
+        (got,) = run("mo.matmul", [x, right], result, attributes, machine="tiles host")
+    assert off(got, want) < FOLDED
+
+
+@pytest.mark.parametrize(("rows", "machine"), [(2, "host"), (35, "host"), (35, "tiles host")])
+@pytest.mark.parametrize("packed", [True, False])
+def test_experts(rows: int, machine: str, packed: bool, rng: np.random.Generator) -> None:
+    dtype = BF16 if machine.startswith("tiles") else np.dtype(np.float32)
+    x, w = equal_factors(rng, dtype, (rows, LONG), (1, 3, LONG))
+    want = x.astype(np.float64) @ w[0].astype(np.float64).T
+    group = [
+        np.array([0, rows], np.uint32),
+        np.array([0], np.int32),
+        np.array([rows, 1], np.uint32),
+    ]
+    result = [(np.float32, (rows, 3))]
+    if packed:
+        (panels,) = run(
+            "mok.pack", [w[0]], [(dtype, (1, panel_elements(LONG)))], {"encoding": "rows"}
+        )
+        attributes = {"encoding": "rows", "parts": ((1, 3),), "streamed": False}
+        (got,) = run("mok.grouped_products", [x, panels, *group], result, attributes, machine=machine)
+    else:
+        (got,) = run("mo.grouped_matmul.ragged", [x, w, *group], result, machine=machine)
+    assert off(got, want) < FOLDED
+
+
+@pytest.mark.parametrize("taps", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_convolutions(taps: int, padding: int, transposed: bool, rng: np.random.Generator) -> None:
+    channels = LONG // taps**2
+    x, w = equal_factors(rng, np.dtype(np.float32), (1, 3, 3, channels), (taps, taps, channels, 5))
+    size = 3 + taps - 1 - 2 * padding if transposed else 3 - taps + 1 + 2 * padding
+    attributes: dict[str, Any] = {
+        "stride": (1, 1), "dilation": (1, 1), "padding": (padding,) * 4, "groups": 1,
+    }  # fmt: skip
+    name = "mo.conv"
+    if transposed:
+        name = "mo.conv_transpose"
+        attributes |= {"output_padding": (0, 0)}
+        del attributes["groups"]
+    (got,) = run(name, [x, w], [(np.float32, (1, size, size, 5))], attributes)
+    # the number of taps that see the image, by position along an axis
+    seen = np.pad(np.convolve(np.ones(3), np.ones(taps)), 1)
+    begin = 1 + (padding if transposed else taps - 1 - padding)
+    inside = seen[begin : begin + size]
+    per_tap = float(x.flat[0]) * float(w.flat[0]) * channels
+    want = np.outer(inside, inside)[None, :, :, None] * per_tap
+    some = np.broadcast_to(want != 0, got.shape)
+    assert off(got[some], np.broadcast_to(want, got.shape)[some]) < FOLDED
+
+
+def test_gptq(rng: np.random.Generator) -> None:
+    size = LONG // 32 * 32
+    x = np.full((5, size), 0.1, np.float32)
+    weight = np.full((size // 8, 16), 0x55555555, np.int32)
+    zeros = np.zeros((size // 32, 2), np.int32)
+    scales = np.full((size // 32, 16), 0.1, np.float32)
+    (got,) = run(
+        "mo.qmatmul_gptq",
+        [x, weight, zeros, scales],
+        [(np.float32, (5, 16))],
+        {"bits": 4, "group_size": 32},
+    )
+    element = float(np.float32(4) * np.float32(0.1))
+    assert off(got, np.full((5, 16), size * element * float(np.float32(0.1)))) < FOLDED

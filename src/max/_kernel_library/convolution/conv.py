@@ -11,7 +11,7 @@ Filters are `[taps…, C, F]`. bf16 is multiplied in pairs of neighbours where t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.convolution.convolve import MAX_RUNS, convolve
@@ -26,6 +26,7 @@ from max._kernel_library.convolution.filters import (
 from max._kernel_library.convolution.inputs import image_axes, pad_input, padded_sizes
 from max._kernel_library.convolution.patches import MAX_TAPS, Steps, Window
 from max._kernel_library.lowering import Arg, KernelCall, Operand, Workspace, product, view
+from max._kernel_library.products.blocking import is_long
 from max._kernel_library.tiles.strips import COLUMNS, Results, identity
 from max._kernel_library.tiles.tiling import Tiling
 from max.dtype import DType
@@ -34,6 +35,18 @@ MIN_RUN_LANES = 48
 """The minimum lanes of channels for reading patches with taps in the padding in place: checking each tap takes time."""
 VECTOR = 64
 """The maximum number of elements of a vector."""
+
+
+class Mode(NamedTuple):
+    """How the products of a convolution are computed.
+
+    Args:
+        reading: How patches are read; see `MODES` in `convolve`.
+        folds: Whether each K block has accumulators of its own; see `Tiling`.
+    """
+
+    reading: str
+    folds: bool
 
 
 @k.kernel
@@ -47,14 +60,14 @@ def conv(
     ctx: k.Context,
     steps: Steps,
     groups: int,
-    mode: str,
+    mode: Mode,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[N, D, H, W, F]` from `x` `[N, D, H, W, C]` and `weight` `[Q, R, S, C / groups, F]`."""
-    t = conv_tiling(ctx.target, x.dtype, weight.dtype)
+    t = conv_tiling(ctx.target, x.dtype, weight.dtype, mode.folds)
     stored = filter_tiling(ctx.target, weight.dtype, t)
     strips = packed.view(stored.lane)
-    how = mode_of(mode, x, t)
+    how = mode_of(mode.reading, x, t)
     pack_strips(strips, weight, groups, stored, ctx)
     if how != "in_place":
         pad(padded, x, steps.padding, groups, t, ctx)
@@ -76,14 +89,14 @@ def conv_packed(
     taps: Any,
     steps: Steps,
     groups: int,
-    mode: str,
+    mode: Mode,
     epilogue: Any = identity,
 ) -> None:
     """`conv` with a packed filter, `[groups * strips, elements]`, of `taps` `[Q, R, S]`."""
-    t = conv_tiling(ctx.target, x.dtype, weight.dtype)
+    t = conv_tiling(ctx.target, x.dtype, weight.dtype, mode.folds)
     stored = filter_tiling(ctx.target, weight.dtype, t)
     strips = weight.reshape(weight.size).view(stored.lane)
-    how = mode_of(mode, x, t)
+    how = mode_of(mode.reading, x, t)
     if how != "in_place":
         pad(padded, x, steps.padding, groups, t, ctx)
         ctx.barrier()
@@ -124,11 +137,11 @@ def convolve_image(
 
 
 @k.inline
-def mode_of(mode: str, x: Any, t: Tiling) -> str:
+def mode_of(reading: str, x: Any, t: Tiling) -> str:
     """How patches are read: elements that must be converted are not read in place."""
-    if mode == "in_place" and x.dtype != t.lane and t.pair == 1:
+    if reading == "in_place" and x.dtype != t.lane and t.pair == 1:
         return "padded"
-    return mode
+    return reading
 
 
 @k.inline
@@ -170,8 +183,8 @@ def _mode(
     kind: DType,
     steps: Steps,
     groups: int,
-) -> tuple[str, Workspace]:
-    """How patches are read (see `MODES` in `convolve`), and memory for a padded input.
+) -> tuple[Mode, Workspace]:
+    """How products are computed, and memory for a padded input.
 
     Args:
         x: The input.
@@ -184,18 +197,19 @@ def _mode(
     sums = sum_dtype(x.dtype, kind)
     pair = 2 if kind in (DType.bfloat16, DType.float16) else 1
     static = isinstance(channels, int) and all(isinstance(n, int) for n in taps)
+    folds = is_long(product((*taps, channels)) if static else None)
     padding = steps.padding[10 - 2 * len(x.shape) :]
     sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
     # a vector that is copied may begin at the last element
     padded = Workspace(sums, (product((x.shape[0], *sizes, x.shape[-1])) + VECTOR,))
     if not static or product(taps) > MAX_RUNS or channels % pair:
-        return "copied", padded
+        return Mode("copied", folds), padded
     unpadded = not any(padding)
     long_runs = channels // pair >= MIN_RUN_LANES and (unpadded or product(taps) <= MAX_TAPS)
     if long_runs or (unpadded and groups == 1):
         # other dtypes than that of the sums are converted first
-        return "in_place", Workspace(sums, (1,)) if x.dtype == sums else padded
-    return "padded", padded
+        return Mode("in_place", folds), Workspace(sums, (1,)) if x.dtype == sums else padded
+    return Mode("padded", folds), padded
 
 
 def _lower_conv(

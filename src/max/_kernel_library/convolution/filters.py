@@ -41,15 +41,18 @@ class Filter(NamedTuple):
     stored: Tiling
 
 
-def conv_tiling(target: Target, x: k.ScalarType, weight: k.ScalarType) -> Tiling:
+def conv_tiling(
+    target: Target, x: k.ScalarType, weight: k.ScalarType, folds: bool = False
+) -> Tiling:
     """The tiling of products: as of matrices, but small integers are summed in 32 bits.
 
     Args:
         target: The target.
         x: Element type of the input.
         weight: Element type of the filter.
+        folds: Whether each K block has accumulators of its own.
     """
-    t = tiling(target, x, weight)
+    t = tiling(target, x, weight, folds)
     if not t.sums.is_float and t.sums.bits < 32:
         return replace(t, sums=k.i32, lane=k.i32, width=target.width(k.i32))
     return t

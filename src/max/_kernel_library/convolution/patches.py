@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.convolution.inputs import inside
-from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
+from max._kernel_library.tiles.micro_kernels import add_sums, load_sums, store_sums
 from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
 
@@ -285,8 +285,9 @@ def multiply_patches(
         t: The tiling.
     """
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
-    if not first:
-        load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    if not t.folds:
+        if not first:
+            load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     for run in range(runs.first, runs.last):
         rows = rows_of_run(patches, run, runs.begin, height)
         done = (run - runs.first) * runs.length
@@ -299,4 +300,7 @@ def multiply_patches(
                 left = k.splat(rows[i][n], t.width)
                 sums[i, 0] = multiply_add(sums[i, 0], left, low)
                 sums[i, 1] = multiply_add(sums[i, 1], left, high)
+    if t.folds:
+        if not first:
+            add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)

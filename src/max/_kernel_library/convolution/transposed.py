@@ -19,13 +19,16 @@ from max import kernel as k
 from max._kernel_library.convolution.inputs import image_axes, pad_input
 from max._kernel_library.convolution.patches import Steps
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
-from max._kernel_library.tiles.micro_kernels import store_sums
+from max._kernel_library.products.blocking import is_long
+from max._kernel_library.tiles.micro_kernels import add_sums, load_sums, store_sums
 from max._kernel_library.tiles.strips import Results, identity
 from max._kernel_library.tiles.tiling import Matrix, multiply_add
 from max.dtype import DType
 
 MAX_HEIGHT, MAX_STRIP = 12, 32
 """The maximum number of positions of a tile, and of columns of a strip."""
+PIECE = 256
+"""The number of channels with accumulators of their own, where sums are folded."""
 
 
 @k.inline
@@ -84,6 +87,19 @@ def add_tap(sums: Any, a: Any, step: Any, b: Any, size: Any, height: int, width:
 
 
 @k.inline
+def add_long_tap(buffer: Any, a: Any, channels: Any, b: Any, height: int, width: int) -> None:
+    """`add_tap` to sums in memory: each piece of the channels has accumulators of its own, so that the error does not
+    grow with their number.
+    """
+    for begin in range(0, channels, PIECE):
+        sums = k.tile(buffer.dtype, (height, 2), width=width, fill=0)
+        size = k.min(channels - begin, PIECE)
+        add_tap(sums, a[begin:], channels, b[begin * (2 * width) :], size, height, width)
+        add_sums(sums, Matrix(buffer, 2 * width), height, 2, width)
+        store_sums(Matrix(buffer, 2 * width), sums, height, 2, width)
+
+
+@k.inline
 def store_positions(results: Results, sums: Any, buffer: Any, height: int, p: Positions) -> None:
     """Stores the results of a tile.
 
@@ -121,11 +137,13 @@ def conv_transpose(
     ctx: k.Context,
     steps: Steps,
     margin: Any,
+    folds: bool,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[N, 1, H, W, F]` from `x` `[N, 1, H, W, C]` and `weight` `[R, S, C, F]`.
 
-    `margin` is the padding of the copy of `x`: before and after H, before and after W.
+    `margin` is the padding of the copy of `x`: before and after H, before and after W. With `folds` the sums of each
+    tap are folded, as `Tiling.folds` describes.
     """
     width = ctx.target.width(padded.dtype)
     stride, dilation, padding = steps
@@ -155,6 +173,8 @@ def conv_transpose(
                 smaller = height - heights(ctx)[2]
                 if done == 0 and (remaining > smaller or smaller == 0):
                     sums = k.tile(padded.dtype, (height, 2), width=width, fill=0)
+                    if folds:
+                        store_sums(Matrix(buffer, 2 * width), sums, height, 2, width)
                     for r in range(taps[0]):
                         from_h = h + padding[0] - r * dilation[0]
                         if from_h % stride[0] == 0:
@@ -164,10 +184,15 @@ def conv_transpose(
                                 if from_w % stride[1] == 0:
                                     a = line + w + from_w // stride[1] + margin[2]
                                     b = filter_at + (r * taps[1] + s) * channels * (2 * width)
-                                    add_tap(
-                                        sums, padded[a * channels :], channels, packed[b:],
-                                        channels, height, width,
-                                    )  # fmt: skip
+                                    left, right = padded[a * channels :], packed[b:]
+                                    if folds:
+                                        add_long_tap(buffer, left, channels, right, height, width)
+                                    else:
+                                        add_tap(
+                                            sums, left, channels, right, channels, height, width
+                                        )
+                    if folds:
+                        load_sums(sums, Matrix(buffer, 2 * width), height, 2, width)
                     done = k.min(remaining, height)
                     tile = Positions(row + w * stride[1], stride[1], done, column, strip_columns)
                     store_positions(results, sums, buffer, height, tile)
@@ -213,9 +238,11 @@ def _lower_conv_transpose(
         view("operand", 1, weight, static=False),
         *(view("workspace", i, space, static=False) for i, space in enumerate(workspaces)),
     )
+    depth = product(weight.shape[:-1])
     params = {
         "steps": Steps(stride, dilation, padding),
         "margin": tuple(margin),
+        "folds": is_long(depth if isinstance(depth, int) else None),
     }
     return KernelCall(conv_transpose, args, params, epilogue=True, workspaces=workspaces)
 

@@ -44,6 +44,11 @@ FOLDED_SIZE = 4096
 then added to the sums in memory, so that the error does not grow with K but with the number of K blocks."""
 
 
+def is_long(size: object) -> bool:
+    """Whether a product may have a K above `FOLDED_SIZE`: if so, or if K is known only at run time."""
+    return not isinstance(size, int) or size > FOLDED_SIZE
+
+
 class Blocking(NamedTuple):
     """The division of a product into tasks.
 

@@ -55,14 +55,12 @@ class KBlock(NamedTuple):
         panel: The panel, flat, from its first column on, with `COLUMNS` columns per lane in k.
         depth: The number of lanes in k.
         first: Whether this is the first K block, which sets the sums instead of adding to them.
-        folds: Whether the sums of the K block begin at 0, and are added to those of earlier ones at the end.
     """
 
     rows: Any
     panel: Any
     depth: Any
     first: Any
-    folds: Any = False
 
 
 class PanelStep(NamedTuple):

@@ -70,6 +70,12 @@ def with_tile_height(t: Tiling) -> Tiling:
 
 
 @k.inline
+def part_memory(ctx: Any) -> Any:
+    """Scratch memory for the sums of a K block; see `multiply_amx`."""
+    return ctx.scratch(k.f32, (2 * HEIGHT * COLUMNS,))
+
+
+@k.inline
 def copy_tiles(packed: Any, rows: Any) -> None:
     """Copies rows to tiles, with zeros for the tails along k and for rows past the last one.
 
@@ -104,8 +110,9 @@ def zero_panel_tail(panel: Any, count: Any) -> None:
 
 @k.inline
 def multiply_amx(
-    tiles: Any, c: Any, packed: Any, panel: Any, steps: Any, first: Any, high: int, ahead: Ahead
-) -> None:
+    tiles: Any, c: Any, packed: Any, panel: Any, steps: Any, first: Any, high: int, ahead: Ahead,
+    part: Any = None,
+) -> None:  # fmt: skip
     """Multiplies 16 or 32 rows by the columns of a panel.
 
     Args:
@@ -117,8 +124,10 @@ def multiply_amx(
         first: Whether this is the first K block.
         high: Tiles of rows, 1 or 2.
         ahead: The data to prefetch.
+        part: Memory for the sums of this K block, `2 * HEIGHT * COLUMNS` elements; they begin at 0, and are added to
+            those of earlier K blocks at the end. None: they are added up in the tiles.
     """
-    if first:
+    if first or part is not None:
         for i in k.static_range(2 * high):
             tiles.zero(i)
     else:
@@ -142,5 +151,12 @@ def multiply_amx(
             tiles.load(5, packed, (steps + n) * TILE, stride=DEPTH)
             tiles.dot(2, 5, 6, k.bf16)
             tiles.dot(3, 5, 7, k.bf16)
+    sums = c if part is None else part
     for i in k.static_range(2 * high):
-        tiles.store(i, c, i // 2 * HEIGHT * COLUMNS + i % 2 * 16, stride=COLUMNS)
+        tiles.store(i, sums, i // 2 * HEIGHT * COLUMNS + i % 2 * 16, stride=COLUMNS)
+    if part is not None:
+        for i in range(0, high * HEIGHT * COLUMNS, 16):
+            total = part.load(i, width=16)
+            if not first:
+                total = c.load(i, width=16) + total
+            c.store(i, value=total)

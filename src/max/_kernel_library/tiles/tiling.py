@@ -31,6 +31,8 @@ class Tiling:
         width: Lanes of a vector.
         height: Rows of the register tile.
         gemv_rows: Rows of A per pass of the GEMV path, which reads B unpacked.
+        folds: Whether each K block has accumulators of its own, which are then added to the sums in memory; see
+            `max._kernel_library.products.blocking.FOLDED_SIZE`.
     """
 
     sums: k.ScalarType
@@ -39,6 +41,7 @@ class Tiling:
     width: int
     height: int
     gemv_rows: int
+    folds: bool = False
 
     @property
     def step(self) -> int:
@@ -46,13 +49,14 @@ class Tiling:
         return self.width * self.pair
 
 
-def tiling(target: Target, a: k.ScalarType, b: k.ScalarType) -> Tiling:
+def tiling(target: Target, a: k.ScalarType, b: k.ScalarType, folds: bool = False) -> Tiling:
     """The tiling for operands of two element types: accumulators of the wider one, at least f32 for floats.
 
     Args:
         target: The target.
         a: Element type of the left operand.
         b: Element type of the right operand.
+        folds: Whether each K block has accumulators of its own.
     """
     sums = a if a.bits >= b.bits else b
     if sums.is_float and sums.bits < 32:
@@ -60,7 +64,7 @@ def tiling(target: Target, a: k.ScalarType, b: k.ScalarType) -> Tiling:
     pairs = a is k.bf16 and b is k.bf16 and bool(target.dot_bf16_lanes(target.width(k.f32)))
     height, gemv_rows = (12, 4) if target.registers >= 32 else (6, 2)
     lane, pair = (k.i32, 2) if pairs else (sums, 1)
-    return Tiling(sums, lane, pair, target.width(sums), height, gemv_rows)
+    return Tiling(sums, lane, pair, target.width(sums), height, gemv_rows, folds)
 
 
 class Matrix(NamedTuple):

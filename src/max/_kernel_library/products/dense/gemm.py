@@ -19,12 +19,12 @@ from max import kernel as k
 from max._kernel_library.products.blocking import (
     BLOCK_ROWS,
     BLOCK_SUMS,
-    FOLDED_SIZE,
     LANES_K,
     STEP,
     Blocking,
     Task,
     cut_depth,
+    is_long,
     next_panel,
     plan,
     taller_from,
@@ -78,8 +78,9 @@ def multiply_rows(
     """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
     a = x.rows
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
-    if not (x.first or x.folds):
-        load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    if not t.folds:
+        if not x.first:
+            load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     rows = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
     # a widened panel has two steps per row of pairs, so each step prefetches half a row
     widens = ahead.dtype != x.panel.dtype
@@ -88,8 +89,9 @@ def multiply_rows(
         lambda n: multiply_step(sums, a.elements, rows, x.panel, n, height, t),  # pyright: ignore[reportUnknownLambdaType]
         x, row, height, ahead, prefetches, lines=lines,
     )  # fmt: skip
-    if x.folds and not x.first:
-        add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    if t.folds:
+        if not x.first:
+            add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 
 
@@ -108,6 +110,23 @@ def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
     whole_pairs = DType.bfloat16 not in (x, panels) or (is_static and inner % 2 == 0)
     shares_sets = is_static and inner * x.size_in_bytes % SET_PERIOD == 0
     return whole_pairs and not shares_sets
+
+
+class InnerSize(NamedTuple):
+    """What kernels know of K at compile time.
+
+    Args:
+        in_place: Whether rows are read in place; see `reads_rows_in_place`.
+        folds: Whether each K block has accumulators of its own; see `Tiling`.
+    """
+
+    in_place: bool
+    folds: bool
+
+
+def inner_size(x: DType, panels: DType, inner: object) -> InnerSize:
+    """The facts of K; see `reads_rows_in_place`."""
+    return InnerSize(reads_rows_in_place(x, panels, inner), is_long(inner))
 
 
 class GemmMemory(NamedTuple):
@@ -180,7 +199,7 @@ def gemm_task(
             left, stride = memory.copy[n % held * task.rows * COPY_STRIDE :], k.i64(COPY_STRIDE)
         ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
         left_rows = DenseRows(left, stride, task.rows - 1)
-        x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0, size > FOLDED_SIZE)
+        x = KBlock(left_rows, memory.wide if widens else panel, depth, n == 0)
         step = PanelStep(x, strip, blocks, n, ahead)
         taller = taller_from(task.rows, t)
         multiply_panel(

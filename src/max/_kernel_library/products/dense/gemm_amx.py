@@ -32,6 +32,7 @@ from max._kernel_library.tiles.amx_tiles import (
     Ahead,
     copy_tiles,
     multiply_amx,
+    part_memory,
 )
 from max._kernel_library.tiles.strips import Results, prefetch_strip, store_strip
 from max._kernel_library.tiles.tiling import Tiling
@@ -55,7 +56,7 @@ first pass prefetches all of it.
 @k.inline
 def multiply_tiles(
     tiles: Any, sums: Any, left: Any, panel: Any, steps: Any, first: Any, remaining: Any, tile: Any,
-    spread: Any, ahead: Any,
+    spread: Any, ahead: Any, part: Any,
 ) -> None:  # fmt: skip
     """Multiplies one or two row tiles by a panel; the passes share the prefetches of the next panel.
 
@@ -70,33 +71,37 @@ def multiply_tiles(
         tile: The index of the pass over the rows.
         spread: Whether several passes share the prefetches.
         ahead: The next panel, flat.
+        part: Memory for the sums of a K block; see `multiply_amx`.
     """
     single = remaining <= HEIGHT
     prefetching = k.i64(SPREAD) if spread else k.i64(1)
     for high in k.static_range(1, 3):
         if single == (high == 1):
             if tile >= prefetching:
-                multiply_amx(tiles, sums, left, panel, steps, first, high, Ahead(ahead, tile, 0))
+                multiply_amx(tiles, sums, left, panel, steps, first, high, Ahead(ahead, tile, 0), part)
             elif spread:
-                part = Ahead(ahead, tile, LINES // SPREAD)
-                multiply_amx(tiles, sums, left, panel, steps, first, high, part)
+                share = Ahead(ahead, tile, LINES // SPREAD)
+                multiply_amx(tiles, sums, left, panel, steps, first, high, share, part)
             else:
                 whole = Ahead(ahead, tile, LINES)
-                multiply_amx(tiles, sums, left, panel, steps, first, high, whole)
+                multiply_amx(tiles, sums, left, panel, steps, first, high, whole, part)
 
 
 class AmxMemory(NamedTuple):
-    """Scratch memory of a worker: sums, and the tiles of a K block of rows."""
+    """Scratch memory of a worker: sums, the tiles of a K block of rows, and the sums of a K block or None."""
 
     sums: Any
     rows: Any
+    part: Any
 
 
 @k.inline
-def amx_memory(ctx: Any) -> AmxMemory:
+def amx_memory(folds: bool, ctx: Any) -> AmxMemory:
     """The scratch memory of a launch; see `gemm_panels_amx`."""
     return AmxMemory(
-        ctx.scratch(k.f32, (BLOCK_SUMS,)), ctx.scratch(k.bf16, (BLOCK_ROWS * BLOCK_DEPTH,))
+        ctx.scratch(k.f32, (BLOCK_SUMS,)),
+        ctx.scratch(k.bf16, (BLOCK_ROWS * BLOCK_DEPTH,)),
+        part_memory(ctx) if folds else None,
     )
 
 
@@ -124,8 +129,9 @@ def gemm_task_amx(
                 if n == blocks - 1:
                     prefetch_strip(results, task.row + row, task.strip + strip, ROWS)
                 multiply_tiles(
-                    tiles, sums, left, panel, steps, n == 0, remaining, tile, spread, ahead
-                )
+                    tiles, sums, left, panel, steps, n == 0, remaining, tile, spread, ahead,
+                    memory.part,
+                )  # fmt: skip
                 if n == blocks - 1:
                     done = k.min(remaining, ROWS)
                     store_strip(results, sums, task.row + row, done, task.strip + strip)
@@ -143,7 +149,7 @@ def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) 
         ctx: The context.
     """
     rows, strips = a.shape[0], panels.shape[0]
-    memory = amx_memory(ctx)
+    memory = amx_memory(t.folds, ctx)
     tall = replace(t, height=ROWS)
     task_tiles, task_panels = plan(
         rows, strips * COLUMNS, ctx.num_workers, tall, BLOCK_ROWS, BLOCK_SUMS

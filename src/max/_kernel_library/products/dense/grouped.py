@@ -16,7 +16,7 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.operand_checks import check_size
-from max._kernel_library.products.blocking import LANES_K
+from max._kernel_library.products.blocking import FOLDED_SIZE, LANES_K, is_long
 from max._kernel_library.products.dense.matmul import (
     BLOCK_ROWS,
     GEMV_PASSES,
@@ -27,7 +27,11 @@ from max._kernel_library.products.dense.matmul import (
     gemm_block,
     pack_row_tile,
 )
-from max._kernel_library.products.dense.unpacked_gemv import multiply_rows_of_b
+from max._kernel_library.products.dense.unpacked_gemv import (
+    DOT_PIECE,
+    multiply_long_rows_of_b,
+    multiply_rows_of_b,
+)
 from max._kernel_library.products.groups import (
     GroupOperands,
     Groups,
@@ -77,9 +81,11 @@ def grouped_matmul(
     group_operands: GroupOperands,
     workspace: k.InOut,
     ctx: k.Context,
+    *,
+    any_size: bool,
 ) -> None:
     """`out[i] = w[experts[g]] @ x[i]` for each row `i` of group `g`; `x` is `[M, K]`, `w` `[experts, N, K]`. Rows
-    outside all groups are 0.
+    outside all groups are 0. Without `any_size`, K is at most `FOLDED_SIZE`.
     """
     t = tiling(ctx.target, x.dtype, w.dtype)
     in_tiles = amx_tiles.takes_tiles(ctx.target, t)
@@ -87,7 +93,10 @@ def grouped_matmul(
         t = amx_tiles.with_tile_height(t)
     max_rows = BLOCK_ROWS // t.height * t.height
     size, columns = x.shape[1], out.shape[1]
-    c = ctx.scratch(t.sums, (max(max_rows * 2 * t.width, GEMV_PASSES * t.gemv_rows * COLUMNS),))
+    # on the GEMV path the sums of a task, then those of a piece along k
+    part_at = GEMV_PASSES * t.gemv_rows * COLUMNS
+    c = ctx.scratch(t.sums, (max(max_rows * 2 * t.width, 2 * part_at),))
+    part = amx_tiles.part_memory(ctx) if in_tiles and any_size else None
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
     check_size("the result", out.shape[0], x.shape[0])
@@ -120,8 +129,9 @@ def grouped_matmul(
             for j in range(0, count, 2 * t.width):
                 width = k.min(count - j, 2 * t.width)
                 right = Strip(
-                    w[group.expert, column + j :], True, width, panel, size, block, 2 * t.width
-                )
+                    w[group.expert, column + j :], True, width, panel, size, block, 2 * t.width,
+                    any_size and size > FOLDED_SIZE, part,
+                )  # fmt: skip
                 for first in range(0, tiles, max_rows // t.height):
                     last = k.min(first + max_rows // t.height, tiles)
                     left = PackedRows(packed[base:], tiles, first, last)
@@ -134,7 +144,11 @@ def grouped_matmul(
                     )
         elif group.rows > 0:
             rows = x[group.first : group.first + group.rows]
-            multiply_rows_of_b(Matrix(c, COLUMNS), rows, w[group.expert, column:], count, t)
+            right_rows = w[group.expert, column:]
+            if any_size and size > DOT_PIECE:
+                multiply_long_rows_of_b(c, k.i64(COLUMNS), rows, right_rows, count, c[part_at:], t)
+            else:
+                multiply_rows_of_b(Matrix(c, COLUMNS), rows, right_rows, count, t)
             store_block(out, c, COLUMNS, group.first, group.rows, column, count, t.width)
     if in_tiles:
         if groups.max_rows > limit:
@@ -161,7 +175,7 @@ def lower_grouped(operands: Sequence[Operand], results: Sequence[Operand]) -> Ke
         *(view("operand", i, operands[i], static=False) for i in (2, 3, 4)),
         view("workspace", 0, workspace, static=False),
     )
-    return KernelCall(grouped_matmul, args, workspaces=(workspace,))
+    return KernelCall(grouped_matmul, args, {"any_size": is_long(size)}, workspaces=(workspace,))
 
 
 def _lower_grouped(

@@ -17,7 +17,7 @@ from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.products.blocking import Blocking, Task, plan
 from max._kernel_library.products.dense import gemm_amx
-from max._kernel_library.products.dense.gemm import gemm_memory, gemm_task, reads_rows_in_place
+from max._kernel_library.products.dense.gemm import InnerSize, gemm_memory, gemm_task, inner_size
 from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD, gemv_by_panel
 from max._kernel_library.products.groups import (
     GroupOperands,
@@ -46,7 +46,7 @@ def grouped_panels(
     group_operands: GroupOperands,
     *extra: k.InOut,
     ctx: k.Context,
-    in_place: bool,
+    inner: InnerSize,
     parts: Parts,
     epilogue: Any = identity_of_parts,
 ) -> None:
@@ -54,9 +54,9 @@ def grouped_panels(
     panels expert after expert.
 
     There is one part of one or two products (`max._kernel_library.tiles.strips`). Sums of rows outside all groups are
-    0. For `in_place` see `reads_rows_in_place`.
+    0.
     """
-    t = tiling(ctx.target, x.dtype, panels.dtype)
+    t = tiling(ctx.target, x.dtype, panels.dtype, inner.folds)
     results = Results(out, extra, epilogue, t.width, parts)
     strips = k.ceildiv(out.shape[1], COLUMNS // parts[0][0])
     groups = read_groups(group_operands, x.shape[0], panels.shape[0] // k.max(strips, 1))
@@ -75,7 +75,7 @@ def grouped_panels(
     store_rows_of_no_group(results, c, ROW_THRESHOLD, groups, x.shape[0], strips, ctx)
 
     matrix_tiles = x.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
-    direct = in_place and (t.pair == 2 or x.dtype == t.lane)
+    direct = inner.in_place and (t.pair == 2 or x.dtype == t.lane)
     tall = replace(t, height=gemm_amx.ROWS if matrix_tiles else t.height)
     if groups.max_rows > limit:
         # groups already divide the work, so large tasks, which read the least memory, keep all workers busy
@@ -84,7 +84,7 @@ def grouped_panels(
         b = Blocking(groups.max_rows, strips, tall.height, task_tiles, task_panels)
         tiles = k.matrix_tiles(gemm_amx.SHAPES)
         if matrix_tiles:
-            memory = gemm_amx.amx_memory(ctx)
+            memory = gemm_amx.amx_memory(t.folds, ctx)
             tiles.configure()
         else:
             memory = gemm_memory(panels, direct, t, ctx)
@@ -127,11 +127,11 @@ def lower_grouped_panels(
         attributes: Its `parts`.
     """
     x, panels = operands[:2]
-    in_place = reads_rows_in_place(x.dtype, panels.dtype, x.shape[1])
+    inner = inner_size(x.dtype, panels.dtype, x.shape[1])
     args = (
         view("result", 0, results[0], static=False),
         *(view("operand", i, operands[i], static=False) for i in range(5)),
         *further_results(results),
     )
-    params = {"in_place": in_place, "parts": attributes["parts"], "epilogue": identity_of_parts}
+    params = {"inner": inner, "parts": attributes["parts"], "epilogue": identity_of_parts}
     return KernelCall(grouped_panels, args, params, epilogue=True)

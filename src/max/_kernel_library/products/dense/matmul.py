@@ -82,6 +82,7 @@ class Strip(NamedTuple):
         block: The number of elements along k of a K block.
         next_strip: The distance in columns to the strip that the worker is likely to process next.
         folds: Whether the sums of each K block begin at 0, and are added to those of earlier ones at the end.
+        part: Memory for the sums of a K block in matrix tiles, if these are folded; see `amx_tiles.multiply_amx`.
     """
 
     elements: Any
@@ -92,6 +93,7 @@ class Strip(NamedTuple):
     block: Any
     next_strip: Any
     folds: Any = False
+    part: Any = None
 
 
 @k.inline
@@ -197,7 +199,7 @@ def multiply_matrix_tiles(
             if (a.last - tile == 1) == (high == 1):
                 amx_tiles.multiply_amx(
                     tiles, sums, left, strip.panel.view(k.bf16), steps, begin == 0, high,
-                    amx_tiles.Ahead(None, 0, 0),
+                    amx_tiles.Ahead(None, 0, 0), strip.part,
                 )  # fmt: skip
 
 
@@ -307,6 +309,7 @@ def matmul(
     part_at = part_room(t)
     c = ctx.scratch(t.sums, (max(max_rows * 2 * t.width, 2 * part_at + 4 * t.width),))
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
+    part = amx_tiles.part_memory(ctx) if in_tiles and any_size else None
     packed = workspace.view(t.lane)
 
     gemm = rows > (0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows)
@@ -355,7 +358,7 @@ def matmul(
             left = PackedRows(packed[batch * packed_size :], tiles, first, last)
             ahead = 2 * t.width * ctx.num_workers
             folds = any_size and size > FOLDED_SIZE
-            strip = Strip(right, transpose_b, count, panel, size, block, ahead, folds)
+            strip = Strip(right, transpose_b, count, panel, size, block, ahead, folds, part)
             gemm_block(Matrix(c, stride), left, strip, matrix_tiles if in_tiles else None, t)
         elif transpose_b:
             if any_size and size > DOT_PIECE:

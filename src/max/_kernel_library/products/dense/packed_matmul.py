@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Limit, Operand, product, view
-from max._kernel_library.products.blocking import FOLDED_SIZE, LANES_K, STEP, cut_depth
-from max._kernel_library.products.dense.gemm import gemm_panels, reads_rows_in_place
+from max._kernel_library.products.blocking import LANES_K, STEP, cut_depth
+from max._kernel_library.products.dense.gemm import InnerSize, gemm_panels, inner_size
 from max._kernel_library.products.dense.gemm_amx import gemm_panels_amx
 from max._kernel_library.products.dense.panels import storage, widened
 from max._kernel_library.products.row_norms import Norm, NormOperands, norm_arguments, normalise
@@ -59,9 +59,44 @@ class GemvRows(NamedTuple):
 
 
 @k.inline
-def gemv_panel(
-    c: Any, a: GemvRows, panel: Any, first: Any, rows: int, vectors: int, t: Tiling
+def add_lanes(
+    sums: Any, a: GemvRows, panel: Any, begin: Any, end: Any, last: Any, rows: int, vectors: int,
+    t: Tiling,
 ) -> None:  # fmt: skip
+    """Adds the products of lanes `[begin, end)` of a panel, and where `last` of an odd last element; see
+    `gemv_panel`.
+    """
+    stored = storage(k.target(), panel.dtype)
+    b = panel.view(stored.lane)
+    size = a.size
+    words = a.elements.view(k.i32) if t.pair == 2 else a.elements
+    begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
+    for n in range(begin, end):
+        for v in k.static_range(vectors):
+            right = b.load(n * COLUMNS + v * t.width, width=t.width)
+            if stored.pair == 1 or t.pair == 2:
+                for r in k.static_range(rows):
+                    left = k.splat(words[begins[r] + n], t.width)
+                    sums[r, v] = multiply_add(sums[r, v], left, right)
+            else:
+                both = widened(right, panel.dtype)
+                for r in k.static_range(rows):
+                    pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
+                    for i in k.static_range(2):
+                        sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
+    if stored.pair != t.pair:
+        if size % 2 == 1 and last:
+            # the last element of an odd K has no pair
+            for v in k.static_range(vectors):
+                right = b.load(size // 2 * COLUMNS + v * t.width, width=t.width)
+                both = widened(right, panel.dtype)
+                for r in k.static_range(rows):
+                    left = k.splat(k.f32(a.elements[begins[r] + size - 1]), t.width)
+                    sums[r, v] = k.fma(left, both[0], sums[r, v])
+
+
+@k.inline
+def gemv_panel(c: Any, a: GemvRows, panel: Any, rows: int, vectors: int, t: Tiling) -> None:
     """Multiplies `rows` rows of A by some vectors of columns of a panel, a single stream for the hardware prefetcher.
 
     Register budget: rows × vectors accumulators (16 at most), a vector of B (two if B is widened) and a broadcast
@@ -70,50 +105,27 @@ def gemv_panel(
     Args:
         c: The sums, `COLUMNS` per row.
         a: The rows.
-        panel: The panel.
-        first: The index of the first column in the panel.
+        panel: The panel, from the first of the columns on.
         rows: The number of rows per pass.
         vectors: The number of vectors of columns.
         t: The tiling.
     """
-    stored = storage(k.target(), panel.dtype)
-    b = panel.view(stored.lane)
-    size = a.size
-    words = a.elements.view(k.i32) if t.pair == 2 else a.elements
-    begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
-    depth = size // stored.pair
-    blocks, block = k.i64(1), depth
-    if size > FOLDED_SIZE:
+    depth = a.size // storage(k.target(), panel.dtype).pair
+    target = Matrix(c, COLUMNS)
+    if t.folds:
         # the K blocks of the GEMM path, whose results are the same to the last bit
-        cut = cut_depth(size, LANES_K * t.pair, STEP)
-        blocks = cut[0]
-        block = cut[1] // stored.pair
-    for number in range(blocks):
+        cut = cut_depth(a.size, LANES_K * t.pair, STEP)
+        block = cut[1] // storage(k.target(), panel.dtype).pair
+        for number in range(cut[0]):
+            sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+            end = k.min(number * block + block, depth)
+            add_lanes(sums, a, panel, number * block, end, number == cut[0] - 1, rows, vectors, t)
+            if number > 0:
+                add_sums(sums, target, rows, vectors, t.width)
+            store_sums(target, sums, rows, vectors, t.width)
+    else:
         sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
-        for n in range(number * block, k.min(number * block + block, depth)):
-            for v in k.static_range(vectors):
-                right = b.load(n * COLUMNS + first + v * t.width, width=t.width)
-                if stored.pair == 1 or t.pair == 2:
-                    for r in k.static_range(rows):
-                        left = k.splat(words[begins[r] + n], t.width)
-                        sums[r, v] = multiply_add(sums[r, v], left, right)
-                else:
-                    both = widened(right, panel.dtype)
-                    for r in k.static_range(rows):
-                        pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
-                        for i in k.static_range(2):
-                            sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
-        if stored.pair != t.pair and size % 2 == 1 and number == blocks - 1:
-            # the last element of an odd K has no pair
-            for v in k.static_range(vectors):
-                right = b.load(size // 2 * COLUMNS + first + v * t.width, width=t.width)
-                both = widened(right, panel.dtype)
-                for r in k.static_range(rows):
-                    left = k.splat(k.f32(a.elements[begins[r] + size - 1]), t.width)
-                    sums[r, v] = k.fma(left, both[0], sums[r, v])
-        target = Matrix(c[first:], COLUMNS)
-        if number > 0:
-            add_sums(sums, target, rows, vectors, t.width)
+        add_lanes(sums, a, panel, 0, depth, True, rows, vectors, t)
         store_sums(target, sums, rows, vectors, t.width)
 
 
@@ -133,7 +145,9 @@ def gemv_by_panel(c: Any, a: Any, panel: Any, t: Tiling) -> None:
                 # a run-time loop, so that one copy of the code serves all columns
                 for first in range(0, COLUMNS, vectors * t.width):
                     pass_rows = GemvRows(flat[i * size :], size, remaining)
-                    gemv_panel(c[i * COLUMNS :], pass_rows, panel, first, count, vectors, t)
+                    columns = panel[first * storage(k.target(), panel.dtype).pair :]
+                    sums = c[i * COLUMNS + first :]
+                    gemv_panel(sums, pass_rows, columns, count, vectors, t)
                 done = k.min(remaining, count)
         i += done
 
@@ -175,18 +189,18 @@ def matmul_panels(
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
-    in_place: bool,
+    inner: InnerSize,
     parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
 
-    Up to `row_threshold` rows take the GEMV path. For `in_place` see `reads_rows_in_place`. With `parts` there
-    are several products; see `max._kernel_library.tiles.strips`.
+    Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
+    `max._kernel_library.tiles.strips`.
     """
-    t = tiling(ctx.target, a.dtype, panels.dtype)
+    t = tiling(ctx.target, a.dtype, panels.dtype, inner.folds)
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_dense(results, a, panels, row_threshold, in_place, t, ctx)
+    multiply_dense(results, a, panels, row_threshold, inner.in_place, t, ctx)
 
 
 @k.kernel
@@ -198,16 +212,16 @@ def matmul_normalised(
     row_threshold: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
-    in_place: bool,
+    inner: InnerSize,
     norm: Norm,
     parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
     """`matmul_panels` on the RMS norm of `a`; see `max._kernel_library.products.row_norms`."""
     rows = normalise(a, norm_operands, norm, ctx)
-    t = tiling(ctx.target, a.dtype, panels.dtype)
+    t = tiling(ctx.target, a.dtype, panels.dtype, inner.folds)
     results = Results(out, extra, epilogue, t.width, parts)
-    multiply_dense(results, rows, panels, row_threshold, in_place, t, ctx)
+    multiply_dense(results, rows, panels, row_threshold, inner.in_place, t, ctx)
 
 
 def lower_matmul(
@@ -231,8 +245,7 @@ def lower_matmul(
         Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
-    in_place = reads_rows_in_place(x.dtype, operands[1].dtype, inner)
-    params = {"in_place": in_place, **norm_params}
+    params = {"inner": inner_size(x.dtype, operands[1].dtype, inner), **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
     kernel = matmul_normalised if memory else matmul_panels

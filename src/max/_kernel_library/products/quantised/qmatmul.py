@@ -83,16 +83,17 @@ def qmatmul(out: k.Output, x: k.Input, w: k.Input, ctx: k.Context, *, encoding: 
 
 @k.inline
 def add_outer(sums: Any, x: Any, w: Any, depth: Any, rows: int, width: int) -> None:
-    """Adds the products of rows of `x` with decoded inputs `w` `[depth, width]` to `sums` `[rows, width]`."""
-    acc = k.tile(k.f32, (rows,), width=width)
-    for r in k.static_range(rows):
-        acc[r] = sums.load(r, 0, width=width)
+    """Adds the products of rows of `x` with decoded inputs `w` `[depth, width]` to `sums` `[rows, width]`.
+
+    The products are added up first, so that the error does not grow with K.
+    """
+    acc = k.tile(k.f32, (rows,), width=width, fill=0.0)
     for p in range(depth):
         right = w.load(p, 0, width=width)
         for r in k.static_range(rows):
             acc[r] = k.fma(k.splat(k.f32(x[r, p]), width), right, acc[r])
     for r in k.static_range(rows):
-        sums.store(r, 0, value=acc[r])
+        sums.store(r, 0, value=sums.load(r, 0, width=width) + acc[r])
 
 
 @k.kernel
