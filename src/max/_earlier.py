@@ -187,19 +187,19 @@ _LIB_NAMES = {
 }  # fmt: skip
 
 _KERNELS = {
-    name: f"max.nn.{module}"
-    for module, names in {
-        "_row_statistics": "apply_qk_rms_norm mtp_eh_norm row_mean_of_squares row_mean_of_squares_qk",
-        "_logit_masks": "apply_packed_bitmask apply_packed_bitmask_with_penalties argmax_with_bias top_k_per_row "
-        "topk_topp_masked_probs",
-        "_routing": "moe_finalize moe_router_group_limited",
-        "_ragged_rope": "rope_ragged rope_ragged_with_position_ids",
-        "_cache_rows": "rms_norm_value_cache",
-        "_cache_stores": "inplace_memcpy kv_cache_store_paged_padded kv_cache_store_paged_ragged "
-        "scatter_nd_skip_oob_indices sliced_add store_k_cache_padded store_k_cache_ragged "
+    name: f"max.nn.kernels.{family}"
+    for family, names in {
+        "attention": "flash_attention_padded_kv_cache",
+        "cache": "kv_cache_store_paged_padded kv_cache_store_paged_ragged store_k_cache_padded store_k_cache_ragged "
         "store_v_cache_ragged",
-        "_fused_attention": "ceildiv flash_attention_padded_kv_cache fused_qk_ragged_rms_norm "
-        "fused_qk_rms_norm_rope_ragged fused_qkv_padded_matmul rope_split_store_ragged",
+        "experts": "moe_finalize moe_router_group_limited",
+        "indexing": "inplace_memcpy scatter_nd_skip_oob_indices sliced_add ceildiv",
+        "logits": "apply_packed_bitmask apply_packed_bitmask_with_penalties argmax_with_bias top_k_per_row "
+        "topk_topp_masked_probs",
+        "norms": "apply_qk_rms_norm mtp_eh_norm row_mean_of_squares row_mean_of_squares_qk rms_norm_value_cache "
+        "fused_qk_ragged_rms_norm",
+        "projections": "fused_qkv_padded_matmul",
+        "rope": "rope_ragged rope_ragged_with_position_ids fused_qk_rms_norm_rope_ragged rope_split_store_ragged",
     }.items()
     for name in names.split()
 }  # fmt: skip
@@ -274,7 +274,7 @@ NAMES: dict[str, dict[str, str]] = {
         "build_max_lengths_tensors": "max.nn.kv_cache.utils",
     },
     "max.nn.kv_cache.cache_params": {**_PARAMS},
-    "max.nn.quant_config": {**_SCALES, "ceildiv": "max.nn._fused_attention"},
+    "max.nn.quant_config": {**_SCALES, "ceildiv": "max.nn.kernels.indexing"},
     "max.nn.layer": {
         "LayerV2": "max.nn.layer.Module",
         "MissingLayer": "max.nn.identity.MissingLayer",

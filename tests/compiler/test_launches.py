@@ -19,7 +19,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.mlir import DimExpr
-from max.nn.recurrence import causal_conv_ragged
+from max.nn.kernels.recurrence import causal_conv_ragged
 
 DEVICE = DeviceRef.CPU()
 F32 = DType.float32

@@ -23,7 +23,7 @@ from max.engine import InferenceSession, Model
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.graph.ops._stage import stage, stage_declared
 from max.nn import kernels
-from max.nn.recurrence import gated_delta_rule as delta_rule
+from max.nn.kernels.recurrence import gated_delta_rule as delta_rule
 from tests.guarded import Margins
 from tests.tolerance import assert_close
 

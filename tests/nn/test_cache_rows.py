@@ -11,7 +11,7 @@ import torch
 
 from max.dtype import DType
 from max.dtype.blocks import decode, encode
-from max.graph import Dim, ops
+from max.graph import Dim, Graph, TensorType, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.nn import kernels
 from max.nn.attention import MHAMaskVariant
@@ -115,6 +115,33 @@ def test_adding_to_the_last_sequences(rng: np.random.Generator, backend: str, fi
         before[side][begin:] += a[:, 16 * side : 16 * side + 16]
         assert_close(rows_of(batch, side), before[side])
     assert longest == 7
+
+
+def test_a_graph_that_adds_to_sequences_is_staged_alike_again() -> None:
+    """Programs on the disk are found by the text of their graph."""
+    params = KVCacheParams(DType.float32, 2, 8, page_size=4)
+    types: list[Any] = [
+        TensorType(DType.float32, ["rows", 32], CPU_REF),
+        TensorType(DType.uint32, [], CPU_REF),
+        TensorType(DType.uint32, ["offsets"], CPU_REF),
+        *paged_cache_types(params, 2, CPU_REF),
+    ]
+    texts: list[str] = []
+    for _ in range(2):
+        with Graph("g", input_types=types) as graph:
+            a, first, offsets, *cache = graph.inputs
+            for layer in range(2):
+                kernels.kv_cache_ragged_radd(
+                    params,
+                    a.tensor,
+                    PagedCacheValues.of(cache),
+                    offsets.tensor,
+                    first.tensor,
+                    layer,
+                )
+            graph.output()
+        texts.append(str(graph))
+    assert texts[0] == texts[1]
 
 
 def windows(batch: PagedBatch, size: int) -> list[tuple[list[int], list[int]]]:

@@ -11,7 +11,7 @@ import pytest
 from max import _interpreter
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType
-from max.nn._latent_plan import Expansion, plan_latents
+from max.nn.kernels.latents import Expansion, plan_latents
 
 DEVICE = DeviceRef.CPU()
 CHEAP = Expansion(rank=8, plain=3, value=4)

@@ -375,9 +375,7 @@ def test_mistakes() -> None:
         x, w, *rest = (value.tensor for value in graph.inputs)
         with pytest.raises(ValueError, match="x is .*63.*the last dimensions must be equal"):
             kernels.grouped_matmul_ragged(x, w, *rest)
-        with pytest.raises(
-            ValueError, match=r"expected \[rows, in_dim\] and \[experts, out_dim, in_dim\]"
-        ):
+        with pytest.raises(ValueError, match="weight is .* expected rank 3"):
             kernels.grouped_matmul_ragged(x, x, *rest)
         with pytest.raises(ValueError, match="moe.indices: ids is .* expected rank 1"):
             kernels.moe_create_indices(ops.cast(x, DType.int32), 8)

@@ -11,7 +11,7 @@ from max._interpreter import REFERENCES
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType
-from max.nn.recurrence import (
+from max.nn.kernels.recurrence import (
     causal_conv_ragged,
     gated_delta_rule,
     selective_scan_ragged,

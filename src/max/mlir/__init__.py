@@ -68,7 +68,9 @@ if TYPE_CHECKING:
         verify_module,
         walk,
     )
+    from max.mlir.operand import Operand
     from max.mlir.operation import OPS, MoOp, OpSpec, build, infer_types
+    from max.mlir.ops.cache import check_window
     from max.mlir.ops.control import (
         CallOp,
         GraphOp,
@@ -107,7 +109,9 @@ _NAMES = {
         "MO ParseError VerifyError block_of clone_module entry graphs new_module parse_module print_module resources "
         "subgraphs verify_module walk"
     ),
+    "max.mlir.operand": "Operand",
     "max.mlir.operation": "MoOp OPS OpSpec build infer_types",
+    "max.mlir.ops.cache": "check_window",
     "max.mlir.ops.control": "CallOp GraphOp IfOp SubgraphOp WhileOp bind_call control_callees substitute_type",
     "max.mlir.types": (
         "BufferType ChainType DTypeAttr DeviceRefAttr DimAttr OpaqueType ShapeAttr ShapedType TensorType dims_text "
@@ -166,6 +170,7 @@ __all__ = [
     "OPS",
     "OpResult",
     "OpSpec",
+    "Operand",
     "OpaqueType",
     "Operation",
     "ParseError",
@@ -183,6 +188,7 @@ __all__ = [
     "bind_call",
     "block_of",
     "build",
+    "check_window",
     "clone_module",
     "constant_attr",
     "control_callees",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.quantization import QuantizationEncoding
-from max.nn._experts import grouped_matmul_ragged, moe_create_indices
+from max.nn.kernels.experts import grouped_matmul_ragged, moe_create_indices
 from max.nn.layer import Layer
 
 __all__ = ["Activation", "ExpertProduct", "run_experts", "swiglu"]

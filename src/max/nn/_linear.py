@@ -18,17 +18,17 @@ from max.graph import (
     ops,
 )
 from max.graph.quantization import QuantizationEncoding
-from max.nn._projection import plain_dtype, project, with_bias
-from max.nn._scaled import (
+from max.nn._sharding import part_of, parts_of_weight, shard_devices
+from max.nn.clamp import clamp
+from max.nn.float8_config import Float8Config
+from max.nn.kernels.float8 import (
     dynamic_scaled_matmul,
     matmul_static_scaled_float8,
     quantize_dynamic_scaled_float8,
     quantize_static_scaled_float8,
     scale_shape,
 )
-from max.nn._sharding import part_of, parts_of_weight, shard_devices
-from max.nn.clamp import clamp
-from max.nn.float8_config import Float8Config
+from max.nn.kernels.products import plain_dtype, project, with_bias
 from max.nn.layer import Module
 
 __all__ = ["ColumnParallelLinear", "DistributedGemmConfig", "Linear"]

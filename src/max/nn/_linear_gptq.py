@@ -13,8 +13,8 @@ from max.graph import (
 )
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.nn._linear import Linear
-from max.nn._projection import with_bias
 from max.nn.float8_config import Float8Config
+from max.nn.kernels.products import with_bias
 
 __all__ = ["GPTQLinear"]
 

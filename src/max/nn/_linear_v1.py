@@ -6,8 +6,8 @@ from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, Weight, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.graph.weights import Weights
-from max.nn._gptq_rows import gptq_rows
-from max.nn._projection import plain_dtype, project
+from max.nn.kernels.gptq import gptq_rows
+from max.nn.kernels.products import plain_dtype, project
 from max.nn.layer import Layer
 
 __all__ = ["GPTQLinearV1", "MLPV1", "LinearV1", "QLinearV1"]

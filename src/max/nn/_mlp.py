@@ -14,10 +14,10 @@ from max.graph import (
 )
 from max.graph.quantization import QuantizationEncoding
 from max.nn._linear import DistributedGemmConfig, Linear
-from max.nn._projection import matmul_input
 from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.activation import ACTIVATIONS, activation_named, check_limit, limited_product
 from max.nn.float8_config import Float8Config
+from max.nn.kernels.products import matmul_input
 from max.nn.layer import Module
 
 __all__ = ["MLP"]

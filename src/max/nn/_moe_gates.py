@@ -8,8 +8,9 @@ from typing import Literal
 
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
-from max.nn._projection import project
 from max.nn._sharding import check_strategy, part_of, shard_devices
+from max.nn.kernels.experts import of_best_groups
+from max.nn.kernels.products import project
 from max.nn.layer import Module
 from max.nn.linear import Linear
 
@@ -133,33 +134,6 @@ class ExpertRouting:
     least_sum: float = 0.0
     sum_offset: float = 0.0
     jitter: float = 0.01
-
-
-def of_best_groups(
-    choice: TensorValue, groups: int, chosen: int, score: Literal["greatest", "two_greatest"]
-) -> TensorValue:
-    """Masks the scores of experts outside the best groups with -inf.
-
-    Args:
-        choice: The scores, ``[tokens, experts]``.
-        groups: The number of groups of consecutive experts, a divisor of the number of experts.
-        chosen: The number of best groups to keep.
-        score: A group's score: the greatest score in it, or the sum of the two greatest.
-    """
-    tokens, in_group = choice.shape[0], int(choice.shape[1]) // groups
-    grouped = ops.reshape(choice, [tokens, groups, in_group])
-    if score == "greatest":
-        group_scores = ops.max(grouped, axis=-1)
-    else:
-        two, _ = ops.top_k(grouped, min(2, in_group))
-        group_scores = ops.sum(two, axis=-1)
-    _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), chosen)
-    numbers = ops.range(0, groups, 1, out_dim=groups, dtype=DType.int64, device=choice.device)
-    among = ops.equal(ops.unsqueeze(best, -1), ops.reshape(numbers, [1, 1, groups]))
-    among = ops.max(ops.cast(among, DType.int32), axis=1)
-    seen = ops.greater(ops.reshape(among, [tokens, groups, 1]), 0)
-    hidden = ops.constant(float("-inf"), choice.dtype, choice.device)
-    return ops.reshape(ops.where(seen, grouped, hidden), choice.shape)
 
 
 class RoutedMoEGate(MoEGate):

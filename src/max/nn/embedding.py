@@ -15,7 +15,7 @@ from max.graph import (
     ops,
 )
 from max.graph.quantization import QuantizationEncoding
-from max.nn._projection import plain_dtype
+from max.nn.kernels.products import plain_dtype
 from max.nn.layer import Layer, Module
 
 __all__ = ["Embedding", "EmbeddingV1", "VocabParallelEmbedding"]

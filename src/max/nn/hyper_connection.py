@@ -7,7 +7,7 @@ from typing import Any
 from max import kernel as k
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, Weight, ops
-from max.nn._operand_checks import check_operand
+from max.graph.ops._stage import check_operand
 from max.nn.layer import Module
 
 __all__ = ["HyperConnection", "hyper_connection_gates", "mix_streams"]

@@ -20,9 +20,9 @@ from max.nn._gated_functions import (
     make_stacked_gated_activation_fn,
 )
 from max.nn._moe_gates import ExpertRouting, MoEGate, RoutedMoEGate, SigmoidTopKRouter
-from max.nn._scaled import scaled_weights
 from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.float8_config import Float8Config
+from max.nn.kernels.float8 import scaled_weights
 from max.nn.layer import LayerList, Module
 from max.nn.linear import MLP
 

@@ -16,7 +16,7 @@ from max.graph import (
     TensorValueLike,
     ops,
 )
-from max.nn._token_choice import sample_rows, topk_fused_sampling
+from max.nn.kernels.sampling import sample_rows, topk_fused_sampling
 from max.nn.layer import Module
 
 __all__ = ["MinPSampler", "RejectionSampler", "RejectionSamplerWithResiduals"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from max import mlir
 from max._errors import ArgumentError, AxisError
+from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.type import Type
 from max.graph.value import TensorValue, TensorValueLike, Value, tensor_of
@@ -34,6 +35,23 @@ def stage(
                 raise ArgumentError(f"{name}: axis {axis} of the result has size {dim}")
     types = None if result_type is None else (result_type,)
     return tensor_of(_graph.Graph.current.stage(f"mo.{name}", operands, attrs, types)[0])
+
+
+def check_operand(op: str, name: str, value: TensorValue, dtype: DType, rank: int) -> None:
+    """Checks an operand of a function that stages several ops, as the declaration of an op does.
+
+    Args:
+        op: The name of the function, for messages.
+        name: The name of the operand.
+        value: The operand.
+        dtype: The dtype that fits.
+        rank: The rank that fits.
+
+    Raises:
+        TypeError: The dtype differs.
+        ValueError: The rank differs.
+    """
+    mlir.Operand(name, (dtype,), rank).check(op, value.type.to_mlir())
 
 
 def stage_declared(

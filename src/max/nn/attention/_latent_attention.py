@@ -19,12 +19,16 @@ from max.graph import (
     TensorValue,
     ops,
 )
-from max.nn._adapters import group_of_rows
-from max.nn._cache_rows import load_rows, store_rows
-from max.nn._latent_attention import flare_mla_decode_ragged, flare_mla_prefill_ragged
-from max.nn._latent_plan import Expansion, plan_latents
 from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.kernels.cache import load_rows, store_rows
+from max.nn.kernels.latents import (
+    Expansion,
+    flare_mla_decode_ragged,
+    flare_mla_prefill_ragged,
+    plan_latents,
+)
+from max.nn.kernels.ragged import group_of_rows
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module

@@ -7,8 +7,8 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
-from max.nn._projection import HALF, project
 from max.nn.clamp import clamp
+from max.nn.kernels.products import HALF, project
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.layer import Module
 from max.nn.linear import Linear

@@ -13,7 +13,9 @@ from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.attention._projections import QKVProjections
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.float8_config import Float8Config
-from max.nn.kernels import flash_attention_ragged, fused_qk_ragged_rope, store_kv_cache_ragged
+from max.nn.kernels.attention import flash_attention_ragged
+from max.nn.kernels.cache import store_kv_cache_ragged
+from max.nn.kernels.rope import fused_qk_ragged_rope
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.linear import Linear

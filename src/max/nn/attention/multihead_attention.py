@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
-from max.nn._projection import project
+from max.nn.kernels.products import project
 from max.nn.layer import Module
 from max.nn.linear import Linear
 

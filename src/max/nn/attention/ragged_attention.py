@@ -10,7 +10,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorValue
 from max.nn.attention._projections import QKVProjections
 from max.nn.attention.mask_config import MHAMaskVariant
-from max.nn.kernels import flash_attention_ragged, store_kv_cache_ragged
+from max.nn.kernels.attention import flash_attention_ragged
+from max.nn.kernels.cache import store_kv_cache_ragged
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.linear import Linear

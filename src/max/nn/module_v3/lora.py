@@ -8,8 +8,8 @@ from typing import Any
 from max.experimental.functional import functional
 from max.experimental.tensor import Tensor
 from max.graph import DeviceRef, TensorType, TensorValue, ops
-from max.nn._adapters import sgmv_lora_kernel
-from max.nn._cache_stores import sliced_add
+from max.nn.kernels.adapters import sgmv_lora_kernel
+from max.nn.kernels.indexing import sliced_add
 from max.nn.module_v3.linear import Linear
 from max.nn.module_v3.module import Module, TransparentModule
 

@@ -13,8 +13,8 @@ import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorValue, ops
 from max.nn.activation import ACTIVATIONS
-from max.nn.attention._ragged import attend_ragged
 from max.nn.embedding import Embedding
+from max.nn.kernels.attention import attend_ragged
 from max.nn.layer import Layer, LayerList, Module
 from max.nn.linear import Linear
 from max.nn.norm import LayerNorm, RMSNorm

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn.kernels.recurrence import causal_conv_ragged
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.recurrence import causal_conv_ragged
 
 __all__ = ["CausalConv", "conv_state", "conv_taps"]
 

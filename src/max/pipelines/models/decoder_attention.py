@@ -12,12 +12,9 @@ from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.attention._projections import QKVProjections
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.clamp import clamp
-from max.nn.kernels import (
-    flash_attention_ragged,
-    fused_qk_ragged_rope,
-    rotate_ragged,
-    store_kv_cache_ragged,
-)
+from max.nn.kernels.attention import flash_attention_ragged
+from max.nn.kernels.cache import store_kv_cache_ragged
+from max.nn.kernels.rope import fused_qk_ragged_rope, rotate_ragged
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module

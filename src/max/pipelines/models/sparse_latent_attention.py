@@ -9,10 +9,9 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
-from max.nn._cache_rows import store_rows
-from max.nn._latent_plan import plan_latents
-from max.nn._token_selection import attend_selected, select_tokens
 from max.nn.attention._latent_attention import LatentInputs, rotate_rows
+from max.nn.kernels.cache import store_rows
+from max.nn.kernels.latents import attend_selected, plan_latents, select_tokens
 from max.nn.kv_cache import KVCacheParams
 from max.nn.layer import Module
 from max.nn.linear import Linear

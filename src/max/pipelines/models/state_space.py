@@ -12,12 +12,12 @@ import numpy as np
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn.kernels.recurrence import selective_scan_ragged, ssd_ragged
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.nn.norm import RMSNorm
-from max.nn.recurrence import selective_scan_ragged, ssd_ragged
 from max.pipelines.models.causal_conv import CausalConv, conv_state
 from max.pipelines.models.recurrent_form import ModelSizes
 

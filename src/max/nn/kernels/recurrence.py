@@ -11,7 +11,12 @@ from typing import Any
 from max.graph import BufferValue, TensorValue
 from max.graph.ops._stage import stage_declared
 
-__all__ = ["causal_conv_ragged", "gated_delta_rule", "selective_scan_ragged", "ssd_ragged"]
+__all__ = [
+    "causal_conv_ragged",
+    "gated_delta_rule",
+    "selective_scan_ragged",
+    "ssd_ragged",
+]
 
 
 def causal_conv_ragged(

@@ -1,4 +1,4 @@
-"""The ops on logits of later versions: packed bit masks, top-k with a count per row, filtered distributions."""
+"""Logits: packed masks of allowed tokens, top-k with a count per row, filtered distributions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, StaticDim, TensorValue, TensorValueLike, ops
-from max.graph.ops._stage import stage_declared
-from max.nn._operand_checks import check_operand
+from max.graph.ops._stage import check_operand, stage_declared
 
 __all__ = [
     "apply_packed_bitmask",
@@ -104,8 +103,7 @@ def apply_packed_bitmask_with_penalties(
     rows = ops.reshape(x, [-1, x.shape[-1]])
     penalties = [TensorValue(v) for v in (frequency_penalty, presence_penalty)]
     for what, value in zip(("frequency_penalty", "presence_penalty"), penalties, strict=True):
-        check_operand(op, what, value, DType.float32, 1)
-        if value.shape[0] != rows.shape[0]:
+        if value.shape[:1] != rows.shape[:1]:
             raise ValueError(f"{op}: {what} is {value!r}, expected [{rows.shape[0]}]")
     present = ops.greater_equal(data[:, 0], 0)
     none = ops.constant(0, DType.int32, data.device)

@@ -16,14 +16,20 @@ import ml_dtypes
 
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue, ops
-from max.nn.float8_config import Float8InputScaleSpec, Float8WeightScaleSpec
+from max.nn.float8_config import (
+    Float8InputScaleSpec,
+    Float8WeightScaleSpec,
+)
 
 __all__ = [
+    "F32",
     "batched_dynamic_scaled_fp8_matmul",
     "batched_quantize_dynamic_scaled_float8",
     "convert_weights_to_fp8_fnuz_if_needed",
     "dynamic_scaled_matmul",
     "matmul_static_scaled_float8",
+    "needs_fp8_fnuz_conversion",
+    "normalize_e4m3fn_to_e4m3fnuz",
     "quantize_dynamic_scaled_float8",
     "quantize_static_scaled_float8",
     "scale_shape",
@@ -32,6 +38,8 @@ __all__ = [
 ]
 
 F32 = DType.float32
+
+
 _LEAST = 1e-12
 """The lower bound of the magnitude from which a scale is computed, so that the scale of a row of zeros is not 0."""
 
@@ -319,9 +327,6 @@ def scaled_weights(
     return ops.cast(weights, F32) * ops.stack(spread)
 
 
-# checks ------------------------------------------------------------------------------------------
-
-
 def _static(what: str, dim: Dim) -> int:
     if not isinstance(dim, StaticDim):
         raise ValueError(f"{what} are {dim}, expected a number")
@@ -354,9 +359,6 @@ def _batch(op: str, value: TensorValue) -> list[TensorValue]:
     if value.rank < 1:
         raise ValueError(f"{op}: {value!r} has no batch axis")
     return [value[i] for i in range(_static(f"{op}: the matrices", value.shape[0]))]
-
-
-# arithmetic --------------------------------------------------------------------------------------
 
 
 def _greatest(dtype: DType) -> float:
@@ -442,3 +444,28 @@ def _spread(
     if count * block == size:
         return wide
     return wide[:size] if axis == 0 else wide[:, :size]
+
+
+def needs_fp8_fnuz_conversion() -> bool:
+    """False: no device of this engine needs the float8 format of CDNA3 GPUs."""
+    return False
+
+
+def normalize_e4m3fn_to_e4m3fnuz(
+    weight: TensorValue, weight_scale: TensorValue
+) -> tuple[TensorValue, TensorValue]:
+    """Reinterprets float8_e4m3fn elements as float8_e4m3fnuz, which halves their values, and doubles the scales.
+
+    Args:
+        weight: float8_e4m3fn elements; -0 becomes 0.
+        weight_scale: The scales.
+
+    Raises:
+        TypeError: The weight has another dtype.
+    """
+    if weight.dtype is not DType.float8_e4m3fn:
+        raise TypeError(
+            f"normalize_e4m3fn_to_e4m3fnuz: the weight is {weight!r}, expected float8_e4m3fn"
+        )
+    halved = ops.cast(weight, DType.float32) * 0.5
+    return ops.cast(halved, DType.float8_e4m3fnuz), weight_scale * 2.0

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, StaticDim, TensorValue, ops
-from max.nn._cache_rows import kv_cache_ragged_radd
-from max.nn._experts import grouped_matmul_ragged
+from max.graph import DeviceRef, StaticDim, TensorValue, ops
+from max.nn.kernels.cache import kv_cache_ragged_radd
+from max.nn.kernels.experts import grouped_matmul_ragged
+from max.nn.kernels.ragged import group_of_rows
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 
-__all__ = ["sgmv_kernel", "sgmv_lora_kernel", "sgmv_qkv_lora_kernel"]
-
-
-def group_of_rows(rows: Dim, offsets: TensorValue) -> TensorValue:
-    """The index of the group of each row, int64 ``[rows]``; for rows past the last offset, the number of groups.
-
-    Args:
-        rows: The number of rows.
-        offsets: The first row of each group, then the end of the last group.
-    """
-    numbers = ops.range(
-        0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device
-    )
-    ends = ops.unsqueeze(ops.cast(offsets[1:], DType.int64), 0)
-    passed = ops.cast(ops.greater_equal(ops.unsqueeze(numbers, 1), ends), DType.int64)
-    return ops.reshape(ops.sum(passed, axis=1), [rows])
+__all__ = [
+    "sgmv_kernel",
+    "sgmv_lora_kernel",
+    "sgmv_qkv_lora_kernel",
+]
 
 
 def sgmv_kernel(

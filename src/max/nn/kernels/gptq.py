@@ -6,7 +6,9 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.quantization import QuantizationConfig
 
-__all__ = ["gptq_rows"]
+__all__ = [
+    "gptq_rows",
+]
 
 
 def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> TensorValue:

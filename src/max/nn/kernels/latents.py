@@ -1,23 +1,31 @@
-"""The library ops of latent attention over the paged cache."""
+"""Attention over cached latents: the choice between shared and expanded keys, expansion in chunks, sparse selection."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
 from max.graph.ops._stage import stage_declared
-from max.nn._cache_rows import k_cache_to_buffer
-from max.nn._projection import project
 from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.kernels.cache import k_cache_to_buffer
+from max.nn.kernels.products import project
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 
 __all__ = [
+    "Expansion",
+    "LEAST_ROWS",
+    "MOST_CACHED",
+    "attend_selected",
     "flare_mla_decode_ragged",
     "flare_mla_decompress_k_cache",
     "flare_mla_prefill_plan",
     "flare_mla_prefill_ragged",
+    "plan_latents",
+    "select_tokens",
 ]
 
 
@@ -229,4 +237,164 @@ def flare_mla_decode_ragged(
         ],
         {"mask": mask, "local_window_size": -1, "value_size": size},
         [TensorType(input.dtype, [*input.shape[:2], size], input.device)],
+    )[0]
+
+
+LEAST_ROWS = 64
+"""The fewest new tokens of a batch for which keys and values are expanded (docs/log/2026-11-23-latents.md)."""
+
+
+MOST_CACHED = 3
+"""The maximum number of cached tokens per new token; bounds the memory of expanded keys."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The savings and the cost of expanding latents to keys and values, in multiplications per head.
+
+    Args:
+        rank: The size of a latent.
+        plain: The size of the part of an expanded key without positions.
+        value: The size of an expanded value.
+    """
+
+    rank: int
+    plain: int
+    value: int
+
+    @property
+    def saved(self) -> int:
+        """The multiplications saved per pair of a query and a token."""
+        return 2 * self.rank - self.plain - self.value
+
+    @property
+    def spent(self) -> int:
+        """The multiplications per expanded token; a query projected into the latent space costs the same."""
+        return self.rank * (self.plain + self.value)
+
+
+def plan_latents(
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    *,
+    expansion: Expansion | None = None,
+    count: int = 0,
+) -> tuple[TensorValue, TensorValue]:
+    """Decides for a batch, when the graph runs, how it attends to latents.
+
+    With batch-invariant kernels nothing is expanded, and tokens are always selected.
+
+    Args:
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache.
+        expansion: The savings and the cost of expansion; None: keys and values are never expanded.
+        count: The maximum number of tokens that a token attends to; 0: all.
+
+    Returns:
+        Whether keys and values are expanded, and whether tokens are selected: bool, rank 0.
+    """
+    pays = expansion if expansion is not None and expansion.saved > 0 else None
+    plan = stage_declared(
+        "latents.plan.ragged",
+        [input_row_offsets, kv_collection.cache_lengths],
+        {
+            "least_rows": LEAST_ROWS if pays else 0,
+            "most_cached": MOST_CACHED,
+            "saved": pays.saved if pays else 0,
+            "spent": pays.spent if pays else 0,
+            "count": count,
+        },
+    )[0]
+    return plan[0] != 0, plan[1] != 0
+
+
+def select_tokens(
+    kv_params: KVCacheParams,
+    queries: TensorValue,
+    weights: TensorValue,
+    count: int,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> TensorValue:
+    """Selects the cached tokens that each new token attends to: those with the greatest scores; ties keep the earliest.
+
+    The score of a token is the sum over heads of ``weight * max(query · key, 0)``; candidates are the new token itself
+    and all tokens before it.
+
+    Args:
+        kv_params: The parameters of the cache of index keys: one head, with `is_mla`.
+        queries: ``[total_seq_len, heads, head_dim]``.
+        weights: The weight of each head, ``[total_seq_len, heads]``.
+        count: The maximum number of tokens to select.
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache, with the keys of the new tokens stored.
+        layer_idx: The index of the layer in the cache.
+
+    Returns:
+        int32 ``[total_seq_len, count]``: positions in the sequence in ascending order, padded with -1.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    kv = kv_collection
+    return stage_declared(
+        "tokens.select.ragged.paged",
+        [
+            queries,
+            weights,
+            input_row_offsets,
+            kv.kv_blocks,
+            kv.cache_lengths,
+            kv.lookup_table,
+            layer_idx,
+        ],
+        {"count": count},
+    )[0]
+
+
+def attend_selected(
+    kv_params: KVCacheParams,
+    queries: TensorValue,
+    selected: TensorValue,
+    value_size: int,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    scale: float,
+) -> TensorValue:
+    """Attention over selected latents, shared by all heads: a latent is a key, its first `value_size` elements a value.
+
+    Args:
+        kv_params: The parameters of the cache of latents.
+        queries: ``[total_seq_len, n_heads, head_dim]``, in the space of the latents.
+        selected: The tokens of each row, as `select_tokens` returns them.
+        value_size: The size of a value.
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache, with the latents of the new tokens stored.
+        layer_idx: The index of the layer in the cache.
+        scale: The scale of the attention scores.
+
+    Returns:
+        ``[total_seq_len, n_heads, value_size]``, of the queries' dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    kv = kv_collection
+    return stage_declared(
+        "attention.selected.paged",
+        [
+            queries,
+            selected,
+            input_row_offsets,
+            kv.kv_blocks,
+            kv.cache_lengths,
+            kv.lookup_table,
+            layer_idx,
+            ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
+        ],
+        {"value_size": value_size},
     )[0]

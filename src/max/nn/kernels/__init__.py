@@ -8,61 +8,57 @@ it. New keys and values are written after the cached ones; the number of cached 
 from __future__ import annotations
 
 from max._earlier import earlier_names
-from max.nn._adapters import sgmv_kernel, sgmv_lora_kernel, sgmv_qkv_lora_kernel
-from max.nn._cache_rows import (
+from max.nn.kernels.adapters import sgmv_kernel, sgmv_lora_kernel, sgmv_qkv_lora_kernel
+from max.nn.kernels.attention import (
+    cross_attention_ragged,
+    flash_attention_gpu,
+    flash_attention_ragged,
+    flash_attention_ragged_gpu,
+)
+from max.nn.kernels.cache import (
     k_cache_to_buffer,
     kv_cache_get_max_seq_len,
     kv_cache_ragged_radd,
-    matmul_k_cache_ragged,
-    rms_norm_key_cache,
+    store_kv_cache_ragged,
 )
-from max.nn._experts import (
+from max.nn.kernels.experts import (
     grouped_dynamic_scaled_fp8_matmul,
     grouped_matmul_ragged,
     moe_create_indices,
 )
-from max.nn._formats import (
-    fused_qkv_ragged_matmul_quantized,
-    fused_qkv_ragged_matmul_scaled_float8,
-    matmul_k_cache_ragged_scaled_float8,
-    needs_fp8_fnuz_conversion,
-    normalize_e4m3fn_to_e4m3fnuz,
-    unfused_qkv_ragged_matmul_gguf_quantized,
-)
-from max.nn._latent_attention import (
-    flare_mla_decode_ragged,
-    flare_mla_decompress_k_cache,
-    flare_mla_prefill_plan,
-    flare_mla_prefill_ragged,
-)
-from max.nn._padded_attention import (
-    flash_attention_gpu,
-    flash_attention_ragged_gpu,
-)
-from max.nn._paged_attention import (
-    cross_attention_ragged,
-    flash_attention_ragged,
-    fused_qk_ragged_rope,
-    fused_qkv_ragged_matmul,
-    matmul_kv_cache_ragged,
-    rotate_ragged,  # noqa: F401
-    store_kv_cache_ragged,
-)
-from max.nn._projection import swish_glu
-from max.nn._ragged_rows import (
-    merge_ragged_tensors,
-    scatter_set_constant,
-)
-from max.nn._scaled import (
+from max.nn.kernels.float8 import (
     batched_dynamic_scaled_fp8_matmul,
     batched_quantize_dynamic_scaled_float8,
     convert_weights_to_fp8_fnuz_if_needed,
     dynamic_scaled_matmul,
     matmul_static_scaled_float8,
+    needs_fp8_fnuz_conversion,
+    normalize_e4m3fn_to_e4m3fnuz,
     quantize_dynamic_scaled_float8,
     quantize_static_scaled_float8,
 )
-from max.nn._token_choice import (
+from max.nn.kernels.indexing import scatter_set_constant
+from max.nn.kernels.latents import (
+    flare_mla_decode_ragged,
+    flare_mla_decompress_k_cache,
+    flare_mla_prefill_plan,
+    flare_mla_prefill_ragged,
+)
+from max.nn.kernels.norms import rms_norm_key_cache
+from max.nn.kernels.products import swish_glu
+from max.nn.kernels.projections import (
+    fused_qkv_ragged_matmul,
+    fused_qkv_ragged_matmul_quantized,
+    fused_qkv_ragged_matmul_scaled_float8,
+    matmul_k_cache_ragged,
+    matmul_k_cache_ragged_scaled_float8,
+    matmul_kv_cache_ragged,
+    unfused_qkv_ragged_matmul_gguf_quantized,
+)
+from max.nn.kernels.ragged import merge_ragged_tensors
+from max.nn.kernels.rope import fused_qk_ragged_rope
+from max.nn.kernels.rope import rotate_ragged as rotate_ragged
+from max.nn.kernels.sampling import (
     apply_penalties_to_logits,
     topk_fused_sampling,
     update_frequency_data,

@@ -6,6 +6,15 @@ from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, ops
 from max.graph.quantization import QuantizationEncoding
 
+__all__ = [
+    "HALF",
+    "matmul_input",
+    "plain_dtype",
+    "project",
+    "swish_glu",
+    "with_bias",
+]
+
 HALF = (DType.bfloat16, DType.float16)
 
 

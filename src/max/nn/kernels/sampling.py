@@ -1,4 +1,4 @@
-"""The ops of sampling: the choice of tokens by logits, and penalties."""
+"""The choice of one token per row of logits, and penalties on tokens that occurred."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from max.dtype import DType
-from max.graph import (
-    BufferValue,
-    DeviceRef,
-    TensorValue,
-    TensorValueLike,
-    Value,
-    ops,
-)
-from max.graph.ops._stage import stage_declared
-from max.nn._operand_checks import check_operand
+from max.graph import BufferValue, DeviceRef, TensorValue, TensorValueLike, Value, ops
+from max.graph.ops._stage import check_operand, stage_declared
+
+__all__ = [
+    "apply_penalties_to_logits",
+    "sample_rows",
+    "topk_fused_sampling",
+    "update_frequency_data",
+]
 
 
 def _per_row(op: str, what: str, value: Any, dtype: DType, like: TensorValue) -> TensorValue:

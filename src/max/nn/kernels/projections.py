@@ -1,34 +1,188 @@
-"""Projections to queries, keys and values with GPTQ, GGUF and float8 weights; keys and values go to the cache."""
+"""Projections to queries, keys and values: plain, GPTQ, GGUF and float8 weights; keys and values go to the cache."""
 
 from __future__ import annotations
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
-from max.nn._cache_rows import KEYS, VALUES, store_rows
-from max.nn._gptq_rows import gptq_rows
-from max.nn._projection import project, with_bias
-from max.nn._scaled import dynamic_scaled_matmul, matmul_static_scaled_float8
 from max.nn.float8_config import (
     Float8InputScaleSpec,
     Float8ScaleGranularity,
     Float8ScaleOrigin,
     Float8WeightScaleSpec,
 )
+from max.nn.kernels.cache import (
+    KEYS,
+    VALUES,
+    row_size,
+    store_kv_cache_ragged,
+    store_rows,
+)
+from max.nn.kernels.float8 import dynamic_scaled_matmul, matmul_static_scaled_float8
+from max.nn.kernels.gptq import gptq_rows
+from max.nn.kernels.products import matmul_input, project, with_bias
+from max.nn.kernels.ragged import padded_rows, ragged_rows
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 
 __all__ = [
+    "fused_qkv_padded_matmul",
+    "fused_qkv_ragged_matmul",
     "fused_qkv_ragged_matmul_quantized",
     "fused_qkv_ragged_matmul_scaled_float8",
+    "matmul_k_cache_ragged",
     "matmul_k_cache_ragged_scaled_float8",
-    "needs_fp8_fnuz_conversion",
-    "normalize_e4m3fn_to_e4m3fnuz",
+    "matmul_kv_cache_ragged",
     "unfused_qkv_ragged_matmul_gguf_quantized",
 ]
 
 
-def _store(
+def fused_qkv_ragged_matmul(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    wqkv: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    n_heads: int,
+    bias: TensorValue | None = None,
+) -> TensorValue:
+    """Projects to queries, keys and values, and writes keys and values to the cache.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: ``[total_seq_len, hidden_size]``.
+        input_row_offsets: The first row of each sequence.
+        wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, then keys, then values.
+        kv_collection: The cache.
+        layer_idx: The index of the layer in the cache.
+        n_heads: The number of query heads.
+        bias: ``[(n_heads + 2 * kv_heads) * head_dim]``.
+
+    Returns:
+        The queries ``[total_seq_len, n_heads * head_dim]``, of the weight's dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op = "fused_qkv_ragged_matmul"
+    if input.rank != 2:
+        raise ValueError(f"{op}: the input is {input!r}, expected [total_seq_len, hidden_size]")
+    q_width = n_heads * kv_params.head_dim
+    kv_width = kv_params.n_kv_heads_per_device * kv_params.head_dim
+    if wqkv.rank != 2 or wqkv.shape[0] != q_width + 2 * kv_width:
+        raise ValueError(
+            f"{op}: wqkv is {wqkv!r}; {n_heads} query heads and twice "
+            f"{kv_params.n_kv_heads_per_device} key heads of {kv_params.head_dim} need "
+            f"{q_width + 2 * kv_width} rows"
+        )
+    qkv = project(matmul_input(input, wqkv), wqkv, bias)
+    q, k, v = ops.split(qkv, [q_width, kv_width, kv_width], axis=1)
+    store_kv_cache_ragged(kv_params, k, v, input_row_offsets, kv_collection, layer_idx)
+    return q
+
+
+def matmul_kv_cache_ragged(
+    kv_params: KVCacheParams,
+    hidden_states: TensorValue,
+    input_row_offsets: TensorValue,
+    weight: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> None:
+    """Projects to keys and values, and writes them to the cache.
+
+    Args:
+        kv_params: The parameters of the cache.
+        hidden_states: ``[total_seq_len, hidden_size]``.
+        input_row_offsets: The first row of each sequence.
+        weight: ``[2 * kv_heads * head_dim, hidden_size]``: the rows for keys, then for values.
+        kv_collection: The cache.
+        layer_idx: The index of the layer in the cache.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    width = kv_params.n_kv_heads_per_device * kv_params.head_dim
+    if weight.rank != 2 or weight.shape[0] != 2 * width:
+        raise ValueError(
+            f"matmul_kv_cache_ragged: the weight is {weight!r}, expected {2 * width} rows"
+        )
+    kv = project(matmul_input(hidden_states, weight), weight)
+    k, v = ops.split(kv, [width, width], axis=1)
+    store_kv_cache_ragged(kv_params, k, v, input_row_offsets, kv_collection, layer_idx)
+
+
+def matmul_k_cache_ragged(
+    kv_params: KVCacheParams,
+    hidden_states: TensorValue,
+    input_row_offsets: TensorValue,
+    weight: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> None:
+    """Projects to keys, and writes them to the cache.
+
+    Args:
+        kv_params: The parameters of the cache.
+        hidden_states: ``[total_seq_len, hidden_size]``.
+        input_row_offsets: The first row of each sequence.
+        weight: ``[kv_heads * head_dim, hidden_size]``.
+        kv_collection: The cache.
+        layer_idx: The index of the layer in the cache.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    if weight.rank != 2 or weight.shape[0] != row_size(kv_params):
+        raise ValueError(
+            f"matmul_k_cache_ragged: the weight is {weight!r}, expected {row_size(kv_params)} rows"
+        )
+    keys = project(matmul_input(hidden_states, weight), weight)
+    store_rows(kv_params, keys, input_row_offsets, kv_collection, layer_idx)
+
+
+def fused_qkv_padded_matmul(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    wqkv: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    valid_lengths: TensorValue,
+    n_heads: int,
+) -> TensorValue:
+    """Projects a padded batch to queries, keys and values, and writes keys and values to the cache.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: ``[batch, seq_len, hidden_size]``.
+        wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, then keys, then values.
+        kv_collection: The cache.
+        layer_idx: The index of the layer in the cache, uint32.
+        valid_lengths: The number of new tokens of each sequence, uint32 ``[batch]``; keys and values of tokens past
+            this length are not stored, and their queries are 0.
+        n_heads: The number of query heads.
+
+    Returns:
+        The queries ``[batch, seq_len, n_heads * head_dim]``, of the weight's dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op = "fused_qkv_padded_matmul"
+    if input.rank != 3:
+        raise ValueError(f"{op}: the input is {input!r}, expected [batch, seq_len, hidden_size]")
+    rows, offsets = ragged_rows(op, input, valid_lengths)
+    queries = fused_qkv_ragged_matmul(
+        kv_params, rows, offsets, wqkv, kv_collection, layer_idx, n_heads
+    )
+    return padded_rows(op, queries, input, valid_lengths)
+
+
+def _store_qkv(
     kv_params: KVCacheParams,
     qkv: TensorValue,
     n_heads: int,
@@ -85,7 +239,7 @@ def fused_qkv_ragged_matmul_quantized(
     x = input if perm_idx is None else ops.gather(input, ops.cast(perm_idx, DType.int64), axis=1)
     weight = gptq_rows(wqkv, int(input.shape[1]), quantization_config)
     qkv = ops.cast(project(x, ops.cast(weight, x.dtype), bias), input.dtype)
-    return _store(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
+    return _store_qkv(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
 
 
 def unfused_qkv_ragged_matmul_gguf_quantized(
@@ -128,7 +282,7 @@ def unfused_qkv_ragged_matmul_gguf_quantized(
     encodings = (quantization_encoding_q, quantization_encoding_k, quantization_encoding_v)
     parts = [project(input, w, None, e) for w, e in zip(weights, encodings, strict=True)]
     qkv = ops.concat(parts, axis=1)
-    return _store(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
+    return _store_qkv(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
 
 
 def fused_qkv_ragged_matmul_scaled_float8(
@@ -169,7 +323,7 @@ def fused_qkv_ragged_matmul_scaled_float8(
     else:
         qkv = dynamic_scaled_matmul(input, wqkv, input_scale, weight_scale, *_specs(None))
     qkv = with_bias(qkv, bias)
-    return _store(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
+    return _store_qkv(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
 
 
 def _specs(
@@ -221,28 +375,3 @@ def matmul_k_cache_ragged_scaled_float8(
         hidden_states, weight, input_scale, weight_scale, *specs, DType.float32
     )
     store_rows(kv_params, keys, input_row_offsets, kv_collection, layer_idx)
-
-
-def needs_fp8_fnuz_conversion() -> bool:
-    """False: no device of this engine needs the float8 format of CDNA3 GPUs."""
-    return False
-
-
-def normalize_e4m3fn_to_e4m3fnuz(
-    weight: TensorValue, weight_scale: TensorValue
-) -> tuple[TensorValue, TensorValue]:
-    """Reinterprets float8_e4m3fn elements as float8_e4m3fnuz, which halves their values, and doubles the scales.
-
-    Args:
-        weight: float8_e4m3fn elements; -0 becomes 0.
-        weight_scale: The scales.
-
-    Raises:
-        TypeError: The weight has another dtype.
-    """
-    if weight.dtype is not DType.float8_e4m3fn:
-        raise TypeError(
-            f"normalize_e4m3fn_to_e4m3fnuz: the weight is {weight!r}, expected float8_e4m3fn"
-        )
-    halved = ops.cast(weight, DType.float32) * 0.5
-    return ops.cast(halved, DType.float8_e4m3fnuz), weight_scale * 2.0
