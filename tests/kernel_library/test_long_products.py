@@ -137,7 +137,9 @@ def test_experts(rows: int, machine: str, packed: bool, rng: np.random.Generator
             "mok.pack", [w[0]], [(dtype, (1, panel_elements(LONG)))], {"encoding": "rows"}
         )
         attributes = {"encoding": "rows", "parts": ((1, 3),), "streamed": False}
-        (got,) = run("mok.grouped_products", [x, panels, *group], result, attributes, machine=machine)
+        (got,) = run(
+            "mok.grouped_products", [x, panels, *group], result, attributes, machine=machine
+        )
     else:
         (got,) = run("mo.grouped_matmul.ragged", [x, w, *group], result, machine=machine)
     assert off(got, want) < FOLDED

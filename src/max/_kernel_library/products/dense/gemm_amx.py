@@ -78,7 +78,9 @@ def multiply_tiles(
     for high in k.static_range(1, 3):
         if single == (high == 1):
             if tile >= prefetching:
-                multiply_amx(tiles, sums, left, panel, steps, first, high, Ahead(ahead, tile, 0), part)
+                multiply_amx(
+                    tiles, sums, left, panel, steps, first, high, Ahead(ahead, tile, 0), part
+                )
             elif spread:
                 share = Ahead(ahead, tile, LINES // SPREAD)
                 multiply_amx(tiles, sums, left, panel, steps, first, high, share, part)
