@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import llguidance
@@ -133,15 +134,23 @@ TOOLS = (
 
 def tokenizer_with(marks: Sequence[str]) -> tuple[Any, dict[str, int]]:
     """A tokenizer with special tokens for the marks, and their numbers."""
+    tokenizer, _, numbers = vocabulary_with(tuple(marks))
+    return tokenizer, numbers
+
+
+@cache
+def vocabulary_with(marks: tuple[str, ...]) -> tuple[Any, Any, dict[str, int]]:
+    """A tokenizer with special tokens for the marks, llguidance's form of it, and the tokens' numbers."""
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
-    return tokenizer, {mark: tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+    numbers = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+    return tokenizer, llguidance.hf.from_tokenizer(tokenizer), numbers
 
 
 def accepts(grammar: str, text: str, marks: Sequence[str] = ()) -> bool:
     """Whether a grammar accepts a text, token by token; marks may be special tokens."""
-    tokenizer, _ = tokenizer_with(marks)
-    matcher = llguidance.LLMatcher(llguidance.hf.from_tokenizer(tokenizer), grammar)
+    tokenizer, vocabulary, _ = vocabulary_with(tuple(marks))
+    matcher = llguidance.LLMatcher(vocabulary, grammar)
     assert not matcher.is_error(), matcher.get_error()
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

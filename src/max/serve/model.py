@@ -20,7 +20,9 @@ from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import HFTokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.admission import Admission
-from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat, format_of_template
+from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat
+from max.serve.chat.tools.probe import TemplateUse
+from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
 from max.serve.infill import Infill
 from max.serve.limits import MAX_TEXT
@@ -158,7 +160,22 @@ class ServedModel:
                 declared,
                 ", ".join(sorted({*FORMATS, *ALIASES})),
             )
-        return format_of_template(self.template)
+        return self._template_tools.format
+
+    @cached_property
+    def template_use(self) -> TemplateUse:
+        """The form in which its chat template takes tools and calls."""
+        return self._template_tools.use
+
+    @cached_property
+    def _template_tools(self) -> TemplateTools:
+        def render(messages: list[Any], tools: list[Any] | None, begins: bool) -> str:
+            options = {"add_generation_prompt": begins}
+            return self.tokenizer.apply_chat_template(messages, tools, options)
+
+        eos, special = self.tokenizer.eos_token_ids, self.special_token_ids
+        ends = [text for text, number in special.items() if number in eos]
+        return tools_of_template(render, self.template, ends)
 
     @property
     def parses_tools(self) -> bool:

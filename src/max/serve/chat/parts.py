@@ -71,8 +71,12 @@ class AnswerParser(Protocol):
         """
         ...
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """The parts that were held back."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts that were held back.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
         ...
 
 
@@ -87,6 +91,10 @@ class PlainParser:
         """
         return [ContentPart(text)] if text else []
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """Nothing: no text is held back."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """Nothing: no text is held back.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
@@ -17,10 +18,11 @@ from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
 from max.serve.chat.run import ChatJob
 from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
-from max.serve.chat.tools.formats import ToolFormat, description
+from max.serve.chat.tools.formats import description
 from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
+from max.serve.chat.tools.probe import TemplateUse
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error, shown
 from max.serve.generation import TextSequence, choices_of
 from max.serve.grammar_threads import in_grammar_thread
@@ -129,9 +131,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     )
     # in harmony all answers have marks
     marked = bool(parsed) or tool_format.syntax == "harmony"
-    marks = (
-        (tool_format.trigger, tool_format.optional_trigger, *tool_format.marks) if marked else ()
-    )
+    marks = tuple(tool_format.visible(model.special_token_ids)) if marked else ()
     thinks = text.rstrip().endswith(BEGIN)
     parses_reasoning = model.reasons and may_reason(conversation)
     if parses_reasoning:
@@ -151,7 +151,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     def new_parser() -> AnswerParser:
         if tool_format.syntax == "harmony" and conversation.grammar is None:
             return HarmonyParser()
-        parser: AnswerParser = parser_of(tool_format) if parsed else PlainParser()
+        parser: AnswerParser = parser_of(tool_format, parsed) if parsed else PlainParser()
         return ReasoningParser(parser, thinks) if parses_reasoning else parser
 
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser)
@@ -271,11 +271,8 @@ def prompt_text(
     """
     model.check_text(_text_size(messages), "messages")
     model.check_text(_text_size([tool.as_openai() for tool in tools]), "tools")
-    plain = [
-        _for_template(message, number, model.template, model.tool_format)
-        for number, message in enumerate(messages)
-    ]
-    if tools and model.tool_format.describes_tools:
+    plain = [_for_template(message, number, model) for number, message in enumerate(messages)]
+    if tools and not model.template_use.describes_tools:
         text = description(tools, model.tool_format)
         if plain and plain[0]["role"] == "system":
             content = plain[0]["content"]
@@ -303,35 +300,64 @@ def _text_size(values: Sequence[Any]) -> int:
     return size
 
 
-def _for_template(
-    message: dict[str, Any], number: int, template: str, tool_format: ToolFormat
-) -> dict[str, Any]:
-    """A message as chat templates expect it."""
-    role = message.get("role")
+def _for_template(message: dict[str, Any], number: int, model: ServedModel) -> dict[str, Any]:
+    """A message as the model's chat template expects it."""
+    role, use = message.get("role"), model.template_use
     if role not in ROLES:
         raise ApiError(
             f"the role is {shown(role)}; it must be one of {', '.join(sorted(ROLES))}",
             param=f"messages.{number}.role",
         )
     plain = {**message, "content": message.get("content") or ""}
-    if role == "developer" and "developer" not in template:
+    if role == "developer" and "developer" not in model.template:
         plain["role"] = "system"
+    if use.short_ids and isinstance(identifier := plain.get("tool_call_id"), str):
+        plain["tool_call_id"] = short_id(identifier)
     calls = plain.pop("tool_calls", None)
     if not calls:
         return plain
     functions = [
         _function(call, f"messages.{number}.tool_calls.{i}") for i, call in enumerate(calls)
     ]
-    if "tool_calls" in template:
+    if use.renders_calls:
         plain["tool_calls"] = [
-            {**call, "function": {**function, "arguments": arguments}}
+            _call_for_template(call, function, arguments, use)
             for call, (function, arguments) in zip(calls, functions, strict=True)
         ]
+        if use.null_content and not plain["content"]:
+            plain["content"] = None
         return plain
-    texts = [tool_format.render_call(each["name"], each["arguments"]) for each, _ in functions]
+    texts = [
+        model.tool_format.render_call(each["name"], each["arguments"]) for each, _ in functions
+    ]
     content = plain["content"] if isinstance(plain["content"], str) else _joined(plain["content"])
     plain["content"] = "\n".join(filter(None, [content, *texts]))
     return plain
+
+
+def _call_for_template(
+    call: dict[str, Any], function: dict[str, Any], arguments: dict[str, Any], use: TemplateUse
+) -> dict[str, Any]:
+    """An earlier call in the form that the template takes."""
+    taken = {
+        **call,
+        "type": "function",
+        "function": {**function, "arguments": function["arguments"] if use.text_arguments else arguments},
+    }  # fmt: skip
+    if use.short_ids and isinstance(identifier := call.get("id"), str):
+        taken["id"] = short_id(identifier)
+    return taken
+
+
+def short_id(identifier: str) -> str:
+    """The identifier of a call in nine letters and digits, as some templates want them.
+
+    Args:
+        identifier: The identifier.
+    """
+    if len(identifier) == 9 and identifier.isascii() and identifier.isalnum():
+        return identifier
+    return sha256(identifier.encode(errors="replace")).hexdigest()[:9]
 
 
 def _function(call: Any, param: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.serve.chat.parts import AnswerParser, AnswerPart, ReasoningPart
+from max.serve.chat.tools.marks import held
 
 BEGIN, END = "<think>", "</think>"
 
@@ -47,15 +48,20 @@ class ReasoningParser:
             self._pass(parts)
         return parts
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """The parts that were held back."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts that were held back.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
         parts: list[AnswerPart] = []
         if self._inside:
-            self._add(parts, self._buffer)
+            partial = held(self._buffer, (END,)) if cut else 0
+            self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])
         else:
             parts += self._answer.push(self._buffer)
         self._buffer = ""
-        return [*parts, *self._answer.finish()]
+        return [*parts, *self._answer.finish(cut)]
 
     def _reason(self, parts: list[AnswerPart]) -> None:
         at = self._buffer.find(END)

@@ -158,7 +158,8 @@ async def stream_answers(
                 parts = parsers[number].push(piece.text)
                 reason = piece.finish_reason
                 if reason is not None:
-                    parts = [*parts, *parsers[number].finish()]
+                    cut = reason != "stop" or piece.stop is not None
+                    parts = [*parts, *parsers[number].finish(cut)]
                 for part in parts:
                     if isinstance(part, ToolCallPart):
                         called.add(number)

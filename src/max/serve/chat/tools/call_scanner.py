@@ -8,6 +8,7 @@ from typing import Any
 from max.pipelines.core.text import json_value
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+NAME_KEYS = ("name", "tool_name")
 
 
 class CallScanner:
@@ -15,9 +16,15 @@ class CallScanner:
 
     It takes text from the opening brace on. The arguments are returned while they arrive, if the
     name came before them and they are an object.
+
+    Args:
+        name_key: The key of the name, besides the usual ones.
+        arguments_key: The key of the arguments, besides the usual ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name_key: str = "name", arguments_key: str = "arguments") -> None:
+        self._name_keys = {*NAME_KEYS, name_key}
+        self._argument_keys = {*ARGUMENT_KEYS, arguments_key}
         self.raw = ""
         """The text of the object so far."""
         self.done = False
@@ -63,7 +70,7 @@ class CallScanner:
     def _step(self, character: str) -> None:
         if self._value is not None and not self._ends_value(character):
             self._value += character
-            if self._key in ARGUMENT_KEYS and self._value.lstrip().startswith("{"):
+            if self._key in self._argument_keys and self._value.lstrip().startswith("{"):
                 self._arguments = self._value.lstrip()
         if self._in_string:
             self._text += character
@@ -93,9 +100,9 @@ class CallScanner:
 
     def _end_value(self) -> None:
         value = (self._value or "").strip()
-        if self._key == "name" and isinstance(name := _loaded(value), str):
+        if self._key in self._name_keys and isinstance(name := _loaded(value), str):
             self.name = name
-        elif self._key in ARGUMENT_KEYS:
+        elif self._key in self._argument_keys:
             loaded = _loaded(value)
             # some models write the arguments as a string
             self._arguments = loaded if isinstance(loaded, str) else value

@@ -24,13 +24,16 @@ class DeepSeekParser(BufferedParser):
         self._parts = CallParts()
         self._object = ObjectEnd()
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """The parts that were held back."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts that were held back.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
         parts: list[AnswerPart] = []
         if self._state == "text":
-            parts += self._parts.content(self._buffer)
-        elif self._state == "head":  # no call has begun: it is text
-            parts += self._parts.content(CALL_BEGIN + self._buffer)
+            partial = held(self._buffer, (CALLS_BEGIN, CALLS_END, CALL_BEGIN)) if cut else 0
+            parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
         self._buffer = ""
         return [*parts, *self._parts.finish()]
 

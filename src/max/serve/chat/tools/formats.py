@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.definitions import Tool
+from max.serve.chat.tools.layout import NAME, NUMBER, CallLayout, Style, filled
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class ToolFormat:
         after: What ends what the trigger began.
         separator: What stands between two objects; None: each call has a trigger of its own.
         arguments_key: The key of the arguments.
-        describes_tools: Whether the tools are described in a system message, as no template does it.
         optional_trigger: Something that may stand before the first object, where there is no trigger.
         syntax: How a call is written: ``"json"`` for an object, else the name of a parser's syntax.
         marks: More special tokens that are part of the text.
+        layout: Where the parts of calls stand, if it was derived from the chat template.
+        name_key: The key of the name.
     """
 
     name: str
@@ -33,10 +35,21 @@ class ToolFormat:
     after: str = ""
     separator: str | None = None
     arguments_key: str = "arguments"
-    describes_tools: bool = False
     optional_trigger: str = ""
     syntax: str = "json"
     marks: tuple[str, ...] = ()
+    layout: CallLayout | None = None
+    name_key: str = "name"
+
+    def visible(self, special: Iterable[str]) -> list[str]:
+        """The special tokens that are part of the text of calls.
+
+        Args:
+            special: The texts of all special tokens.
+        """
+        own = {self.trigger, self.optional_trigger, *self.marks}
+        marks = self.layout.marks if self.layout else ""
+        return [token for token in special if token in own or token in marks]
 
     def render_call(self, name: str, arguments: str) -> str:
         """A call as the model would write it, for templates that leave calls out.
@@ -45,6 +58,14 @@ class ToolFormat:
             name: The tool.
             arguments: JSON text of an object.
         """
+        if self.layout is not None and self.layout.style is Style.PYTHON:
+            values = ", ".join(f"{key}={value!r}" for key, value in json.loads(arguments).items())
+            layout = self.layout
+            return f"{layout.section}{filled(layout.head, name)}{values}){layout.section_end}"
+        if self.layout is not None:
+            layout = self.layout
+            head = f"{layout.section}{filled(layout.head, name)}"
+            return f"{head}{arguments}{layout.tail}{layout.section_end}"
         if self.syntax == "pythonic":
             values = ", ".join(f"{key}={value!r}" for key, value in json.loads(arguments).items())
             return f"[{name}({values})]"
@@ -59,7 +80,7 @@ class ToolFormat:
 
 
 HERMES = ToolFormat("hermes", "<tool_call>", "\n", "\n</tool_call>")
-GENERIC = ToolFormat("generic", "<tool_call>", "\n", "\n</tool_call>", describes_tools=True)
+GENERIC = ToolFormat("generic", "<tool_call>", "\n", "\n</tool_call>")
 LLAMA3 = ToolFormat(
     "llama3_json",
     "",
@@ -89,9 +110,33 @@ DEEPSEEK = ToolFormat(
 )
 HARMONY = ToolFormat("harmony", "", syntax="harmony", marks=harmony.MARKS)
 
+LFM2 = ToolFormat(
+    "lfm2",
+    "<|tool_call_start|>",
+    syntax="layout",
+    layout=CallLayout(
+        f"{NAME}(",
+        Style.PYTHON,
+        section="<|tool_call_start|>[",
+        section_end="]<|tool_call_end|>",
+        separator=", ",
+    ),
+)
+KIMI = ToolFormat(
+    "kimi_k2",
+    "<|tool_calls_section_begin|>",
+    syntax="layout",
+    layout=CallLayout(
+        f"<|tool_call_begin|>functions.{NAME}:{NUMBER}<|tool_call_argument_begin|>",
+        tail="<|tool_call_end|>",
+        section="<|tool_calls_section_begin|>",
+        section_end="<|tool_calls_section_end|>",
+    ),
+)
+
 FORMATS = {
     each.name: each
-    for each in (HERMES, GENERIC, LLAMA3, MISTRAL, GRANITE, PYTHONIC, DEEPSEEK, HARMONY)
+    for each in (HERMES, GENERIC, LLAMA3, MISTRAL, GRANITE, PYTHONIC, DEEPSEEK, HARMONY, LFM2, KIMI)
 }
 """The formats by their names."""
 ALIASES = {
@@ -116,6 +161,10 @@ def format_of_template(template: str | None) -> ToolFormat:
         return HARMONY
     if deepseek.CALLS_BEGIN in text:
         return DEEPSEEK
+    if KIMI.trigger in text:
+        return KIMI
+    if any(mark in text for mark in ("<|tool_list_start|>", LFM2.trigger, "List of tools: [")):
+        return LFM2
     if pythonic.BEGIN in text or "func_name1(params_name1=params_value1" in text:
         return PYTHONIC
     if "[TOOL_CALLS]" in text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.pipelines.core.exceptions import UserError
@@ -12,6 +12,7 @@ from max.pipelines.structured.grammar import of_json_schema
 from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
+from max.serve.chat.tools.layout_grammar import definitions, keyword_rules, layout_rules
 from max.serve.errors import of_user_error
 
 _SPACE = {"whitespace_pattern": r"[ \t\r\n]{0,24}"}
@@ -47,6 +48,7 @@ def answer_grammar(
     several = choice.parallel and choice.kind is not ChoiceKind.NAMED
     if tool_format.syntax == "harmony":
         several = False  # a call ends the answer
+    layout = tool_format.layout
     marked = bool(tool_format.trigger) or tool_format.syntax == "pythonic"
     # marks that are spelled in letters could not be distinguished from text
     marked |= tool_format.syntax == "harmony" and special_tokens.keys() >= set(harmony.MARKS)
@@ -58,7 +60,12 @@ def answer_grammar(
             of_json_schema(tool.parameters)
         except UserError as error:
             raise of_user_error(error, f"tools.{number}.function.parameters") from error
-        rules.append(f"object_{number}: {_call_rule(tool, tool_format, special_tokens)}")
+        if layout is None:
+            rules.append(f"object_{number}: {_call_rule(tool, tool_format, special_tokens)}")
+    if layout is not None:
+        free = not must and content_grammar is None
+        start, rules = layout_rules(layout, called, special_tokens, _SPACE, free, several)
+        return _joined(start, rules, content_grammar if not must else None)
     objects = " | ".join(f"object_{number}" for number in range(len(called)))
     rules.append(f"object: {objects}")
     between = tool_format.separator
@@ -91,10 +98,15 @@ def answer_grammar(
         rules.append(f"calls: trigger {before} {body} {after}")
         rules.append("text: TEXT")
         start = "calls* text" if several and between is None else "calls? text"
-    if content_grammar is not None and not must:
+    return _joined(start, rules, content_grammar if not must else None)
+
+
+def _joined(start: str, rules: Sequence[str], content_grammar: str | None) -> str:
+    """The grammar of some rules, or of an answer with another grammar."""
+    if content_grammar is not None:
         start = f"{start} | @content"
     lark = "\n".join(["%llguidance {}", f"start: {start}", *rules])
-    if content_grammar is None or must:
+    if content_grammar is None:
         return lark
     content = {"lark_grammar": content_grammar}
     if content_grammar.lstrip().startswith("{"):
@@ -124,7 +136,7 @@ def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, in
             kind = f'(" " ({mark(harmony.CONSTRAIN)})? "json")?'
             return f"({first} | {last}) {kind} {mark(harmony.MESSAGE)} %json {schema}"
         case _:
-            head = f'{{"name": {json.dumps(tool.name)}, "{tool_format.arguments_key}": '
+            head = f'{{"{tool_format.name_key}": {json.dumps(tool.name)}, "{tool_format.arguments_key}": '
             return f'{json.dumps(head)} %json {schema} "}}"'
 
 
@@ -173,34 +185,12 @@ def _escaped(text: str) -> str:
 
 
 def _keywords(parameters: dict[str, Any]) -> str:
-    """The keyword arguments of a schema, in its order: those that are required, then the others."""
-    properties: dict[str, Any] = parameters.get("properties") or {}
-    required = [name for name in properties if name in (parameters.get("required") or ())]
-    definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    """The keyword arguments of a schema."""
 
-    def value(name: str) -> str:
-        schema = properties[name] if isinstance(properties[name], dict) else {}
-        return f"%json {json.dumps({**definitions, **schema, 'x-guidance': _SPACE})}"
+    def value(schema: dict[str, Any], root: Mapping[str, Any]) -> str:
+        return f"%json {json.dumps({**definitions(root), **schema, 'x-guidance': _SPACE})}"
 
-    parts = [
-        f"{_quoted(name + '=' if not at else ', ' + name + '=')} {value(name)}"
-        for at, name in enumerate(required)
-    ]
-    others = [name for name in properties if name not in required]
-    if required:
-        parts += [f"({_quoted(', ' + name + '=')} {value(name)})?" for name in others]
-        return " ".join(parts)
-    # whichever comes first has no comma before it
-    tails = [
-        " ".join(
-            [
-                f"{_quoted(name + '=')} {value(name)}",
-                *(f"({_quoted(', ' + o + '=')} {value(o)})?" for o in others[at + 1 :]),
-            ]
-        )
-        for at, name in enumerate(others)
-    ]
-    return f"({' | '.join(tails)})?" if tails else ""
+    return keyword_rules(parameters, "", "=", value)
 
 
 def _mark(text: str, special_tokens: dict[str, int]) -> str:

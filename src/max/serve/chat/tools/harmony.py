@@ -35,11 +35,16 @@ class HarmonyParser(BufferedParser):
         self._fresh = True  # no part was returned yet
         self._parts = CallParts()
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """The parts that were held back."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts that were held back.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
         parts: list[AnswerPart] = []
         if self._kind is not None:
-            self._add(parts, self._buffer)
+            partial = held(self._buffer, _ENDS) if cut else 0
+            self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])
         self._buffer = ""
         return parts
 

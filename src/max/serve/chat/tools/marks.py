@@ -70,6 +70,11 @@ class ObjectEnd:
     def __init__(self) -> None:
         self._depth, self._string, self._escaped = 0, False, False
 
+    @property
+    def begun(self) -> bool:
+        """Whether the object's brace has come."""
+        return self._depth > 0
+
     def take(self, text: str) -> int | None:
         """The length of the text up to the end of the object; None if the object goes on.
 

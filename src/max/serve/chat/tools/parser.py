@@ -14,19 +14,24 @@ from max.serve.chat.parts import (
 )
 from max.serve.chat.tools.call_scanner import CallScanner
 from max.serve.chat.tools.deepseek import DeepSeekParser
+from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.formats import ToolFormat
 from max.serve.chat.tools.harmony import HarmonyParser
-from max.serve.chat.tools.marks import BufferedParser
+from max.serve.chat.tools.layout_parser import LayoutParser
+from max.serve.chat.tools.marks import BufferedParser, held
 from max.serve.chat.tools.pythonic import PythonicParser
 
 
-def parser_of(tool_format: ToolFormat) -> AnswerParser:
+def parser_of(tool_format: ToolFormat, tools: Sequence[Tool] = ()) -> AnswerParser:
     """A new parser of a format.
 
     Args:
         tool_format: The format.
+        tools: The tools, whose schemas tell the types of values that are not written as JSON.
     """
     match tool_format.syntax:
+        case "layout" if tool_format.layout is not None:
+            return LayoutParser(tool_format.layout, tools)
         case "pythonic":
             return PythonicParser()
         case "deepseek":
@@ -37,6 +42,7 @@ def parser_of(tool_format: ToolFormat) -> AnswerParser:
             return ToolParser(tool_format)
 
 
+_FIRST_KEYS = ('{"name"', '{"tool_name"', '{"type"', '{"function"', '{"id"')
 _BETWEEN = " \t\r\n,;[]"
 
 
@@ -60,14 +66,23 @@ class ToolParser(BufferedParser):
         self._begun = False  # whether content was returned: calls without a trigger come first
         self._space = ""  # space before a trigger belongs to the call
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """The parts that were held back."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts that were held back; what has arrived of a call's marks is dropped.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
         parts = self._take(last=True)
+        trigger = self._format.trigger
         if self._scanner is not None and not self._announced:
-            self._content(parts, self._mark + self._scanner.raw)
-        elif self._calling and not self._announced:
-            self._content(parts, self._mark)
-        self._content(parts, self._buffer)
+            # without a mark an object may be the answer
+            if not trigger and not (cut and _begins_call(self._scanner.raw)):
+                self._content(parts, self._mark + self._scanner.raw)
+        elif self._scanner is None and not self._calling:
+            partial = held(self._buffer, (trigger,)) if cut and trigger else 0
+            self._content(
+                parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)]
+            )
         self._buffer, self._scanner, self._calling = "", None, False
         if self._space and not self._calls:
             parts.append(ContentPart(self._space))
@@ -89,8 +104,7 @@ class ToolParser(BufferedParser):
             self._content(parts, self._buffer[:at])
             self._enter(self._buffer[at : at + len(trigger)], at + len(trigger))
             return True
-        held = 0 if last else _overlap(self._buffer, trigger)
-        ready = self._buffer[: len(self._buffer) - held]
+        ready = self._buffer[: len(self._buffer) - held(self._buffer, (trigger,))]
         self._buffer = self._buffer[len(ready) :]
         self._content(parts, ready)
         return False
@@ -128,13 +142,14 @@ class ToolParser(BufferedParser):
             return False
         closing = self._format.after.strip()
         if bare.startswith("{"):
-            self._scanner, self._announced = CallScanner(), False
+            keys = self._format.name_key, self._format.arguments_key
+            self._scanner, self._announced = CallScanner(*keys), False
             return True
         if closing and bare.startswith(closing):
             self._buffer = bare[len(closing) :]
             self._leave(parts)
             return True
-        if closing and closing.startswith(bare) and not last:
+        if closing and closing.startswith(bare):
             return False
         self._leave(parts)
         return True
@@ -177,9 +192,7 @@ class ToolParser(BufferedParser):
             parts.append(ContentPart(bare))
 
 
-def _overlap(text: str, mark: str) -> int:
-    """The length of the end of a text that may be the start of a mark."""
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-size:]):
-            return size
-    return 0
+def _begins_call(text: str) -> bool:
+    """Whether a text may be the first part of the object of a call."""
+    bare = "".join(text.split())
+    return any(bare.startswith(key) or key.startswith(bare) for key in _FIRST_KEYS)

@@ -31,10 +31,14 @@ class PythonicParser(BufferedParser):
         self._state = "begin"
         self._parts = CallParts()
 
-    def finish(self) -> Sequence[AnswerPart]:
-        """The parts that were held back."""
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts that were held back.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
         parts = self._take(last=True)
-        if not self._parts.calls:
+        if not self._parts.calls and not (cut and self._state == "calls"):
             parts += self._parts.content(self._mark + self._buffer)
         self._buffer = ""
         return [*parts, *self._parts.finish()]
@@ -80,10 +84,10 @@ class PythonicParser(BufferedParser):
         if text.startswith("]"):
             self._buffer, self._state = text[1:], "after"
             return True
-        end = _end_of_call(text)
+        end = end_of_call(text)
         if end is None:
             return False
-        call = _parsed(text[:end])
+        call = parsed_call(text[:end])
         if call is None:
             # calls that were returned stay; the rest is content
             self._buffer, self._mark = self._mark + self._buffer, ""
@@ -96,8 +100,12 @@ class PythonicParser(BufferedParser):
         return True
 
 
-def _end_of_call(text: str) -> int | None:
-    """The length of the call that a text starts with; None if it is not complete."""
+def end_of_call(text: str) -> int | None:
+    """The length of the call that a text starts with; None if it is not complete.
+
+    Args:
+        text: The text.
+    """
     closing: list[str] = []
     quote, escaped = "", False
     for place, character in enumerate(text):
@@ -119,10 +127,14 @@ def _end_of_call(text: str) -> int | None:
     return None
 
 
-def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of a call; None if the text is not a call."""
+def parsed_call(text: str) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of a call; None if the text is not a call.
+
+    Args:
+        text: The text.
+    """
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = ast.parse(_one_line(text.strip()), mode="eval").body
         if not isinstance(node, ast.Call) or node.args:
             return None
         if not all(keyword.arg for keyword in node.keywords):
@@ -132,6 +144,23 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
         return ast.unparse(node.func), values
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def _one_line(text: str) -> str:
+    """A text without line breaks, which models write within quotes as they are."""
+    if "\n" not in text:
+        return text
+    written, quote, escaped = "", "", False
+    for character in text:
+        if quote and character == "\n":
+            character = "\\n"
+        elif quote and not escaped and character == quote:
+            quote = ""
+        elif not quote and character in "\"'":
+            quote = character
+        escaped = bool(quote) and character == "\\" and not escaped
+        written += character
+    return written
 
 
 def _value(node: ast.expr) -> Any:

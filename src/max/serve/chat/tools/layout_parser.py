@@ -1,0 +1,346 @@
+"""Finds calls of a layout in an answer while its text arrives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max.serve.chat.parts import AnswerPart
+from max.serve.chat.tools.definitions import Tool
+from max.serve.chat.tools.layout import (
+    KEY,
+    CallLayout,
+    Style,
+    common_end,
+    common_start,
+    has_field,
+    name_in,
+    pieces,
+    run_end,
+)
+from max.serve.chat.tools.marks import BufferedParser, CallParts, ObjectEnd, first_mark, held
+from max.serve.chat.tools.pythonic import end_of_call, parsed_call
+from max.serve.chat.tools.values import (
+    bare_object,
+    bare_object_end,
+    element_value,
+    typed,
+    types_of,
+)
+
+_MOST_NAME = 256
+_CDATA = ("<![CDATA[", "]]>")
+
+
+class _Wait(Exception):
+    """More text is needed."""
+
+
+class LayoutParser(BufferedParser):
+    """Finds calls of a layout; all other text is content.
+
+    The marks of calls are no content, also if the answer ends within a call. White space between marks may
+    differ from the layout's.
+
+    Args:
+        layout: The layout.
+        tools: The tools, whose schemas tell the types of values between tags.
+    """
+
+    def __init__(self, layout: CallLayout, tools: Sequence[Tool] = ()) -> None:
+        super().__init__()
+        self._layout, self._triggers = layout, layout.triggers
+        self._section, self._head = pieces(layout.section), pieces(layout.head)
+        self._tail, self._section_end = pieces(layout.tail), pieces(layout.section_end)
+        self._separator = pieces(layout.separator)
+        self._key_marks = _key_marks(layout) if layout.style is Style.TAGGED else ("", "")
+        self._key, self._value_end = pieces(layout.key), layout.value_end.strip()
+        self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._parts = CallParts()
+        self._state = "text"
+        self._listed = False  # within a list, after its mark
+        self._name = ""
+        self._object = ObjectEnd()
+        self._keys: list[str] = []
+
+    def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
+        """The parts that were held back; what has arrived of a mark or of a call's head is dropped.
+
+        Args:
+            cut: Whether the answer was cut off.
+        """
+        parts = self._take(last=True)
+        if self._state == "text":
+            partial = held(self._buffer, self._triggers)
+            if partial < 3 or not cut:
+                partial = 0
+            parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
+        self._buffer = ""
+        return [*parts, *self._parts.finish()]
+
+    def _step(self, parts: list[AnswerPart], last: bool) -> bool:
+        before, state = self._buffer, self._state
+        try:
+            match self._state:
+                case "text":
+                    self._text(parts)
+                case "head":
+                    self._begin(parts, last)
+                case "arguments":
+                    self._arguments(parts, last)
+                case "tail":
+                    self._end(last)
+                case _:
+                    self._between(parts, last)
+        except _Wait:
+            return False
+        return (self._buffer, self._state) != (before, state)
+
+    def _text(self, parts: list[AnswerPart]) -> None:
+        mark = first_mark(self._buffer, self._triggers)
+        if mark is None:
+            end = len(self._buffer) - held(self._buffer, self._triggers)
+            parts += self._parts.content(self._buffer[:end])
+            self._buffer = self._buffer[end:]
+            return
+        parts += self._parts.content(self._buffer[: mark[0]])
+        self._buffer = self._buffer[mark[0] :]
+        self._state, self._listed = "head", False
+
+    def _begin(self, parts: list[AnswerPart], last: bool) -> None:
+        """At the mark of a list or of a call: reads up to the arguments."""
+        at = 0
+        if self._section and not self._listed:
+            end = self._match(self._section, 0, last)
+            if end is not None:
+                at = end
+        head = None
+        for start in range(max(len(self._layout.head_marks), 1)):
+            # models may leave out the first marks of a call
+            if (head := self._read_head(at, start, last)) is not None:
+                break
+        if head is None:
+            if at:  # a list with something else in it
+                self._buffer, self._state = self._buffer[at:], "text"
+                return
+            # a mark without a call is text
+            mark = next((t for t in self._triggers if self._buffer.startswith(t)), "")
+            size = len(mark) or 1
+            parts += self._parts.content(self._buffer[:size])
+            self._buffer, self._state = self._buffer[size:], "text"
+            return
+        self._name, end = head
+        self._listed = bool(self._section)
+        self._buffer, self._state = self._buffer[end:], "arguments"
+        self._object, self._keys = ObjectEnd(), []
+        parts.append(self._parts.begin(self._name))
+
+    def _read_head(self, at: int, start: int, last: bool) -> tuple[str, int] | None:
+        """The name of a call and the length of its head from a mark on; None where there is no head."""
+        name = ""
+        for number, piece in enumerate(self._head[start:], start):
+            if not has_field(piece):
+                end = self._match([piece], at, last)
+                if end is None and name and number + 1 < len(self._head):
+                    # models may leave out the call's identifier
+                    end = self._match(self._head[-1:], at, last)
+                    return None if end is None else (name, end)
+                if end is None:
+                    return None
+                at = end
+                continue
+            at = self._space(at, last)
+            size = run_end(self._buffer[at : at + _MOST_NAME])
+            if not size and at == len(self._buffer):
+                raise _Wait
+            if not size:
+                return None
+            if at + size == len(self._buffer) and not last:
+                raise _Wait
+            name = name_in(piece, self._buffer[at : at + size]) or name
+            at += size
+        if last and at == len(self._buffer) and self._head and has_field(self._head[-1]):
+            raise _Wait  # the name may be cut off
+        return (name, at) if name else None
+
+    def _match(self, marks: Sequence[str], at: int, last: bool) -> int | None:
+        """The end of marks that stand at a place, with any white space around them; None if they do not."""
+        for mark in marks:
+            begin = self._space(at, last)
+            if self._buffer.startswith(mark, begin):
+                at = begin + len(mark)
+            elif not last and mark.startswith(self._buffer[begin:]):
+                raise _Wait
+            elif last and mark.startswith(self._buffer[begin:]):
+                raise _Wait  # the answer ends within the mark
+            else:
+                return None
+        return at
+
+    def _space(self, at: int, last: bool) -> int:
+        while at < len(self._buffer) and self._buffer[at].isspace():
+            at += 1
+        if at == len(self._buffer) and not last:
+            raise _Wait
+        return at
+
+    def _arguments(self, parts: list[AnswerPart], last: bool) -> None:
+        match self._layout.style:
+            case Style.JSON:
+                self._json(parts, last)
+            case Style.TAGGED:
+                self._tagged(parts, last)
+            case Style.PYTHON:
+                self._python(parts)
+            case Style.BARE:
+                self._bare(parts)
+
+    def _json(self, parts: list[AnswerPart], last: bool) -> None:
+        if not self._object.begun:
+            at = self._space(0, last)
+            if self._buffer[at : at + 1] != "{":
+                if at < len(self._buffer):
+                    self._finish_call(parts, {})
+                return
+            self._buffer = self._buffer[at:]
+        end = self._object.take(self._buffer)
+        text = self._buffer if end is None else self._buffer[:end]
+        if text:
+            parts.append(self._parts.arguments(text))
+        self._buffer = self._buffer[len(text) :]
+        if end is not None:
+            self._state = "tail"
+
+    def _tagged(self, parts: list[AnswerPart], last: bool) -> None:
+        """One argument, or the end of the call."""
+        ends = self._tail or self._section_end
+        ended = ends and self._match(ends[:1], 0, last) is not None
+        end = None if ended else self._match(self._key, 0, last)
+        if end is None:
+            # something else than an argument: the call has ended
+            parts.append(self._parts.arguments("}" if self._keys else "{}"))
+            self._state = "tail"
+            return
+        layout = self._layout
+        start, close = self._key_marks
+        at = self._buffer.find(start, end)
+        if at < 0:
+            return
+        key = self._buffer[end:at].strip()
+        stop = self._buffer.find(close, at + len(start)) if close else at + len(start)
+        if stop < 0:
+            return
+        kind = self._buffer[at : stop + len(close)]
+        begin = stop + len(close)
+        finish = self._value_finish(begin, key, last)
+        if finish is None:
+            return
+        text = self._buffer[begin : finish[0]]
+        if layout.key_end[len(layout.key_end.rstrip()) :] == "\n":
+            text = text.removeprefix("\n")
+        if layout.value_end[:1] == "\n":
+            text = text.removesuffix("\n")
+        value = self._value(key, text, kind)
+        written = json.dumps(value, ensure_ascii=False)
+        begins = ", " if self._keys else "{"
+        parts.append(
+            self._parts.arguments(f"{begins}{json.dumps(key, ensure_ascii=False)}: {written}")
+        )
+        self._keys.append(key)
+        self._buffer = self._buffer[finish[1] :]
+
+    def _value_finish(self, begin: int, key: str, last: bool) -> tuple[int, int] | None:
+        """Where a value ends, and its mark: at a mark that an argument or the end of the call follows."""
+        mark = self._value_end.replace(KEY, key)
+        at = begin
+        followers = [each[0] for each in (self._key, self._tail, self._section_end) if each]
+        while (at := self._buffer.find(mark, at)) >= 0:
+            end = at + len(mark)
+            after = self._buffer[end:].lstrip()
+            if any(after.startswith(each) for each in followers) or (last and not after):
+                return at, end
+            if not last and (not after or any(each.startswith(after) for each in followers)):
+                return None
+            if not followers:
+                return at, end
+            at = end
+        return None
+
+    def _value(self, key: str, text: str, kind: str) -> Any:
+        schema: Mapping[str, Any] = self._schemas.get(self._name) or {}
+        properties = schema.get("properties")
+        own = properties.get(key) if isinstance(properties, Mapping) else None
+        layout = self._layout
+        if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
+            return text[len(_CDATA[0]) : -len(_CDATA[1])]
+        if layout.key_end != layout.other_key_end:
+            is_text = "".join(kind.split()) == "".join(layout.key_end.split())
+            return text if is_text else typed(text, types_of(own, schema) - {"string"})
+        if KEY in layout.value_end:
+            begin, _, end = self._value_end.partition(KEY)
+            return element_value(text, own, schema, (self._key[0], begin, end))
+        return typed(text, types_of(own, schema))
+
+    def _python(self, parts: list[AnswerPart]) -> None:
+        text = f"f({self._buffer}"
+        end = end_of_call(text)
+        if end is None:
+            return
+        call = parsed_call(text[:end])
+        self._buffer = text[end:]
+        self._finish_call(parts, call[1] if call else {})
+
+    def _bare(self, parts: list[AnswerPart]) -> None:
+        mark = self._value_end
+        end = bare_object_end("{" + self._buffer, mark)
+        if end is None:
+            return
+        value = bare_object("{" + self._buffer[: end - 1], mark)
+        self._buffer = self._buffer[end - 1 :]
+        self._finish_call(parts, value or {})
+
+    def _finish_call(self, parts: list[AnswerPart], values: dict[str, Any]) -> None:
+        parts.append(self._parts.arguments(json.dumps(values, ensure_ascii=False)))
+        self._state = "tail"
+
+    def _end(self, last: bool) -> None:
+        """After the arguments: the marks that end the call, of which models may leave out some."""
+        at = 0
+        for mark in self._tail:
+            if has_field(mark):
+                begin = self._space(at, last)
+                at = begin + run_end(self._buffer[begin:])
+                if at == len(self._buffer) and not last:
+                    raise _Wait
+                continue
+            at = self._match([mark], at, last) or at
+        self._buffer, self._state = self._buffer[at:], "between"
+
+    def _between(self, parts: list[AnswerPart], last: bool) -> None:
+        """After a call: another one, the end of the list, or text."""
+        end = self._match(self._section_end, 0, last) if self._section_end else None
+        if end is not None and self._section:
+            self._buffer, self._state = self._buffer[end:], "text"
+            return
+        at = self._space(0, last)
+        if self._separator and (after := self._match(self._separator, at, last)) is not None:
+            at = after
+        begins = self._head if self._listed else []
+        if begins and not has_field(begins[0]):
+            if self._match(begins[:1], at, last) is not None:
+                self._buffer, self._state = self._buffer[at:], "head"
+                return
+        elif begins and self._separator and at:
+            self._buffer, self._state = self._buffer[at:], "head"
+            return
+        self._state = "text"
+
+
+def _key_marks(layout: CallLayout) -> tuple[str, str]:
+    """What ends the name of an argument, and what begins its value; the type may stand between them."""
+    if layout.key_end == layout.other_key_end:
+        marks = pieces(layout.key_end)
+        return marks[0], "" if len(marks) == 1 else marks[-1]
+    start = common_start(layout.key_end, layout.other_key_end).rstrip()
+    return start, common_end(layout.key_end, layout.other_key_end).strip()

@@ -1,0 +1,307 @@
+"""Values of arguments that are not written as JSON: texts between tags, objects whose keys have no quotes."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from max.pipelines.core.text import json_value
+
+_TYPES = {
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,
+    "null": type(None),
+}  # fmt: skip
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_DEPTH = 64
+_ITEM = "item"
+"""The name of an element of a list."""
+_PLAIN_END = ",:{}[]"
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The types that a schema allows; empty: any.
+
+    Args:
+        schema: The schema.
+        root: The schema that has its definitions.
+        depth: The number of references that were followed.
+    """
+    if not isinstance(schema, Mapping) or depth > 8:
+        return frozenset()
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return types_of(_at(reference, root), root, depth + 1)
+    own = schema.get("type")
+    if isinstance(own, str):
+        return frozenset((own,))
+    if isinstance(own, list):
+        return frozenset(each for each in own if isinstance(each, str))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return frozenset(_type_of(value) for value in values)
+    for keyword in ("anyOf", "oneOf"):
+        members = schema.get(keyword)
+        if isinstance(members, list) and members:
+            each = [types_of(member, root, depth + 1) for member in members]
+            return frozenset().union(*each) if all(each) else frozenset()
+    members = schema.get("allOf")
+    if isinstance(members, list):
+        known = [types for member in members if (types := types_of(member, root, depth + 1))]
+        return known[0] if known else frozenset()
+    return frozenset(("object",)) if "properties" in schema else frozenset()
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "null")
+
+
+def typed(text: str, types: frozenset[str]) -> Any:
+    """The value that a text between tags stands for.
+
+    Args:
+        text: The text.
+        types: The types that the tool's schema allows; empty: any.
+    """
+    if types == {"string"}:
+        return text
+    value = literal(text)
+    if value is _NO_VALUE:
+        return text
+    if "string" in types and _type_of(value) not in types:
+        return text
+    if types == {"integer"} and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not types and isinstance(value, str):
+        return text
+    return value
+
+
+class _NoValue:
+    """The result where a text is no literal."""
+
+
+_NO_VALUE = _NoValue()
+
+
+def literal(text: str) -> Any:
+    """The value of a literal of JSON or Python; a marker object for other texts.
+
+    Args:
+        text: The text.
+    """
+    bare = text.strip()
+    if bare in _WORDS:
+        return _WORDS[bare]
+    try:
+        return json_value(bare)
+    except ValueError:
+        pass
+    if bare[:1] not in ("{", "[", "(", "'"):
+        return _NO_VALUE
+    try:
+        value = ast.literal_eval(bare)
+        # only what JSON has
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return _NO_VALUE
+
+
+def bare_object_end(text: str, mark: str) -> int | None:
+    """The length of the object that a text starts with; None if it goes on.
+
+    Args:
+        text: The text, from the opening brace on.
+        mark: What stands on both sides of a text within the object.
+    """
+    depth, at = 0, 0
+    while at < len(text):
+        if mark and text.startswith(mark, at):
+            end = text.find(mark, at + len(mark))
+            if end < 0:
+                return None
+            at = end + len(mark)
+            continue
+        if mark and mark.startswith(text[at:]):
+            return None
+        if text[at] in "{[":
+            depth += 1
+        elif text[at] in "}]":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        at += 1
+    return None
+
+
+def bare_object(text: str, mark: str) -> dict[str, Any] | None:
+    """Reads an object whose keys have no quotes; None if it is none.
+
+    Args:
+        text: The object.
+        mark: What stands on both sides of a text within the object.
+    """
+    reader = _BareReader(text, mark)
+    try:
+        value = reader.value(0)
+    except (ValueError, IndexError):
+        return None
+    return value if isinstance(value, dict) and reader.rest() == "" else None
+
+
+class _BareReader:
+    """Reads values from a text."""
+
+    def __init__(self, text: str, mark: str) -> None:
+        self._text, self._mark, self._at = text, mark, 0
+
+    def rest(self) -> str:
+        """The text that was not read, without space around it."""
+        return self._text[self._at :].strip()
+
+    def value(self, depth: int) -> Any:
+        """The next value.
+
+        Args:
+            depth: The number of objects and lists around it.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if depth > _DEPTH:
+            raise ValueError("nested too deeply")
+        self._space()
+        if self._text.startswith(self._mark, self._at):
+            return self._marked()
+        match self._text[self._at]:
+            case "{":
+                return dict(self._items(depth, "}", keyed=True))
+            case "[":
+                return [value for _, value in self._items(depth, "]", keyed=False)]
+            case '"':
+                value, self._at = json.JSONDecoder().raw_decode(self._text, self._at)
+                return value
+            case _:
+                value = literal(text := self._plain())
+                return text.strip() if value is _NO_VALUE else value
+
+    def _items(self, depth: int, end: str, keyed: bool) -> list[tuple[str, Any]]:
+        items: list[tuple[str, Any]] = []
+        self._at += 1
+        self._space()
+        while self._text[self._at] != end:
+            key = self._key() if keyed else ""
+            items.append((key, self.value(depth + 1)))
+            self._space()
+            if self._text[self._at] == ",":
+                self._at += 1
+                self._space()
+            elif self._text[self._at] != end:
+                raise ValueError("no comma")
+        self._at += 1
+        return items
+
+    def _key(self) -> str:
+        if self._text.startswith(self._mark, self._at):
+            key = self._marked()
+        elif self._text[self._at] == '"':
+            key, self._at = json.JSONDecoder().raw_decode(self._text, self._at)
+        else:
+            end = self._text.index(":", self._at)
+            key, self._at = self._text[self._at : end].strip(), end
+        self._space()
+        if self._text[self._at] != ":":
+            raise ValueError("no colon")
+        self._at += 1
+        return key
+
+    def _marked(self) -> str:
+        begin = self._at + len(self._mark)
+        end = self._text.index(self._mark, begin)
+        self._at = end + len(self._mark)
+        return self._text[begin:end]
+
+    def _plain(self) -> str:
+        begin = self._at
+        while self._text[self._at] not in _PLAIN_END:
+            self._at += 1
+        if begin == self._at:
+            raise ValueError("no value")
+        return self._text[begin : self._at]
+
+    def _space(self) -> None:
+        while self._text[self._at].isspace():
+            self._at += 1
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or the one to which it refers; empty where there is none.
+
+    Args:
+        schema: The schema.
+        root: The schema that has its definitions.
+    """
+    for _ in range(8):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = _at(reference, root)
+    return {}
+
+
+def _at(reference: str, root: Mapping[str, Any]) -> Any:
+    target: Any = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        target = target.get(step) if isinstance(target, Mapping) else None
+    return target
+
+
+def element_value(
+    text: str, schema: Any, root: Mapping[str, Any], marks: tuple[str, str, str], depth: int = 0
+) -> Any:
+    """The value of an element: a text, or further elements of which an object or a list consists.
+
+    Args:
+        text: What stands in the element.
+        schema: The schema of its value.
+        root: The schema that has its definitions.
+        marks: What begins the opening mark and the closing mark of an element, and what ends both.
+        depth: The number of elements around it.
+    """
+    begin, close, end = marks
+    types = types_of(schema, root)
+    bare = text.strip()
+    if (
+        depth > _DEPTH
+        or not bare.startswith(begin)
+        or not (types & {"object", "array"} or not types)
+    ):
+        return typed(text, types)
+    found = resolved(schema, root)
+    properties, items = found.get("properties"), found.get("items")
+    members: list[tuple[str, Any]] = []
+    while bare:
+        name, mark, rest = bare.removeprefix(begin).partition(end)
+        # elements of the same name may stand within
+        place, level = 0, 1
+        while mark and level:
+            after = rest.find(close + name + end, place)
+            inner = rest.find(begin + name + end, place)
+            if after < 0:
+                return typed(text, types)
+            level += 1 if 0 <= inner < after else -1
+            place = inner + 1 if 0 <= inner < after else after + (1 if level else 0)
+        if not bare.startswith(begin) or not mark:
+            return typed(text, types)
+        own = properties.get(name) if isinstance(properties, Mapping) else None
+        own = items if own is None and name == _ITEM else own
+        members.append((name, element_value(rest[:place], own, root, marks, depth + 1)))
+        bare = rest[place + len(close + name + end) :].strip()
+    if types == {"array"} or ("object" not in types and {name for name, _ in members} == {_ITEM}):
+        return [value for _, value in members]
+    return dict(members)

@@ -1,0 +1,227 @@
+"""Formats of calls that are derived from chat templates: what a template writes is read back, in any pieces."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from max.pipelines.tokenization.chat_template import render_chat
+from max.serve.chat.parts import ArgumentsPart, ContentPart, ToolCallPart
+from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
+from max.serve.chat.tools.derive import call_text
+from max.serve.chat.tools.grammars import answer_grammar
+from max.serve.chat.tools.layout import IDENTIFIER
+from max.serve.chat.tools.parser import parser_of
+from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
+from tests.serve.test_tool_formats import accepts, tokenizer_with
+from tests.serve.tool_templates import TEMPLATES
+
+WORDS = ["Oslo", "a b", 'say "x"', "it's", "{", "}", "[1]", "<b>", "</x>", "ünï ☃", "1", "true", "null", "line\nbreak",
+         "\\n", "=", "a,b:c", "```", "<tool", " "]  # fmt: skip
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "share": {"type": "number"},
+    "exact": {"type": "boolean"},
+    "tags": {"type": "array", "items": {"type": "string"}},
+    "deep": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "array"}}},
+    "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "kind": {"enum": ["x y", "z"]},
+}
+NAMES = ("get_weather", "alarm.set-2")
+
+
+def schemas(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": PROPERTIES, "required": ["city"]}
+    return [
+        {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+        for name in names
+    ]  # fmt: skip
+
+
+TOOLS = tuple(Tool(name, "", schemas(NAMES)[0]["function"]["parameters"]) for name in NAMES)
+
+
+def renderer(template: str):
+    def render(messages, tools, begins):
+        variables = {"bos_token": "<s>", "eos_token": "</s>"}
+        return render_chat(
+            template, messages, tools=tools, variables=variables, add_generation_prompt=begins
+        )
+
+    return render
+
+
+@cache
+def found_of(template: str) -> TemplateTools:
+    return tools_of_template(renderer(template), template)
+
+
+def text(numbers: random.Random, plain: bool) -> str:
+    words = [*WORDS[:3], "ünï ☃"] if plain else WORDS
+    return "".join(numbers.choices(words, k=numbers.randint(1, 3))).strip() or "x"
+
+
+def arguments(numbers: random.Random, plain: bool, flat: bool = False) -> dict[str, Any]:
+    values: dict[str, Any] = {"city": text(numbers, plain)}
+    makers = {
+        "days": lambda: numbers.randint(-5, 10**6),
+        "share": lambda: numbers.choice([0.25, -1.5, 3e-05, 17.0]),
+        "exact": lambda: numbers.random() < 0.5,
+        "tags": lambda: [text(numbers, plain) for _ in range(numbers.randint(1, 3))],
+        "deep": lambda: {"a": text(numbers, plain), "n": [1, True, {"b": "c"}]},
+        "either": lambda: text(numbers, plain),
+        "kind": lambda: numbers.choice(["x y", "z"]),
+    }
+    for name, make in makers.items():
+        if numbers.random() < 0.6 and not (flat and name in ("tags", "deep")):
+            values[name] = make()
+    return values
+
+
+def parsed(tools: TemplateTools, pieces: list[str], cut: bool = False) -> tuple[str, list[list[str]]]:  # fmt: skip
+    parser = parser_of(tools.format, TOOLS)
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    content, calls = "", list[list[str]]()
+    for part in [*parts, *parser.finish(cut)]:
+        match part:
+            case ContentPart(new):
+                content += new
+            case ToolCallPart(index, _, name):
+                assert index == len(calls)
+                calls.append([name, ""])
+            case ArgumentsPart(index, new):
+                assert index == len(calls) - 1
+                calls[index][1] += new
+    return content, calls
+
+
+def pieces_of(numbers: random.Random, answer: str) -> list[str]:
+    places = sorted(numbers.choices(range(len(answer) + 1), k=numbers.randint(0, 9)))
+    return [answer[a:b] for a, b in zip([0, *places], [*places, len(answer)], strict=True)]
+
+
+def check(template: str, numbers: random.Random, rounds: int, plain: bool = False) -> set[str]:
+    """Random calls that a template writes are those that are read, in any pieces, and cut at any place.
+
+    Returns the texts that are content after the calls.
+    """
+    tools = found_of(template)
+    layout = tools.format.layout
+    several = layout is not None and layout.several
+    turn: set[str] = set()  # what a template writes after each answer with calls
+    for round_number in range(rounds):
+        count = 1 + (several and round_number % 2)
+        calls = [(numbers.choice(NAMES), arguments(numbers, plain)) for _ in range(count)]
+        rendered = call_text(renderer(template), tools.use, calls, "", schemas(NAMES))
+        if rendered is None:
+            continue
+        body = rendered[0].replace(IDENTIFIER, "a1B2c3D4e")
+        before = numbers.choice(["", "Let me see.\n", "1 < 2, [x] {y}\n"]) if tools.format.trigger else ""  # fmt: skip
+        answer = before + body
+        whole = parsed(tools, [answer])
+        assert [(name, json.loads(found)) for name, found in whole[1]] == calls, answer
+        assert whole[0].startswith(before.strip()), answer
+        turn.add(whole[0][len(before.strip()) :].strip())
+        assert len(turn) == 1, turn
+        assert parsed(tools, list(answer)) == whole, answer
+        for _ in range(3):
+            pieces = pieces_of(numbers, answer)
+            assert parsed(tools, pieces) == whole, pieces
+        place = numbers.randint(len(before), len(answer) - len(min(turn)))
+        content, found = parsed(tools, pieces_of(numbers, answer[:place]), cut=True)
+        rest = content[len(before.rstrip()) :] if content.startswith(before.rstrip()) else content
+        assert len(rest.strip().removeprefix(min(turn))) < 3, (answer[:place], content)
+        for (name, written), (right, values) in zip(found, calls, strict=False):
+            assert name == right
+            try:
+                assert json.loads(written) == values
+            except ValueError:
+                pass  # cut off
+    return turn
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_calls_are_read_as_the_template_writes_them(style: str) -> None:
+    tools = found_of(TEMPLATES[style])
+    assert tools.format.name == "template", tools
+    assert tools.use.renders_calls and tools.use.describes_tools
+    assert tools.use.text_arguments == (style == "json text")
+    assert tools.use.short_ids == (style == "short ids")
+    assert check(TEMPLATES[style], random.Random(style), 12, style == "python values") <= {""}
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_grammars_take_what_the_template_writes(style: str) -> None:
+    tools = found_of(TEMPLATES[style])
+    numbers = random.Random(style)
+    # the first mark is a special token in one run of two
+    trigger = tools.format.layout.trigger if tools.format.layout else ""
+    marks = (trigger,) if trigger and len(style) % 2 else ()
+    special = tokenizer_with(marks)[1]
+    free = answer_grammar(TOOLS, ToolChoice(), tools.format, special)
+    must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), tools.format, special)
+    assert must is not None and (free is not None) == bool(tools.format.trigger)
+    layout = tools.format.layout
+    several = layout is not None and layout.several
+    for round_number in range(3):
+        values = arguments(numbers, plain=True, flat=style in ("elements", "bare", "python values"))
+        values.pop("exact", None) if style == "python values" else None
+        values.pop("deep", None)
+        calls = [(name, values) for name in NAMES[: 1 + (several and round_number % 2)]]
+        rendered = call_text(renderer(TEMPLATES[style]), tools.use, calls, "", schemas(NAMES))
+        assert rendered is not None
+        body = rendered[0].replace(IDENTIFIER, "a1B2c3D4e").strip()
+        assert accepts(must, body, marks), body
+        if free is not None:
+            assert accepts(free, "Well.\n" + body, marks), body
+        for wrong in ("get_other", "get_weather2"):
+            assert not accepts(must, body.replace(calls[0][0], wrong), marks), body
+    assert not accepts(must, "Well.", marks)
+
+
+def test_text_that_is_no_call_is_content() -> None:
+    tools = found_of(TEMPLATES["parameters"])
+    for answer in ("Use <tool_call> as a mark.", "a <function", "<tool_call", "x </tool_call> y"):
+        content, calls = parsed(tools, list(answer))
+        assert (content, calls) == (answer, []), answer
+    assert parsed(tools, ["ok <tool_c"], cut=True) == ("ok ", [])
+
+
+def test_models_may_leave_out_marks() -> None:
+    tools = found_of(TEMPLATES["parameters"])
+    call = "<function=get_weather><parameter=city>a</parameter></function>"
+    assert parsed(tools, [call])[1] == [["get_weather", '{"city": "a"}']]
+    tools = found_of(TEMPLATES["numbered"])
+    call = '<|call_begin|>functions.get_weather:3<|args|>{"city": "a"}<|call_end|><|section_end|> b'
+    assert parsed(tools, list(call)) == (" b", [["get_weather", '{"city": "a"}']])
+
+
+def test_a_value_may_have_the_mark_that_ends_it() -> None:
+    tools = found_of(TEMPLATES["parameters"])
+    value = "<parameter=city>\nx </parameter> y\n</parameter>"
+    body = f"<tool_call>\n<function=get_weather>\n{value}\n</function>\n</tool_call>"
+    assert parsed(tools, list(body))[1] == [["get_weather", '{"city": "x </parameter> y"}']]
+
+
+@pytest.mark.long
+@pytest.mark.skipif("TOOL_TEMPLATES" not in os.environ, reason="TOOL_TEMPLATES names no folder")
+def test_published_templates() -> None:
+    """Templates of a folder: what those that write calls write is read back."""
+    paths = sorted(Path(os.environ["TOOL_TEMPLATES"]).glob("*.jinja"))
+    derived, named = list[str](), list[str]()
+    for path in paths:
+        template = path.read_text()
+        tools = found_of(template)
+        if tools.use.renders_calls:
+            (derived if tools.format.name == "template" else named).append(path.stem)
+        if tools.format.name == "template":
+            check(template, random.Random(path.stem), 20, plain=True)
+    print(f"derived {len(derived)}, named: {named}")
+    assert derived and len(named) <= len(derived) // 10, named
