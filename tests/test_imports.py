@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernel": EVERY | {"_abi"},
     "_runtime": EVERY | {"_abi", "kernel"},
     "_kernel_library": EVERY | {"kernel"},
-    "_backends": EVERY | {"driver", "kernel", "_runtime", "_kernel_library"},
+    "_backends": EVERY | {"driver", "kernel", "mlir", "_runtime", "_kernel_library"},
     "_backends.cpu": ENGINE_BASE
     | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends", "_compiler"},
     "_compiler": ENGINE_BASE | {"_abi", "kernel", "_kernel_library", "_backends"},

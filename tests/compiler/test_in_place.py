@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, Result, Value
+from max._backends.regions import Leaf, Literal, Node, RegionSpec, Result, Value
 from max._compiler.layout import Layout
 from max._compiler.lower_library import in_place_pairs
 from max._compiler.placing import Place

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._backends.cpu.regions import nest
 from max._compiler.kernels import Argument
 from max._compiler.lower_library import plain
-from max._compiler.lower_regions import RegionLowering
 from max._compiler.placing import Placing
 from max._compiler.template import Launch
 from max._kernel_library.tiles.strips import COLUMNS
@@ -229,16 +229,15 @@ def test_vectors_are_as_long_as_the_widest_type_allows(
     monkeypatch: pytest.MonkeyPatch, given: DType, result: DType, widths: dict[str, int]
 ) -> None:
     chosen: list[int] = []
-    native_width = RegionLowering.native_width
+    native_width = nest.native_width
 
-    def record(regions: RegionLowering, spec: Any) -> int:
-        width = native_width(regions, spec)
-        target = regions.placing.kernels.target
+    def record(spec: Any, target: k.Target) -> int:
+        width = native_width(spec, target)
         assert width == min(count * target.width(name) for name, count in widths.items())
         chosen.append(width)
         return width
 
-    monkeypatch.setattr(RegionLowering, "native_width", record)
+    monkeypatch.setattr(nest, "native_width", record)
     with Graph("cast", input_types=[TensorType(given, [99], DEVICE)]) as graph:
         (x,) = tensors(graph)
         graph.output(ops.cast(x + x, result))

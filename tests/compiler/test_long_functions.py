@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from max._compiler import lower_regions
-from max._compiler.codegen.nest import write_nest
+from max._backends.cpu.regions import nest
+from max._backends.cpu.regions.nest import write_nest
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -39,7 +39,7 @@ def test_chains(name: str, dtype: DType, rng: np.random.Generator) -> None:
         return result
 
     with (
-        mock.patch.object(lower_regions, "write_nest", recorded),
+        mock.patch.object(nest, "write_nest", recorded),
         Graph("chain", input_types=[TensorType(dtype, ("n",), DeviceRef.CPU())]) as graph,
     ):
         graph.output(build(graph.inputs[0].tensor))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from max._compiler.memory import MemoryPlan, plan_memory
-from max._compiler.sizes import Size
 from max._compiler.template import Buffer, Jump, Launch
 from max.mlir.dims import DimExpr
+from max.mlir.sizes import Size
 
 
 def launch(reads: Sequence[int], writes: Sequence[int], **options) -> Launch:

@@ -9,8 +9,8 @@ import pytest
 
 from max import kernel as k
 from max._backends.cpu.backend import cpu_backends
+from max._backends.regions import ArgView
 from max._compiler import kernels, specialisations
-from max._compiler.codegen.spec import ArgView
 from max._compiler.kernels import Argument, KernelTable
 from max._compiler.specialisations import Specialisations
 from max._compiler.template import Pointer

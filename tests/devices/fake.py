@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 from max import kernel as k
 from max._backends import Backend, BackendOptions, register_backend
+from max._backends.cpu.regions.nest import write_region
+from max._backends.regions import RegionKernel, RegionSpec
 from max._kernel_library.library import CPU_KERNELS, KernelLibrary
 from max._kernel_library.lowering import KernelCall, Operand, product, view
 from max._kernel_library.packing import NO_PACKING
@@ -379,6 +381,9 @@ class FakeBackend(Backend):
             entries[ir.key] = len(self.kernels) + 1
             self.kernels[entries[ir.key]] = ir
         return entries
+
+    def write_region(self, spec: RegionSpec) -> RegionKernel:
+        return write_region(spec, self.target)
 
     def executor(self, program: Program) -> FakeExecutor:
         return FakeExecutor(self, program)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max import kernel as k
+from max._backends.regions import RegionKernel, RegionSpec
 from max._dataclass import dataclass
 from max._kernel_library.packing import Packing
 from max._lazy import lazy_module
@@ -252,6 +253,14 @@ class Backend(ABC):
             keys: The keys.
         """
         return None if keys else {}
+
+    @abstractmethod
+    def write_region(self, spec: RegionSpec) -> RegionKernel:
+        """Writes the kernel of a fused region.
+
+        Args:
+            spec: The region.
+        """
 
     @abstractmethod
     def executor(self, program: Program) -> ProgramExecutor:

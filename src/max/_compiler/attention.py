@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max._compiler.layout import Layout, collapse
-from max._compiler.sizes import Size, Sizes
+from max.mlir.sizes import Size, Sizes
 
 __all__ = ["attention_views", "readable"]
 

@@ -12,11 +12,11 @@ from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 from max._abi import BaseLayout
-from max._compiler.sizes import Size
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
+from max.mlir.sizes import Size
 
 __all__ = [
     "ALIGNMENT",

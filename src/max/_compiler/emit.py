@@ -22,10 +22,10 @@ from max._compiler.code import (
 )
 from max._compiler.flatten import Flat
 from max._compiler.memory import Block, MemoryPlan, plan_memory
-from max._compiler.sizes import Size, simplify
 from max._compiler.template import Buffer, HostStep, Launch, LimitSlot, Number, Slot
 from max._config import flags
 from max._dataclass import dataclass
+from max.mlir.sizes import Size, simplify
 
 __all__ = ["emit"]
 

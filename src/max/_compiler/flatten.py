@@ -7,7 +7,6 @@ from dataclasses import field, replace
 
 from max._backends.backend import HOST
 from max._compiler.code import Check, WorkCode
-from max._compiler.sizes import Size, simplify, substitute
 from max._compiler.template import (
     Buffer,
     CallStep,
@@ -27,6 +26,7 @@ from max._compiler.template import (
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir.dims import DimExpr
+from max.mlir.sizes import Size, simplify, substitute
 
 __all__ = ["Flat", "flatten"]
 

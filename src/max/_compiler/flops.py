@@ -9,8 +9,8 @@ from xdsl.ir import SSAValue
 from max._compiler.mok import BodyOp
 from max._compiler.passes.base import ops_of
 from max._compiler.shapes import shape_of
-from max._compiler.sizes import Size, product, simplify
 from max.mlir import MoOp
+from max.mlir.sizes import Size, product, simplify
 
 
 def region_flops(op: BodyOp) -> Size:

@@ -8,20 +8,18 @@ from typing import Any
 
 from max import kernel as k
 from max._backends.backend import Backend, Backends
+from max._backends.regions import ArgView, RegionKernel
 from max._compiler.code import KernelInfo
 from max._compiler.codegen import functions
-from max._compiler.codegen.nest import NestText
-from max._compiler.codegen.spec import ArgView
-from max._compiler.sizes import Size
 from max._compiler.specialisations import specialisations
 from max._compiler.template import BufferBound, LimitSlot, Number, Pointer, Slot
 from max._dataclass import dataclass
-from max._kernel_library.tiles.transpose import transpose
 from max.kernel.frontend.specialize import argument_roles
+from max.mlir.sizes import Size
 
 __all__ = ["Argument", "KernelTable", "KernelTables"]
 
-_GLOBALS = {"k": k, "fn": functions, "transpose": transpose, "nan": math.nan, "inf": math.inf}
+_GLOBALS = {"k": k, "fn": functions, "nan": math.nan, "inf": math.inf}
 
 _CHECK = """
 def guard(actual: k.i64, required: k.i64, ctx: k.Context):
@@ -83,17 +81,19 @@ class KernelTable:
         self._written: dict[Any, frozenset[int]] = {}
 
     def region(
-        self, text: NestText, arguments: Sequence[Argument]
+        self, text: RegionKernel, arguments: Sequence[Argument]
     ) -> tuple[str, tuple[Slot | BufferBound, ...]]:
         """The kernel of a region, and its slots."""
         specs: list[k.TensorSpec | k.ScalarType] = [argument.spec() for argument in arguments]
         key = (text.source, tuple(specs))
 
         def make() -> tuple[Any, dict[str, Any]]:
-            return k.from_source(text.source, "region", _GLOBALS), {}
+            return k.from_source(text.source, "region", {**_GLOBALS, **text.functions}), {}
 
         specs += [k.i64] * len(text.scalars)
-        ir = self._specialise(key, make, specs, ("region", text.source, tuple(specs)))
+        functions_used = tuple(text.functions.items())
+        request = ("region", text.source, tuple(specs), functions_used)
+        ir = self._specialise(key, make, specs, request)
         return ir.key, self.slots(ir, arguments, text.scalars)
 
     def library(

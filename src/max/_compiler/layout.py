@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from max._compiler.sizes import Size, Sizes, divide, nominal, product, simplify
 from max._dataclass import dataclass
+from max.mlir.sizes import Size, Sizes, contiguous_strides, divide, nominal, product, simplify
 
-__all__ = ["Layout", "collapse", "contiguous_strides"]
-
-
-def contiguous_strides(shape: Sequence[Size]) -> Sizes:
-    """Row-major strides, in elements.
-
-    Axes outside of an empty one keep strides other than 0: a stride of 0 means that values do not vary along an axis.
-    """
-    strides: list[Size] = []
-    step: Size = 1
-    for dim in reversed(shape):
-        strides.append(step)
-        if dim != 0:
-            step = simplify(step * dim)
-    return tuple(reversed(strides))
+__all__ = ["Layout", "collapse"]
 
 
 @dataclass(frozen=True, slots=True)

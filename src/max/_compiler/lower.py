@@ -8,9 +8,8 @@ from typing import Any
 
 from xdsl.ir import Attribute
 
+from max._backends.regions import ArgView, RegionKernel
 from max._compiler.code import Check, TensorInfo
-from max._compiler.codegen.nest import NestText
-from max._compiler.codegen.spec import ArgView
 from max._compiler.devices import device_of, index_of
 from max._compiler.kernels import Argument, KernelTables
 from max._compiler.layout import Layout
@@ -22,7 +21,6 @@ from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.placing import Place, Placing
 from max._compiler.shapes import is_view, shape_of
-from max._compiler.sizes import product, simplify
 from max._compiler.template import (
     Buffer,
     CallStep,
@@ -47,6 +45,7 @@ from max.mlir import (
     WhileOp,
     bind_call,
 )
+from max.mlir.sizes import product, simplify
 
 __all__ = ["UnsupportedOpError", "lower_graph"]
 
@@ -336,7 +335,7 @@ class GraphLowering:
         view = ArgView(place.dtype, (len(dims),), None)
         argument = Argument(place.pointer(), view)
         kernel = self.placing.kernels.region(
-            NestText(source, (view,), tuple(dims), False), [argument]
+            RegionKernel(source, (view,), tuple(dims), serial=True), [argument]
         )
         self.placing.launch(kernel, [argument], [True], True, "shape_to_tensor")
 

@@ -9,20 +9,20 @@ from typing import Any, cast
 from xdsl.ir import SSAValue
 
 from max import kernel as k
+from max._backends.regions import ArgView, Leaf, RegionSpec
 from max._compiler.attention import attention_views
 from max._compiler.code import WorkCode
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
-from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
 from max._compiler.flops import op_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackOp, RegionOp
 from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
-from max._compiler.sizes import Size, simplify
 from max._compiler.template import HostStep, LimitSlot, Number, UnsupportedOpError
 from max._kernel_library.library import Arg, KernelCall, Limit, Operand, Scalar
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
+from max.mlir.sizes import Size, simplify
 from max.mlir.types import short_types
 
 

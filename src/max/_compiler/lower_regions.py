@@ -8,11 +8,9 @@ from itertools import takewhile
 
 from xdsl.ir import SSAValue
 
+from max._backends.regions import Leaf, RegionSpec, Result
 from max._compiler.code import WorkCode
 from max._compiler.codegen.epilogue import write_part_epilogues
-from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
-from max._compiler.codegen.nest import write_nest
-from max._compiler.codegen.spec import Leaf, RegionSpec, Result
 from max._compiler.flops import op_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.layout import collapse
@@ -23,12 +21,9 @@ from max._compiler.placing import Place, Placing, described
 from max._compiler.products import plan_products
 from max._compiler.region import epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of
-from max._compiler.sizes import Size, simplify
 from max._kernel_library.library import Workspace
 from max.mlir import MoOp
-
-SERIAL_ELEMENTS = 2048
-"""Regions of at most this many elements run on one worker: waking the others costs more."""
+from max.mlir.sizes import Size, simplify
 
 
 class RegionLowering:
@@ -105,7 +100,7 @@ class RegionLowering:
         flops: Size = 0,
     ) -> None:
         """Launches the kernel of a region; places have an offset in elements."""
-        text = write_nest(spec, self.native_width(spec))
+        text = self.placing.backend.write_region(spec)
         count = len(results) + len(sources)
         workspaces = [
             self.placing.workspace(Workspace(v.dtype, v.shape)) for v in text.args[count:]
@@ -115,8 +110,6 @@ class RegionLowering:
             Argument(place.pointer(offset), view)
             for (place, offset), view in zip(places, text.args, strict=True)
         ]
-        size = spec.size
-        serial = not text.parallel or (isinstance(size, int) and size <= SERIAL_ELEMENTS)
         kernel = self.placing.kernels.region(text, arguments)
         written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
         in_place = in_place_pairs(spec, results, sources)
@@ -124,19 +117,12 @@ class RegionLowering:
             kernel,
             arguments,
             written,
-            serial,
+            text.serial,
             name,
             in_place,
             parts=parts,
             flops=flops,
-            work=WorkCode("region", size),
-        )
-
-    def native_width(self, spec: RegionSpec) -> int:
-        widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
-        return min(
-            self.placing.kernels.target.width(KERNEL_NAME[widest]),
-            self.placing.kernels.target.width("f32") * 2,
+            work=WorkCode("region", spec.size),
         )
 
     def library_region(self, op: RegionOp) -> None:

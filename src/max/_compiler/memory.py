@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 
 from max._compiler.code import ALIGNMENT
-from max._compiler.sizes import Size, nominal
 from max._compiler.template import Buffer, Launch
 from max._dataclass import dataclass
+from max.mlir.sizes import Size, nominal
 
 __all__ = ["MemoryPlan", "plan_memory"]
 

@@ -16,7 +16,6 @@ from max._compiler.kernels import Argument, KernelTable, KernelTables
 from max._compiler.layout import Layout
 from max._compiler.passes.base import constant_of
 from max._compiler.shapes import shape_of, view_layout
-from max._compiler.sizes import Size, product, simplify
 from max._compiler.template import (
     Buffer,
     BufferBound,
@@ -30,6 +29,7 @@ from max._dataclass import dataclass
 from max._kernel_library.library import KernelCall, Operand, Workspace
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
+from max.mlir.sizes import Size, product, simplify
 
 
 @dataclass(frozen=True)

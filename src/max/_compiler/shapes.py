@@ -5,8 +5,8 @@ from __future__ import annotations
 from xdsl.ir import SSAValue
 
 from max._compiler.layout import Layout
-from max._compiler.sizes import Size, Sizes, simplify
 from max.mlir import MoOp, ShapedType
+from max.mlir.sizes import Size, Sizes, simplify
 
 __all__ = ["is_view", "shape_of", "strip", "view_layout"]
 

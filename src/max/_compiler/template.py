@@ -10,9 +10,9 @@ from dataclasses import field
 from typing import Any
 
 from max._compiler.code import Check, TensorInfo, WorkCode
-from max._compiler.sizes import Size
 from max._dataclass import dataclass
 from max.dtype import DType
+from max.mlir.sizes import Size
 
 __all__ = [
     "BufferBound",

@@ -8,7 +8,6 @@ import numpy as np
 
 from max import _interpreter, mlir
 from max._compiler.code import Compiled, ProgramCode, TensorInfo
-from max._compiler.sizes import simplify
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, DLPackArray, Tensor
 from max.driver._device import device_named
@@ -18,6 +17,7 @@ from max.engine._nan_check import raise_for_nans
 from max.engine._program import Linked
 from max.graph import Graph
 from max.graph.print_options import PrintOptions
+from max.mlir.sizes import simplify
 
 __all__ = ["interpreted_model"]
 

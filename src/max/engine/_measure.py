@@ -10,11 +10,11 @@ import numpy as np
 
 from max._backends.backend import Backend, MemoryBlock
 from max._compiler.code import Compiled, LaunchCode, LimitCode, ProgramCode
-from max._compiler.sizes import product, size_function
 from max._dataclass import dataclass
 from max._runtime.program import NativeArray
 from max.engine._limits import Threshold
 from max.engine._program import LinkedProgram
+from max.mlir.sizes import product, size_function
 
 __all__ = ["Linker", "Measurement", "PoolIsBusyError", "stats"]
 

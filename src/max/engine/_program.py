@@ -19,7 +19,6 @@ from max._compiler.code import (
     ProgramCode,
 )
 from max._compiler.locations import SourceLocations
-from max._compiler.sizes import Size, size_function
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock
@@ -27,6 +26,7 @@ from max._runtime import guard
 from max._runtime.program import Jump, Launch, NativeArray, Program
 from max.engine._host_steps import HostSteps, slot_address
 from max.engine._small_work import small_work
+from max.mlir.sizes import Size, size_function
 
 if TYPE_CHECKING:
     from max.graph import print_options

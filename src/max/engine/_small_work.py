@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from max._backends.backend import Rate, Sharing
 from max._compiler.code import ProgramCode
-from max._compiler.sizes import size_function
 from max._config import flags
+from max.mlir.sizes import size_function
 
 __all__ = ["small_work"]
 

@@ -15,12 +15,12 @@ from max._compiler.code import ALIGNMENT, Compiled, TensorInfo
 from max._compiler.flatten import Flat
 from max._compiler.memory import MemoryPlan
 from max._compiler.record import Compilation, record
-from max._compiler.sizes import NOMINAL, Size, nominal
 from max._compiler.template import Buffer, Launch
 from max.engine._opaque import with_buffers
 from max.engine._store import input_names
 from max.graph import Graph
 from max.kernel.language.extensions import load_extensions
+from max.mlir.sizes import NOMINAL, Size, nominal
 
 _PAGED = ".ragged.paged"
 """The end of the names of launches on a paged KV cache."""

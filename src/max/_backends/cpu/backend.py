@@ -11,6 +11,7 @@ from max._backends.cpu.runtime import amx, kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
 from max._backends.cpu.tuning import SHARING, TUNING
+from max._backends.regions import RegionKernel, RegionSpec
 from max._kernel_library.packing import CPU_PACKING
 from max._lazy import lazy_module
 from max._runtime import guard, platform
@@ -18,8 +19,11 @@ from max._runtime.program import Program
 from max.driver import CPU, Device
 
 if TYPE_CHECKING:
+    from max._backends.cpu.regions import nest
     from max._kernel_library import library as kernel_library
 else:
+    # not needed where a program comes from the disk
+    nest = lazy_module("max._backends.cpu.regions.nest")
     kernel_library = lazy_module("max._kernel_library.library")
 
 __all__ = ["CPUBackend", "cpu_backends", "make_backend"]
@@ -84,6 +88,9 @@ class CPUBackend(Backend):
 
     def load_cached(self, keys: Sequence[str]) -> dict[str, int] | None:
         return kernel_code.load_kernels(keys, self.target)
+
+    def write_region(self, spec: RegionSpec) -> RegionKernel:
+        return nest.write_region(spec, self.target)
 
     def executor(self, program: Program) -> Executor:
         return Executor(self.pool, program)

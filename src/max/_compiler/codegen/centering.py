@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf, Value
+from max._backends.regions import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf, Value
 from max._compiler.codegen.values import converted
 from max.dtype import DType
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from max._backends.regions import ArgView, Leaf, RegionSpec
 from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
-from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
 from max._compiler.codegen.values import ValueWriter
 from max._dataclass import dataclass
 

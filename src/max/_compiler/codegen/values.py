@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from max._backends.regions import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf
 from max._compiler.codegen.expressions import (
     KERNEL_NAME,
     cast,
@@ -14,7 +15,6 @@ from max._compiler.codegen.expressions import (
     loaded,
     rounded,
 )
-from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf
 from max.dtype import DType
 
 __all__ = ["Code", "ValueWriter", "converted"]

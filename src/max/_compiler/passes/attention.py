@@ -26,10 +26,10 @@ from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.precision import holds
 from max._compiler.shapes import shape_of
-from max._compiler.sizes import Size, Sizes, product
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import DimExpr, MoOp, TensorType, build
+from max.mlir.sizes import Size, Sizes, product
 
 __all__ = ["fuse_attention"]
 

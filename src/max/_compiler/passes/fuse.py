@@ -20,10 +20,10 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
 from max._compiler.shapes import is_view, shape_of, strip
-from max._compiler.sizes import Sizes, nominal, product
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
+from max.mlir.sizes import Sizes, nominal, product
 
 __all__ = ["fuse"]
 

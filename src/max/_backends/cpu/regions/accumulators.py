@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from max._backends.regions import Node, RegionSpec, Value
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity
-from max._compiler.codegen.spec import Node, RegionSpec, Value
 from max._compiler.codegen.values import ValueWriter, converted
 from max.dtype import DType
 

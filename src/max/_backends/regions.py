@@ -1,14 +1,13 @@
-"""A fused region as plain data without MLIR, the input of the code generator."""
+"""A fused region as plain data without MLIR, and the kernel that a backend writes for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from max._compiler.layout import contiguous_strides
-from max._compiler.sizes import Size, Sizes, product
 from max._dataclass import dataclass
 from max.dtype import DType
+from max.mlir.sizes import Size, Sizes, contiguous_strides, product
 
 __all__ = [
     "REDUCTIONS",
@@ -16,6 +15,7 @@ __all__ = [
     "Leaf",
     "Literal",
     "Node",
+    "RegionKernel",
     "RegionSpec",
     "Result",
     "SizeOf",
@@ -156,3 +156,23 @@ class ArgView:
         return ArgView(
             dtype, shape, None if arg_strides == contiguous_strides(shape) else arg_strides
         )
+
+
+@dataclass(frozen=True)
+class RegionKernel:
+    """The source of a kernel named ``region``, and its parameters in order.
+
+    Args:
+        source: The source in the kernel language, where ``k`` is the language and ``fn`` the functions of
+            `max._compiler.codegen.functions`.
+        args: The tensors: results, leaves, then workspaces.
+        scalars: The run-time dims, which follow them.
+        serial: Whether one worker runs it.
+        functions: Further names that the source uses.
+    """
+
+    source: str
+    args: tuple[ArgView, ...]
+    scalars: Sizes
+    serial: bool
+    functions: Mapping[str, object] = field(default_factory=dict[str, object])

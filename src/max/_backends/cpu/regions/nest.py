@@ -12,27 +12,27 @@ A value that does not vary along the innermost loop is computed before it, as a 
 
 from __future__ import annotations
 
-from max._compiler.codegen.accumulators import Accumulators, Lines, is_float_sum
-from max._compiler.codegen.axes import (
+from max import kernel as k
+from max._backends.cpu.regions.accumulators import Accumulators, Lines, is_float_sum
+from max._backends.cpu.regions.axes import (
     column_axis,
     move_axis,
     reads_longer_rows,
     tile_axis,
     transposed_leaves,
 )
+from max._backends.cpu.regions.vector_width import vectors_per_step
+from max._backends.cpu.tuning import REGION_CHUNK
+from max._backends.regions import REDUCTIONS, ArgView, Leaf, Node, RegionKernel, RegionSpec, Result
 from max._compiler.codegen.centering import with_exact_centers
 from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity, loaded
-from max._compiler.codegen.spec import REDUCTIONS, ArgView, Leaf, Node, RegionSpec, Result
 from max._compiler.codegen.values import ValueWriter
-from max._compiler.codegen.vector_width import vectors_per_step
-from max._compiler.sizes import Size, Sizes, divide, simplify
-from max._dataclass import dataclass
+from max._kernel_library.tiles.transpose import transpose
 from max.dtype import DType
+from max.mlir.sizes import Size, Sizes, divide, simplify
 
-__all__ = ["NestText", "write_nest"]
+__all__ = ["native_width", "write_nest", "write_region"]
 
-REGION_CHUNK = 16384
-"""The fewest elements of a region that a worker takes at a time."""
 BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
 TILE_ROWS, TILE_LANES = 16, 16
@@ -41,19 +41,11 @@ TILE_LINE = 64
 """Bytes per row of a tile that is transposed in registers: one cache line, which is then written whole."""
 LONG_ROW = 8 * BLOCK
 """The length above which several workers reduce a single row."""
+SERIAL_ELEMENTS = 2048
+"""Regions of at most this many elements run on one worker: waking the others costs more."""
+FUNCTIONS = {"transpose": transpose}
 CHUNKS = 8
 """The most chunks per worker: enough to balance the load if the system slows one worker down."""
-
-
-@dataclass(frozen=True)
-class NestText:
-    """The source of a kernel, and its parameters in order: results, leaves, workspaces, then run-time dims."""
-
-    source: str
-    args: tuple[ArgView, ...]
-    scalars: Sizes
-    parallel: bool
-    """Whether the kernel shares out its work; if not it must be launched on one worker."""
 
 
 class _NestWriter:
@@ -371,7 +363,7 @@ class _NestWriter:
 
     # the nest ----------------------------------------------------------------------------------
 
-    def write(self) -> NestText:
+    def write(self) -> RegionKernel:
         """Writes the parallel loop over chunks, then the stages of the region inside it."""
         spec, out = self.spec, self.out
         rank = len(spec.dims)
@@ -449,8 +441,12 @@ class _NestWriter:
             f"k.max({min_steps} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(min_steps)
         )
 
-    def finish_text(self, parallel: bool) -> NestText:
-        """The kernel's signature with the written lines as its body, and its parameters; see `NestText.parallel`."""
+    def finish_text(self, parallel: bool) -> RegionKernel:
+        """The kernel: its signature with the written lines as its body, and its parameters.
+
+        Args:
+            parallel: Whether it shares out its work; if not, one worker runs it.
+        """
         spec = self.spec
         args: list[ArgView] = []
         params: list[str] = []
@@ -469,8 +465,14 @@ class _NestWriter:
             params.append(f"w{position}: k.InOut")
         params += [f"{name}: k.i64" for name in self.scalar_names]
         header = f"def region({', '.join(params)}, ctx: k.Context):"
-        return NestText(
-            "\n".join([header, *self.out.lines]) + "\n", tuple(args), tuple(self.scalars), parallel
+        size = spec.size
+        serial = not parallel or (isinstance(size, int) and size <= SERIAL_ELEMENTS)
+        return RegionKernel(
+            "\n".join([header, *self.out.lines]) + "\n",
+            tuple(args),
+            tuple(self.scalars),
+            serial,
+            FUNCTIONS,
         )
 
     def view(self, dtype: DType, strides: Sizes) -> ArgView:
@@ -482,7 +484,7 @@ def _is_reduction(value: object) -> bool:
     return isinstance(value, Node) and value.op in REDUCTIONS
 
 
-def write_nest(spec: RegionSpec, native_width: int) -> NestText:
+def write_nest(spec: RegionSpec, native_width: int) -> RegionKernel:
     """Writes the kernel of a region.
 
     Args:
@@ -496,3 +498,14 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
         spec = move_axis(spec, axis)
     vectors = vectors_per_step(spec, columns)
     return _NestWriter(spec, columns, vectors * native_width).write()
+
+
+def native_width(spec: RegionSpec, target: k.Target) -> int:
+    """The lanes of a region's widest compute type in a vector register."""
+    widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
+    return min(target.width(KERNEL_NAME[widest]), target.width("f32") * 2)
+
+
+def write_region(spec: RegionSpec, target: k.Target) -> RegionKernel:
+    """Writes the kernel of a region for a processor."""
+    return write_nest(spec, native_width(spec, target))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from max._backends.regions import Leaf, RegionSpec, SizeOf
 from max._compiler.codegen.expressions import compute_dtype
-from max._compiler.codegen.spec import Leaf, RegionSpec, SizeOf
-from max._compiler.sizes import Sizes
+from max.mlir.sizes import Sizes
 
 __all__ = ["column_axis", "move_axis", "reads_longer_rows", "tile_axis", "transposed_leaves"]
 

@@ -9,6 +9,7 @@ from max.mlir.dims import DimExpr, FloorDiv
 __all__ = [
     "Size",
     "Sizes",
+    "contiguous_strides",
     "divide",
     "nominal",
     "product",
@@ -37,6 +38,20 @@ def product(dims: Iterable[Size]) -> Size:
     for dim in dims:
         total = total * dim
     return simplify(total)
+
+
+def contiguous_strides(shape: Sequence[Size]) -> Sizes:
+    """Row-major strides, in elements.
+
+    Axes outside of an empty one keep strides other than 0: a stride of 0 means that values do not vary along an axis.
+    """
+    strides: list[Size] = []
+    step: Size = 1
+    for dim in reversed(shape):
+        strides.append(step)
+        if dim != 0:
+            step = simplify(step * dim)
+    return tuple(reversed(strides))
 
 
 def divide(total: Size, divisor: Size) -> Size | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from max._compiler.codegen.axes import tile_axis
+from max._backends.cpu.regions.axes import tile_axis
+from max._backends.regions import Node, RegionSpec
 from max._compiler.codegen.expressions import compute_dtype
-from max._compiler.codegen.spec import Node, RegionSpec
 from max.dtype import DType
 
 __all__ = ["vectors_per_step"]
