@@ -21,9 +21,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
+from max.pipelines.architectures.index import OWN_ARCHITECTURES
 from max.pipelines.checkpoints import model_types
 from max.pipelines.checkpoints.composite_config import COMPOSITES
-from max.pipelines.registry.registry import OWN_ARCHITECTURES
 
 VERSION = "5.24"
 """The version of transformers that the files are of."""

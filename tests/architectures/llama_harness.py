@@ -22,9 +22,10 @@ from max.interfaces import TextGenerationOutput
 from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.generation.engine import Engine
+from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.kv_cache.memory import group_shapes
 from max.pipelines.models.decoder_graph import build_graph
-from max.pipelines.models.decoder_model import DecoderModel, gguf_form
+from max.pipelines.models.decoder_model import DecoderModel, gguf_layout
 from max.pipelines.models.decoder_weights import weights_registry
 from max.pipelines.models.fused_weights import split_fused
 from tests.nn.harness import Array, session
@@ -152,11 +153,14 @@ class Server:
     ) -> None:
         config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
         names, weights = architecture.weight_names, architecture.own_weights(weights)
-        renamed = names.from_gguf(weights) if gguf else names.from_safetensors(weights)
+        if gguf:
+            renamed = decoder_weights(architecture.gguf[0], weights)
+        else:
+            renamed = names.from_safetensors(weights)
         renamed = dict(change(renamed))
         config = architecture.shape_by_weights(config, renamed)
         if gguf:
-            config = gguf_form(config, renamed, architecture.gguf_interleaves_rope)
+            config = gguf_layout(config, renamed, architecture.gguf[0].permuted)
         params = config.cache_params(dtype, page_size, n_devices=devices)
         decoder = architecture.decoder_class
         renamed = split_fused(config, renamed)

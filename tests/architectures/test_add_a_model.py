@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from transformers import PersimmonConfig, PersimmonForCausalLM
 
+from max.entrypoints.cli import cli
 from max.pipelines import PIPELINE_REGISTRY
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.core.exceptions import ModelFilesError
@@ -65,6 +68,24 @@ def test_the_architecture_of_the_page(tmp_path: Path, architecture: str, options
     with torch.no_grad():
         logs = model(rows).logits.log_softmax(-1)[:, :-1].gather(-1, rows[:, 1:, None])[..., 0]
     np.testing.assert_allclose(own, logs.numpy(), atol=2e-4)
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_a_gguf_file_of_the_architecture(tmp_path: Path, architecture: str, qk_norm: bool) -> None:
+    """The same file adds both forms: the folder becomes a GGUF file, which runs without the folder."""
+    folder, file, window = tmp_path / "model", tmp_path / "persimmon.gguf", 19
+    random_model(folder, qk_layernorm=qk_norm)
+    options: Any = {
+        "custom_architectures": [architecture],
+        "quantization_encoding": "float32",
+    }
+    expected = predictions(TEXT, window, model_path=str(folder), **options)
+    command = ["quantize", str(folder), str(file), "--type", "f32"]
+    run = CliRunner().invoke(cli, [*command, "--custom-architectures", architecture])
+    assert run.exit_code == 0, run.output
+    PIPELINE_REGISTRY.reset()
+    actual = predictions(TEXT, window, model_path=str(file), **options)
+    np.testing.assert_allclose(actual, expected, atol=2e-4)
 
 
 def test_a_weight_without_a_name_is_told(tmp_path: Path, architecture: str) -> None:

@@ -16,14 +16,12 @@ import pytest
 
 from max.graph.weights import GGUFFile, GGUFWeights
 from max.nn.transformer import ReturnLogits
+from max.pipelines.architectures.gemma3n import GGUF as GEMMA3N
+from max.pipelines.architectures.gemma4 import GGUF as GEMMA4
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.gguf.layer_kinds import (
-    layer_kinds_of,
-    layer_types_of,
-    several_states_of,
-)
-from max.pipelines.gguf.reader import config_of
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.reader import config_of, window_types
 from max.pipelines.models.decoder_model import DecoderModel
 from tests.architectures import gguf_files
 from tests.architectures.families import CASES, architecture, transformers_model
@@ -181,11 +179,15 @@ FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
 }
 
 
+def of_layers(file: GGUFFile, name: str, count: int) -> Metadata:
+    """The metadata of a file with a number of layers."""
+    return Metadata(file, name, {"num_hidden_layers": count, "max_position_embeddings": 64})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"expert_count": -1}, "gemma4.expert_count is -1, expected an integer from 0"),
-        ({"block_count": None}, "gemma4.block_count is None, expected an integer from 0"),
         ({"attention.sliding_window_pattern": np.array([True])}, r"pattern is \[True\], expected an integer, or 3"),
         ({"attention.head_count_kv": np.array([2, 1, 4])}, r"head_count_kv is \[2, 1, 4\], expected 2 for layer 2"),
         ({"feed_forward_length": np.array([8, 9, 8])}, r"length is \[8, 9, 8\], expected \[8, 8, 8\]"),
@@ -200,7 +202,7 @@ def test_layers_of_two_kinds_that_do_not_fit(changes: dict[str, Any], message: s
     stated = {f"gemma4.{key}": value for key, value in (values | changes).items()}
     file = cast(GGUFFile, SimpleNamespace(path="x.gguf", metadata=stated, tensors={}))
     with pytest.raises(ModelFilesError, match=message):
-        layer_kinds_of(file, "gemma4", {})
+        GEMMA4.read(of_layers(file, "gemma4", 3))
 
 
 @pytest.mark.parametrize(
@@ -218,10 +220,10 @@ def test_several_states_that_do_not_fit(changes: dict[str, Any], message: str) -
     tensors = {"per_layer_token_embd.weight": tensor, "blk.0.laurel_l.weight": tensor}
     file = cast(GGUFFile, SimpleNamespace(path="x.gguf", metadata=stated, tensors=tensors))
     with pytest.raises(ModelFilesError, match=message):
-        several_states_of(file, "gemma3n", {})
+        GEMMA3N.read(of_layers(file, "gemma3n", 3))
     file.tensors.clear()
     with pytest.raises(ModelFilesError):
-        several_states_of(file, "gemma3n", {})
+        GEMMA3N.read(of_layers(file, "gemma3n", 3))
 
 
 @pytest.mark.parametrize(
@@ -240,9 +242,9 @@ def test_layers_with_a_window(pattern: Any, expected: Any) -> None:
     file = cast(GGUFFile, SimpleNamespace(path="x.gguf", metadata=stated))
     if isinstance(expected, str):
         with pytest.raises(ModelFilesError, match=expected):
-            layer_types_of(file, "llama", 2)
+            window_types(of_layers(file, "llama", 2))
     else:
-        assert layer_types_of(file, "llama", 2) == expected
+        assert window_types(of_layers(file, "llama", 2)) == expected
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from max.driver import Tensor
 from max.engine import InferenceSession
 from max.graph.weights import GGUFFile, GGUFWeights, WeightData
 from max.nn.transformer import ReturnLogits
+from max.pipelines.architectures.index import GGUF_CLASSES
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.gguf.export import architecture_of, export_gguf
-from max.pipelines.gguf.families import FAMILIES
+from max.pipelines.gguf.export import export_gguf, forms_of
 from max.pipelines.gguf.metadata_writer import decoder_metadata
 from max.pipelines.gguf.reader import config_of
 from max.pipelines.gguf.tensor_writer import stored_weights
@@ -261,9 +261,8 @@ def models(tmp_path_factory: pytest.TempPathFactory, session: InferenceSession) 
 
 
 def test_each_family_is_written() -> None:
-    architectures = {architecture_of(CASES[case].architecture) for case in WRITTEN}
-    # the name of Nemotron-H's files with experts
-    assert architectures | {"nemotron_h_moe"} == {*FAMILIES}
+    forms = [form for case in WRITTEN for form in forms_of(CASES[case].architecture)]
+    assert {form.name for form in forms} == {*GGUF_CLASSES}
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -279,7 +278,7 @@ def test_importance_has_the_columns_of_files(groups: int) -> None:
     name = "layers.0.mixer.out_proj.weight"
     own = model.state_dict()["model.layers.0.linear_attn.out_proj.weight"].numpy()
     weights = {name: WeightData.from_numpy(own, name)}
-    (stored,) = stored_weights(shape, "qwen35moe", config.weight_names, False, weights)
+    (stored,) = stored_weights(shape, config.gguf[0], weights)
     assert stored.column_order is not None
     np.testing.assert_array_equal(stored.values(), own[:, stored.column_order])
     assert (groups == 1) == np.array_equal(stored.values(), own)
@@ -305,10 +304,8 @@ def test_what_files_leave_out_is_refused(case: str, options: dict[str, Any], mes
     model = architecture_named(spec.architecture).pipeline_model
     assert issubclass(model, DecoderModel)
     config = model.config_class.from_huggingface(config_file(random_model(spec, 1)))
-    name = architecture_of(spec.architecture)
-    assert name is not None
     with pytest.raises(ModelFilesError, match=message):
-        decoder_metadata(config, name)
+        decoder_metadata(config, model.gguf[0])
 
 
 @pytest.mark.parametrize("case", ["gemma3n_gguf", "lfm2", "mamba2", "nemotron_h", "qwen3_next"])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from max.pipelines import PIPELINE_REGISTRY
+from max.pipelines.architectures.index import GGUF_CLASSES, OWN_ARCHITECTURES
 from max.pipelines.checkpoints.composite_config import COMPOSITES
-from max.pipelines.registry.registry import OWN_ARCHITECTURES, PipelineRegistry
+from max.pipelines.gguf.lookup import form_of
+from max.pipelines.registry.registry import PipelineRegistry
 from tests.architectures.families import CASES
 
 FOLDER = Path(importlib.import_module("max.pipelines.architectures").__file__ or "").parent
-SHARED = {"__init__.py", "decoder_family.py", "gpt_names.py"}
+SHARED = {"__init__.py", "decoder_family.py", "gpt_names.py", "index.py"}
 
 
 def test_the_table_has_each_architecture_with_its_module() -> None:
@@ -36,9 +39,49 @@ def test_each_decoder_family_is_compared_with_transformers() -> None:
 @pytest.mark.parametrize(
     "file", sorted(p.name for p in FOLDER.glob("*.py") if p.name not in SHARED)
 )
-def test_a_family_is_under_60_lines(file: str) -> None:
-    lines = [line for line in (FOLDER / file).read_text().splitlines() if line.strip()]
-    assert len(lines) < 60
+def test_a_family_is_one_short_file(file: str) -> None:
+    """Under 60 lines; with the functions of its own GGUF metadata under 140."""
+    text = (FOLDER / file).read_text()
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) < (140 if "GGUFForm(" in text or "GGUF = replace(" in text else 60)
+
+
+def test_the_index_has_each_form_with_its_classes() -> None:
+    registry = PipelineRegistry([])
+    registry.load_own()
+    forms = {
+        (form.name, form.class_name)
+        for architecture in registry.architectures.values()
+        for form in getattr(architecture.pipeline_model, "gguf", ())
+        if form.class_name == architecture.name
+    }
+    assert forms == {(name, own) for name, classes in GGUF_CLASSES.items() for own in classes}
+
+
+@pytest.mark.parametrize("name", GGUF_CLASSES)
+def test_exactly_one_form_has_the_most_marks(name: str) -> None:
+    """Whatever keys a file states that tell families of one name apart."""
+    forms = PIPELINE_REGISTRY.gguf_forms(name)
+    marks = sorted({(key, value) for form in forms for key, value in form.marks.items()})
+    for stated in product((False, True), repeat=len(marks)):
+        values = {
+            f"{name}.{key}": 7 if value is None else value
+            for (key, value), is_stated in zip(marks, stated, strict=True)
+            if is_stated
+        }
+        fitting = [len(form.marks) for form in forms if form.fits(values)]
+        assert fitting and fitting.count(max(fitting)) == 1, values
+        assert form_of(name, values) is not None
+
+
+def test_forms_of_users_come_first() -> None:
+    own = PIPELINE_REGISTRY.gguf_forms("qwen3")
+    registry = PipelineRegistry([])
+    PIPELINE_REGISTRY.load_own()
+    registry.register(PIPELINE_REGISTRY.architectures["Qwen3ForCausalLM"])
+    assert registry.gguf_forms("qwen3") == own * 2
+    registry.reset()
+    assert registry.gguf_forms("qwen3") == own and "qwen3" in registry.gguf_names()
 
 
 def test_a_lookup_imports_one_module() -> None:

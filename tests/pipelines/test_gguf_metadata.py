@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from max.pipelines.architectures.index import GGUF_CLASSES
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.gguf.families import FAMILIES
 from max.pipelines.gguf.reader import config_of
 from max.pipelines.registry import PIPELINE_REGISTRY
 
@@ -94,7 +94,7 @@ def converted(file: Any) -> Any:
     return model.config_class.from_huggingface(source)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", sorted(GGUF_CLASSES))
 def test_values_that_do_not_fit(name: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 else:
     resolution = lazy_module("max.pipelines.registry.resolution")
 
-# configurations are below the registry, which completes them
+# configurations and GGUF files are below the registry, which completes the former and has the forms of the latter
 set_resolver(resolution)
 
 _HERE = "max.pipelines."

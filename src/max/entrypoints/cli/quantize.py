@@ -16,8 +16,10 @@ from max.entrypoints.cli.options import text_of
 if TYPE_CHECKING:
     from max import engine
     from max.pipelines.gguf import export
+    from max.pipelines.registry import registry as architecture_registry
 else:
     engine = lazy_module("max.engine")
+    architecture_registry = lazy_module("max.pipelines.registry.registry")
     export = lazy_module("max.pipelines.gguf.export")
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
@@ -37,8 +39,14 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
     "--imatrix", metavar="TEXT_FILE", type=click.Path(exists=True, dir_okay=False),
     help="A text for an importance matrix: errors are weighted by the inputs that it gives the matrices.",
 )  # fmt: skip
+@click.option(
+    "--custom-architectures", multiple=True, metavar="MODULE",
+    help="A module with architectures of your own, as module or folder:module; may be given several times.",
+)  # fmt: skip
 @log_level_option
-def quantize(model: str, path: str, kind: str, imatrix: str | None) -> None:
+def quantize(
+    model: str, path: str, kind: str, imatrix: str | None, custom_architectures: tuple[str, ...]
+) -> None:
     """Write the model in FOLDER, in the Hugging Face layout, as a GGUF file, which llama.cpp reads too."""
     if not path.endswith(".gguf"):
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
@@ -51,6 +59,7 @@ def quantize(model: str, path: str, kind: str, imatrix: str | None) -> None:
                 f"--imatrix serves {', '.join(WEIGHTED_TYPES)}; the type {kind} has no weighted scales"
             )
         text = text_of(imatrix)
+    architecture_registry.PIPELINE_REGISTRY.load_custom(list(custom_architectures))
     begin = time.perf_counter()
     size = export.export_gguf(Path(model), Path(path), kind, engine.InferenceSession(), text)
     click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)

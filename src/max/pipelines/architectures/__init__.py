@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from max.pipelines.registry.registry import PIPELINE_REGISTRY
+from typing import TYPE_CHECKING
+
+from max._lazy import lazy_module
+
+# the registry imports the index of this folder
+if TYPE_CHECKING:
+    from max.pipelines.registry import registry
+else:
+    registry = lazy_module("max.pipelines.registry.registry")
 
 __all__ = ["register_all_models"]
 
 
 def register_all_models() -> None:
     """Registers all architectures of this package with ``PIPELINE_REGISTRY``; again does nothing."""
-    PIPELINE_REGISTRY.load_own()
+    registry.PIPELINE_REGISTRY.load_own()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 
 __all__ = ["ARCHITECTURES"]
@@ -15,7 +16,7 @@ def arcee_fields(keys: ConfigKeys) -> Fields:
     return fields | biases(keys, mlp="mlp_bias")
 
 
-ARCHITECTURES = [
-    decoder_family("ArceeForCausalLM", ["arcee-ai/AFM-4.5B"], arcee_fields, gguf_permuted=True)
-]
+GGUF = GGUFForm("arcee", "arcee", permuted=True)
+
+ARCHITECTURES = [decoder_family("ArceeForCausalLM", ["arcee-ai/AFM-4.5B"], arcee_fields, gguf=GGUF)]
 """The architectures of this module, for the registry."""

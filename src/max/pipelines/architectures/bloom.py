@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gpt_names import GPT_KEYS, MEGATRON_LAYER
+from max.pipelines.architectures.gpt_names import GPT_FILE_KEYS, GPT_KEYS, MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.alibi import alibi_slopes
 from max.pipelines.models.config_fields import EVERY_BIAS, Fields, base_fields
 from max.pipelines.models.norms import NormForm
@@ -51,9 +52,21 @@ NAMES = WeightNames(
     layer=MEGATRON_LAYER,
 )
 
+GGUF = GGUFForm(
+    "bloom",
+    "bloom",
+    keys={**GPT_FILE_KEYS, "hidden_size": "hidden_size", "max_position_embeddings": "seq_length"},
+    fused=("qkv_proj",),
+)
+
 ARCHITECTURES = [
     decoder_family(
-        "BloomForCausalLM", ["bigscience/bloom-560m"], bloom_fields, names=NAMES, rotates=False
+        "BloomForCausalLM",
+        ["bigscience/bloom-560m"],
+        bloom_fields,
+        names=NAMES,
+        rotates=False,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases, nonzero
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.norms import NormForm, QKNorm
 
-__all__ = ["ARCHITECTURES", "cohere_fields"]
+__all__ = ["ARCHITECTURES", "cohere_fields", "cohere_metadata"]
 
 
 def cohere_fields(keys: ConfigKeys) -> Fields:
@@ -29,7 +33,20 @@ def cohere_fields(keys: ConfigKeys) -> Fields:
     )
 
 
+def cohere_metadata(config: DecoderConfig) -> dict[str, Any]:
+    """The metadata of GGUF files that only these families state.
+
+    Args:
+        config: The shape of the model.
+    """
+    return {"logit_scale": 1.0 / config.logits_scaling}
+
+
+GGUF = GGUFForm("command-r", "cohere", keys={"qk_norm": "use_qk_norm"}, write=cohere_metadata)
+
 ARCHITECTURES = [
-    decoder_family("CohereForCausalLM", ["CohereForAI/c4ai-command-r-v01"], cohere_fields)
+    decoder_family(
+        "CohereForCausalLM", ["CohereForAI/c4ai-command-r-v01"], cohere_fields, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

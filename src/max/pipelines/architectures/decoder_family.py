@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from max.graph.weights import WeightData, WeightsFormat
@@ -14,7 +15,8 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.model_types import with_type
 from max.pipelines.config.enums import RopeType
-from max.pipelines.gguf.families import GGUF_ARCHITECTURES
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
@@ -45,7 +47,7 @@ def decoder_family(
     names: WeightNames | None = None,
     decoder: type[Decoder] = Decoder,
     rotates: bool = True,
-    gguf_permuted: bool = False,
+    gguf: GGUFForm | tuple[GGUFForm, ...] = (),
 ) -> SupportedArchitecture:
     """Declares an architecture whose models are a `Decoder`.
 
@@ -56,8 +58,7 @@ def decoder_family(
         names: The names of weights in checkpoints; by default those of Llama.
         decoder: The layers.
         rotates: Whether positions rotate heads.
-        gguf_permuted: Whether the pairs that rotate together are neighbours in GGUF files, though they are half a head
-            apart in others.
+        gguf: The form of the family in GGUF files, or several; none: its GGUF files do not run without a config.json.
     """
     weight_names = WeightNames() if names is None else names
 
@@ -71,8 +72,9 @@ def decoder_family(
         decoder_class = decoder
 
     Model.weight_names = weight_names
-    Model.gguf_interleaves_rope = gguf_permuted
-    encodings = (*_FLOATS, *(_BLOCKS if name in GGUF_ARCHITECTURES else ()))
+    forms = gguf if isinstance(gguf, tuple) else (gguf,)
+    Model.gguf = tuple(replace(form, class_name=name) for form in forms)
+    encodings = (*_FLOATS, *(_BLOCKS if forms else ()))
     _name_classes(name, name.removesuffix("ForCausalLM"), fields.__module__, Config, Model)
     rename = weight_names.from_safetensors
     return SupportedArchitecture(
@@ -89,7 +91,7 @@ def decoder_family(
         weight_adapters={
             WeightsFormat.safetensors: rename,
             WeightsFormat.pytorch: rename,
-            WeightsFormat.gguf: weight_names.from_gguf,
+            WeightsFormat.gguf: partial(_gguf_weights, forms[0] if forms else GGUFForm("", "")),
         },
     )
 
@@ -115,7 +117,7 @@ def composite_family(
     for kind, text in texts.items():
         model: Any = text.pipeline_model
         configs[kind] = model.config_class
-        for attribute in ("decoder_class", "weight_names", "gguf_interleaves_rope"):
+        for attribute in ("decoder_class", "weight_names"):
             if getattr(model, attribute) != getattr(base, attribute):
                 raise ValueError(f"{name}: the text models differ in {attribute}")
 
@@ -144,6 +146,13 @@ def composite_family(
 
     _name_classes(name, name.removesuffix("ForConditionalGeneration"), __name__, Config, Model)
     return replace(first, name=name, example_repo_ids=list(example_repo_ids), pipeline_model=Model)
+
+
+def _gguf_weights(
+    form: GGUFForm, state_dict: Mapping[str, Any], **kwargs: object
+) -> dict[str, WeightData]:
+    """The weight adapter of GGUF files."""
+    return decoder_weights(form, state_dict)
 
 
 def _name_classes(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from max.driver import Tensor
+from max.graph.weights import WeightData
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts
 from max.pipelines.models.latent_fields import indexed_fields, latent_fields
 from max.pipelines.models.weight_names import WeightNames
@@ -50,12 +59,69 @@ def deepseek_v2_fields(keys: ConfigKeys) -> Fields:
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
 
+_SIGMOID = 2
+"""llama.cpp's code of routers with sigmoid scores."""
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """Files with a separate key weight per head state the sizes of heads with the suffix ``_mla``."""
+
+    def stated(key: str, otherwise: str) -> int:
+        return int(metadata.least_zero(key, 0) or metadata.least_zero(otherwise, 0))
+
+    head = stated("attention.key_length_mla", "attention.key_length")
+    rotated = int(metadata.least_zero("rope.dimension_count", 0))
+    special: dict[str, Any] = {
+        "head_dim": None,
+        "num_key_value_heads": None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": head - rotated,
+        "v_head_dim": stated("attention.value_length_mla", "attention.value_length"),
+    }
+    if metadata.value("expert_gating_func") != _SIGMOID and metadata.config.get("n_group", 1) > 1:
+        special["topk_method"] = "group_limited_greedy"
+    weight = 10.0 * metadata.least_zero("rope.scaling.yarn_log_multiplier", 0)
+    if weight:
+        special["rope_parameters"] = {"mscale": weight, "mscale_all_dim": weight}
+    return special
+
+
+def _split_weights(
+    config: DecoderConfig, weights: Mapping[str, WeightData]
+) -> tuple[dict[str, list[float]], dict[str, WeightData]]:
+    """Splits the weights that expand latents into key weights ``[heads, latent, key]`` and value weights."""
+    latent, split = config.latent, dict(weights)
+    assert latent is not None
+    for name in weights:
+        stem, suffix, _ = name.partition("kv_b_proj.weight")
+        if not suffix:
+            continue
+        array = Tensor.from_dlpack(split.pop(name).data).to_numpy()
+        heads = array.reshape(config.num_heads, latent.plain_dim + latent.value_dim, latent.rank)
+        keys, values = heads[:, : latent.plain_dim].swapaxes(1, 2), heads[:, latent.plain_dim :]
+        for part, rows in (("k_b_proj.weight", keys), ("v_b_proj.weight", values)):
+            own_name = f"{stem}{part}"
+            split[own_name] = WeightData.from_numpy(np.ascontiguousarray(rows), own_name)
+    return {}, split
+
+
+GGUF = GGUFForm(
+    "deepseek2",
+    "deepseek_v2",
+    keys={"num_experts": "n_routed_experts"},
+    read=_read,
+    yarn_multiplier=0.1,
+    experts=ExpertKeys(scoring=True, shared_count=True),
+    split_weights=_split_weights,
+)
+GGUF_V3 = replace(GGUF, model_type="deepseek_v3", marks={"expert_gating_func": _SIGMOID})
+
 ARCHITECTURES = [
-    decoder_family(name, [example], fields, names=NAMES)
-    for name, example, fields in (
-        ("DeepseekV2ForCausalLM", "deepseek-ai/DeepSeek-V2-Lite-Chat", deepseek_v2_fields),
-        ("DeepseekV3ForCausalLM", "deepseek-ai/DeepSeek-V3", deepseek_v3_fields),
-        ("DeepseekV32ForCausalLM", "deepseek-ai/DeepSeek-V3.2", deepseek_v32_fields),
+    decoder_family(name, [example], fields, names=NAMES, gguf=gguf)
+    for name, example, fields, gguf in (
+        ("DeepseekV2ForCausalLM", "deepseek-ai/DeepSeek-V2-Lite-Chat", deepseek_v2_fields, GGUF),
+        ("DeepseekV3ForCausalLM", "deepseek-ai/DeepSeek-V3", deepseek_v3_fields, GGUF_V3),
+        ("DeepseekV32ForCausalLM", "deepseek-ai/DeepSeek-V3.2", deepseek_v32_fields, ()),
     )
 ]
 """The architectures of this module, for the registry."""

@@ -6,6 +6,7 @@ from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.ernie4_5 import ernie_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.expert_fields import EXPERT_NAMES
 from max.pipelines.models.experts import Experts
@@ -48,12 +49,27 @@ NAMES = WeightNames(
     unused_parts=("mtp_",),
 )
 
+GGUF = GGUFForm(
+    "ernie4_5-moe",
+    "ernie4_5_moe",
+    keys={
+        "attention_bias": "use_bias",
+        "num_experts": "moe_num_experts",
+        "num_experts_per_tok": "moe_k",
+        "n_shared_experts": "moe_num_shared_experts",
+        "first_k_dense_replace": "moe_layer_start_index",
+    },
+    experts=ExpertKeys(shared_count=True),
+    write=lambda config: {} if config.experts is None else {"interleave_moe_layer_step": 1},
+)
+
 ARCHITECTURES = [
     decoder_family(
         "Ernie4_5_MoeForCausalLM",
         ["baidu/ERNIE-4.5-21B-A3B-PT"],
         ernie_moe_fields,
         names=NAMES,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

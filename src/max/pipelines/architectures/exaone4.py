@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type, window
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
@@ -29,12 +33,22 @@ def exaone4_fields(keys: ConfigKeys) -> Fields:
     }
 
 
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The default of the config class is a window."""
+    if "sliding_window" in metadata.config:
+        return {}
+    return {"sliding_window": None, "layer_types": ["full_attention"] * metadata.layers}
+
+
+GGUF = GGUFForm("exaone4", "exaone4", read=_read, window_period=4)
+
 ARCHITECTURES = [
     decoder_family(
         "Exaone4ForCausalLM",
         ["LGAI-EXAONE/EXAONE-4.0-1.2B"],
         exaone4_fields,
         names=WeightNames(layer=OUTPUT_NORMS),
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

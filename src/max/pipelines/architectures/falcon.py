@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.alibi import alibi_slopes
 from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.norms import NormForm
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 from max.pipelines.models.weight_names import WeightNames
@@ -62,7 +67,44 @@ NAMES = WeightNames(
     layer=MEGATRON_LAYER,
 )
 
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The keys of config.json that files state in another way."""
+    parallel = metadata.flag("use_parallel_residual", True)
+    return {
+        "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in metadata.file.tensors),
+        "new_decoder_architecture": parallel,
+        "parallel_attn": parallel,
+        "multi_query": metadata.config.get("num_key_value_heads") == 1,
+        "alibi": metadata.greatest("attention.max_alibi_bias", 0.0) > 0,
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    """Files state what differs from the first models."""
+    alibi = {} if config.alibi_slopes is None else {"attention.max_alibi_bias": 8.0}
+    return alibi if config.parallel else {**alibi, "use_parallel_residual": False}
+
+
+GGUF = GGUFForm(
+    "falcon",
+    "falcon",
+    keys={
+        "num_key_value_heads": "num_kv_heads",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "intermediate_size": "ffn_hidden_size",
+        "attention_bias": "bias",
+    },
+    read=_read,
+    write=_write,
+    # if a layer has two norms, `attn_norm` is the MLP's
+    alternative={"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"},
+    fused=("qkv_proj",),
+)
+
 ARCHITECTURES = [
-    decoder_family("FalconForCausalLM", ["tiiuae/falcon-7b-instruct"], falcon_fields, names=NAMES)
+    decoder_family(
+        "FalconForCausalLM", ["tiiuae/falcon-7b-instruct"], falcon_fields, names=NAMES, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

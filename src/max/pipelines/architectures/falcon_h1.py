@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.scan_keys import scan_keys
+from max.pipelines.gguf.tensor_names import GGUF_LAYER
 from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, base_fields, biases, nonzero
 from max.pipelines.models.side_by_side import SideBySide
 from max.pipelines.models.state_space_fields import (
@@ -18,7 +23,7 @@ from max.pipelines.models.state_space_fields import (
     mamba2_form,
     mixer_names,
 )
-from max.pipelines.models.weight_names import GGUF_LAYER, WeightNames
+from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -57,12 +62,29 @@ BOTH = {"ffn_norm": "post_attention_layernorm.weight"}
 PARTS = ("mixer.", "self_attn.")
 BOTH |= {name: f"both.{own}" for name, own in GGUF_LAYER.items() if own.startswith(PARTS)}
 NAMES = WeightNames(
-    gguf_layer=BOTH,
     top=HYBRID_TOP,
     layer=LAYER,
     converted=MIXER_FORMS,
-    gguf_converted=GGUF_MIXER_FORMS,
 )
 EXAMPLES = ["tiiuae/Falcon-H1-0.5B-Instruct"]
-ARCHITECTURES = [decoder_family("FalconH1ForCausalLM", EXAMPLES, falcon_h1_fields, names=NAMES)]
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The factors are not keys: files multiply them into the weights."""
+    return {
+        **scan_keys(metadata),
+        "mamba_d_ssm": metadata.integer("ssm.inner_size"),
+        "mamba_rms_norm": metadata.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": metadata.has("ssm_out.bias"),
+    }
+
+
+GGUF = GGUFForm(
+    "falcon-h1", "falcon_h1", hybrid=True, read=_read, layer=BOTH, converted=GGUF_MIXER_FORMS
+)
+
+ARCHITECTURES = [
+    decoder_family("FalconH1ForCausalLM", EXAMPLES, falcon_h1_fields, names=NAMES, gguf=GGUF)
+]
 """The architectures of this module, for the registry."""

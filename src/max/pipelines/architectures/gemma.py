@@ -6,6 +6,7 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 from max.pipelines.models.norms import NormForm
 
@@ -44,5 +45,9 @@ def gemma1_fields(keys: ConfigKeys) -> Fields:
     return fields | ({"activation": "gelu_tanh"} if fields["activation"] == "gelu" else {})
 
 
-ARCHITECTURES = [decoder_family("GemmaForCausalLM", ["google/gemma-2b-it"], gemma1_fields)]
+GGUF = GGUFForm("gemma", "gemma")
+
+ARCHITECTURES = [
+    decoder_family("GemmaForCausalLM", ["google/gemma-2b-it"], gemma1_fields, gguf=GGUF)
+]
 """The architectures of this module, for the registry."""

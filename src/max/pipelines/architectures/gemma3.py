@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gemma import gemma_fields
-from max.pipelines.architectures.gemma2 import sandwich_fields
+from max.pipelines.architectures.gemma2 import check_divisor, sandwich_fields, score_divisor
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.rope import RopeConfig, rotation_keys
@@ -31,12 +32,21 @@ def gemma3_fields(keys: ConfigKeys) -> Fields:
     }
 
 
+GGUF = GGUFForm(
+    "gemma3",
+    "gemma3_text",
+    window_period=6,
+    read=lambda metadata: score_divisor(metadata, 62),
+    write=lambda config: check_divisor(config, "gemma3", 62),
+)
+
 ARCHITECTURES = [
     decoder_family(
         "Gemma3ForCausalLM",
         ["google/gemma-3-1b-it"],
         gemma3_fields,
         names=WeightNames(layer=SANDWICH_NORMS),
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.metadata_writer import one_or_list, refused
 from max.pipelines.models.config_fields import LARGEST_SIZE, Fields
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.per_layer_fields import (
     PER_LAYER_NAMES,
@@ -45,20 +51,99 @@ _BESIDE = {
     "post_feedforward_layernorm_2": "beside.output_norm",
     "post_feedforward_layernorm_1": "beside.mlp_norm",
 }
-_STORED_BESIDE = {
-    "ffn_gate_inp": "beside.gate.gate_score",
-    "ffn_gate_inp.scale": "beside.scale",
-    "ffn_gate_up_exps": "beside.experts.gate_up_proj",
-    "ffn_down_exps": "beside.experts.down_proj",
-    "ffn_down_exps.scale": "beside.per_expert_scale",
-}
 NAMES = WeightNames(
     top=PER_LAYER_TOP,
     layer={**SANDWICH_NORMS, **PER_LAYER_NAMES, **_BESIDE},
-    gguf_layer=_STORED_BESIDE,
+)
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The keys that depend on the kinds of layers: with a window, and without."""
+    windowed = [bool(value) for value in metadata.by_layer("attention.sliding_window_pattern")]
+    shared = metadata.integer("attention.shared_kv_layers", 0)
+    heads = metadata.by_layer("attention.head_count_kv")
+    sizes = metadata.by_layer("feed_forward_length")
+    of_kind: dict[bool, int] = {}
+    for index, (local, number) in enumerate(zip(windowed, heads, strict=True)):
+        if of_kind.setdefault(local, number) != number:
+            expected = f"{of_kind[local]} for layer {index}"
+            raise metadata.error("attention.head_count_kv", heads, expected)
+    inner, wide, own = sizes[0], sizes[0] != sizes[-1], metadata.layers - shared
+    if own < 1:
+        raise metadata.error("attention.shared_kv_layers", shared, f"fewer than {metadata.layers}")
+    expected_sizes = [inner] * own + [2 * inner if wide else inner] * shared
+    if sizes != expected_sizes:
+        raise metadata.error("feed_forward_length", sizes, str(expected_sizes))
+    stored, full = metadata.file.tensors, [i for i in range(own) if not windowed[i]]
+    rows = stored.get("per_layer_token_embd.weight")
+    return {
+        "intermediate_size": inner,
+        "use_double_wide_mlp": wide,
+        "layer_types": [f"{'sliding' if local else 'full'}_attention" for local in windowed],
+        "num_kv_shared_layers": shared,
+        "num_key_value_heads": of_kind.get(True, of_kind.get(False)),
+        "num_global_key_value_heads": of_kind.get(False),
+        "head_dim": metadata.integer(
+            "attention.key_length_swa", metadata.integer("attention.key_length")
+        ),
+        "global_head_dim": metadata.integer("attention.key_length"),
+        # layers without a value projection use their keys as values
+        "attention_k_eq_v": any(f"blk.{index}.attn_v.weight" not in stored for index in full),
+        "enable_moe_block": metadata.integer("expert_count", 0) > 0,
+        "hidden_size_per_layer_input": metadata.integer("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": rows.shape[0] if rows and rows.shape else 1,
+        "rope_parameters": metadata.local_rotation(),
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    """The differences between layers with and without a window."""
+    layers, inputs = range(config.num_layers), config.per_layer_inputs
+    own = config.num_layers - config.shared_kv_layers
+    windowed = [i not in config.full_attention_layers for i in layers]
+    # llama.cpp takes shared keys from the last two layers with keys of their own
+    if own < config.num_layers and windowed[max(own - 2, 0) : own] != [True, False]:
+        raise refused(
+            "gemma4",
+            "shared keys of other layers than the last with a window and the last without",
+        )
+    dim = (config.full_attention_heads or (0, config.head_dim))[1]
+    return {
+        "attention.head_count_kv": one_or_list([config.heads_of(i)[0] for i in layers]),
+        "attention.key_length": dim,
+        "attention.value_length": dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": config.shared_kv_layers,
+        "embedding_length_per_layer_input": 0 if inputs is None else inputs.size,
+        "rope.dimension_count": dim,
+        "rope.dimension_count_swa": config.head_dim,
+    }
+
+
+GGUF = GGUFForm(
+    "gemma4",
+    "gemma4_text",
+    keys={"num_experts_per_tok": "top_k_experts"},
+    by_layer=("feed_forward_length", "attention.head_count_kv", "attention.key_length"),
+    read=_read,
+    write=_write,
+    layer={
+        "pre_ffw_norm_2": "beside.input_norm",
+        "post_ffw_norm_1": "beside.mlp_norm",
+        "post_ffw_norm_2": "beside.output_norm",
+        "ffn_gate_inp": "beside.gate.gate_score",
+        "ffn_gate_inp.scale": "beside.scale",
+        "ffn_gate_up_exps": "beside.experts.gate_up_proj",
+        "ffn_down_exps": "beside.experts.down_proj",
+        "ffn_down_exps.scale": "beside.per_expert_scale",
+    },
 )
 
 ARCHITECTURES = [
-    decoder_family("Gemma4ForCausalLM", ["google/gemma-4-E2B-it"], gemma4_fields, names=NAMES)
+    decoder_family(
+        "Gemma4ForCausalLM", ["google/gemma-4-E2B-it"], gemma4_fields, names=NAMES, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields
 from max.pipelines.models.weight_names import WeightNames
 
@@ -25,18 +28,28 @@ def glm4_fields(keys: ConfigKeys) -> Fields:
     return glm_fields(keys) | {"norm_places": places}
 
 
-_STORED = {"ffn_up": "mlp.gate_up_proj"}
-GLM_NAMES = WeightNames(gguf_layer=_STORED)
 NAMES = WeightNames(
     layer={
         "post_self_attn_layernorm": "attention_output_norm",
         "post_mlp_layernorm": "mlp_output_norm",
     },
-    gguf_layer=_STORED,
 )
 
+FUSED: dict[str, Any] = {"layer": {"ffn_up": "mlp.gate_up_proj"}, "fused": ("gate_up_proj",)}
+
 ARCHITECTURES = [
-    decoder_family("GlmForCausalLM", ["THUDM/glm-4-9b-chat-hf"], glm_fields, names=GLM_NAMES),
-    decoder_family("Glm4ForCausalLM", ["THUDM/GLM-4-9B-0414"], glm4_fields, names=NAMES),
+    decoder_family(
+        "GlmForCausalLM",
+        ["THUDM/glm-4-9b-chat-hf"],
+        glm_fields,
+        gguf=GGUFForm("chatglm", "glm", **FUSED),
+    ),
+    decoder_family(
+        "Glm4ForCausalLM",
+        ["THUDM/GLM-4-9B-0414"],
+        glm4_fields,
+        names=NAMES,
+        gguf=GGUFForm("glm4", "glm4", **FUSED),
+    ),
 ]
 """The architectures of this module, for the registry."""

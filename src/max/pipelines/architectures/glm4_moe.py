@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases, layers_of_type, window
 from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts
 from max.pipelines.models.norms import QKNorm
@@ -54,6 +55,18 @@ SARVAM_LAYER = {
 }
 """The names of weights in files of the type ``sarvam_moe``, also in those of transformers."""
 
+GROUPED = {"num_experts": "n_routed_experts"}
+GLM_GGUF = GGUFForm(
+    "glm4moe",
+    "glm4_moe",
+    keys={**GROUPED, "qk_norm": "use_qk_norm"},
+    layer={"post_attention_norm": "post_attention_layernorm"},
+    experts=ExpertKeys(scoring=True, shared_count=True),
+)
+DOTS_GGUF = GGUFForm(
+    "dots1", "dots1", keys=GROUPED, experts=ExpertKeys(scoring=True, shared_count=True)
+)
+
 ARCHITECTURES = [
     decoder_family(
         "Glm4MoeForCausalLM",
@@ -63,9 +76,15 @@ ARCHITECTURES = [
             NAMES,
             top=SARVAM_TOP,
             layer={**EXPERT_NAMES, **SARVAM_LAYER},
-            gguf_layer={"post_attention_norm": "post_attention_layernorm"},
         ),
+        gguf=GLM_GGUF,
     ),
-    decoder_family("Dots1ForCausalLM", ["rednote-hilab/dots.llm1.inst"], dots1_fields, names=NAMES),
+    decoder_family(
+        "Dots1ForCausalLM",
+        ["rednote-hilab/dots.llm1.inst"],
+        dots1_fields,
+        names=NAMES,
+        gguf=DOTS_GGUF,
+    ),
 ]
 """The architectures of this module, for the registry."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.gpt_names import GPT_KEYS
+from max.pipelines.architectures.gpt_names import GPT_FILE_KEYS, GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import EVERY_BIAS, Fields, base_fields
 from max.pipelines.models.norms import NormForm
 from max.pipelines.models.rope import LONGEST_SEQUENCE
@@ -52,9 +53,16 @@ NAMES = WeightNames(
     unused=(".attn.bias", ".attn.masked_bias"),
 )
 
+GGUF = GGUFForm("gpt2", "gpt2", keys=GPT_FILE_KEYS, fused=("qkv_proj",))
+
 ARCHITECTURES = [
     decoder_family(
-        "GPT2LMHeadModel", ["openai-community/gpt2"], gpt2_fields, names=NAMES, rotates=False
+        "GPT2LMHeadModel",
+        ["openai-community/gpt2"],
+        gpt2_fields,
+        names=NAMES,
+        rotates=False,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GPT_KEYS", "MEGATRON_LAYER"]
+__all__ = ["GPT_FILE_KEYS", "GPT_KEYS", "MEGATRON_LAYER"]
 
 GPT_KEYS = {
     "hidden_size": "n_embd",
@@ -16,6 +16,16 @@ GPT_KEYS = {
     "head_dim": "",
 }
 """GPT-2's keys, for those of Llama."""
+
+GPT_FILE_KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "intermediate_size": "n_inner",
+}
+"""The keys of config.json, by the names that the reader of GGUF files gives them."""
 
 MEGATRON_LAYER = {
     "ln_attn": "input_layernorm",

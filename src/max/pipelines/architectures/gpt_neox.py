@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
+from max.pipelines.architectures.stablelm import read_parallel, write_parallel
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields
 from max.pipelines.models.norms import NormForm
 from max.pipelines.models.weight_names import WeightNames
@@ -42,7 +44,13 @@ NAMES = WeightNames(
     unused=("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
 )
 
+GGUF = GGUFForm(
+    "gptneox", "gpt_neox", read=read_parallel, write=write_parallel, fused=("qkv_proj",)
+)
+
 ARCHITECTURES = [
-    decoder_family("GPTNeoXForCausalLM", ["EleutherAI/pythia-160m"], gpt_neox_fields, names=NAMES)
+    decoder_family(
+        "GPTNeoXForCausalLM", ["EleutherAI/pythia-160m"], gpt_neox_fields, names=NAMES, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases, windows
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
@@ -43,11 +44,22 @@ NAMES = WeightNames(
         **{f"mlp.experts.{part}": f"mlp.experts.{part}.weight" for part in _EXPERTS},
         **{f"mlp.experts.{part}_bias": f"mlp.experts.{part}.bias" for part in _EXPERTS},
     },
-    gguf_layer={"post_attention_norm": "post_attention_layernorm"},
     transposed=tuple(f"experts.{part}.weight" for part in _EXPERTS),
 )
 
+GGUF = GGUFForm(
+    "gpt-oss",
+    "gpt_oss",
+    keys={"num_experts": "num_local_experts"},
+    read=lambda metadata: {"rope_parameters": {"truncate": False}},
+    layer={"post_attention_norm": "post_attention_layernorm"},
+    window_period=2,
+    experts=ExpertKeys(weights=False),
+)
+
 ARCHITECTURES = [
-    decoder_family("GptOssForCausalLM", ["openai/gpt-oss-20b"], gpt_oss_fields, names=NAMES)
+    decoder_family(
+        "GptOssForCausalLM", ["openai/gpt-oss-20b"], gpt_oss_fields, names=NAMES, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

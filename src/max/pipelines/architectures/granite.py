@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, nonzero
+from max.pipelines.models.decoder_config import DecoderConfig
 
-__all__ = ["ARCHITECTURES", "granite_fields"]
+__all__ = ["ARCHITECTURES", "granite_fields", "granite_metadata"]
 
 _FACTORS = (
     "embedding_multiplier",
@@ -30,12 +34,35 @@ def granite_fields(keys: ConfigKeys) -> Fields:
     }
 
 
+def granite_metadata(config: DecoderConfig) -> dict[str, Any]:
+    """The factors in the metadata of GGUF files.
+
+    Args:
+        config: The shape of the model.
+    """
+    multiplier = config.attention_multiplier
+    return {
+        "embedding_scale": float(config.embedding_multiplier),
+        "residual_scale": float(config.residual_multiplier),
+        "logit_scale": float(config.logits_scaling),
+        "attention.scale": float(config.head_dim**-0.5 if multiplier is None else multiplier),
+    }
+
+
+GGUF = GGUFForm(
+    "granite",
+    "granite",
+    keys={"logit_scale": "logits_scaling"},
+    permuted=True,
+    write=granite_metadata,
+)
+
 ARCHITECTURES = [
     decoder_family(
         "GraniteForCausalLM",
         ["ibm-granite/granite-3.3-2b-instruct"],
         granite_fields,
-        gguf_permuted=True,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

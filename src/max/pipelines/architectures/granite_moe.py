@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
-from max.pipelines.architectures.granite import granite_fields
+from max.pipelines.architectures.granite import granite_fields, granite_metadata
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
@@ -38,11 +41,28 @@ NAMES = WeightNames(
     }
 )
 
+GGUF = GGUFForm(
+    "granitemoe",
+    "granitemoe",
+    keys={
+        "num_experts": "num_local_experts",
+        "logit_scale": "logits_scaling",
+        "shared_expert_intermediate_size": "shared_intermediate_size",
+    },
+    permuted=True,
+    experts=ExpertKeys(weights=False),
+    write=granite_metadata,
+)
+
 ARCHITECTURES = [
-    decoder_family(name, [example], granite_moe_fields, names=NAMES, gguf_permuted=True)
-    for name, example in (
-        ("GraniteMoeForCausalLM", "ibm-granite/granite-3.1-3b-a800m-instruct"),
-        ("GraniteMoeSharedForCausalLM", "ibm-research/moe-7b-1b-active-shared-experts"),
+    decoder_family(name, [example], granite_moe_fields, names=NAMES, gguf=gguf)
+    for name, example, gguf in (
+        ("GraniteMoeForCausalLM", "ibm-granite/granite-3.1-3b-a800m-instruct", GGUF),
+        (
+            "GraniteMoeSharedForCausalLM",
+            "ibm-research/moe-7b-1b-active-shared-experts",
+            replace(GGUF, reads=False),
+        ),
     )
 ]
 """The architectures of this module, for the registry."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.granite import granite_metadata
 from max.pipelines.architectures.granite_moe import NAMES, granite_fields, granite_moe_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.scan_keys import scan_keys
 from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 from max.pipelines.models.state_space_fields import (
     GGUF_MIXER_FORMS,
@@ -38,7 +45,41 @@ def hybrid_fields(keys: ConfigKeys) -> Fields:
 HYBRID = SharedMLPNames(
     layer={**NAMES.layer, **mixer_names("mamba")},
     converted=MIXER_FORMS,
-    gguf_converted=GGUF_MIXER_FORMS,
+)
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The kinds of layers, and the keys that depend on whether there are experts."""
+    experts = metadata.config.get("num_experts") or 0
+    if experts:
+        shared = metadata.integer("expert_shared_feed_forward_length")
+    else:
+        shared = max(metadata.by_layer("feed_forward_length"))
+    rotates = metadata.flag("rope.scaling.finetuned", False)
+    return {
+        **scan_keys(metadata),
+        "layer_types": metadata.layer_types("full_attention", "linear_attention"),
+        "num_experts": experts,
+        "shared_intermediate_size": shared,
+        "position_embedding_type": "rope" if rotates else "nope",
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    """Only some models rotate heads."""
+    return granite_metadata(config) | {"rope.scaling.finetuned": config.rope is not None}
+
+
+GGUF = GGUFForm(
+    "granitehybrid",
+    "granitemoehybrid",
+    keys={"num_experts": "num_local_experts", "logit_scale": "logits_scaling"},
+    hybrid=True,
+    permuted=True,
+    experts=ExpertKeys(weights=False),
+    read=_read,
+    write=_write,
+    converted=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [
@@ -47,7 +88,7 @@ ARCHITECTURES = [
         ["ibm-granite/granite-4.0-h-micro"],
         hybrid_fields,
         names=HYBRID,
-        gguf_permuted=True,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

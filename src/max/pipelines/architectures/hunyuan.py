@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.weight_names import WeightNames
@@ -24,12 +25,15 @@ NAMES = WeightNames(
     }
 )
 
+GGUF = GGUFForm("hunyuan-dense", "hunyuan_v1_dense")
+
 ARCHITECTURES = [
     decoder_family(
         "HunYuanDenseV1ForCausalLM",
         ["tencent/Hunyuan-0.5B-Instruct"],
         hunyuan_fields,
         names=NAMES,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -7,6 +7,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.hunyuan import NAMES as DENSE_NAMES
 from max.pipelines.architectures.hunyuan import hunyuan_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
@@ -37,12 +38,15 @@ NAMES = WeightNames(
     stacked={"mlp.experts": "mlp.experts"},
 )
 
+GGUF = GGUFForm("hunyuan-moe", "hunyuan_v1_moe", experts=ExpertKeys(shared_count=True))
+
 ARCHITECTURES = [
     decoder_family(
         "HunYuanMoEV1ForCausalLM",
         ["tencent/Hunyuan-A13B-Instruct"],
         hunyuan_moe_fields,
         names=NAMES,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.scan_keys import scan_keys
 from max.pipelines.models.config_fields import Fields, base_fields
 from max.pipelines.models.expert_fields import layer_list
 from max.pipelines.models.experts import Experts
@@ -56,10 +60,31 @@ NAMES = WeightNames(
     layer=LAYER,
     stacked={"mlp.experts": "mlp.experts"},
     converted=MIXER_FORMS,
-    gguf_converted=GGUF_MIXER_FORMS,
+)
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The kinds of layers, and the layers with experts."""
+    return {
+        **scan_keys(metadata),
+        "layers_block_type": metadata.layer_types("attention", "mamba"),
+        "moe_layers": metadata.layers_with("ffn_gate_inp.weight"),
+        "num_experts": metadata.config.get("num_experts") or 1,
+    }
+
+
+GGUF = GGUFForm(
+    "jamba",
+    "jamba",
+    hybrid=True,
+    experts=ExpertKeys(weights=False, dense_layers="tensors"),
+    read=_read,
+    converted=GGUF_MIXER_FORMS,
 )
 
 ARCHITECTURES = [
-    decoder_family("JambaForCausalLM", ["ai21labs/AI21-Jamba-Mini-1.7"], jamba_fields, names=NAMES)
+    decoder_family(
+        "JambaForCausalLM", ["ai21labs/AI21-Jamba-Mini-1.7"], jamba_fields, names=NAMES, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

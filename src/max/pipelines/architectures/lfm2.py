@@ -6,6 +6,8 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.causal_conv import conv_taps
 from max.pipelines.models.config_fields import Fields, base_fields, layer_kinds
 from max.pipelines.models.norms import QKNorm
@@ -56,16 +58,43 @@ LAYER_NAMES = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
-STORED_FORMS: dict[str, Any] = {
-    "converted": {"mixer.conv.weight": conv_taps},
-    "gguf_top": {"token_embd_norm": "norm"},
-    "gguf_layer": {f"shortconv.{x}": f"mixer.{x}" for x in ("conv", "in_proj", "out_proj")},
-    "gguf_converted": GGUF_MIXER_FORMS,
-}
+STORED_FORMS = {"mixer.conv.weight": conv_taps}
 """The stored form of convolutions, their names in GGUF files, and the GGUF name of the last norm."""
 
-NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, **STORED_FORMS)
+NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, converted=STORED_FORMS)
 
 EXAMPLES = ["LiquidAI/LFM2-350M"]
-ARCHITECTURES = [decoder_family("Lfm2ForCausalLM", EXAMPLES, lfm2_dense_fields, names=NAMES)]
+
+
+def read_conv_layers(metadata: Metadata) -> dict[str, Any]:
+    """The kinds of layers in a GGUF file, and the convolutions.
+
+    Args:
+        metadata: The file's metadata.
+    """
+    return {
+        "layer_types": metadata.layer_types("full_attention", "conv"),
+        "conv_L_cache": metadata.integer("shortconv.l_cache"),
+        "conv_bias": metadata.has("shortconv.conv.bias"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": metadata.rms_epsilon(),
+        "use_expert_bias": metadata.has("exp_probs_b.bias"),
+        "norm_topk_prob": True,
+        "tie_embedding": "output.weight" not in metadata.file.tensors,
+    }
+
+
+GGUF = GGUFForm(
+    "lfm2",
+    "lfm2",
+    hybrid=True,
+    read=read_conv_layers,
+    top={"token_embd_norm": "norm"},
+    layer={f"shortconv.{x}": f"mixer.{x}" for x in ("conv", "in_proj", "out_proj")},
+    converted=GGUF_MIXER_FORMS,
+)
+
+ARCHITECTURES = [
+    decoder_family("Lfm2ForCausalLM", EXAMPLES, lfm2_dense_fields, names=NAMES, gguf=GGUF)
+]
 """The architectures of this module, for the registry."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.lfm2 import GGUF as DENSE_GGUF
 from max.pipelines.architectures.lfm2 import LAYER_NAMES, STORED_FORMS, lfm2_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
@@ -46,10 +50,20 @@ NAMES = WeightNames(
         "w3": "up_proj",
     },
     stacked={"mlp.experts": "mlp.experts"},
-    **STORED_FORMS,
+    converted=STORED_FORMS,
+)
+
+GGUF = replace(
+    DENSE_GGUF,
+    name="lfm2moe",
+    model_type="lfm2_moe",
+    keys={"first_k_dense_replace": "num_dense_layers"},
+    experts=ExpertKeys(scoring=True),
 )
 
 ARCHITECTURES = [
-    decoder_family("Lfm2MoeForCausalLM", ["LiquidAI/LFM2-8B-A1B"], lfm2_moe_fields, names=NAMES)
+    decoder_family(
+        "Lfm2MoeForCausalLM", ["LiquidAI/LFM2-8B-A1B"], lfm2_moe_fields, names=NAMES, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

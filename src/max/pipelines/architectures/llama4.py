@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.metadata_writer import period_of, refused
 from max.pipelines.models.config_fields import (
     Fields,
     base_fields,
@@ -12,7 +17,7 @@ from max.pipelines.models.config_fields import (
     layers_of_type,
     unrotated_layers,
 )
-from max.pipelines.models.decoder_config import QueryGrowth
+from max.pipelines.models.decoder_config import DecoderConfig, QueryGrowth
 from max.pipelines.models.expert_fields import layer_list
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.norms import NormForm, QKNorm
@@ -56,5 +61,52 @@ _LAYER = {"feed_forward.router": "mlp.gate.gate_score", "feed_forward.shared_exp
 _LAYER |= {f"feed_forward.experts.{part}": own for part, own in _EXPERTS.items()}
 NAMES = WeightNames(layer={**_LAYER, "feed_forward": "mlp"}, transposed=(*_EXPERTS.values(),))
 _REPOS = ["meta-llama/Llama-4-Scout-17B-16E-Instruct"]
-ARCHITECTURES = [decoder_family("Llama4ForCausalLM", _REPOS, llama4_fields, names=NAMES)]
+_LARGEST_COUNT = 128
+"""The number of experts of the published model without norms of heads."""
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """As in llama.cpp: Maverick has 128 experts and no QK norm, Scout has QK norm."""
+    return {"use_qk_norm": metadata.config.get("num_experts") != _LARGEST_COUNT}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    """Refuses what differs from the published models, as files do not state it."""
+    layers = range(config.num_layers)
+    dense = frozenset(layers) if config.experts is None else config.experts.dense_layers
+    count = 0 if config.experts is None else config.experts.count
+    fixed = (
+        (config.sliding_window, 8192, "chunks of other lengths than 8192"),
+        (config.unrotated_layers, {i for i in layers if i % 4 == 3}, "other unrotated layers than each fourth"),
+        (config.query_growth, QueryGrowth(0.1, 8192, 1, True), "other growths of queries than the published"),
+        (config.qk_norm is None, count == _LARGEST_COUNT, "norms of heads of 128 experts, nor their lack elsewhere"),
+    )  # fmt: skip
+    for value, published, difference in fixed:
+        if value != published:
+            raise refused("llama4", difference)
+    step = period_of("llama4", [i not in dense for i in layers], "experts")
+    return {"interleave_moe_layer_step": step}
+
+
+GGUF = GGUFForm(
+    "llama4",
+    "llama4_text",
+    keys={
+        "num_experts": "num_local_experts",
+        "intermediate_size": "intermediate_size_mlp",
+        "moe_intermediate_size": "intermediate_size",
+        "moe_layer_interval": "interleave_moe_layer_step",
+    },
+    constants={
+        "attention_chunk_size": 8192,
+        "no_rope_layer_interval": 4,
+        "attn_scale": 0.1,
+        "floor_scale": 8192,
+    },
+    experts=ExpertKeys(weights=False, dense_layers="written"),
+    read=_read,
+    write=_write,
+)
+
+ARCHITECTURES = [decoder_family("Llama4ForCausalLM", _REPOS, llama4_fields, names=NAMES, gguf=GGUF)]
 """The architectures of this module, for the registry."""

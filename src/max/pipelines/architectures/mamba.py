@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.scan_keys import SCAN_KEYS, scan_keys
 from max.pipelines.models.config_fields import Fields, recurrent_fields
 from max.pipelines.models.state_space_fields import (
     GGUF_MIXER_FORMS,
@@ -36,14 +41,28 @@ NAMES = WeightNames(
     top={"embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"},
     layer={"norm": "input_layernorm", **mixer_names("mixer")},
     converted=MIXER_FORMS,
-    gguf_converted=GGUF_MIXER_FORMS,
 )
 
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The sizes under the keys of models that have only such layers."""
+    keys = {SCAN_KEYS[key]: value for key, value in scan_keys(metadata).items()}
+    inner, epsilon = metadata.integer("ssm.inner_size"), metadata.rms_epsilon()
+    return {**keys, "layer_norm_epsilon": epsilon, "intermediate_size": inner}
+
+
 ARCHITECTURES = [
-    decoder_family(name, [example], fields, names=NAMES, rotates=False)
-    for name, example, fields in (
-        ("MambaForCausalLM", "state-spaces/mamba-130m-hf", mamba_fields),
-        ("Mamba2ForCausalLM", "AntonV/mamba2-130m-hf", mamba2_fields),
+    decoder_family(
+        name,
+        [example],
+        fields,
+        names=NAMES,
+        rotates=False,
+        gguf=GGUFForm(stored, stored, hybrid=True, read=_read, converted=GGUF_MIXER_FORMS),
+    )
+    for name, example, fields, stored in (
+        ("MambaForCausalLM", "state-spaces/mamba-130m-hf", mamba_fields, "mamba"),
+        ("Mamba2ForCausalLM", "AntonV/mamba2-130m-hf", mamba2_fields, "mamba2"),
     )
 ]
 """The architectures of this module, for the registry."""

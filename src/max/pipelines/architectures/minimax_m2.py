@@ -8,6 +8,7 @@ from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.mixtral import NAMES as MIXTRAL_NAMES
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.norms import QKNorm
@@ -35,7 +36,16 @@ NAMES = replace(
     MIXTRAL_NAMES, layer={CORRECTION: "mlp.gate.e_score_correction_bias", **MIXTRAL_NAMES.layer}
 )
 
+GGUF = GGUFForm(
+    "minimax-m2",
+    "minimax_m2",
+    keys={"num_experts": "num_local_experts"},
+    experts=ExpertKeys(scoring=True),
+)
+
 ARCHITECTURES = [
-    decoder_family("MiniMaxM2ForCausalLM", ["MiniMaxAI/MiniMax-M2"], minimax_m2_fields, names=NAMES)
+    decoder_family(
+        "MiniMaxM2ForCausalLM", ["MiniMaxAI/MiniMax-M2"], minimax_m2_fields, names=NAMES, gguf=GGUF
+    )
 ]
 """The architectures of this module, for the registry."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, window
 from max.pipelines.models.expert_fields import softmax_experts
 from max.pipelines.models.weight_names import WeightNames
@@ -39,13 +40,22 @@ NAMES = WeightNames(
 )
 """Mixtral's names of weights."""
 
+GGUF = GGUFForm(
+    "llama",
+    "mixtral",
+    keys={"num_experts": "num_local_experts"},
+    marks={"expert_count": None},
+    permuted=True,
+    experts=ExpertKeys(weights=False),
+)
+
 ARCHITECTURES = [
     decoder_family(
         "MixtralForCausalLM",
         ["mistralai/Mixtral-8x7B-Instruct-v0.1"],
         mixtral_fields,
         names=NAMES,
-        gguf_permuted=True,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

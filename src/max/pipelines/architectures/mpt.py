@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gpt_names import GPT_KEYS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.alibi import alibi_slopes
 from max.pipelines.models.config_fields import Fields, base_fields
 from max.pipelines.models.norms import NormForm
@@ -61,8 +66,40 @@ NAMES = WeightNames(
     },
 )
 
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The keys of the attention stand in an object."""
+    largest = metadata.greatest("attention.max_alibi_bias", 8.0)
+    clip = metadata.config.get("clip_qkv")
+    return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
+
+
+GGUF = GGUFForm(
+    "mpt",
+    "mpt",
+    keys={
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+        "layer_norm_eps": "layer_norm_epsilon",
+    },
+    read=_read,
+    write=lambda config: {"attention.max_alibi_bias": 8.0},
+    fused=("qkv_proj",),
+)
+
 ARCHITECTURES = [
-    decoder_family("MPTForCausalLM", ["mosaicml/mpt-7b"], mpt_fields, names=NAMES, rotates=False),
-    decoder_family("MptForCausalLM", ["mosaicml/mpt-7b"], mpt_fields, names=NAMES, rotates=False),
+    decoder_family(
+        "MPTForCausalLM",
+        ["mosaicml/mpt-7b"],
+        mpt_fields,
+        names=NAMES,
+        rotates=False,
+        gguf=replace(GGUF, reads=False),
+    ),
+    decoder_family(
+        "MptForCausalLM", ["mosaicml/mpt-7b"], mpt_fields, names=NAMES, rotates=False, gguf=GGUF
+    ),
 ]
 """The architectures of this module, for the registry."""

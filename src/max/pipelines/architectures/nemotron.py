@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 from max.pipelines.models.norms import NormForm
 
@@ -25,7 +26,9 @@ def nemotron_fields(keys: ConfigKeys) -> Fields:
     return fields | biases(keys, mlp="mlp_bias") | {"norm": form}
 
 
+GGUF = GGUFForm("nemotron", "nemotron", keys={"layer_norm_eps": "norm_eps"})
+
 ARCHITECTURES = [
-    decoder_family("NemotronForCausalLM", ["nvidia/Minitron-4B-Base"], nemotron_fields)
+    decoder_family("NemotronForCausalLM", ["nvidia/Minitron-4B-Base"], nemotron_fields, gguf=GGUF)
 ]
 """The architectures of this module, for the registry."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
+from max.pipelines.gguf.metadata import Metadata
+from max.pipelines.gguf.metadata_writer import refused
+from max.pipelines.gguf.scan_keys import SCAN_KEYS, scan_keys
 from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.expert_fields import latent_experts
 from max.pipelines.models.state_space_fields import (
     GGUF_MIXER_FORMS,
@@ -57,12 +63,76 @@ NAMES = WeightNames(
     stacked={"mlp.experts": "mlp.experts"},
     unused_parts=("mtp.",),
     converted=MIXER_FORMS,
-    gguf_converted=GGUF_MIXER_FORMS,
+)
+
+_SCAN_KEYS = {
+    **SCAN_KEYS,
+    "mamba_d_state": "ssm_state_size",
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim",
+}
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """The kind of a layer follows from its sizes."""
+    inner = metadata.by_layer("feed_forward_length")
+    heads = metadata.by_layer("attention.head_count_kv")
+    routed = metadata.layers_with("ffn_gate_inp.weight")
+    kinds = [
+        "moe" if i in routed else "mlp" if inner[i] else "attention" if heads[i] else "mamba"
+        for i in range(metadata.layers)
+    ]
+    return {
+        **{_SCAN_KEYS[key]: value for key, value in scan_keys(metadata).items()},
+        "layers_block_type": kinds,
+        "layer_norm_epsilon": metadata.rms_epsilon(),
+        # files do not state the minimum step size, as llama.cpp has none
+        "time_step_min": 1e-30,
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    """Both epsilons, and experts beside layers of other kinds."""
+    values: dict[str, Any] = {"attention.layer_norm_epsilon": float(config.norm_eps)}
+    experts = config.experts
+    if experts is None:
+        return values
+    if any(config.feeds_forward(index) for index in experts.dense_layers):
+        raise refused("nemotron_h_moe", "layers with an MLP beside layers with experts")
+    # one shared MLP of the stated size
+    values["expert_shared_count"] = 1
+    return values | (
+        {} if experts.latent_size is None else {"moe_latent_size": experts.latent_size}
+    )
+
+
+GGUF = GGUFForm(
+    "nemotron_h",
+    "nemotron_h",
+    hybrid=True,
+    read=_read,
+    write=_write,
+    converted=GGUF_MIXER_FORMS,
+    describes=lambda config: config.experts is None,
+)
+GGUF_EXPERTS = replace(
+    GGUF,
+    name="nemotron_h_moe",
+    keys={
+        "num_experts": "n_routed_experts",
+        "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    },
+    experts=ExpertKeys(dense_layers="written"),
+    describes=lambda config: config.experts is not None,
 )
 
 ARCHITECTURES = [
     decoder_family(
-        "NemotronHForCausalLM", ["nvidia/Nemotron-H-8B-Base-8K"], nemotron_h_fields, names=NAMES
+        "NemotronHForCausalLM",
+        ["nvidia/Nemotron-H-8B-Base-8K"],
+        nemotron_h_fields,
+        names=NAMES,
+        gguf=(GGUF, GGUF_EXPERTS),
     )
 ]
 """The architectures of this module, for the registry."""

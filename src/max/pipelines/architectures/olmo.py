@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 from max.pipelines.models.norms import NormForm
 
@@ -23,7 +24,7 @@ def olmo_fields(keys: ConfigKeys) -> Fields:
     )
 
 
-ARCHITECTURES = [
-    decoder_family("OlmoForCausalLM", ["allenai/OLMo-1B-hf"], olmo_fields, gguf_permuted=True)
-]
+GGUF = GGUFForm("olmo", "olmo", permuted=True, needs_epsilon=False)
+
+ARCHITECTURES = [decoder_family("OlmoForCausalLM", ["allenai/OLMo-1B-hf"], olmo_fields, gguf=GGUF)]
 """The architectures of this module, for the registry."""

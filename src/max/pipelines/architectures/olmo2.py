@@ -6,6 +6,7 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
@@ -22,12 +23,15 @@ def olmo2_fields(keys: ConfigKeys, **defaults: Any) -> Fields:
     )
 
 
+GGUF = GGUFForm("olmo2", "olmo2")
+
 ARCHITECTURES = [
     decoder_family(
         "Olmo2ForCausalLM",
         ["allenai/OLMo-2-0425-1B-Instruct"],
         olmo2_fields,
         names=WeightNames(layer=OUTPUT_NORMS),
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
 from max.pipelines.models.norms import QKNorm
@@ -28,9 +29,15 @@ def olmoe_fields(keys: ConfigKeys) -> Fields:
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
 
+GGUF = GGUFForm("olmoe", "olmoe")
+
 ARCHITECTURES = [
     decoder_family(
-        "OlmoeForCausalLM", ["allenai/OLMoE-1B-7B-0924-Instruct"], olmoe_fields, names=NAMES
+        "OlmoeForCausalLM",
+        ["allenai/OLMoE-1B-7B-0924-Instruct"],
+        olmoe_fields,
+        names=NAMES,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import EVERY_BIAS, Fields, base_fields
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.weight_names import WeightNames
@@ -39,5 +40,9 @@ NAMES = WeightNames(
     },
 )
 
-ARCHITECTURES = [decoder_family("PhiForCausalLM", ["microsoft/phi-2"], phi_fields, names=NAMES)]
+GGUF = GGUFForm("phi2", "phi", keys={"qk_norm": "qk_layernorm"}, fused=("qkv_proj",))
+
+ARCHITECTURES = [
+    decoder_family("PhiForCausalLM", ["microsoft/phi-2"], phi_fields, names=NAMES, gguf=GGUF)
+]
 """The architectures of this module, for the registry."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, window
-from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -17,12 +17,16 @@ def phi3_fields(keys: ConfigKeys) -> Fields:
     }
 
 
+GGUF = GGUFForm(
+    "phi3", "phi3", layer={"ffn_up": "mlp.gate_up_proj"}, fused=("qkv_proj", "gate_up_proj")
+)
+
 ARCHITECTURES = [
     decoder_family(
         "Phi3ForCausalLM",
         ["microsoft/Phi-3-mini-4k-instruct", "microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4"],
         phi3_fields,
-        names=WeightNames(gguf_layer={"ffn_up": "mlp.gate_up_proj"}),
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.mixtral import NAMES
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases, window
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.norms import NormForm
 from max.pipelines.models.rope import LONGEST_SEQUENCE
@@ -42,9 +45,25 @@ def phimoe_fields(keys: ConfigKeys) -> Fields:
     )
 
 
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    """llama.cpp requires the epsilon of RMS norms, too."""
+    return {"attention.layer_norm_rms_epsilon": float(config.norm_eps)}
+
+
+GGUF = GGUFForm(
+    "phimoe",
+    "phimoe",
+    keys={"num_experts": "num_local_experts", "output_bias": "lm_head_bias"},
+    experts=ExpertKeys(weights=False),
+    write=_write,
+)
+
 ARCHITECTURES = [
-    decoder_family(name, ["microsoft/Phi-3.5-MoE-instruct"], phimoe_fields, names=NAMES)
+    decoder_family(name, ["microsoft/Phi-3.5-MoE-instruct"], phimoe_fields, names=NAMES, gguf=gguf)
     # the name in the model's own files, and the name in files of transformers
-    for name in ("PhiMoEForCausalLM", "PhimoeForCausalLM")
+    for name, gguf in (
+        ("PhiMoEForCausalLM", replace(GGUF, reads=False)),
+        ("PhimoeForCausalLM", GGUF),
+    )
 ]
 """The architectures of this module, for the registry."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 
@@ -21,11 +22,14 @@ def qwen2_fields(keys: ConfigKeys) -> Fields:
     return fields | {"attention_bias": True, "full_attention_layers": full}
 
 
+GGUF = GGUFForm("qwen2", "qwen2")
+
 ARCHITECTURES = [
     decoder_family(
         "Qwen2ForCausalLM",
         ["Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"],
         qwen2_fields,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

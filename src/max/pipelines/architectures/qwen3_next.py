@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.delta_net_fields import STORED_PARTS, delta_net_fields
 from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
 from max.pipelines.models.norms import NormForm, QKNorm
@@ -57,17 +63,75 @@ NAMES = WeightNames(
     stacked={"mlp.experts": "mlp.experts"},
     converted=MIXER_FORMS,
     unused_parts=("mtp.",),
-    gguf_layer=STORED_PARTS,
-    gguf_converted=GGUF_MIXER_FORMS,
+)
+
+
+def _read(metadata: Metadata) -> dict[str, Any]:
+    """Layers with a query projection have attention, the others are delta nets."""
+    heads = metadata.integer("ssm.time_step_rank")
+    attends = {*metadata.layers_with("attn_q.weight")}
+    return {
+        "layer_types": [
+            f"{'full' if index in attends else 'linear'}_attention"
+            for index in range(metadata.layers)
+        ],
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": metadata.integer("ssm.group_count"),
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_value_head_dim": metadata.integer("ssm.inner_size") // max(heads, 1),
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+        "mlp_only_layers": metadata.layers_without("ffn_gate_inp.weight"),
+    }
+
+
+def _write_sections(config: DecoderConfig) -> dict[str, Any]:
+    """The numbers of pairs rotated by time, height and width; for text these positions are equal."""
+    if config.rope is None:
+        return {}
+    pairs = (config.rope.rotated_dim or config.head_dim) // 2
+    sections = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
+    return {"rope.dimension_sections": sections}
+
+
+GGUF_NEXT = GGUFForm(
+    "qwen3next",
+    "qwen3_next",
+    constants={"norm_topk_prob": True},
+    hybrid=True,
+    read=_read,
+    layer=STORED_PARTS,
+    fused=("in_proj_ba",),
+    converted=GGUF_MIXER_FORMS,
+    experts=ExpertKeys(dense_layers="tensors"),
+)
+GGUF_5_MOE = replace(
+    GGUF_NEXT,
+    name="qwen35moe",
+    model_type="qwen3_5_moe_text",
+    fused=(),
+    write=_write_sections,
+)
+GGUF_5 = replace(
+    GGUF_5_MOE, name="qwen35", model_type="qwen3_5_text", constants={}, experts=ExpertKeys()
 )
 
 ARCHITECTURES = [
     decoder_family(
-        "Qwen3NextForCausalLM", ["Qwen/Qwen3-Next-80B-A3B-Instruct"], qwen3_next_fields, names=NAMES
+        "Qwen3NextForCausalLM",
+        ["Qwen/Qwen3-Next-80B-A3B-Instruct"],
+        qwen3_next_fields,
+        names=NAMES,
+        gguf=GGUF_NEXT,
     ),
-    decoder_family("Qwen3_5ForCausalLM", ["Qwen/Qwen3.5-27B"], qwen3_5_fields, names=NAMES),
     decoder_family(
-        "Qwen3_5MoeForCausalLM", ["Qwen/Qwen3.5-35B-A3B"], qwen3_5_moe_fields, names=NAMES
+        "Qwen3_5ForCausalLM", ["Qwen/Qwen3.5-27B"], qwen3_5_fields, names=NAMES, gguf=GGUF_5
+    ),
+    decoder_family(
+        "Qwen3_5MoeForCausalLM",
+        ["Qwen/Qwen3.5-35B-A3B"],
+        qwen3_5_moe_fields,
+        names=NAMES,
+        gguf=GGUF_5_MOE,
     ),
 ]
 """The architectures of this module, for the registry."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.qwen2 import qwen2_fields
 from max.pipelines.architectures.qwen3 import qwen3_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import ExpertKeys, GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.config_fields import Fields, layers_of_type
 from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
@@ -44,10 +48,42 @@ def qwen3_moe_fields(keys: ConfigKeys) -> Fields:
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
 
+
+def dense_layers(metadata: Metadata) -> dict[str, Any]:
+    """The layers without experts in a GGUF file: they have no router.
+
+    Args:
+        metadata: The file's metadata.
+    """
+    return {"mlp_only_layers": metadata.layers_without("ffn_gate_inp.weight")}
+
+
+EXPERTS = ExpertKeys(dense_layers="tensors")
+GGUF_2 = GGUFForm(
+    "qwen2moe",
+    "qwen2_moe",
+    keys={"attention_bias": "qkv_bias"},
+    experts=EXPERTS,
+    read=dense_layers,
+)
+GGUF_3 = GGUFForm(
+    "qwen3moe",
+    "qwen3_moe",
+    constants={"norm_topk_prob": True},
+    experts=EXPERTS,
+    read=dense_layers,
+)
+
 ARCHITECTURES = [
     decoder_family(
-        "Qwen2MoeForCausalLM", ["Qwen/Qwen1.5-MoE-A2.7B-Chat"], qwen2_moe_fields, names=NAMES
+        "Qwen2MoeForCausalLM",
+        ["Qwen/Qwen1.5-MoE-A2.7B-Chat"],
+        qwen2_moe_fields,
+        names=NAMES,
+        gguf=GGUF_2,
     ),
-    decoder_family("Qwen3MoeForCausalLM", ["Qwen/Qwen3-30B-A3B"], qwen3_moe_fields, names=NAMES),
+    decoder_family(
+        "Qwen3MoeForCausalLM", ["Qwen/Qwen3-30B-A3B"], qwen3_moe_fields, names=NAMES, gguf=GGUF_3
+    ),
 ]
 """The architectures of this module, for the registry."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields
-from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -19,12 +19,16 @@ def seed_oss_fields(keys: ConfigKeys) -> Fields:
     }
 
 
+GGUF = GGUFForm(
+    "seed_oss",
+    "seed_oss",
+    keys={"attention_output_bias": "attention_out_bias"},
+    layer={"post_attention_norm": "post_attention_layernorm"},
+)
+
 ARCHITECTURES = [
     decoder_family(
-        "SeedOssForCausalLM",
-        ["ByteDance-Seed/Seed-OSS-36B-Instruct"],
-        seed_oss_fields,
-        names=WeightNames(gguf_layer={"post_attention_norm": "post_attention_layernorm"}),
+        "SeedOssForCausalLM", ["ByteDance-Seed/Seed-OSS-36B-Instruct"], seed_oss_fields, gguf=GGUF
     )
 ]
 """The architectures of this module, for the registry."""

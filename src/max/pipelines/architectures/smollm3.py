@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.config_fields import (
     Fields,
     base_fields,
@@ -33,9 +34,9 @@ def smollm3_fields(keys: ConfigKeys) -> Fields:
     )
 
 
+GGUF = GGUFForm("smollm3", "smollm3", permuted=True)
+
 ARCHITECTURES = [
-    decoder_family(
-        "SmolLM3ForCausalLM", ["HuggingFaceTB/SmolLM3-3B"], smollm3_fields, gguf_permuted=True
-    )
+    decoder_family("SmolLM3ForCausalLM", ["HuggingFaceTB/SmolLM3-3B"], smollm3_fields, gguf=GGUF)
 ]
 """The architectures of this module, for the registry."""

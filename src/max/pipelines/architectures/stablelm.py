@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "read_parallel", "write_parallel"]
 
 
 def stablelm_fields(keys: ConfigKeys) -> Fields:
@@ -32,9 +37,41 @@ NAMES = WeightNames(
     }
 )
 
+
+def read_parallel(metadata: Metadata) -> dict[str, Any]:
+    """Whether attention and MLP read the same hidden states; files that do not state it have one norm then.
+
+    Args:
+        metadata: The file's metadata.
+    """
+    has_one_norm = "blk.0.ffn_norm.weight" not in metadata.file.tensors
+    return {"use_parallel_residual": metadata.flag("use_parallel_residual", has_one_norm)}
+
+
+def write_parallel(config: DecoderConfig) -> dict[str, Any]:
+    """The metadata that `read_parallel` reads.
+
+    Args:
+        config: The shape of the model.
+    """
+    return {"use_parallel_residual": config.parallel}
+
+
+GGUF = GGUFForm(
+    "stablelm",
+    "stablelm",
+    keys={"attention_bias": "use_qkv_bias", "qk_norm": "qk_layernorm"},
+    read=read_parallel,
+    write=write_parallel,
+)
+
 ARCHITECTURES = [
     decoder_family(
-        "StableLmForCausalLM", ["stabilityai/stablelm-2-1_6b"], stablelm_fields, names=NAMES
+        "StableLmForCausalLM",
+        ["stabilityai/stablelm-2-1_6b"],
+        stablelm_fields,
+        names=NAMES,
+        gguf=GGUF,
     )
 ]
 """The architectures of this module, for the registry."""

@@ -328,6 +328,9 @@ class PipelineConfig(StrictConfig):
             part.check_supported()
             for name, why in part.without_effect().items():
                 logger.warning("%s has no effect: %s", name, why)
+        if self.custom_architectures:
+            # the form of a GGUF file may be among them
+            resolver().load_custom(self.custom_architectures)
         # report a missing model before the registry and its architectures are imported
         _ = self.model_config.huggingface_config
         self.model_config.warn_of_hub_options()

@@ -1,4 +1,4 @@
-"""The interface by which a configuration is completed from its model's architecture.
+"""The interface by which a configuration is completed from its model's architecture, and a GGUF file is read.
 
 The registry of architectures imports this package, so a configuration cannot import the registry: `max.pipelines`
 connects the two.
@@ -23,6 +23,29 @@ class Resolver(Protocol):
         Raises:
             UserError: No architecture fits the model.
         """
+        ...
+
+    def load_custom(self, modules: list[str]) -> None:
+        """Registers the architectures of a user's modules.
+
+        Args:
+            modules: The modules, as ``custom_architectures`` of a configuration.
+
+        Raises:
+            ConfigError: A module cannot be imported, or declares no architectures.
+        """
+        ...
+
+    def gguf_forms(self, name: str) -> list[Any]:
+        """The forms of GGUF files with llama.cpp's name of an architecture, those of users first.
+
+        Args:
+            name: The name.
+        """
+        ...
+
+    def gguf_names(self) -> list[str]:
+        """llama.cpp's names of all architectures that have a form in GGUF files."""
         ...
 
     def resolve(self, config: Any) -> None:

@@ -21,16 +21,11 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.gguf.families import FAMILIES
 from max.pipelines.gguf.file_writer import GGUFEntry, write_gguf
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.gguf.importance import ImportanceMatrix, importance_matrix
 from max.pipelines.gguf.metadata_writer import decoder_metadata
-from max.pipelines.gguf.tensor_writer import (
-    StoredWeight,
-    activation_parameters,
-    rope_factors,
-    stored_weights,
-)
+from max.pipelines.gguf.tensor_writer import StoredWeight, rope_factors, stored_weights
 from max.pipelines.gguf.vocabulary import tokenizer_metadata
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_model import DecoderModel
@@ -39,21 +34,11 @@ from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
-__all__ = ["EXPORT_TYPES", "architecture_of", "export_gguf"]
+__all__ = ["EXPORT_TYPES", "export_gguf", "forms_of"]
 
 EXPORT_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
 """The types of matrices in written files; vectors are always float32."""
 
-_ARCHITECTURES = {family.name: name for name, family in FAMILIES.items()} | {
-    "DeepseekV3ForCausalLM": "deepseek2",
-    "GraniteMoeSharedForCausalLM": "granitemoe",
-    "MPTForCausalLM": "mpt",
-    "MinistralForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "MixtralForCausalLM": "llama",
-    "Olmo3ForCausalLM": "olmo2",
-    "PhiMoEForCausalLM": "phimoe",
-}
 _FLOAT32 = (
     ".A", ".D", ".dt_bias", "norm.weight", "conv1d.weight", "conv.weight", "gate_score.weight", "shared_gate.weight",
 )  # fmt: skip
@@ -88,19 +73,18 @@ def export_gguf(
     """
     repo = HuggingFaceRepo(str(folder))
     source = HuggingFaceConfig.load(repo)
-    texts = {name: architecture_of(text_class(source, name)) for name in source.architectures}
-    name = next((name for name, stored in texts.items() if stored is not None), None)
+    forms = {name: forms_of(text_class(source, name)) for name in source.architectures}
+    name = next((name for name, own in forms.items() if own), None)
     if name is None:
         raise ModelFilesError(
             f"{folder} is a {', '.join(source.architectures)}",
-            "`max quantize` writes models of " + ", ".join(sorted(_ARCHITECTURES)) + ".",
+            "`max quantize` writes models of " + ", ".join(PIPELINE_REGISTRY.gguf_classes()) + ".",
         )
     PIPELINE_REGISTRY.load_own([name])
-    model, architecture = PIPELINE_REGISTRY.architectures[name].pipeline_model, texts[name]
-    assert issubclass(model, DecoderModel) and architecture is not None
+    model = PIPELINE_REGISTRY.architectures[name].pipeline_model
+    assert issubclass(model, DecoderModel)
     config = model.config_class.from_huggingface(source)
-    if architecture == "nemotron_h" and config.experts is not None:
-        architecture = "nemotron_h_moe"
+    form = next(form for form in forms[name] if form.describes(config))
     if isinstance(config.recurrence, DeltaNetForm):
         # files store fused projections in separate parts
         config = replace(config, recurrence=replace(config.recurrence, fused=False))
@@ -116,18 +100,20 @@ def export_gguf(
             )
     config, weights = _model_weights(model, config, stored)
     metadata: dict[str, Any] = {
-        "general.architecture": architecture,
+        "general.architecture": form.name,
         "general.name": folder.name,
         "general.quantization_version": 2,
         "general.file_type": _FILE_TYPES[kind],
     }
-    described = decoder_metadata(config, architecture)
-    metadata |= {f"{architecture}.{key}": value for key, value in described.items()}
-    parameters, weights = activation_parameters(config, weights)
+    described = decoder_metadata(config, form)
+    metadata |= {f"{form.name}.{key}": value for key, value in described.items()}
+    parameters: dict[str, list[float]] = {}
+    own_tensors = weights
+    if form.split_weights is not None:
+        parameters, own_tensors = form.split_weights(config, weights)
     metadata |= parameters
     metadata |= tokenizer_metadata(repo, int(weights["embed_tokens.weight"].shape[0]))
-    permuted = model.gguf_interleaves_rope and not config.interleaved_rope
-    tensors = stored_weights(config, architecture, model.weight_names, permuted, weights)
+    tensors = stored_weights(config, form, own_tensors)
     matrix: ImportanceMatrix | None = None
     if text is not None:
         tokens = active_tokenizer(repo).encode(text, add_special_tokens=False)
@@ -139,13 +125,15 @@ def export_gguf(
     return sum(entry.nbytes for entry in entries)
 
 
-def architecture_of(name: str) -> str | None:
-    """llama.cpp's name of an architecture; None if it has none.
+def forms_of(name: str) -> tuple[GGUFForm, ...]:
+    """The forms of an architecture in GGUF files; empty if it has none.
 
     Args:
         name: The class's name in ``architectures`` of config.json.
     """
-    return _ARCHITECTURES.get(name)
+    PIPELINE_REGISTRY.load_own([name])
+    architecture = PIPELINE_REGISTRY.architectures.get(name)
+    return () if architecture is None else getattr(architecture.pipeline_model, "gguf", ())
 
 
 def _model_weights(

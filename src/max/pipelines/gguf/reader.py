@@ -1,11 +1,11 @@
 """The config in a GGUF file's metadata, converted to the keys of a Hugging Face config.json.
 
-The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; the form of the file's family adds its
+own.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,17 +13,11 @@ import numpy as np
 
 from max.graph.weights import GGUFFile
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.gguf.families import FAMILIES, family_of
-from max.pipelines.gguf.latents import latents_of
-from max.pipelines.gguf.layer_kinds import (
-    BY_LAYER,
-    layer_kinds_of,
-    layer_types_of,
-    several_states_of,
-)
-from max.pipelines.gguf.recurrent import RECURRENT, dense_layers, recurrent_keys
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.lookup import form_names, form_of
+from max.pipelines.gguf.metadata import FOLDER_REMEDY, Metadata
 
-__all__ = ["config_of"]
+__all__ = ["config_of", "window_types"]
 
 _REQUIRED = {
     "hidden_size": "embedding_length",
@@ -88,9 +82,6 @@ _BY_TENSOR = {
 
 _MOST_LAYERS = 4096
 """An upper bound of the number of layers, which limits the time and memory of building a config."""
-_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
-
-_FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
 
 def config_of(file: GGUFFile) -> dict[str, Any]:
@@ -104,282 +95,122 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     """
     values = file.metadata
     name = str(values.get("general.architecture"))
-    family = family_of(name, values)
-    if family is None:
+    form: GGUFForm | None = form_of(name, values)
+    if form is None:
         raise ModelFilesError(
             f"{file.path}: the architecture {name!r} of GGUF files is not supported; there is "
-            f"{', '.join(FAMILIES)}",
-            _FOLDER,
+            f"{', '.join(form_names())}",
+            FOLDER_REMEDY,
         )
-    required = {**_REQUIRED, "intermediate_size": None} if name in RECURRENT else dict(_REQUIRED)
-    missing = [key for key in required.values() if key and f"{name}.{key}" not in values]
-    if not any(f"{name}.{key}" in values for key in _EPSILONS.values()) and name != "olmo":
-        missing.append(" or ".join(_EPSILONS.values()))
-    if missing:
-        raise ModelFilesError(f"{file.path}: the metadata lacks {', '.join(missing)}", _FOLDER)
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ModelFilesError(f"{file.path} has no token_embd.weight", _FOLDER)
-    if len(embedding.shape) != 2:
-        raise ModelFilesError(
-            f"{file.path}: token_embd.weight has the shape {list(embedding.shape)}, expected two sizes",
-            _FOLDER,
-        )
-    config: dict[str, Any] = {
-        key: _greatest(file, f"{name}.{stored}")
-        if name in RECURRENT and stored in _BY_LAYER_OF_HYBRIDS
-        else _number(file, f"{name}.{stored}")
-        for key, stored in {**_REQUIRED, **_OPTIONAL}.items()
-        if f"{name}.{stored}" in values and stored not in BY_LAYER.get(name, ())
-    }
-    config |= _counts(file, name)
-    config["num_hidden_layers"] = _layers(file, name, config)
-    layers = range(config["num_hidden_layers"])
-    config |= layer_types_of(file, name, len(layers))
+    _check_required(file, form)
+    metadata = Metadata(file, name)
+    config = metadata.config
+    for key, stored in {**_REQUIRED, **_OPTIONAL}.items():
+        if f"{name}.{stored}" in values and stored not in form.by_layer:
+            lists = form.hybrid and stored in _BY_LAYER_OF_HYBRIDS
+            config[key] = metadata.greatest(stored) if lists else metadata.number(stored)
+    config |= _counts(metadata)
+    config["num_hidden_layers"] = _layers(metadata)
+    config |= window_types(metadata)
     flags = {
-        key: any(t.replace("*", str(i)) in file.tensors for t in tensors for i in layers)
+        key: any(
+            t.replace("*", str(i)) in file.tensors for t in tensors for i in range(metadata.layers)
+        )
         for key, tensors in _BY_TENSOR.items()
     }
-    size = config.get("head_dim") or config["hidden_size"] / max(config["num_attention_heads"], 1)
-    special = _special(file, name, config, size)
-    rope = _rope(file, name, config["max_position_embeddings"])
+    special = {} if form.read is None else form.read(metadata)
+    rope = metadata.rotation()
+    size = metadata.head_dim
     config |= {
         **flags,
-        "vocab_size": embedding.shape[0],
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **special,
         "rope_parameters": {**rope, **special.get("rope_parameters", {})},
     }
     if f"{name}.rope.dimension_count" in values and "qk_rope_head_dim" not in config:
-        config["partial_rotary_factor"] = _number(file, f"{name}.rope.dimension_count") / size
-    renamed = {family.keys.get(key, key): value for key, value in config.items()}
+        config["partial_rotary_factor"] = metadata.number("rope.dimension_count") / size
     return {
-        "architectures": [family.name],
-        "model_type": family.model_type,
+        "architectures": [form.class_name],
+        "model_type": form.model_type,
         "from_gguf": True,
-        **renamed,
-        **family.constants,
+        **{form.keys.get(key, key): value for key, value in config.items()},
+        **form.constants,
         **_token_ids(values),
     }
 
 
-def _special(
-    file: GGUFFile, name: str, config: Mapping[str, Any], head_dim: float
-) -> dict[str, Any]:
-    """The keys that only files of one family state, or state differently, or omit."""
-    if name in ("gemma2", "gemma3"):
-        # files lack the key; the 27B models, recognised by their number of layers, use `hidden / heads`
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        is_largest = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[name]
-        return {"query_pre_attn_scalar": hidden / heads if is_largest else head_dim}
-    if name == "llama4":
-        # as in llama.cpp: Maverick has 128 experts and no QK norm, Scout has QK norm
-        return {"use_qk_norm": config.get("num_experts") != 128}
-    if name == "exaone4" and "sliding_window" not in config:
-        # the default of the config class is a window
-        return {
-            "sliding_window": None,
-            "layer_types": ["full_attention"] * config["num_hidden_layers"],
-        }
-    if name == "gemma3n":
-        rope = _rope(file, name, config["max_position_embeddings"])
-        return several_states_of(file, name, rope)
-    if name == "gemma4":
-        rope = _rope(file, name, config["max_position_embeddings"])
-        return layer_kinds_of(file, name, rope)
-    if name == "olmo2" and "sliding_window" in config:
-        rope = _rope(file, name, config["max_position_embeddings"])
-        local = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-        return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
-    if name == "mistral3":
-        return {"rope_parameters": _growth(file, name)}
-    if name == "apertus":
-        return {"xielu": {key: _listed(file, f"xielu.{key}", config) for key in _XIELU}}
-    if name == "mpt":
-        largest = _least(file, "mpt.attention.max_alibi_bias", 8.0)
-        clip = config.get("clip_qkv")
-        return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
-    if name == "deepseek2":
-        return latents_of(file, config)
-    if name in RECURRENT:
-        return recurrent_keys(file, name, config)
-    if name == "falcon":
-        parallel = _flag(file, "falcon.use_parallel_residual", True)
-        return {
-            "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in file.tensors),
-            "new_decoder_architecture": parallel,
-            "parallel_attn": parallel,
-            "multi_query": config.get("num_key_value_heads") == 1,
-            "alibi": _least(file, "falcon.attention.max_alibi_bias", 0.0) > 0,
-        }
-    if name in ("qwen2moe", "qwen3moe"):
-        return {"mlp_only_layers": dense_layers(file, config["num_hidden_layers"])}
-    if name in ("stablelm", "gptneox"):
-        without = "blk.0.ffn_norm.weight" not in file.tensors
-        return {"use_parallel_residual": _flag(file, f"{name}.use_parallel_residual", without)}
-    return {}
+def _check_required(file: GGUFFile, form: GGUFForm) -> None:
+    """Checks the presence of what each file must state, and the embedding.
 
-
-def _growth(file: GGUFFile, name: str) -> dict[str, Any]:
-    """Ministral 3: the growth of queries with the position, and YaRN's magnitude."""
-    rope: dict[str, Any] = {}
-    for key, stored in (
-        ("llama_4_scaling_beta", "attention.temperature_scale"),
-        ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
-    ):
-        if _stated(file, f"{name}.{stored}"):
-            rope[key] = _number(file, f"{name}.{stored}")
-    # files state only the one that differs from 1
-    return {**rope, "mscale": 1.0} if "mscale_all_dim" in rope else rope
-
-
-def _listed(file: GGUFFile, key: str, config: Mapping[str, Any]) -> list[float]:
-    """A number per layer; a single number applies to all layers."""
-    value: Any = file.metadata.get(key)
-    count = int(config["num_hidden_layers"])
-    values: list[Any] = value.tolist() if isinstance(value, np.ndarray) else [value] * count
-    if len(values) != count or not all(isinstance(number, float) for number in values):
+    Raises:
+        ModelFilesError: Something is missing.
+    """
+    values, name = file.metadata, form.name
+    required = {**_REQUIRED, "intermediate_size": None} if form.hybrid else dict(_REQUIRED)
+    missing = [key for key in required.values() if key and f"{name}.{key}" not in values]
+    if form.needs_epsilon and not any(f"{name}.{key}" in values for key in _EPSILONS.values()):
+        missing.append(" or ".join(_EPSILONS.values()))
+    if missing:
         raise ModelFilesError(
-            f"{file.path}: {key} is {value!r}, expected a number, or {count}", _FOLDER
+            f"{file.path}: the metadata lacks {', '.join(missing)}", FOLDER_REMEDY
         )
-    return values
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelFilesError(f"{file.path} has no token_embd.weight", FOLDER_REMEDY)
+    if len(embedding.shape) != 2:
+        raise ModelFilesError(
+            f"{file.path}: token_embd.weight has the shape {list(embedding.shape)}, expected two sizes",
+            FOLDER_REMEDY,
+        )
 
 
-def _greatest(file: GGUFFile, key: str) -> float:
-    """A non-negative number; of a list by layer, the largest."""
-    value: Any = file.metadata[key]
-    values: list[Any] = value.tolist() if isinstance(value, np.ndarray) and value.size else [value]
-    if not all(type(number) in (int, float) and 0 <= number < math.inf for number in values):
-        raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected numbers from 0", _FOLDER)
-    return max(values)
-
-
-def _number(file: GGUFFile, key: str) -> float:
-    """A positive number of the metadata; lists, which llama.cpp writes if layers differ, are refused."""
-    value: Any = file.metadata.get(key)
-    # the comparison is false for NaN too
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected a number over 0", _FOLDER)
-    return value
-
-
-def _least(file: GGUFFile, key: str, default: float) -> float:
-    """A non-negative number, or the default if the file does not state it."""
-    return _greatest(file, key) if key in file.metadata else default
-
-
-def _stated(file: GGUFFile, key: str) -> bool:
-    """Whether the file states a value other than 0."""
-    value: Any = file.metadata.get(key)
-    return value is not None and not (type(value) in (int, float) and value == 0)
-
-
-def _flag(file: GGUFFile, key: str, default: bool) -> bool:
-    """A flag, or the default if the file does not state it."""
-    value = file.metadata.get(key, default)
-    if type(value) not in (bool, int):
-        raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected true or false", _FOLDER)
-    return bool(value)
-
-
-def _layers(file: GGUFFile, name: str, config: Mapping[str, Any]) -> int:
+def _layers(metadata: Metadata) -> int:
     """The number of layers, without those for multi-token prediction, which config.json does not count."""
-    blocks, prediction_layers = (
-        config["num_hidden_layers"],
-        config.get("num_nextn_predict_layers", 0),
-    )
+    config = metadata.config
+    blocks = config["num_hidden_layers"]
+    prediction_layers = config.get("num_nextn_predict_layers", 0)
     if type(blocks) is not int or blocks > _MOST_LAYERS:
-        raise ModelFilesError(
-            f"{file.path}: {name}.block_count is {blocks}, expected an integer from 1 to {_MOST_LAYERS}",
-            _FOLDER,
-        )
+        raise metadata.error("block_count", blocks, f"an integer from 1 to {_MOST_LAYERS}")
     if type(prediction_layers) is not int or prediction_layers >= blocks:
-        raise ModelFilesError(
-            f"{file.path}: {name}.nextn_predict_layers is {prediction_layers} of {blocks} blocks, expected fewer",
-            _FOLDER,
+        raise metadata.error(
+            "nextn_predict_layers", prediction_layers, f"an integer below block_count, {blocks}"
         )
     return blocks - prediction_layers
 
 
-def _vector(file: GGUFFile, tensor: str) -> list[float]:
-    """The elements of a one-dimensional tensor of floats."""
-    stored = file.tensors.get(tensor)
-    shape = None if stored is None else list(stored.shape)
-    if (
-        stored is None
-        or len(stored.shape) != 1
-        or stored.stored not in ("F32", "F16", "BF16", "F64")
-    ):
-        raise ModelFilesError(
-            f"{file.path}: {tensor} of shape {shape}, expected a list of floats", _FOLDER
-        )
-    return [float(x) for x in file.read(stored)]
+def window_types(metadata: Metadata) -> dict[str, Any]:
+    """The keys of config.json that state which layers have a window, if the file states it.
+
+    Args:
+        metadata: The metadata.
+
+    Raises:
+        ModelFilesError: The file has a list of another length.
+    """
+    key = "attention.sliding_window_pattern"
+    pattern = metadata.value(key)
+    if pattern is None:
+        return {}
+    if type(pattern) is int and pattern > 0:
+        return {"sliding_window_pattern": pattern}
+    if not isinstance(pattern, np.ndarray) or len(pattern) != metadata.layers:
+        raise metadata.error(key, pattern, f"a period, or {metadata.layers} flags")
+    types = [f"{'sliding' if local else 'full'}_attention" for local in pattern.tolist()]
+    return {"layer_types": types, "use_sliding_window": True}
 
 
-def _counts(file: GGUFFile, name: str) -> dict[str, Any]:
-    """The numbers of experts and latent sizes in the metadata, and whether the weights of experts are normalised."""
-    counts: dict[str, Any] = {}
-    for key, stored in _COUNTS.items():
-        value = file.metadata.get(f"{name}.{stored}")
-        if value is None:
-            continue
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise ModelFilesError(
-                f"{file.path}: {name}.{stored} is {value!r}, expected a number from 0", _FOLDER
-            )
-        counts[key] = value
-    key = f"{name}.expert_weights_norm"
-    return {**counts, "norm_topk_prob": _flag(file, key, False)} if key in file.metadata else counts
-
-
-def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
-    """The rotation in the keys of config.json: base, scaling and the lengths that it depends on."""
-    values = file.metadata
-    base = f"{name}.rope.freq_base"
-    rope: dict[str, Any] = {"rope_theta": _number(file, base) if base in values else 10000.0}
-    kind = values.get(f"{name}.rope.scaling.type", "none")
-    original = values.get(f"{name}.rope.scaling.original_context_length", longest)
-    if "rope_factors_long.weight" in file.tensors:
-        parts = {
-            f"{part}_factor": _vector(file, f"rope_factors_{part}.weight")
-            for part in ("short", "long")
-        }
-        magnitude = values.get(f"{name}.rope.scaling.attn_factor")
-        return {
-            **rope,
-            **parts,
-            "rope_type": "longrope",
-            "attention_factor": magnitude,
-            "original_max_position_embeddings": original,
-        }
-    if "rope_freqs.weight" in file.tensors:
-        return {**rope, "rope_type": "factors", "factors": _vector(file, "rope_freqs.weight")}
-    if not isinstance(kind, str):
-        raise ModelFilesError(
-            f"{file.path}: {name}.rope.scaling.type is {kind!r}, expected a name", _FOLDER
-        )
-    if kind == "none":
-        return {**rope, "rope_type": "default"}
-    rope |= {"rope_type": kind, "factor": values.get(f"{name}.rope.scaling.factor")}
-    if kind == "yarn":
-        rope |= _yarn(file, name)
-    if name == "gpt-oss":
-        rope["truncate"] = False
-    return {**rope, "original_max_position_embeddings": original}
-
-
-def _yarn(file: GGUFFile, name: str) -> dict[str, Any]:
-    """The optional parameters of YaRN in the metadata."""
-    rope: dict[str, Any] = {}
-    for key in ("beta_fast", "beta_slow"):
-        if _stated(file, stored := f"{name}.rope.scaling.yarn_{key}"):
-            rope[key] = _number(file, stored)
-    for key in ("attn_factor", "yarn_attn_factor"):
-        if _stated(file, stored := f"{name}.rope.scaling.{key}"):
-            # the file states the magnitude relative to the one that YaRN computes
-            factor = max(_number(file, f"{name}.rope.scaling.factor"), 1)
-            rope["attention_factor"] = _number(file, stored) * (0.1 * math.log(factor) + 1)
-    return rope
+def _counts(metadata: Metadata) -> dict[str, Any]:
+    """The numbers of experts and latent sizes, and whether the weights of experts are normalised."""
+    counts: dict[str, Any] = {
+        key: metadata.least_zero(stored)
+        for key, stored in _COUNTS.items()
+        if metadata.value(stored) is not None
+    }
+    key = "expert_weights_norm"
+    if metadata.value(key) is not None:
+        counts["norm_topk_prob"] = metadata.flag(key, False)
+    return counts
 
 
 def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Converts the weights of a decoder to tensors of a GGUF file: the inverse of `WeightNames.from_gguf`."""
+"""Converts the weights of a decoder to tensors of a GGUF file: the inverse of `tensor_names.decoder_weights`."""
 
 from __future__ import annotations
 
@@ -13,28 +13,17 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.tensor_names import names_in_file, renamed
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.delta_net import DeltaNetForm
-from max.pipelines.models.feed_forward import XIELU_PARAMETERS
 from max.pipelines.models.rope import RopeConfig
 from max.pipelines.models.state_space import Mamba2Form
-from max.pipelines.models.weight_names import GGUF_LAYER, GGUF_TOP, WeightNames, renamed
 
-__all__ = ["StoredWeight", "activation_parameters", "rope_factors", "stored_weights"]
+__all__ = ["StoredWeight", "rope_factors", "stored_weights"]
 
 Array = npt.NDArray[Any]
 
-_STACKED = {
-    "states.altup_projections": "altup_proj.weight",
-    "states.altup_unembed_projections": "altup_unembd_proj.weight",
-}
-"""Prefixes of the decoder's names of weights that files stack, and the names in files."""
-_FUSED_ROWS = {
-    "qkv_proj": ("bloom", "falcon", "gpt2", "gptneox", "mpt", "phi2", "phi3"),
-    "gate_up_proj": ("chatglm", "glm4", "phi3"),
-    "in_proj_ba": ("qwen3next",),
-}
-"""Fused projections, and the architectures whose files contain them."""
 _MIXER = (
     ".mixer.A",
     ".mixer.D",
@@ -79,77 +68,36 @@ class StoredWeight:
         return [self.own_name, *(f"{layer}.{part}.{end}" for part in _PARTS.get(projection, ()))]
 
 
-def activation_parameters(
-    config: DecoderConfig, weights: Mapping[str, WeightData]
-) -> tuple[dict[str, list[float]], dict[str, WeightData]]:
-    """Separates the parameters of activations, which files store as metadata, from the other weights.
-
-    Args:
-        config: The shape of the model.
-        weights: Floats by the decoder's names.
-
-    Raises:
-        ModelFilesError: A layer lacks a parameter.
-    """
-    if config.activation != "xielu":
-        return {}, {**weights}
-    parameters: dict[str, list[float]] = {}
-    names = {
-        part: [f"layers.{i}.mlp.act_fn.{part}" for i in range(config.num_layers)]
-        for part in XIELU_PARAMETERS
-    }
-    for part, layers in names.items():
-        missing = next((name for name in layers if name not in weights), None)
-        if missing is not None:
-            raise ModelFilesError(f"the weight files lack {missing!r}", "Copy the files again.")
-        arrays = [Tensor.from_dlpack(weights[name].data).to_numpy() for name in layers]
-        parameters[f"xielu.{part}"] = [float(array.reshape(-1)[0]) for array in arrays]
-    activation_names = {name for layers in names.values() for name in layers}
-    return parameters, {
-        name: value for name, value in weights.items() if name not in activation_names
-    }
-
-
 def stored_weights(
-    config: DecoderConfig,
-    architecture: str,
-    names: WeightNames,
-    permuted: bool,
-    weights: Mapping[str, WeightData],
+    config: DecoderConfig, form: GGUFForm, weights: Mapping[str, WeightData]
 ) -> list[StoredWeight]:
     """The tensors of the file of a model.
 
     Args:
         config: The shape of the model.
-        architecture: llama.cpp's name of the architecture.
-        names: The weight names of the family.
-        permuted: Whether the family's files store the elements of a rotated pair adjacently while checkpoints do not.
+        form: The form of its family.
         weights: Floats by the decoder's names, fused projections split.
 
     Raises:
-        ModelFilesError: A weight has no name in files of the architecture.
+        ModelFilesError: A weight has no name in files of the family.
     """
-    inverse = _inverse(names.gguf_layer, GGUF_LAYER)
-    top = _inverse(names.gguf_top, GGUF_TOP)
-    if architecture == "falcon" and any("post_attention_layernorm" in name for name in weights):
-        inverse |= {"post_attention_layernorm": "attn_norm", "input_layernorm": "attn_norm_2"}
-    if config.latent is not None and architecture == "deepseek2":
-        weights = _split_latents(config, weights)
-    if architecture == "gemma3n":
-        weights = _with_shared_keys(config, weights)
+    layer, top = names_in_file(form, weights)
+    permuted = form.permuted and not config.interleaved_rope
     result: list[StoredWeight] = []
-    several = {
-        own_name: [w for name, w in sorted(weights.items()) if name.startswith(f"{own_name}.")]
-        for own_name in _STACKED
-    }
-    for own_name, parts in several.items():
+    prefixes = {f"{own}.": stored for stored, own in form.stacked.items()}
+    for prefix, stored in prefixes.items():
+        parts = [w for name, w in sorted(weights.items()) if name.startswith(prefix)]
         if parts:
-            result.append(_stack(f"{own_name}.weight", _STACKED[own_name], parts))
-    weights = {name: value for name, value in weights.items() if not name.startswith((*_STACKED,))}
-    for own_name, parts in _fused(architecture, weights).items():
-        result.append(
-            _stored(config, permuted, own_name, parts, _name(own_name, inverse, top, architecture))
-        )
+            result.append(_stack(f"{prefix}weight", stored, parts))
+    single = {name: w for name, w in weights.items() if not name.startswith((*prefixes,))}
+    for own_name, parts in _fused(form, single).items():
+        name = renamed(own_name, ("layers", "blk"), layer, top)
+        if name is None:
+            raise ModelFilesError(
+                f"the weight {own_name!r} has no name in GGUF files of {form.name}",
+                "Check that config.json and the weight files belong together.",
+            )
+        result.append(_stored(config, permuted, own_name, parts, name))
     if config.side_by_side is not None and "lm_head.weight" not in weights:
         # a tied output layer with other factors than the embedding needs a tensor of its own
         parts = [weights["embed_tokens.weight"]]
@@ -157,50 +105,7 @@ def stored_weights(
     return result
 
 
-def _inverse(family_names: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
-    """The names in files by the decoder's names; a family's own names take precedence."""
-    inverse = {part: stored for stored, part in family_names.items()}
-    return inverse | {
-        part: s for s, part in common.items() if s not in family_names and part not in inverse
-    }
-
-
-def _with_shared_keys(
-    config: DecoderConfig, weights: Mapping[str, WeightData]
-) -> dict[str, WeightData]:
-    """Completes the keys and values of layers that read those of another layer: files require them, although they are
-    not used.
-    """
-    completed = dict(weights)
-    for index in range(config.num_layers - config.shared_kv_layers, config.num_layers):
-        source = f"layers.{config.kv_layer_of(index)}.self_attn."
-        for name in [name for name in weights if name.startswith(source)]:
-            part = name.removeprefix(source)
-            if part.startswith(("k_", "v_")):
-                completed.setdefault(f"layers.{index}.self_attn.{part}", weights[name])
-    return completed
-
-
-def _split_latents(
-    config: DecoderConfig, weights: Mapping[str, WeightData]
-) -> dict[str, WeightData]:
-    """Splits the weights that expand latents into key weights ``[heads, latent, key]`` and value weights."""
-    latent, split = config.latent, dict(weights)
-    assert latent is not None
-    for name in weights:
-        stem, suffix, _ = name.partition("kv_b_proj.weight")
-        if not suffix:
-            continue
-        array = Tensor.from_dlpack(split.pop(name).data).to_numpy()
-        heads = array.reshape(config.num_heads, latent.plain_dim + latent.value_dim, latent.rank)
-        keys, values = heads[:, : latent.plain_dim].swapaxes(1, 2), heads[:, latent.plain_dim :]
-        for part, rows in (("k_b_proj.weight", keys), ("v_b_proj.weight", values)):
-            own_name = f"{stem}{part}"
-            split[own_name] = WeightData.from_numpy(np.ascontiguousarray(rows), own_name)
-    return split
-
-
-def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, list[WeightData]]:
+def _fused(form: GGUFForm, weights: Mapping[str, WeightData]) -> dict[str, list[WeightData]]:
     """Groups the weights: the parts of a fused projection form one group."""
     joined: dict[str, list[WeightData]] = {}
     for name, value in weights.items():
@@ -211,7 +116,7 @@ def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, li
                 fused_name
                 for fused_name, parts in _PARTS.items()
                 if projection in parts
-                and (architecture in _FUSED_ROWS[fused_name] or layer.endswith(".beside.experts"))
+                and (fused_name in form.fused or layer.endswith(".beside.experts"))
             ),
             None,
         )
@@ -222,19 +127,6 @@ def _fused(architecture: str, weights: Mapping[str, WeightData]) -> dict[str, li
                 weights[f"{layer}.{part}.{end}"] for part in _PARTS[fused_name]
             ]
     return joined
-
-
-def _name(
-    own_name: str, inverse: Mapping[str, str], top: Mapping[str, str], architecture: str
-) -> str:
-    """The GGUF name of a weight."""
-    name = renamed(own_name, ("layers", "blk"), inverse, top)
-    if name is None:
-        raise ModelFilesError(
-            f"the weight {own_name!r} has no name in GGUF files of {architecture}",
-            "Check that config.json and the weight files belong together.",
-        )
-    return name
 
 
 def _stack(own_name: str, name: str, parts: Sequence[WeightData]) -> StoredWeight:

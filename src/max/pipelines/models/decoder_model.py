@@ -22,6 +22,7 @@ from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
@@ -35,7 +36,7 @@ from max.pipelines.models.interface_forms import cache_size, flat_batch
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.weight_names import WeightNames
 
-__all__ = ["DecoderInputs", "DecoderModel", "gguf_form"]
+__all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
 
 T = TypeVar("T")
 
@@ -81,8 +82,8 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     weight_names: WeightNames = WeightNames()
     """Renames the weights of a checkpoint if the architecture is registered without adapters."""
 
-    gguf_interleaves_rope: bool = False
-    """Whether GGUF files of this architecture store the two elements of a rotated pair adjacently."""
+    gguf: tuple[GGUFForm, ...] = ()
+    """The forms of the architecture in GGUF files; the first one has the names of all."""
 
     def load_model(self, session: InferenceSession) -> Model:
         """Builds, compiles and loads the graph.
@@ -148,7 +149,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         config = self.shape_by_weights(config, state_dict)
         model_config = self.pipeline_config.model_config
         if model_config.weights_format is WeightsFormat.gguf:
-            config = gguf_form(config, state_dict, self.gguf_interleaves_rope)
+            config = gguf_layout(config, state_dict, any(form.permuted for form in self.gguf))
         if model_config.rope_type is not None:
             config = replace(config, interleaved_rope=_interleaved(model_config.rope_type))
         return config
@@ -380,7 +381,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         return 4 * (tokens * floats_per_token + batch * config.vocab_size)
 
 
-def gguf_form(
+def gguf_layout(
     config: DecoderConfig, state_dict: Mapping[str, WeightData], interleaved: bool
 ) -> DecoderConfig:
     """The shape of a model whose weights are stored in the layout of GGUF files.

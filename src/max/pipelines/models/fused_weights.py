@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from max.driver import Tensor
+from max.dtype.blocks import decode
 from max.graph.shape import Shape
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
-from max.pipelines.gguf.latents import joined_latents
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.feed_forward import XIELU_PARAMETERS
@@ -87,7 +88,7 @@ def split_fused(
         for index, value in enumerate(values):
             key = f"layers.{index}.mlp.act_fn.{part}"
             split.setdefault(key, WeightData.from_numpy(np.array([value], np.float32), key))
-    return split if config.latent is None else joined_latents(split)
+    return split if config.latent is None else _joined_latents(split)
 
 
 def _part(name: str, array: Array, fused: WeightData) -> WeightData:
@@ -127,3 +128,46 @@ def _rows_of_heads(config: DecoderConfig) -> np.ndarray[tuple[int], np.dtype[np.
     rows = np.arange(total).reshape(config.num_kv_heads, group + 2, config.head_dim)
     parts = rows[:, :group], rows[:, group], rows[:, group + 1]
     return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def _joined_latents(state_dict: dict[str, WeightData]) -> dict[str, WeightData]:
+    """Replaces the separate expansions of latents to keys and to values by one ``kv_b_proj``; the result is in floats.
+
+    Args:
+        state_dict: The weights by the decoder's names; `k_b_proj` is ``[heads, latent, key]``, `v_b_proj`
+            ``[heads, value, latent]``.
+
+    Raises:
+        WeightsError: One of the two is missing, or their shapes do not match.
+    """
+    suffix, joined = ".k_b_proj.weight", dict(state_dict)
+    for name in state_dict:
+        if (
+            name.endswith(".kv_b_proj.weight")
+            and state_dict[name].quantization_encoding is not None
+        ):
+            joined[name] = _as_bfloat16(name, _floats(state_dict[name]))
+        if not name.endswith(suffix):
+            continue
+        stem = name.removesuffix(suffix)
+        value = joined.pop(f"{stem}.v_b_proj.weight", None)
+        if value is None:
+            raise WeightsError(f"the GGUF file has {name}, and not the weight of values")
+        keys, values = np.swapaxes(_floats(joined.pop(name)), 1, 2), _floats(value)
+        if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
+            raise WeightsError(f"{name} is of {list(keys.shape)}, values of {list(values.shape)}")
+        both = np.concatenate([keys, values], 1).reshape(-1, keys.shape[2])
+        own = f"{stem}.kv_b_proj.weight"
+        exact = state_dict[name].quantization_encoding is None
+        joined[own] = WeightData.from_numpy(both, own) if exact else _as_bfloat16(own, both)
+    return joined
+
+
+def _as_bfloat16(name: str, values: Array) -> WeightData:
+    return WeightData.from_numpy(values.astype(ml_dtypes.bfloat16), name)
+
+
+def _floats(value: WeightData) -> Array:
+    array = Tensor.from_dlpack(value.data).to_numpy()
+    encoding = value.quantization_encoding
+    return array.astype(np.float32) if encoding is None else decode(array, encoding.value)

@@ -13,12 +13,13 @@ from max._garbage import rare_collections
 from max._lazy import lazy_module
 from max._spelling import similar_names
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
-from max.pipelines.checkpoints.composite_config import COMPOSITES
+from max.pipelines.architectures.index import GGUF_CLASSES, OWN_ARCHITECTURES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
 from max.pipelines.checkpoints.model_types import other_kind
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, UserError
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 from max.pipelines.tokenization.tokenizer import TextTokenizer
@@ -29,98 +30,6 @@ else:
     encoder_context = lazy_module("max.pipelines.encoders.context")
 
 PipelineTypes: TypeAlias = Pipeline[Any, Any]
-
-OWN_ARCHITECTURES = {
-    "apertus": ("ApertusForCausalLM",),
-    "arcee": ("ArceeForCausalLM",),
-    "bloom": ("BloomForCausalLM",),
-    "cohere": ("CohereForCausalLM",),
-    "cohere2": ("Cohere2ForCausalLM",),
-    "cwm": ("CwmForCausalLM",),
-    "deepseek": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"),
-    "ernie4_5": ("Ernie4_5ForCausalLM",),
-    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
-    "exaone4": ("Exaone4ForCausalLM",),
-    "falcon": ("FalconForCausalLM",),
-    "gemma": ("GemmaForCausalLM",),
-    "gemma2": ("Gemma2ForCausalLM",),
-    "gemma3": ("Gemma3ForCausalLM",),
-    "gemma3n": ("Gemma3nForCausalLM",),
-    "gemma4": ("Gemma4ForCausalLM",),
-    "glm": ("Glm4ForCausalLM", "GlmForCausalLM"),
-    "glm4_moe": ("Dots1ForCausalLM", "Glm4MoeForCausalLM"),
-    "gpt2": ("GPT2LMHeadModel",),
-    "gpt_neox": ("GPTNeoXForCausalLM",),
-    "gptj": ("GPTJForCausalLM",),
-    "granite": ("GraniteForCausalLM",),
-    "gpt_oss": ("GptOssForCausalLM",),
-    "granite_moe": ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
-    "helium": ("HeliumForCausalLM",),
-    "hunyuan": ("HunYuanDenseV1ForCausalLM",),
-    "hunyuan_moe": ("HunYuanMoEV1ForCausalLM",),
-    "llama4": ("Llama4ForCausalLM",),
-    "lfm2": ("Lfm2ForCausalLM",),
-    "lfm2_moe": ("Lfm2MoeForCausalLM",),
-    "llama3.arch": ("LlamaForCausalLM",),
-    "minimax_m2": ("MiniMaxM2ForCausalLM",),
-    "ministral": ("Ministral3ForCausalLM", "MinistralForCausalLM"),
-    "mistral": ("MistralForCausalLM",),
-    "mixtral": ("MixtralForCausalLM",),
-    "mpt": ("MPTForCausalLM", "MptForCausalLM"),
-    "nemotron": ("NemotronForCausalLM",),
-    "olmo": ("OlmoForCausalLM",),
-    "olmo2": ("Olmo2ForCausalLM",),
-    "olmo3": ("Olmo3ForCausalLM",),
-    "olmoe": ("OlmoeForCausalLM",),
-    "opt": ("OPTForCausalLM",),
-    "phi": ("PhiForCausalLM",),
-    "phimoe": ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
-    "phi3": ("Phi3ForCausalLM",),
-    "qwen2": ("Qwen2ForCausalLM",),
-    "qwen3": ("Qwen3ForCausalLM",),
-    "falcon_h1": ("FalconH1ForCausalLM",),
-    "bamba": ("BambaForCausalLM",),
-    "granite_moe_hybrid": ("GraniteMoeHybridForCausalLM",),
-    "jamba": ("JambaForCausalLM",),
-    "nemotron_h": ("NemotronHForCausalLM",),
-    "mamba": ("MambaForCausalLM", "Mamba2ForCausalLM"),
-    "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-    "qwen_moe": ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
-    "seed_oss": ("SeedOssForCausalLM",),
-    "smollm3": ("SmolLM3ForCausalLM",),
-    "stablelm": ("StableLmForCausalLM",),
-    "starcoder2": ("Starcoder2ForCausalLM",),
-    "composite": tuple(COMPOSITES),
-    # after the decoders: Qwen3ForCausalLM is a model of text first
-    "encoders.bert": ("BertForMaskedLM", "BertForSequenceClassification", "BertModel"),
-    "encoders.distilbert": (
-        "DistilBertForMaskedLM",
-        "DistilBertForSequenceClassification",
-        "DistilBertModel",
-    ),
-    "encoders.gemma": ("Gemma3TextModel",),
-    "encoders.modernbert": (
-        "ModernBertForMaskedLM",
-        "ModernBertForSequenceClassification",
-        "ModernBertModel",
-    ),
-    "encoders.mpnet": ("MPNetForMaskedLM", "MPNetForSequenceClassification", "MPNetModel"),
-    "encoders.nomic_bert": (
-        "NomicBertForMaskedLM",
-        "NomicBertForSequenceClassification",
-        "NomicBertModel",
-    ),
-    "encoders.qwen3": ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification", "Qwen3Model"),
-    "encoders.roberta": tuple(
-        f"{family}{kind}"
-        for family in ("Camembert", "Roberta", "XLMRoberta")
-        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
-    ),
-}
-"""The modules in `max.pipelines.architectures`, imported when a model needs them, and the names in their lists
-``ARCHITECTURES``.
-"""
-
 
 PIPELINES = {
     PipelineTask.TEXT_GENERATION: "max.pipelines.generation.text_generation:TextGenerationPipeline",
@@ -140,6 +49,8 @@ class PipelineRegistry:
         self.architectures: dict[str, SupportedArchitecture] = {}
         self._embedders: dict[str, SupportedArchitecture] = {}
         self._own_loaded: set[str] = set()
+        self._gguf_forms: list[GGUFForm] = []
+        self._own_gguf_forms: list[GGUFForm] = []
         for architecture in architectures:
             self.register(architecture, allow_override=True)
 
@@ -159,13 +70,14 @@ class PipelineRegistry:
             for architecture in importlib.import_module(
                 f"max.pipelines.architectures.{module}"
             ).ARCHITECTURES:
+                self._own_gguf_forms += _gguf_forms_of(architecture)
                 # one that the user registered stays
                 tables = self.architectures, self._embedders
                 registered = [table.get(architecture.name) for table in tables]
                 if all(
                     other is None or other.task is not architecture.task for other in registered
                 ):
-                    self.register(architecture)
+                    self._register(architecture)
 
     def load_custom(self, modules: list[str]) -> None:
         """Registers the architectures of a user's modules.
@@ -229,6 +141,11 @@ class PipelineRegistry:
         Raises:
             ValueError: The name is registered, and ``allow_override`` is False.
         """
+        self._register(architecture, allow_override)
+        others = [form for form in self._gguf_forms if form.class_name != architecture.name]
+        self._gguf_forms = _gguf_forms_of(architecture) + others
+
+    def _register(self, architecture: SupportedArchitecture, allow_override: bool = False) -> None:
         registered = self.architectures.get(architecture.name)
         if registered is not None and registered.task is not architecture.task:
             if architecture.task is PipelineTask.EMBEDDINGS_GENERATION:
@@ -251,6 +168,27 @@ class PipelineRegistry:
         active_config.cache_clear()
         active_tokenizer.cache_clear()
         self._own_loaded.clear()
+        self._gguf_forms.clear()
+        self._own_gguf_forms.clear()
+
+    def gguf_forms(self, name: str) -> list[GGUFForm]:
+        """The forms with llama.cpp's name of an architecture, those of users first.
+
+        Args:
+            name: The name.
+        """
+        self.load_own(GGUF_CLASSES.get(name, ()))
+        forms = (*self._gguf_forms, *self._own_gguf_forms)
+        return [form for form in forms if form.name == name]
+
+    def gguf_names(self) -> list[str]:
+        """llama.cpp's names of all architectures that have a form."""
+        return sorted({*GGUF_CLASSES, *(form.name for form in self._gguf_forms)})
+
+    def gguf_classes(self) -> list[str]:
+        """The classes of models that have a form in GGUF files."""
+        own = (name for names in GGUF_CLASSES.values() for name in names)
+        return sorted({*own, *(form.class_name for form in self._gguf_forms)})
 
     def get_active_huggingface_config(self, huggingface_repo: HuggingFaceRepo) -> HuggingFaceConfig:
         """The config.json of a model, read once.
@@ -468,6 +406,12 @@ class PipelineRegistry:
         """
         tokenizer, factory = self.retrieve_factory(pipeline_config, task, override_architecture)
         return tokenizer, factory()
+
+
+def _gguf_forms_of(architecture: SupportedArchitecture) -> list[GGUFForm]:
+    """The forms that an architecture declares; those of the class that a user's class derives from are not its own."""
+    forms: tuple[GGUFForm, ...] = getattr(architecture.pipeline_model, "gguf", ())
+    return [form for form in forms if form.class_name == architecture.name]
 
 
 def get_pipeline_for_task(task: PipelineTask, pipeline_config: PipelineConfig) -> type[Any]:

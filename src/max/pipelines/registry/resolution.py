@@ -11,6 +11,7 @@ from max.pipelines.config.enums import RopeType
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, UserError
+from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.interface_forms import longest_sequence
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
@@ -19,7 +20,7 @@ from max.pipelines.registry.registry import PIPELINE_REGISTRY
 
 logger = logging.getLogger("max.pipelines")
 
-__all__ = ["architecture_of", "resolve"]
+__all__ = ["architecture_of", "gguf_forms", "gguf_names", "load_custom", "resolve"]
 
 
 def architecture_of(config: PipelineConfig) -> SupportedArchitecture:
@@ -32,6 +33,29 @@ def architecture_of(config: PipelineConfig) -> SupportedArchitecture:
         UserError: No architecture fits; the message lists those that exist.
     """
     return PIPELINE_REGISTRY.architecture_of(config)
+
+
+def load_custom(modules: list[str]) -> None:
+    """Registers the architectures of a user's modules; see `PipelineRegistry.load_custom`.
+
+    Args:
+        modules: The modules.
+    """
+    PIPELINE_REGISTRY.load_custom(modules)
+
+
+def gguf_forms(name: str) -> list[GGUFForm]:
+    """The forms with llama.cpp's name of an architecture, those of users first.
+
+    Args:
+        name: The name.
+    """
+    return PIPELINE_REGISTRY.gguf_forms(name)
+
+
+def gguf_names() -> list[str]:
+    """llama.cpp's names of all architectures that have a form in GGUF files."""
+    return PIPELINE_REGISTRY.gguf_names()
 
 
 def resolve(config: PipelineConfig) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from max.graph.weights import WeightData
 from max.pipelines.architectures.llama3.llama3 import Llama3
 from max.pipelines.architectures.llama3.model_config import Llama3Config
-from max.pipelines.architectures.llama3.weight_adapters import LLAMA_NAMES
+from max.pipelines.architectures.llama3.weight_adapters import LLAMA_GGUF, LLAMA_NAMES
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_model import DecoderInputs, DecoderModel
 
@@ -23,7 +23,7 @@ class Llama3Model(DecoderModel):
     config_class = Llama3Config
     decoder_class = Llama3
     weight_names = LLAMA_NAMES
-    gguf_interleaves_rope = True
+    gguf = (LLAMA_GGUF,)
 
     attention_bias: bool = False
     """For subclasses whose queries, keys and values have biases that config.json does not state."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from max.graph.weights import WeightData
+from max.pipelines.gguf.form import GGUFForm
+from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["convert_gguf_state_dict", "convert_safetensor_state_dict"]
@@ -25,5 +31,19 @@ LLAMA_NAMES = WeightNames(
 convert_safetensor_state_dict = LLAMA_NAMES.from_safetensors
 """The weights of a safetensors or PyTorch checkpoint by the names of `Llama3`."""
 
-convert_gguf_state_dict = LLAMA_NAMES.from_gguf
-"""The weights of a GGUF file by the names of `Llama3`."""
+LLAMA_GGUF = GGUFForm("llama", "llama", permuted=True, class_name="LlamaForCausalLM")
+
+
+def convert_gguf_state_dict(
+    state_dict: Mapping[str, Any], **kwargs: object
+) -> dict[str, WeightData]:
+    """The weights of a GGUF file by the names of `Llama3`.
+
+    Args:
+        state_dict: The file's weights by name (`WeightData`, or objects with ``data()``).
+        kwargs: Arguments that pipelines pass to every adapter; unused.
+
+    Raises:
+        WeightsError: The file has a weight that the architecture lacks.
+    """
+    return decoder_weights(LLAMA_GGUF, state_dict)
