@@ -169,6 +169,11 @@ class HuggingFaceRepo:
             if path.is_file() and not path.relative_to(folder).parts[0].startswith(".")
         }
 
+    @property
+    def file_names(self) -> list[str]:
+        """The names of the model's files, relative to the model."""
+        return sorted(self._sizes)
+
     def file_exists(self, filename: str) -> bool:
         """Whether the model has a file.
 

@@ -18,7 +18,7 @@ from max.pipelines.core.exceptions import InputError, ModelFilesError
 
 TIMEOUT_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
-_BESIDE = (".json", ".jinja", ".model", ".txt")
+_BESIDE = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 # the files of a folder that is only known by its address
 _COMMON = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",

@@ -24,7 +24,8 @@ from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
 from max.pipelines.core.native_calls import native_calls, quiet_panics
 from max.pipelines.gguf.tokenizer import tokenizer_of
-from max.pipelines.tokenization.older_files import tokenizer_of_older_files
+from max.pipelines.tokenization.added_tokens import add_missing_tokens, special_tokens
+from max.pipelines.tokenization.older_files import stated_tokens, tokenizer_of_older_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,8 +35,6 @@ else:
     # imports Jinja: not before the first chat
     chat_template_module = lazy_module("max.pipelines.tokenization.chat_template")
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # fmt: skip
-_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # a WordPiece decoder leaves a space before these
 _TIGHT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
@@ -52,37 +51,10 @@ _guarded = native_calls(
 _REMEDY = "Copy or download the model's files again."
 
 # tokenizer files that transformers reads
-_OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
-
-
-def _special_tokens(keys: ConfigKeys) -> dict[str, str]:
-    """The texts of the special tokens; a config has strings or objects."""
-    texts: dict[str, str] = {}
-    for name in _SPECIAL:
-        token = keys.value(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if text is not None and not isinstance(text, str):
-            raise keys.error(name, "a text, or an object with a text as content")
-        if text is not None:
-            texts[name] = text
-    return texts
-
-
-def _added_tokens(keys: ConfigKeys) -> list[dict[str, Any]]:
-    """The entries of added_tokens_decoder, in the order of their ids."""
-    section = keys.object("added_tokens_decoder")
-    if section is None:
-        return []
-    numbered: dict[int, dict[str, Any]] = {}
-    for number, entry in keys.value("added_tokens_decoder").items():
-        kinds = {"content": str, **dict.fromkeys(_TOKEN_FLAGS, bool)}
-        fits = isinstance(entry, dict) and "content" in entry
-        if not fits or not all(isinstance(entry[k], t) for k, t in kinds.items() if k in entry):
-            raise section.error(number, "an object with a text as content, and true or false flags")
-        if not number.isdecimal():
-            raise keys.error("added_tokens_decoder", "an object whose keys are numbers of tokens")
-        numbered[int(number)] = entry
-    return [numbered[number] for number in sorted(numbered)]
+_OLDER = (
+    *("vocab.json", "vocab.txt", "tokenizer.model", "tiktoken.model", "spiece.model", "spm.model"),
+    *("sentencepiece.model", "sentencepiece.bpe.model"),
+)
 
 
 class HFTokenizer:
@@ -111,30 +83,10 @@ class HFTokenizer:
         self.backend_tokenizer = tokenizer
         self.config = config
         self.templates = templates
-        self.special_tokens_map: dict[str, Any] = {**_special_tokens(keys)}
+        self.special_tokens_map: dict[str, Any] = {**special_tokens(keys)}
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._add_missing_tokens(_added_tokens(keys))
-
-    @_guarded
-    def _add_missing_tokens(self, entries: list[dict[str, Any]]) -> None:
-        """Adds the tokens that only tokenizer_config.json has."""
-        from tokenizers import AddedToken
-
-        added = self.backend_tokenizer.get_added_tokens_decoder()
-        added_texts = {token.content for token in added.values()}
-        missing: list[AddedToken] = []
-        for entry in entries:
-            if entry["content"] not in added_texts:
-                set_flags = {f: entry[f] for f in _TOKEN_FLAGS if f in entry}
-                missing.append(AddedToken(entry["content"], **set_flags))
-                added_texts.add(entry["content"])
-        for text in self.special_tokens_map.values():
-            if text not in added_texts:
-                missing.append(AddedToken(text, special=True, normalized=False))
-                added_texts.add(text)
-        if missing:
-            self.backend_tokenizer.add_tokens(missing)
+        _guarded(add_missing_tokens)(tokenizer, keys)
 
     @_guarded
     def __len__(self) -> int:
@@ -417,8 +369,8 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
         repo: The model.
 
     Returns:
-        An :class:`HFTokenizer`, from tokenizer.json or from the model's GGUF file; for older files, the
-        tokenizer of transformers.
+        An :class:`HFTokenizer`, from tokenizer.json, older files, or the model's GGUF file; for other classes
+        of older files, the tokenizer of transformers.
 
     Raises:
         ModelFilesError: The model has no tokenizer, or it is broken.
@@ -446,6 +398,7 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     except Exception as error:  # the package raises Exception for a broken file
         raise ModelFilesError(f"{path} is no tokenizer: {error}", remedy_for(path)) from error
     file = str(config_path)
+    config = stated_tokens(repo, config)
     return HFTokenizer(tokenizer, config, _templates(repo, config, file), file)
 
 
@@ -465,9 +418,7 @@ def active_tokenizer(repo: HuggingFaceRepo) -> Any:
 def _load_with_transformers(repo: HuggingFaceRepo) -> Any:
     """The tokenizer of a repository without tokenizer.json."""
     if repo.repo_type == RepoType.local and not any(map(repo.file_exists, _OLDER)):
-        raise ModelFilesError(
-            f"{repo.repo_id} has no tokenizer.json", "Copy or download the model's files again."
-        )
+        raise ModelFilesError(f"{repo.repo_id} has no tokenizer.json", _REMEDY)
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
