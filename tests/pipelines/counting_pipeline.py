@@ -11,8 +11,8 @@ import numpy as np
 from max.interfaces import LogProbabilities, SamplingParams
 from max.pipelines.core import TextContext
 from max.pipelines.generation.batch_pipeline import BatchPipeline
-from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.request_pages import RequestPages
 
 PAGE_SIZE = 2
 
@@ -50,7 +50,7 @@ class CountingPipeline(BatchPipeline):
     pipeline_config = None
 
     def __init__(self, pages: int = 64, prefix: bool = False, seconds: float = 0) -> None:
-        self.cache = ContextPages(PageManager(pages, PAGE_SIZE, prefix))
+        self.cache = RequestPages(PageManager(pages, PAGE_SIZE, prefix))
         self.memory = np.full((pages, PAGE_SIZE), -1)
         self.steps = 0
         self.sizes: list[int] = []

@@ -21,6 +21,7 @@ from max.pipelines.core import (
     validate_requires_vision_context,
     validate_vision_position_ids,
 )
+from max.pipelines.core.context import draft_length
 
 EOS = 9
 
@@ -43,6 +44,73 @@ def test_a_prompt_then_tokens():
     assert c.compute_num_available_steps(8) == 4
     assert c.to_generation_output().tokens == [7]
     assert c.to_generation_output().tokens == []
+
+
+def test_the_last_tokens_are_removed():
+    c = context(3, 9, log_probabilities=1, eos_token_ids={EOS})
+    for token in (5, 6, 7):
+        c.update(token, LogProbabilities([-token], [{token: -token}]))
+    assert c.to_generation_output().tokens == [5, 6, 7]
+    for token in (8, 4, EOS):
+        c.update(token, LogProbabilities([-token], [{token: -token}]))
+    assert c.is_done and (c.start_idx, c.active_idx, c.end_idx) == (8, 9, 9)
+    c.set_matcher(object())
+    c.truncate(9)
+    assert c.is_done and c.matcher is not None, "there are not more tokens"
+    for length in (2, 5):
+        with pytest.raises(ValueError, match=f"{length} of 9 tokens are to be kept; .* are 6"):
+            c.truncate(length)
+    assert c.end_idx == 9 and c.is_done
+    c.truncate(7)
+    assert not c.is_done and c.matcher is None and c.generated_tokens.tolist() == [5, 6, 7, 8]
+    assert (c.start_idx, c.active_idx, c.end_idx) == (6, 7, 7) and c.next_tokens.tolist() == [8]
+    c.update(2, LogProbabilities([-2], [{2: -2}]))
+    output = c.to_generation_output()
+    assert output.tokens == [8, 2] and output.final_status == GenerationStatus.ACTIVE
+    assert [entry.token_log_probabilities for entry in output.log_probabilities] == [[-8], [-2]]
+    full = context(3, 2)
+    full.update(1)
+    full.update(2)
+    assert full.status == GenerationStatus.MAXIMUM_LENGTH
+    full.truncate(3)
+    assert full.start_idx == 2 and full.needs_ce and full.next_tokens.tolist() == [3]
+    with pytest.raises(ValueError, match="2 of 3 tokens are to be kept"):
+        full.truncate(2)
+    full.status = GenerationStatus.CANCELLED
+    full.tokens[3], full._end_idx = 1, 4
+    full.truncate(3)
+    assert full.status == GenerationStatus.CANCELLED
+
+
+def test_a_context_whose_tokens_are_not_in_the_cache_is_cut():
+    c = context(3, 9)
+    c.update(5)
+    c.update(6)
+    c.reset()
+    c.truncate(4)
+    assert (c.start_idx, c.active_idx, c.end_idx) == (0, 4, 4) and c.is_initial_prompt
+
+
+def test_drafted_tokens():
+    c = context(3, 5)
+    c.set_token_indices(active_idx=2)
+    with pytest.raises(ValueError, match="1 drafted tokens after token 2 of 3"):
+        c.set_draft([1])
+    c.set_draft([])
+    c.update(0)
+    c.set_draft([1, 2, 3, 4])
+    with pytest.raises(ValueError, match="expected at most 4, after the last token"):
+        c.set_draft([1] * 5)
+    assert c.draft_tokens == (1, 2, 3, 4) and c.draft_length == draft_length(c) == 4
+    assert c.all_tokens.tolist() == [1, 2, 3]
+    c.update(7)
+    assert c.draft_length == 0
+    c.update(8)
+    for forget in (c.reset, lambda: c.truncate(4), lambda: c.set_draft(())):
+        c.set_draft([1])
+        forget()
+        assert c.draft_tokens == ()
+    assert draft_length(object()) == 0
 
 
 def test_a_prompt_in_chunks_drops_the_tokens_between():

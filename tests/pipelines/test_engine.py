@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,7 +19,13 @@ from max.pipelines.generation.batch_pipeline import StepResult, batch_pipeline, 
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.generation import Generation
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
-from tests.pipelines.counting_pipeline import PAGE_SIZE, CountingPipeline, context, expected
+from tests.pipelines.counting_pipeline import (
+    PAGE_SIZE,
+    CountingPipeline,
+    context,
+    expected,
+    next_token,
+)
 
 FULL, CANCELLED = GenerationStatus.MAXIMUM_LENGTH, GenerationStatus.CANCELLED
 
@@ -353,6 +360,76 @@ def test_the_duration_of_a_step_does_not_depend_on_its_tokens(monkeypatch):
     assert tokens == expected([1, 2], 9)
     assert recorded == [1, 1] and sum(engine.decode_steps.times.counts) == 2
     assert pipeline.steps == 3
+
+
+class DraftingPipeline(CountingPipeline):
+    """Drafts tokens for each request, of which the first ones are right, and verifies them in one step.
+
+    Args:
+        draw: Returns how many drafted tokens are right, and how many wrong, by the length of a sequence.
+    """
+
+    def __init__(self, draw, **values) -> None:
+        super().__init__(**values)
+        self.draw, self.accepted, self.most = draw, 0, 0
+
+    def execute(self, inputs):
+        batch = list(inputs.batch.values())
+        self.most = max([self.most, *(one.draft_length for one in batch)])
+        outputs = StepResult(super().execute(inputs), 1)
+        for one in batch:
+            if one.active_length == 1 and not one.is_done:
+                right, wrong = self.draw(one.end_idx)
+                text = one.all_tokens.tolist()
+                guess = expected(text, right, one.sampling_params.seed) + [-7] * wrong
+                one.set_draft(guess[: one.max_length - one.end_idx - 1])
+        return outputs
+
+    def _run(self, one: TextContext, steps: int) -> None:
+        draft = list(one.draft_tokens)
+        if not draft:
+            super()._run(one, steps)
+            return
+        assert steps == 1
+        rows, sequence = (
+            [*one.next_tokens.tolist(), *draft],
+            one.all_tokens[: one.start_idx].tolist(),
+        )
+        table = self.cache.pages.pages(one.request_id)
+        chosen: list[int] = []
+        for at, token in enumerate(rows, one.start_idx):
+            self.memory[table[at // PAGE_SIZE], at % PAGE_SIZE] = token
+            sequence.append(token)
+            chosen.append(next_token(sequence, one.sampling_params.seed))
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == chosen[accepted]:
+            accepted += 1
+        self.accepted += accepted
+        for token in chosen[: accepted + 1]:
+            if not one.is_done:
+                one.update(token)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("pages", "prefix"), [(64, False), (64, True), (13, False), (13, True)])
+def test_a_step_verifies_drafted_tokens(pages, prefix, steps):
+    """Each request gets the tokens that it would get alone, however many of its drafted tokens are right."""
+    counts = random.Random(pages + 2 * prefix + steps)
+    pipeline = DraftingPipeline(
+        lambda _: (counts.randrange(4), counts.randrange(3)), pages=pages, prefix=prefix
+    )
+    engine = engine_of(pipeline, enable_in_flight_batching=prefix, max_num_steps=steps)
+    requests = [context([1, 2, 3, n // 2], 14 + n, seed=n) for n in range(6)]
+    for one in requests:
+        engine.submit(one)
+    outcomes = outcomes_of(engine)
+    for n, one in enumerate(requests):
+        tokens = [token for outcome in outcomes[one.request_id] for token in outcome.tokens]
+        assert tokens == expected([1, 2, 3, n // 2], 14 + n, n)
+    assert pipeline.accepted > 20 and pipeline.most >= 4
+    assert pipeline.cache.free_pages == pages
+    assert (engine.scheduler.preemptions > 0) == (pages == 13)
+    pipeline.cache.pages.check()
 
 
 class WrittenForMax:

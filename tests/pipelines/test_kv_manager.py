@@ -10,7 +10,6 @@ from max.dtype import DType
 from max.interfaces import ImageMetadata, RequestID
 from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams, KVCacheStrategy
 from max.pipelines.core import TextAndVisionContext, TextContext
-from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.manager import (
     PagedKVCacheManager,
     estimate_kv_cache_size,
@@ -25,6 +24,8 @@ from max.pipelines.kv_cache.memory import (
 )
 from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
 from max.pipelines.kv_cache.page_pool import pages_of
+from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.kv_cache.state_slots import StateSlots
 
 # 2 layers, 3 heads of 4: a page of 5 tokens in float32 takes 2 * 2 * 5 * 3 * 4 * 4 bytes
 PARAMS = KVCacheParams(DType.float32, 3, 4, page_size=5, enable_prefix_caching=True)
@@ -48,7 +49,7 @@ def arrays(inputs) -> tuple[list, list, list]:
     return tuple(part.to_numpy().tolist() for part in parts)
 
 
-def reserved(cache: ContextPages, *contexts: TextContext, steps: int = 1) -> None:
+def reserved(cache: RequestPages, *contexts: TextContext, steps: int = 1) -> None:
     for one in contexts:
         if not cache.contains(one.request_id):
             cache.claim(one.request_id)
@@ -258,7 +259,7 @@ def test_load_kv_manager():
 
 
 def test_pages_of_contexts():
-    cache, a = ContextPages(PageManager(4, 5, True)), context(12)
+    cache, a = RequestPages(PageManager(4, 5, True)), context(12)
     cache.claim(a.request_id)
     assert cache.missing_pages(a, 1) == 3 and cache.missing_pages(a, 4) == 3
     assert cache.missing_pages(a, 5) == 4
@@ -280,7 +281,7 @@ def test_pages_of_contexts():
 
 @pytest.mark.parametrize(("length", "pages"), [(14, 3), (15, 3), (16, 4)])
 def test_a_step_needs_the_pages_of_its_tokens(length, pages):
-    cache, one = ContextPages(PageManager(4, 5)), context(length)
+    cache, one = RequestPages(PageManager(4, 5)), context(length)
     cache.claim(one.request_id)
     cache.alloc(one)
     assert len(cache.pages.pages(one.request_id)) == pages
@@ -288,7 +289,7 @@ def test_a_step_needs_the_pages_of_its_tokens(length, pages):
 
 @pytest.mark.parametrize(("length", "shared"), [(9, 5), (10, 10), (11, 10)])
 def test_a_page_is_shared_from_the_step_that_fills_it(length, shared):
-    cache, one, other = ContextPages(PageManager(9, 5, True)), context(length), context(20)
+    cache, one, other = RequestPages(PageManager(9, 5, True)), context(length), context(20)
     reserved(cache, one)
     one.update(0)
     cache.step([one])
@@ -306,30 +307,133 @@ def with_images(*hashes: int) -> TextAndVisionContext:
     )  # fmt: skip
 
 
+def shared_tokens(cache: RequestPages, first: TextContext, second: TextContext) -> int:
+    """Runs two requests, and returns the tokens of the second that the first had brought."""
+    for one in (first, second):
+        cache.claim(one.request_id)
+        reused = cache.reuse_prefix(one)
+        assert one.start_idx == reused
+        cache.alloc(one)
+        one.update(0)
+        cache.step([one])
+        cache.release(one.request_id)
+    cache.pages.check()
+    return reused
+
+
 @pytest.mark.parametrize(
     ("first", "second", "shared"),
     [
-        ((), (), True),
-        ((5,), (5,), True),
-        ((5,), (6,), False),
-        ((5,), (), False),
-        ((5, 6), (6, 5), False),
-        (tuple(range(10)), tuple(range(10)), True),
-        (tuple(range(10)), (*range(9), 99), False),  # the last of many images
-        ((-1,), (-1,), False),  # images without a hash never match
-        ((5, -1), (5, -1), False),
-        ((2**63 - 1, -(2**63)), (2**63 - 1, -(2**63)), True),
+        ((), (), 15),
+        ((5,), (5,), 15),
+        ((5,), (6,), 0),
+        ((5,), (), 0),
+        ((5, 6), (6, 5), 0),
+        (tuple(range(10)), tuple(range(10)), 15),
+        (tuple(range(10)), (*range(9), 99), 5),  # the last of many images, in the second page
+        ((-1,), (-1,), 0),  # images without a hash never match
+        ((5, -1), (5, -1), 0),
+        ((*range(6), -1), (*range(6), -1), 5),  # but the pages before them do
+        ((2**63 - 1, -(2**63)), (2**63 - 1, -(2**63)), 15),
     ],
     ids=str,
 )
 def test_requests_share_pages_where_their_images_are_the_same(first, second, shared):
-    cache = ContextPages(PageManager(9, 5, True))
-    a, b = with_images(*first), with_images(*second)
-    for one in (a, b):
-        cache.claim(one.request_id)
-        reused = cache.reuse_prefix(one)
-        cache.alloc(one)
-        one.update(0)
+    cache = RequestPages(PageManager(9, 5, True))
+    assert shared_tokens(cache, with_images(*first), with_images(*second)) == shared
+
+
+def test_an_image_is_not_kept_in_part():
+    """A prefix that ends within an image is cut to the page before it."""
+
+    def asked(value: int, tail: int) -> TextAndVisionContext:
+        image = ImageMetadata(start_idx=7, end_idx=13, pixel_values=np.zeros(1), image_hash=value)
+        tokens = np.array([*range(20, 27), *[7] * 6, *[tail] * 7])
+        return TextAndVisionContext(
+            tokens=tokens, max_length=30, vision_token_ids=[7], images=[image]
+        )
+
+    cache = RequestPages(PageManager(19, 5, True))
+    # the pages of tokens 5 to 9 and 10 to 14 hold the image
+    assert shared_tokens(cache, asked(1, 3), asked(1, 3)) == 15
+    assert shared_tokens(cache, asked(1, 3), asked(1, 4)) == 5
+    assert shared_tokens(cache, asked(1, 3), asked(2, 3)) == 5
+    with pytest.raises(ValueError, match="within the image"):
+        asked(1, 3).set_token_indices(start_idx=10)
+
+
+@pytest.mark.parametrize("salts", [("", ""), ("key", "key"), ("key", "")], ids=str)
+@pytest.mark.parametrize("adapters", [("", ""), ("a", "a"), ("a", "b"), ("", "b")], ids=str)
+def test_requests_share_pages_where_their_adapters_are_the_same(adapters, salts):
+    cache = RequestPages(PageManager(9, 5, True))
+    first, second = (
+        TextContext(tokens=np.arange(20), max_length=30, adapter=adapter, cache_salt=salt)
+        for adapter, salt in zip(adapters, salts, strict=True)
+    )
+    equal = adapters[0] == adapters[1] and salts[0] == salts[1]
+    assert shared_tokens(cache, first, second) == (15 if equal else 0)
+
+
+def test_adapters_and_salts_are_told_apart():
+    cache, other = (RequestPages(PageManager(9, 5, True)) for _ in range(2))
+    named = [("", ""), ("ab", ""), ("", "ab"), ("a", "b"), ("b", "a"), ("\ud800", "")]
+    salts = [
+        cache._salt(TextContext(tokens=np.arange(2), max_length=9, adapter=a, cache_salt=s))
+        for a, s in named
+    ]
+    assert len(set(salts)) == len(named) and salts[0] == b""
+    # pages on disk serve the same adapter in another engine; those with a salt need the key of the folder
+    one = TextContext(tokens=np.arange(2), max_length=9, adapter="ab")
+    assert other._salt(one) == cache._salt(one)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_request_goes_back(states: bool):
+    """Tokens are removed from a context and from its pages; what is read again depends on the cache."""
+    cache = RequestPages(PageManager(9, 5, not states), StateSlots(1) if states else None)
+    one = context(12)
+    reserved(cache, one)
+    for token in (3, 4, 5):
+        one.update(token)
         cache.step([one])
-    assert reused == (15 if shared else 0)
+        cache.alloc(one)
+    assert (one.start_idx, one.end_idx, one.generated_tokens.tolist()) == (14, 15, [3, 4, 5])
+    cache.truncate(one, 15)
+    assert one.start_idx == 14
+    cache.truncate(one, 14)
+    assert one.start_idx == (0 if states else 13) and one.next_tokens[-1] == 4
+    assert len(cache.pages.pages(one.request_id)) == (0 if states else 3)
+    cache.alloc(one)
+    for token in (6, 7):
+        one.update(token)
+        cache.step([one])
+        cache.alloc(one)
+    assert one.generated_tokens.tolist() == [3, 4, 6, 7] and one.start_idx == 15
+    cache.truncate(one, 14)
+    assert one.start_idx == (0 if states else 10), "the third page is full"
+    one.to_generation_output()
+    with pytest.raises(
+        ValueError, match="13 of 14 tokens are to be kept; the prompt and the tokens"
+    ):
+        cache.truncate(one, 13)
+    assert one.end_idx == 14
+    cache.release(one)
+    cache.truncate(one, 20)
+    cache.pages.check()
+
+
+def test_pages_for_drafts_are_reserved_and_given_back():
+    cache, one = RequestPages(PageManager(9, 5, True)), context(14)
+    reserved(cache, one)
+    one.update(0)
+    cache.step([one])
+    one.set_draft([1, 2, 3, 4, 5, 6])
+    assert cache.missing_pages(one, 1) == 2
+    cache.alloc(one)
+    assert len(cache.pages.pages(one.request_id)) == 5
+    for token in (1, 2, 9):  # two are accepted
+        one.update(token)
+    assert one.draft_length == 0 and one.start_idx == 17
+    cache.step([one])
+    assert len(cache.pages.pages(one.request_id)) == 4
     cache.pages.check()

@@ -548,6 +548,11 @@ class Memory:
         self.pages[page] = list(self.area[slot])
 
 
+def first_visible(length: int, window: int | None) -> int:
+    """The page of the first token that the token after `length` tokens sees."""
+    return 0 if window is None else max(0, length + 1 - window) // 2
+
+
 class Pages(RuleBasedStateMachine):
     """Random operations; a model of the cache's memory checks the contents of shared pages."""
 
@@ -569,6 +574,14 @@ class Pages(RuleBasedStateMachine):
         more = [PagePool(*group) for group in groups[1:]]
         self.pages = PageManager(size, 2, True, window, swap, more)
         self.text: dict[RequestID, list[int]] = {}
+        # for each request and group, the pages that the window has passed
+        self.passed: dict[RequestID, list[int]] = {}
+
+    def passes(self, key):
+        """The window of each group passes the pages before what the next token sees."""
+        now = [first_visible(len(self.text[key]), window) for window in self.windows]
+        before = self.passed.get(key, [0] * len(now))
+        self.passed[key] = [max(pair) for pair in zip(before, now, strict=True)]
 
     def tables(self, key):
         return [self.pages.pages(key, group) for group in range(len(self.windows))]
@@ -581,6 +594,7 @@ class Pages(RuleBasedStateMachine):
         assert reused < len(text) and reused % 2 == 0
         self.check_held(key, text[:reused], "a shared page holds other tokens")
         self.text[key] = text[:reused]
+        self.passes(key)
         self.extend(key, text[reused:])
         return key
 
@@ -602,6 +616,7 @@ class Pages(RuleBasedStateMachine):
         self.text[key] = text
         self.pages.commit(key, tokens(*text))
         self.pages.return_unseen(key, len(text))
+        self.passes(key)
         for table, window, size in zip(self.tables(key), self.windows, self.sizes, strict=True):
             held = sum(page < size for page in table)
             assert held <= pages_of(len(text) if window is None else window, 2) + 1
@@ -615,11 +630,46 @@ class Pages(RuleBasedStateMachine):
         reused = self.pages.reuse_prefix(key, tokens(*text)) if text else 0
         self.check_held(key, text[:reused], "a page that came back holds other tokens")
         self.text[key] = text[:reused]
+        del self.passed[key]
+        self.passes(key)
         if text[reused:]:
             self.extend(key, text[reused:])
 
+    @rule(key=requests, back=st.integers(0, 7), reserved=st.integers(0, 5))
+    def truncate(self, key, back, reserved):
+        """Pages that were reserved are given back, and the last tokens are removed; others may follow."""
+        text = self.text[key]
+        try:
+            self.pages.reserve(key, len(text) + reserved)
+        except OutOfPagesError:
+            pass
+        length = max(0, len(text) - back)
+        kept = length
+        if length % 2 and length < len(text) // 2 * 2:
+            kept = length - 1  # the page is full: it may be shared, so it is not written again
+        visible = [first_visible(kept, window) for window in self.windows]
+        if any(passed > page for passed, page in zip(self.passed[key], visible, strict=True)):
+            kept = 0  # the next token would see pages that the window has passed
+        assert self.pages.truncate(key, length) == kept
+        assert {len(table) for table in self.tables(key)} == {pages_of(kept, 2)}
+        self.text[key] = text[:kept]
+        if not kept:
+            del self.passed[key]
+            self.passes(key)
+
+    @rule(key=requests, reserved=st.integers(0, 5))
+    def trim(self, key, reserved):
+        text = self.text[key]
+        try:
+            self.pages.reserve(key, len(text) + reserved)
+        except OutOfPagesError:
+            pass
+        self.pages.trim(key, len(text))
+        assert {len(table) for table in self.tables(key)} == {pages_of(len(text), 2)}
+
     @rule(key=consumes(requests))
     def end(self, key):
+        del self.passed[key]
         self.pages.release(key)
         del self.text[key]
 
@@ -672,6 +722,45 @@ class SwappedGroupedPages(Pages):
 
 
 MACHINES = (Pages, WindowPages, SwappedPages, SwappedWindowPages, GroupedPages, SwappedGroupedPages)
+
+
+def test_a_table_is_cut() -> None:
+    pages, a, b = PageManager(9, 2, True), RequestID("a"), RequestID("b")
+    for key in (a, b):
+        pages.claim(key)
+        pages.reuse_prefix(key, tokens(*range(7)))
+        pages.reserve(key, 7)
+        pages.commit(key, tokens(*range(7)))
+    shared, own = pages.pages(a)[:3], pages.pages(a)[3]
+    assert pages.pages(b)[:3] == shared and pages.used_pages == 5
+    for length in (-1, 9):
+        with pytest.raises(ValueError, match=f"a is cut to {length} tokens; its tables hold 8"):
+            pages.truncate(a, length)
+    assert pages.truncate(a, 8) == 8 and pages.truncate(a, 7) == 7
+    assert pages.pages(a) == [*shared, own]
+    assert pages.truncate(a, 5) == 4, "b reads the page of the fifth token"
+    assert pages.pages(a) == shared[:2] and pages.used_pages == 4
+    pages.reserve(a, 6)
+    assert pages.pages(a)[2] not in pages.pages(b)
+    pages.commit(a, tokens(0, 1, 2, 3, 9, 9))
+    assert pages.pages(b)[:3] == shared
+    assert pages.truncate(a, 0) == 0 and pages.pages(a) == [] and pages.used_pages == 4
+    with pytest.raises(KeyError, match="c has no page table"):
+        pages.truncate(RequestID("c"), 0)
+    pages.check()
+
+
+def test_tokens_that_are_removed_before_a_step_do_not_count_as_reused() -> None:
+    pages, a, b = PageManager(9, 2, True), RequestID("a"), RequestID("b")
+    pages.claim(a)
+    pages.reserve(a, 6)
+    pages.commit(a, tokens(*range(6)))
+    pages.claim(b)
+    assert pages.reuse_prefix(b, tokens(*range(7))) == 6
+    assert pages.truncate(b, 3) == 2
+    pages.reserve(b, 3)
+    pages.commit(b, tokens(0, 1, 7))
+    assert pages.reused_tokens == 2
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -6,8 +6,8 @@ import pytest
 
 from max.interfaces import RequestID
 from max.pipelines.core import InputError
-from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 from tests.pipelines.test_scheduler import Trace
@@ -125,7 +125,7 @@ def test_requests_that_end_are_forgotten():
 def test_where_windows_give_pages_back_a_chunk_decides_whether_a_request_fits(limits, fits):
     """Pages for 12 tokens: a window of 4 with a chunk of 4 fits, a prompt of 40 tokens at once does not."""
     trace = Trace(6)
-    trace.cache = ContextPages(PageManager(6, 2, window=4))
+    trace.cache = RequestPages(PageManager(6, 2, window=4))
     trace.scheduler = TextScheduler(trace.cache, SchedulerLimits(**limits))
     if not fits:
         with pytest.raises(InputError, match="pages of the KV cache at 45 tokens, and there are 6"):
@@ -163,7 +163,7 @@ def test_headroom_is_for_requests_without_a_length_limit():
 def with_slots(slots: int, **limits) -> Trace:
     """A scheduler of a model with recurrent states, whose prompts are read in chunks of 4."""
     trace = Trace(50, prefill_chunk_size=4, **limits)
-    trace.cache = ContextPages(PageManager(50, 2), StateSlots(slots))
+    trace.cache = RequestPages(PageManager(50, 2), StateSlots(slots))
     trace.scheduler = TextScheduler(
         trace.cache, SchedulerLimits(max_batch_size=9, prefill_chunk_size=4)
     )

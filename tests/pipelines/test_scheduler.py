@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import max.pipelines
 from max.interfaces import BatchType, RequestID
 from max.pipelines.core import InputError, TextContext
-from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
-from max.pipelines.scheduler import PageTables, SchedulerLimits, TextScheduler
+from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 from max.pipelines.scheduler.step_times import StepEstimate
 
 EOS = 7
@@ -41,7 +41,7 @@ class Engine:
     """Runs batches of a scheduler on a cache that stores the token ids."""
 
     def __init__(self, pages: int, page_size: int, prefix: bool, limits: SchedulerLimits) -> None:
-        self.cache = ContextPages(PageManager(pages, page_size, prefix))
+        self.cache = RequestPages(PageManager(pages, page_size, prefix))
         self.limits = limits
         self.scheduler = TextScheduler(self.cache, limits)
         self.memory = np.full((pages, page_size), -1)
@@ -124,7 +124,7 @@ class Engine:
                 break
         assert len(self.scheduler) == 0, "a request did not end"
         assert self.cache.pages.used_pages == 0, "a page is lost"
-        assert not self.scheduler._tables._opened, "an ended request is remembered"
+        assert not self.scheduler._pages._opened, "an ended request is remembered"
 
 
 LIMITS = st.builds(
@@ -178,6 +178,17 @@ class Scheduling(RuleBasedStateMachine):
         self.engine.scheduler.remove(key)
         del self.alive[key]
 
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def go_back(self, data):
+        """The last tokens of a request are removed; it generates the same ones again."""
+        key = data.draw(st.sampled_from(list(self.alive)))
+        context, prompt, _ = self.alive[key]
+        if not context.is_done:
+            length = data.draw(st.integers(len(prompt), context.end_idx))
+            self.engine.scheduler.truncate(context, length)
+            assert context.end_idx == length
+
     @rule(n=st.integers(1, 4))
     def step(self, n):
         for _ in range(n):
@@ -206,7 +217,7 @@ class Trace:
     """A scheduler that records its batches: kind, steps, and the tokens ``start:active`` of each request."""
 
     def __init__(self, pages: int, page_size: int = 2, prefix: bool = False, **limits) -> None:
-        self.cache = ContextPages(PageManager(pages, page_size, prefix))
+        self.cache = RequestPages(PageManager(pages, page_size, prefix))
         limits = {"max_batch_size": 9, **limits}
         self.scheduler = TextScheduler(self.cache, SchedulerLimits(**limits))
         self.contexts: dict[str, TextContext] = {}
@@ -598,30 +609,83 @@ def test_the_estimate_of_a_chunk():
 
 
 def test_page_tables_reserve_all_or_nothing():
-    cache = ContextPages(PageManager(3, 2, True))
-    tables = PageTables(cache)
-    assert (tables.page_size, tables.total_pages, tables.free_pages) == (2, 3, 3)
+    cache = RequestPages(PageManager(3, 2, True))
+    assert (cache.page_size, cache.total_num_pages, cache.free_pages) == (2, 3, 3)
     a = TextContext(tokens=np.arange(4), max_length=9)
     b = TextContext(tokens=np.arange(5), max_length=9)
-    assert tables.open(a) and not tables.open(a)
-    tables.extend(a)
+    assert cache.open(a) and not cache.open(a)
+    cache.alloc(a)
     a.update(7)
     cache.step([a])
-    tables.reserve([a], 1)
-    assert tables.free_pages == 0 and a.request_id in tables
-    tables.reserve([a], 2)
-    assert tables.missing(a, 2) == 0 and tables.missing(a, 3) == 1
+    cache.reserve([a], 1)
+    assert cache.free_pages == 0 and cache.contains(a)
+    cache.reserve([a], 2)
+    assert cache.fits([a], 2) and not cache.fits([a], 3)
+    assert cache.missing_pages(a, 2) == 0 and cache.missing_pages(a, 3) == 1
     with pytest.raises(OutOfPagesError):
-        tables.reserve([a, b], 1)
-    assert b.request_id not in tables and (b.start_idx, b.active_idx) == (0, 5)
+        cache.reserve([a, b], 1)
+    assert not cache.contains(b) and (b.start_idx, b.active_idx) == (0, 5)
     # b's first tokens are cached, but it has not run
-    assert (tables.opened_tokens, tables.reused_tokens) == (4, 0)
-    tables.close(b.request_id)
-    tables.close(a.request_id)
-    tables.reserve([b], 2)
-    assert b.start_idx == 4 and tables.free_pages == 0
-    assert (tables.opened_tokens, tables.reused_tokens) == (9, 4)
+    assert (cache.opened_tokens, cache.reused_tokens) == (4, 0)
+    cache.close(b.request_id)
+    cache.close(a.request_id)
+    cache.reserve([b], 2)
+    assert b.start_idx == 4 and cache.free_pages == 0
+    assert (cache.opened_tokens, cache.reused_tokens) == (9, 4)
     cache.pages.check()
+
+
+@pytest.mark.parametrize(("pages", "kept"), [(4, (0, 0)), (5, (2, 0)), (6, (2, 2))])
+def test_drafted_tokens_take_no_pages_from_other_requests(pages, kept):
+    trace = Trace(pages, max_num_steps=3)
+    a, b = trace.add("a", 3, new=5), trace.add("b", 3, new=5)
+    assert trace.step() == "CE1 a0:3 b0:3"
+    for one in (a, b):
+        one.set_draft([1, 2])
+    assert trace.schedule() == "TG1 a3:4 b3:4", "a step that verifies is one step"
+    assert (a.draft_length, b.draft_length) == kept
+    assert [trace.pages(name) for name in "ab"] == [2 + bool(n) for n in kept]
+    assert trace.scheduler.preemptions == 0
+
+
+def test_drafted_tokens_are_not_counted_twice_as_future_pages():
+    """The pages that a running request needs until its end hold its drafted tokens too."""
+    trace = Trace(5, enable_in_flight_batching=True)
+    a = trace.add("a", 3, new=2)  # holds at most 4 tokens
+    assert trace.step() == "CE1 a0:3"
+    trace.add("b", 5, new=1)
+    a.max_length = (
+        8  # it may hold 7 tokens, in 4 pages: 3 free ones are not enough for b and one for a
+    )
+    a.set_draft([1, 2])
+    assert trace.step() == "TG1 a3:4"
+    other = Trace(5, enable_in_flight_batching=True)
+    a = other.add("a", 1, new=3)  # holds at most 3 tokens in 2 pages, of which it gets both now
+    assert other.step() == "CE1 a0:1"
+    a.set_draft([1])
+    other.cache.alloc(a)
+    other.add("b", 6, new=1)
+    assert other.step() == "CE1 a1:2 b0:6"
+
+
+def test_a_request_that_goes_back_waits_if_tokens_are_read_again():
+    trace = Trace(20)
+    a, b = trace.add("a", 3), trace.add("b", 3)
+    assert trace.steps(3) == ["CE1 a0:3 b0:3", "TG1 a3:4 b3:4", "TG1 a4:5 b4:5"]
+    trace.scheduler.truncate(a, 4)
+    trace.scheduler.truncate(b, 3)
+    # a reads its last token again, as a step of decoding does; b reads the last token of its prompt
+    assert trace.scheduler.counts()["waiting"] == 1
+    assert trace.steps(2) == ["CE1 b2:3", "TG1 a3:4 b3:4"]
+    trace.scheduler.remove(RequestID("b"))
+    trace.scheduler.truncate(b, 3)
+    assert len(trace.scheduler) == 1 and trace.step() == "TG1 a4:5"
+    shared = Trace(20, prefix=True)
+    one = shared.add("a", 3)
+    shared.steps(4)
+    shared.scheduler.truncate(one, 4)  # within the second page, which is full
+    assert shared.steps(2) == ["CE1 a2:4", "TG1 a4:5"]
+    assert shared.scheduler.preemptions == 0
 
 
 def test_a_request_that_can_never_run_is_refused():
@@ -653,9 +717,9 @@ def test_further_steps_take_pages_from_nobody(pages, steps):
 
 
 def test_page_tables_have_one_owner():
-    """The scheduler is the only file of the pipelines that claims, extends or shares pages."""
+    """No file but the scheduler's opens and extends the page tables of its requests."""
     source = Path(max.pipelines.__file__).parent
-    owners = {"scheduler/page_tables.py", "kv_cache/context_pages.py", "kv_cache/page_manager.py"}
+    owners = {"scheduler/scheduler.py", "kv_cache/request_pages.py"}
     calls = [
         f"{path.relative_to(source).as_posix()}:{node.lineno} calls {node.func.attr}"
         for path in sorted(source.rglob("*.py"))

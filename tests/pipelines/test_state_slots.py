@@ -13,12 +13,12 @@ from max.dtype import DType
 from max.interfaces import RequestID
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.pipelines.core import TextContext
-from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.memory import cache_bytes, pages_for_memory, state_bytes
 from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
-from max.pipelines.scheduler import PageTables, SchedulerLimits, TextScheduler
+from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 from tests.pipelines.test_scheduler import EOS, LIMITS, REQUEST, generate, next_token
 
 STATES = (
@@ -34,7 +34,7 @@ class RecurrentEngine:
 
     def __init__(self, slots: int, pages: int, page_size: int, limits: SchedulerLimits) -> None:
         self.slots = StateSlots(slots)
-        self.cache = ContextPages(PageManager(pages, page_size), self.slots)
+        self.cache = RequestPages(PageManager(pages, page_size), self.slots)
         self.scheduler = TextScheduler(self.cache, limits)
         self.states: list[list[int]] = [[-1] for _ in range(slots)]
         self.ended: set[RequestID] = set()
@@ -145,19 +145,18 @@ def test_slots_have_one_owner():
 
 
 def test_a_batch_without_a_slot_for_each_request_changes_nothing():
-    cache = ContextPages(PageManager(9, 2), StateSlots(2))
-    tables = PageTables(cache)
+    cache = RequestPages(PageManager(9, 2), StateSlots(2))
     batch = [TextContext(max_length=9, tokens=np.arange(3)) for _ in range(3)]
     with pytest.raises(OutOfPagesError, match="2 slots"):
-        tables.reserve(batch, 1)
+        cache.reserve(batch, 1)
     assert cache.free_pages == 9 and cache.slots.free_slots == 2
-    tables.reserve(batch[:2], 1)
+    cache.reserve(batch[:2], 1)
     assert cache.slots.free_slots == 0
 
 
 def test_prefixes_are_not_shared_beside_states():
     with pytest.raises(ValueError, match="pages of a prefix do not hold"):
-        ContextPages(PageManager(9, 2, True), StateSlots(2))
+        RequestPages(PageManager(9, 2, True), StateSlots(2))
     with pytest.raises(ValueError, match="enable_prefix_caching is set"):
         KVCacheParams(DType.float32, 1, 1, page_size=1, states=STATES, enable_prefix_caching=True)
 

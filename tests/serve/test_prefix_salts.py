@@ -17,8 +17,8 @@ import pytest
 from max.interfaces import RequestID
 from max.pipelines.core.context import TextContext
 from max.pipelines.kv_cache import salt_key
-from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.salt_key import KEY_FILE, salt_key_of
 from max.serve.batch import call
 from max.serve.http.middleware import Gate
@@ -165,8 +165,8 @@ def test_a_prompt_of_several_sequences_counts_once() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_requests_reuse_only_pages_of_their_salt(seed: int) -> None:
     draw = random.Random(seed)
-    cache = ContextPages(PageManager(400, 4, True))
-    other = ContextPages(PageManager(400, 4, True))
+    cache = RequestPages(PageManager(400, 4, True))
+    other = RequestPages(PageManager(400, 4, True))
     read: dict[str, set[tuple[int, ...]]] = {}
     for _ in range(150):
         salt = draw.choice(["", "a", "b", "ab", "\ud800", "a" * 200])

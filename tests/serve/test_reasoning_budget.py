@@ -48,7 +48,11 @@ def test_tokens_are_forced_where_the_budget_ends_within_reasoning(
         sampled = [2, 3, *sampled]  # else few answers reason
     limit = ReasoningLimit(ReasoningBudget(budget, "<think>", "</think>", begun, 2, CLOSING))
     tokens: list[int] = []
+    rewinds = data.draw(st.lists(st.integers(0, 8), max_size=3))
     while len(tokens) < len(sampled):
+        if rewinds and data.draw(st.booleans()):
+            del tokens[max(0, len(tokens) - rewinds.pop()) :]
+            limit.rewind(len(tokens))
         room = limit.bounded_steps(4, len(tokens))
         assert 1 <= room <= 4
         # several steps at once force nothing: no token within them may be due

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.pipelines.core.speech_context import TTSContext
-from max.pipelines.core.text_context import TextContext
+from max.pipelines.core.text_context import TextContext, draft_length
 from max.pipelines.core.vision_context import TextAndVisionContext
 
-__all__ = ["TTSContext", "TextAndVisionContext", "TextContext"]
+__all__ = ["TTSContext", "TextAndVisionContext", "TextContext", "draft_length"]

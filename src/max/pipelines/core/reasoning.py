@@ -47,10 +47,21 @@ class ReasoningLimit:
     def __init__(self, budget: ReasoningBudget) -> None:
         self._budget = budget
         opening = 0 if budget.begun else budget.begin_length
-        self._check_at: int | None = budget.tokens + opening  # tokens of the answer
+        self._first_check = budget.tokens + opening  # tokens of the answer
+        self._check_at: int | None = self._first_check
         self._closed_at: int | None = None
         # within reasoning; None: it may still begin
         self._thinks: bool | None = True if budget.begun else None
+
+    def rewind(self, generated: int) -> None:
+        """Goes back to an earlier state of the answer.
+
+        Args:
+            generated: The number of tokens that are left.
+        """
+        if self._closed_at is None or generated <= self._closed_at:
+            self._check_at, self._closed_at = self._first_check, None
+        self._thinks = None  # found from the whole text
 
     @property
     def sets_temperature(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from max.interfaces import (
     LogProbabilities,
     RequestID,
     SamplingParams,
+    TextGenerationContext,
     TextGenerationOutput,
 )
 from max.pipelines.core.exceptions import InputError, PromptTooLongError
@@ -51,6 +53,7 @@ class TextContext:
         status: The state of the generation.
         target_endpoint: The instance that answers.
         cache_salt: Requests share cached prefixes only if theirs are equal.
+        adapter: Identifies the weights that are added to the model's, equal for equal weights only; empty: none.
 
     Raises:
         InputError: The prompt is empty, not 1-d, or leaves no room for a new token.
@@ -84,6 +87,8 @@ class TextContext:
     reasoning_budget: ReasoningBudget | None = None
     _reasoning_limit: ReasoningLimit | None = None
     cache_salt: str = ""
+    adapter: str = ""
+    _draft_tokens: tuple[int, ...] = ()
     failure: Exception | None = None
     """The error that has ended the generation."""
 
@@ -167,6 +172,16 @@ class TextContext:
     def next_tokens(self) -> Tokens:
         """The tokens of the next step, from ``start_idx`` to ``active_idx``."""
         return self.tokens[self._start_idx : self._active_idx]
+
+    @property
+    def draft_tokens(self) -> tuple[int, ...]:
+        """The drafted tokens that the next step verifies: they may follow those of ``all_tokens``."""
+        return self._draft_tokens
+
+    @property
+    def draft_length(self) -> int:
+        """The number of drafted tokens."""
+        return len(self._draft_tokens)
 
     @property
     def prompt_tokens(self) -> Tokens:
@@ -282,6 +297,57 @@ class TextContext:
             self._start_idx, self._active_idx, self._end_idx = before
             raise
 
+    def set_draft(self, tokens: Sequence[int]) -> None:
+        """Sets the tokens that the next step verifies; the next :meth:`update`, :meth:`truncate` or :meth:`reset` drops
+        them.
+
+        Args:
+            tokens: The tokens; none: the next step gives one token.
+
+        Raises:
+            ValueError: The next step ends before the end of the prompt, or the sequence has no room for the tokens and
+                for one more.
+        """
+        room = self.max_length - self._end_idx - 1
+        if tokens and (self._active_idx < self._end_idx or len(tokens) > room):
+            raise ValueError(
+                f"request {self.request_id}: {len(tokens)} drafted tokens after token {self._active_idx} of "
+                f"{self._end_idx}; expected at most {room}, after the last token"
+            )
+        self._draft_tokens = tuple(tokens)
+
+    def truncate(self, length: int) -> None:
+        """Removes the last tokens, such as those that another process has refused; the generation goes on before them.
+
+        The last remaining token is processed again, as its logits are needed. The matcher is made anew from the
+        grammar, log-probabilities of removed tokens are dropped, and the reasoning budget counts the tokens that are
+        left. `RequestPages.truncate` also removes the tokens from the KV cache.
+
+        Args:
+            length: The number of tokens to keep; nothing happens if there are not more.
+
+        Raises:
+            ValueError: The prompt, or tokens that were returned already, would be removed; nothing was changed.
+        """
+        returned = max(self._prompt_len, self._completion_start_idx)
+        if length < returned:
+            raise ValueError(
+                f"request {self.request_id}: {length} of {self._end_idx} tokens are to be kept; the prompt and the "
+                f"tokens that were returned are {returned}"
+            )
+        if length >= self._end_idx:
+            return
+        for index in range(length, self._end_idx):
+            self._log_probabilities_data.pop(index, None)
+        self._start_idx = min(self._start_idx, length - 1)
+        self._active_idx = self._end_idx = self._completion_end_idx = length
+        self._draft_tokens = ()
+        self._matcher = None
+        if self._reasoning_limit is not None:
+            self._reasoning_limit.rewind(length - self._prompt_len)
+        if self.status in (GenerationStatus.END_OF_SEQUENCE, GenerationStatus.MAXIMUM_LENGTH):
+            self.status = GenerationStatus.ACTIVE
+
     def update(self, new_token: int, log_probabilities: LogProbabilities | None = None) -> None:
         """Appends the token of a step, and sets the status if the sequence has ended.
 
@@ -292,6 +358,7 @@ class TextContext:
             new_token: The token.
             log_probabilities: Its log-probabilities, if the request includes them.
         """
+        self._draft_tokens = ()
         if self._active_idx < self._end_idx:
             self._start_idx, self._active_idx = self._active_idx, self._end_idx
             return
@@ -341,7 +408,7 @@ class TextContext:
     def reset(self) -> None:
         """Turns all tokens into a prompt to process again, after the request lost its cache pages."""
         self._start_idx, self._active_idx = 0, self._end_idx
-        self._is_initial_prompt = True
+        self._is_initial_prompt, self._draft_tokens = True, ()
 
     def compute_num_available_steps(self, max_seq_len: int) -> int:
         """The number of tokens that can be generated before the sequence is full.
@@ -363,3 +430,12 @@ class TextContext:
             final_status=self.status,
             log_probabilities=present or None,
         )
+
+
+def draft_length(context: TextGenerationContext) -> int:
+    """The number of drafted tokens that the next step of a request verifies; contexts of other classes have none.
+
+    Args:
+        context: The request.
+    """
+    return context.draft_length if isinstance(context, TextContext) else 0

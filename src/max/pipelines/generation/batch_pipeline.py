@@ -17,7 +17,8 @@ from max.interfaces import (
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.prefix_store import PrefixStore, PrefixWrite
 from max.pipelines.generation.step_reader import StepReader
-from max.pipelines.scheduler import PageSource, SchedulerLimits
+from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.scheduler import SchedulerLimits
 
 MAX_SECONDS = 0.04
 """The time limit in seconds of an execution of several steps, if the configuration leaves their number open. It keeps
@@ -69,7 +70,7 @@ class BatchPipeline(
 
     @property
     @abstractmethod
-    def kv_managers(self) -> Sequence[PageSource]:
+    def kv_managers(self) -> Sequence[RequestPages]:
         """The KV cache, in a list."""
 
     @property
@@ -174,7 +175,7 @@ class ForeignPipeline(BatchPipeline[Any]):
         return pipeline
 
     @property
-    def kv_managers(self) -> Sequence[PageSource]:
+    def kv_managers(self) -> Sequence[RequestPages]:
         """The KV cache, in a list."""
         return self._inner.kv_managers
 

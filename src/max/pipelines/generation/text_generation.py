@@ -46,7 +46,6 @@ from max.pipelines.models.loading import load_model
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
-from max.pipelines.scheduler.page_tables import PageTables
 from max.pipelines.structured.constraint import Constraints, is_constrained
 from max.pipelines.structured.step_masks import StepMasks
 from max.pipelines.tokenization.tokenizer import TextTokenizer
@@ -123,7 +122,6 @@ class TextGenerationPipeline(
                 pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
             )
         self._kv_manager = self._load_cache(available)
-        self._page_tables = PageTables(self._kv_manager)
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
         self._constraints = Constraints(getattr(tokenizer, "delegate", None))
         self._prefixes = PrefixStore.of(pipeline_config, self._kv_manager)
@@ -297,7 +295,7 @@ class TextGenerationPipeline(
                     decode = cast(TextTokenizer, self._tokenizer).decode_now
                     limit.observe(context.generated_tokens.tolist(), decode)
                 num_steps = limit.bounded_steps(num_steps, len(context.generated_tokens))
-        self._page_tables.reserve(flat, num_steps)
+        self._kv_manager.reserve(flat, num_steps)
         return flat, num_steps
 
     def _inputs(self, flat: list[TextGenerationContextType], num_steps: int) -> ModelInputs:
@@ -484,4 +482,4 @@ class TextGenerationPipeline(
         Args:
             request_id: The request.
         """
-        self._page_tables.close(request_id)
+        self._kv_manager.close(request_id)

@@ -18,7 +18,6 @@ from max.engine import InferenceSession
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
-from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.memory import (
     cache_bytes,
     group_shapes,
@@ -31,6 +30,7 @@ from max.pipelines.kv_cache.memory import (
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import PagePool
 from max.pipelines.kv_cache.prefix_file import PageGroup, read_pages
+from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.kv_cache.swap_area import SwapArea
 
@@ -104,7 +104,7 @@ class _PageContents:
         return content if self._pool.takes(page) == takes else None
 
 
-class PagedKVCacheManager(ContextPages):
+class PagedKVCacheManager(RequestPages):
     """The paged KV cache of a model.
 
     ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of the second

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from max.pipelines.kv_cache.page_pool import PagePool, pages_of
 from max.pipelines.kv_cache.swap_area import SwapArea
 
 Tokens = npt.NDArray[np.integer[Any]]
+Contents: TypeAlias = Sequence[tuple[int, bytes]]
+"""What tokens of a sequence stand for besides their ids, such as images: the position of the first token of each, and
+bytes that identify it, in the order of the positions."""
 
 
 class OutOfPagesError(RuntimeError):
@@ -167,7 +170,13 @@ class PageManager:
         """
         return [group.pages for group in self._table(request_id).groups]
 
-    def reuse_prefix(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> int:
+    def reuse_prefix(
+        self,
+        request_id: RequestID,
+        tokens: Tokens,
+        salt: bytes = b"",
+        contents: Contents = (),
+    ) -> int:
         """Fills an empty table with cached pages that hold the first tokens of a request.
 
         At least one token remains to be processed, as its logits are needed. In a group with a window, only the pages
@@ -176,7 +185,8 @@ class PageManager:
         Args:
             request_id: The request; its table is empty.
             tokens: All tokens of the request.
-            salt: Identifies what the cache depends on besides the tokens, at most 64 bytes.
+            salt: Identifies what all pages depend on besides the tokens, at most 64 bytes.
+            contents: What tokens stand for; the pages from such a token on depend on it.
 
         Returns:
             The number of tokens that the tables of all groups now cover, a multiple of the page size.
@@ -190,7 +200,7 @@ class PageManager:
             raise ValueError(f"KV cache: request {request_id} has pages; a prefix comes first")
         if not self.enable_prefix_caching:
             return 0
-        hashes = self._hashes(tokens, salt)
+        hashes = self._hashes(tokens, salt, contents)
         end = self._cached_pages(hashes)
         if not all(
             pool.has_room_for(hashes[self._first_visible(pool, end) : end]) for pool in self.pools
@@ -204,12 +214,13 @@ class PageManager:
         table.reused = end * self.page_size
         return table.reused
 
-    def _hashes(self, tokens: Tokens, salt: bytes) -> list[bytes]:
+    def _hashes(self, tokens: Tokens, salt: bytes, contents: Contents) -> list[bytes]:
         """The hashes of the full pages before the last token, up to the first that a group without a window lacks."""
         unwindowed = [pool for pool in self.pools if pool.window is None]
         hashes: list[bytes] = []
         for index in range((len(tokens) - 1) // self.page_size):
-            hashes.append(self._hash(hashes[-1] if hashes else salt, tokens, index))
+            parent = hashes[-1] if hashes else salt
+            hashes.append(self._hash(parent, tokens, index, contents))
             if not all(pool.is_cached(hashes[-1]) for pool in unwindowed):
                 break
         return hashes
@@ -316,13 +327,20 @@ class PageManager:
             group.pages.extend([pool.take() for _ in range(missing)])
         return groups[0].pages[len(groups[0].pages) - missing :]
 
-    def commit(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> None:
+    def commit(
+        self,
+        request_id: RequestID,
+        tokens: Tokens,
+        salt: bytes = b"",
+        contents: Contents = (),
+    ) -> None:
         """Records that tokens are cached; from now on other requests can reuse the full pages.
 
         Args:
             request_id: The request.
             tokens: All tokens of the request that are in the cache, from the first on.
             salt: As in :meth:`reuse_prefix`.
+            contents: As in :meth:`reuse_prefix`; those after the tokens have no effect.
 
         Raises:
             KeyError: The request has no table.
@@ -340,11 +358,62 @@ class PageManager:
         table.reused = 0
         for index in range(len(table.hashes), len(tokens) // self.page_size):
             parent = table.hashes[-1] if table.hashes else salt
-            page_hash = self._hash(parent, tokens, index)
+            page_hash = self._hash(parent, tokens, index, contents)
             table.hashes.append(page_hash)
             for pool, group in zip(self.pools, table.groups, strict=True):
                 if index >= group.returned:
                     pool.share(group.pages[index], page_hash)
+
+    def truncate(self, request_id: RequestID, length: int) -> int:
+        """Removes the last tokens of a request from its tables, and releases the pages after the others.
+
+        A full page is never written again, as other requests may read it: if the new length is within one, the page is
+        released too. If a window has passed pages that the next token would see, all pages are released. The request
+        reads the tokens after the returned number again.
+
+        Args:
+            request_id: The request.
+            length: The number of tokens to keep, of those that are in the cache.
+
+        Returns:
+            The number of tokens that the tables of all groups still hold, at most `length`.
+
+        Raises:
+            KeyError: The request has no table.
+            ValueError: The tables do not hold that many tokens.
+        """
+        table, size = self._table(request_id), self.page_size
+        if not 0 <= length <= len(table) * size:
+            raise ValueError(
+                f"KV cache: request {request_id} is cut to {length} tokens; its tables hold {len(table) * size}"
+            )
+        kept = length // size * size if length < len(table.hashes) * size else length
+        groups = list(zip(self.pools, table.groups, strict=True))
+        if any(group.returned > pool.first_visible(kept, size) for pool, group in groups):
+            kept = 0
+        pages = pages_of(kept, size)
+        for pool, group in groups:
+            # the last page first, as in `release`
+            for page in reversed(group.pages[max(pages, group.returned) :]):
+                pool.drop(page)
+            del group.pages[pages:]
+            group.returned = min(group.returned, pages)
+        del table.hashes[kept // size :]
+        table.reused = min(table.reused, kept)
+        return kept
+
+    def trim(self, request_id: RequestID, length: int) -> None:
+        """Releases the pages after a number of tokens, such as those reserved for tokens that were not accepted.
+
+        Args:
+            request_id: The request.
+            length: The number of tokens in the cache.
+
+        Raises:
+            KeyError: The request has no table.
+        """
+        if len(self._table(request_id)) > pages_of(length, self.page_size):
+            self.truncate(request_id, length)
 
     def release(self, request_id: RequestID) -> None:
         """Removes a request's tables. Its full pages stay cached until their memory is needed.
@@ -393,10 +462,17 @@ class PageManager:
         except KeyError:
             raise KeyError(f"KV cache: request {request_id} has no page table") from None
 
-    def _hash(self, parent: bytes, tokens: Tokens, index: int) -> bytes:
-        """The hash of a page's tokens; `parent` is the key of the hash, so it also covers all tokens before the
-        page.
+    def _hash(self, parent: bytes, tokens: Tokens, index: int, contents: Contents = ()) -> bytes:
+        """The hash of a page's tokens and of what they stand for; `parent` is the key of the hash, so it also covers
+        all pages before.
         """
-        block = tokens[index * self.page_size : (index + 1) * self.page_size]
-        data = np.ascontiguousarray(block, dtype=np.int64).tobytes()
+        begin, end = index * self.page_size, (index + 1) * self.page_size
+        data = np.ascontiguousarray(tokens[begin:end], dtype=np.int64).tobytes()
+        for position, content in contents:
+            if (
+                begin <= position < end
+            ):  # the tokens have a fixed size, so what follows them is unambiguous
+                data += (
+                    position.to_bytes(8, "little") + len(content).to_bytes(8, "little") + content
+                )
         return hashlib.blake2b(data, digest_size=16, key=parent).digest()

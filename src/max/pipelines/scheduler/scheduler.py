@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from max.interfaces import BatchType, RequestID, TextGenerationContext, TextGenerationInputs
+from max.pipelines.core.context import TextContext, draft_length
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.kv_cache.page_manager import OutOfPagesError
+from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.order import RequestOrder
-from max.pipelines.scheduler.page_tables import PageSource, PageTables
 from max.pipelines.scheduler.step_times import StepEstimate
 
 
@@ -28,8 +29,8 @@ class TextScheduler:
         limits: The limits of batches.
     """
 
-    def __init__(self, pages: PageSource, limits: SchedulerLimits) -> None:
-        self._tables, self._limits = PageTables(pages), limits
+    def __init__(self, pages: RequestPages, limits: SchedulerLimits) -> None:
+        self._pages, self._limits = pages, limits
         # both dictionaries are sorted by rank
         self._waiting: dict[RequestID, TextGenerationContext] = {}
         self._running: dict[RequestID, TextGenerationContext] = {}
@@ -48,14 +49,14 @@ class TextScheduler:
 
     def counts(self) -> dict[str, int]:
         """The load: running and waiting requests, used pages, preemptions, tokens read and tokens reused."""
-        tables = self._tables
+        pages = self._pages
         return {
             "running": len(self._running),
             "waiting": len(self._waiting),
-            "used_pages": tables.used_pages,
+            "used_pages": pages.used_pages,
             "preemptions": self.preemptions,
-            "prompt_tokens": tables.opened_tokens,
-            "reused_tokens": tables.reused_tokens,
+            "prompt_tokens": pages.opened_tokens,
+            "reused_tokens": pages.reused_tokens,
         }
 
     def add(self, context: TextGenerationContext, priority: int = 0, client: str = "") -> None:
@@ -77,7 +78,7 @@ class TextScheduler:
         # a sequence of full length holds one token less, as the last token is never written to the cache
         limits = self._limits
         chunk = limits.prefill_chunk_size if limits.enable_chunked_prefill else longest
-        lacking = self._tables.lacking(longest - 1, max(chunk, limits.max_num_steps))
+        lacking = self._pages.lacking(longest - 1, max(chunk, limits.max_num_steps))
         if lacking is not None:
             needed, pages = lacking
             raise InputError(
@@ -102,7 +103,7 @@ class TextScheduler:
             self._long.discard(request_id)
             self._waiting.pop(request_id, None)
             self._running.pop(request_id, None)
-            self._tables.close(request_id)
+            self._pages.close(request_id)
 
     def requeue(self, context: TextGenerationContext) -> None:
         """Preempts a request whose cache contents are unknown, for example after an interrupted step.
@@ -112,6 +113,20 @@ class TextScheduler:
         """
         if context.request_id in self._order:
             self._preempt(context)
+
+    def truncate(self, context: TextContext, length: int) -> None:
+        """Removes the last tokens of a request, between two steps; what remains may have to be read again.
+
+        Args:
+            context: The request; its generation has not ended.
+            length: The number of tokens to keep.
+
+        Raises:
+            ValueError: The prompt, or tokens that were returned already, would be removed; nothing was changed.
+        """
+        self._pages.truncate(context, length)
+        if self._running.get(context.request_id) is context and context.needs_ce:
+            self._wait_again(context)
 
     def schedule(self) -> TextGenerationInputs[TextGenerationContext] | None:
         """The next batch, with its pages reserved; None if no request is left.
@@ -244,7 +259,7 @@ class TextScheduler:
         limits = self._limits
         busy = joins or bool(self._running)
         try:
-            opened = self._tables.open(context)
+            opened = self._pages.open(context)
         except OutOfPagesError:
             # a later waiting request with part of its prompt read may hold the last slot
             if not busy and self._preempt_last(after=context):
@@ -264,14 +279,14 @@ class TextScheduler:
         if busy and bound is not None and context_length + context.current_length > bound:
             return self._put_off(context, opened)
         try:
-            self._tables.extend(context)
+            self._pages.alloc(context)
         except OutOfPagesError:
             # nothing runs, so later waiting requests with part of their prompts read hold the pages
             if not busy and self._preempt_last(after=context):
                 return self._admit(context, left, context_length, joins)
             return self._put_off(context, opened)
         # keep one free page per request that grows: otherwise one of them would soon preempt this request
-        if opened and self._tables.free_pages < sum(map(self._grows, self._running.values())):
+        if opened and self._pages.free_pages < sum(map(self._grows, self._running.values())):
             return self._put_off(context, opened)
         return True
 
@@ -279,13 +294,13 @@ class TextScheduler:
         """Whether a running request needs further pages before it ends."""
         if context.max_length is None:
             return True
-        left = max(1, context.max_length - context.active_idx)
-        return self._tables.missing(context, left) > 0
+        left = max(1, context.max_length - context.active_idx - draft_length(context))
+        return self._pages.missing_pages(context, left) > 0
 
     def _put_off(self, context: TextGenerationContext, opened: bool) -> bool:
         """Restores a waiting request to its state before :meth:`_admit`; always returns False."""
         if opened:
-            self._tables.retract(context.request_id)
+            self._pages.retract(context.request_id)
             context.reset()
         else:
             context.set_token_indices(active_idx=context.end_idx)
@@ -293,6 +308,8 @@ class TextScheduler:
 
     def _steps(self) -> int:
         """The number of tokens per running request in one execution, limited by the room left in each sequence."""
+        if any(map(draft_length, self._running.values())):
+            return 1  # a step that verifies drafted tokens gives several tokens by itself
         room = [
             context.compute_num_available_steps(context.max_length)
             for context in self._running.values()
@@ -309,8 +326,7 @@ class TextScheduler:
         longest, step = self._limits.max_seconds, self._times.plain
         if longest is not None and (step is None or step * steps > longest):
             return False
-        missing = sum(self._tables.missing(context, steps) for context in self._running.values())
-        return missing <= self._tables.free_pages
+        return self._pages.fits(self._running.values(), steps)
 
     def _decodable(
         self, steps: int, kept: Collection[RequestID] = ()
@@ -325,10 +341,14 @@ class TextScheduler:
         for key, context in list(self._running.items()):
             while key in self._running:
                 try:
-                    self._tables.extend(context, steps)
+                    self._pages.alloc(context, steps)
                     batch.append(context)
                     break
                 except OutOfPagesError:
+                    # drafted tokens are a guess: they take no pages from other requests
+                    if isinstance(context, TextContext) and context.draft_tokens:
+                        context.set_draft(())
+                        continue
                     if self._preempt_last(after=context, kept=kept):
                         continue
                     if kept:
@@ -341,7 +361,7 @@ class TextScheduler:
         holders = [
             context
             for context in (*self._waiting.values(), *self._running.values())
-            if context.request_id in self._tables and context.request_id not in kept
+            if self._pages.contains(context) and context.request_id not in kept
         ]
         last = max(holders, key=self._order.rank, default=after)
         if self._order.rank(last) <= self._order.rank(after):
@@ -351,12 +371,15 @@ class TextScheduler:
 
     def _preempt(self, context: TextGenerationContext) -> None:
         """Releases the pages of a request and moves it to the waiting requests; its tokens are read again."""
-        key = context.request_id
-        self._tables.close(key)
+        self._pages.close(context.request_id)
         context.reset()
         self.preemptions += 1
-        self._running.pop(key, None)
-        self._waiting[key] = context
+        self._wait_again(context)
+
+    def _wait_again(self, context: TextGenerationContext) -> None:
+        """Moves a request to the waiting requests, as its tokens are read again."""
+        self._running.pop(context.request_id, None)
+        self._waiting[context.request_id] = context
         self._waiting = self._order.sorted(self._waiting)
 
 

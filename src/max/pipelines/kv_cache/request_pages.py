@@ -1,0 +1,343 @@
+"""The pages of a cache by request: the only code that opens, extends and closes page tables. No tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
+from max.pipelines.core.context import TextContext, draft_length
+from max.pipelines.kv_cache.page_manager import Contents, OutOfPagesError, PageManager
+from max.pipelines.kv_cache.salt_key import SALT_KEY_BYTES, salt_key_of
+from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
+
+
+class RequestPages:
+    """The page tables and slots of requests, whose tokens and lengths it reads from their contexts.
+
+    The scheduler opens and extends the tables of its requests. A pipeline whose ``execute`` is called without a
+    scheduler reserves pages by :meth:`reserve`.
+
+    A request owns a slot of the recurrent states as long as it has a page table. A request without processed tokens
+    starts from a zero state by definition, so slots need no reset; a preempted request is read again from its start.
+
+    Args:
+        pages: The page manager.
+        slots: The slots of recurrent states; None: the model has none.
+
+    Raises:
+        ValueError: Prefixes are cached although the model has recurrent states, which pages do not store.
+    """
+
+    def __init__(self, pages: PageManager, slots: StateSlots | None = None) -> None:
+        if slots is not None and pages.enable_prefix_caching:
+            raise ValueError("RequestPages: pages of a prefix do not hold recurrent states")
+        self.pages, self.slots = pages, slots
+        self._unread: set[RequestID] = set()
+        """Requests that were claimed by their contexts, and have no pages yet."""
+        self.salt_folder: Path | None = None
+        """The folder that holds the key of salts, as pages are stored there; None: the key is of this cache only."""
+        # for each request the number of its tokens when its table was opened, and how many of these were reused
+        self._opened: dict[RequestID, tuple[int, int]] = {}
+        self.opened_tokens = 0
+        """The total number of tokens of requests when their page table was opened, counted at each opening."""
+        self.reused_tokens = 0
+        """The number of these tokens that were in the cache."""
+
+    @cached_property
+    def salt_key(self) -> bytes:
+        """The key of the digests of salts: the hashes of pages, which a file may hold, do not tell the salts."""
+        if self.salt_folder is None:
+            return secrets.token_bytes(SALT_KEY_BYTES)
+        return salt_key_of(self.salt_folder)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.pages.page_size
+
+    @property
+    def total_num_pages(self) -> int:
+        """The number of pages, over all groups of layers."""
+        return sum(pool.num_pages for pool in self.pages.pools)
+
+    @property
+    def used_pages(self) -> int:
+        """The number of pages that requests hold, over all groups of layers."""
+        return self.pages.used_pages
+
+    @property
+    def free_pages(self) -> int:
+        """The number of pages that no request holds, of the group of layers with the fewest."""
+        return self.pages.free_pages
+
+    def forget_prefixes(self) -> None:
+        """Empties all cached pages, and excludes pages in use from sharing with further requests."""
+        self.pages.forget_prefixes()
+
+    def contains(self, request_id: RequestID | TextGenerationContext) -> bool:
+        """Whether a request has a page table.
+
+        Args:
+            request_id: The request, by its number or its context.
+        """
+        return _number(request_id) in self.pages
+
+    def open(self, context: TextGenerationContext) -> bool:
+        """Gives a request a page table that starts with the cached pages of its first tokens, and a slot.
+
+        Args:
+            context: The request; it skips the tokens that are cached.
+
+        Returns:
+            Whether the table is new; False if the request already has one.
+
+        Raises:
+            OutOfPagesError: No slot of the recurrent states is free; nothing was changed.
+        """
+        if self.contains(context.request_id):
+            return False
+        self.claim(context.request_id)
+        reused = self.reuse_prefix(context)
+        self._opened[context.request_id] = context.current_length, reused
+        self.opened_tokens += context.current_length
+        self.reused_tokens += reused
+        return True
+
+    def retract(self, request_id: RequestID) -> None:
+        """Removes a page table that :meth:`open` has just made, and takes its tokens out of the counts.
+
+        Args:
+            request_id: The request; no step has run with the table.
+        """
+        tokens, reused = self._opened[request_id]
+        self.opened_tokens -= tokens
+        self.reused_tokens -= reused
+        self.close(request_id)
+
+    def close(self, request_id: RequestID) -> None:
+        """Removes a request's page table and frees its slot; nothing happens if it has none.
+
+        Args:
+            request_id: The request.
+        """
+        if self.contains(request_id):
+            self.release(request_id)
+
+    def lacking(self, length: int, step: int) -> tuple[int, int] | None:
+        """Checks whether a request can never run; see :meth:`PageManager.lacking`.
+
+        Args:
+            length: The number of tokens of its whole sequence.
+            step: The maximum number of tokens per step.
+        """
+        return self.pages.lacking(length, step)
+
+    def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
+        """The number of pages that a request lacks for its next steps, the same in each group of layers.
+
+        Args:
+            context: The request.
+            num_steps: The number of steps.
+
+        Raises:
+            KeyError: The request has no page table.
+        """
+        return self.pages.missing_pages(context.request_id, _length_after(context, num_steps))
+
+    def fits(self, batch: Iterable[TextGenerationContext], num_steps: int) -> bool:
+        """Whether enough pages are free for the next steps of requests.
+
+        Args:
+            batch: The requests; their tables are open.
+            num_steps: The number of steps.
+        """
+        return sum(self.missing_pages(context, num_steps) for context in batch) <= self.free_pages
+
+    def alloc(self, context: TextGenerationContext, num_steps: int = 1) -> None:
+        """Extends a request's page table for its next steps, and for the drafted tokens that the first one verifies.
+
+        The first time for a request that was claimed by its context, cached pages of its first tokens are added before,
+        and these tokens are skipped.
+
+        Args:
+            context: The request.
+            num_steps: The number of steps.
+
+        Raises:
+            KeyError: The request has no page table.
+            OutOfPagesError: Too few pages are free; no page was taken.
+        """
+        if context.request_id in self._unread:
+            self._unread.discard(context.request_id)
+            self.reuse_prefix(context)
+        self.pages.reserve(context.request_id, _length_after(context, num_steps))
+
+    def reserve(self, batch: Sequence[TextGenerationContext], num_steps: int) -> None:
+        """Opens and extends the page tables of a batch; does nothing for batches of the scheduler.
+
+        Args:
+            batch: The requests.
+            num_steps: The number of steps.
+
+        Raises:
+            OutOfPagesError: Too few pages are free; no table was opened, and tables that were already open may have
+                been extended.
+        """
+        opened: list[tuple[TextGenerationContext, int, int]] = []
+        try:
+            for context in batch:
+                indices = context.start_idx, context.active_idx
+                if self.open(context):
+                    opened.append((context, *indices))
+                self.alloc(context, num_steps)
+        except OutOfPagesError:
+            for context, start, active in opened:
+                self.retract(context.request_id)
+                context.set_token_indices(start_idx=start, active_idx=active)
+            raise
+
+    def step(self, batch: TextGenerationContext | Sequence[TextGenerationContext]) -> None:
+        """Records that the processed tokens of a batch are in the cache, and releases the pages that were reserved for
+        tokens that were not accepted, and those that the windows have passed.
+
+        Args:
+            batch: The requests, or one; their contexts are already updated.
+        """
+        for context in batch if isinstance(batch, Sequence) else (batch,):
+            key, length = context.request_id, context.start_idx
+            salt, contents, end = self._identity(context)
+            self.pages.commit(key, context.all_tokens[: min(length, end)], salt, contents)
+            self.pages.return_unseen(key, length)
+            self.pages.trim(key, length)
+
+    def truncate(self, context: TextContext, length: int) -> None:
+        """Removes the last tokens of a request from its context and from the cache.
+
+        What must be read again, besides the last remaining token: the tokens of a full page that the end is within; all
+        tokens if a window has passed pages that are needed, or if the model has recurrent states, which cannot go back.
+
+        Args:
+            context: The request; its table, if it has one, holds its processed tokens.
+            length: The number of tokens to keep.
+
+        Raises:
+            ValueError: The prompt, or tokens that were returned already, would be removed; nothing was changed.
+        """
+        # the last token is processed again, as its logits are needed
+        kept = min(context.start_idx, length - 1)
+        goes_back = kept < context.start_idx
+        context.truncate(length)
+        if goes_back and self.contains(context.request_id):
+            self._keep(context, 0 if self.slots is not None else kept)
+
+    def _keep(self, context: TextGenerationContext, length: int) -> int:
+        """Keeps at most `length` tokens of a request in the cache, and returns how many; no image is kept in part."""
+        while True:
+            held = self.pages.truncate(context.request_id, length)
+            length = _before_image(context, held)
+            if length == held:
+                context.set_token_indices(start_idx=held)
+                return held
+
+    def claim(self, request_id: RequestID | TextGenerationContext, replica_idx: int = 0) -> None:
+        """Gives a request an empty page table, and a slot of the recurrent states.
+
+        Args:
+            request_id: The request, by its number or its context.
+            replica_idx: The replica of the model, of which there is one: 0.
+
+        Raises:
+            ValueError: The request already has a page table, or there is no such replica.
+            OutOfSlotsError: No slot is free; nothing was changed.
+        """
+        if replica_idx != 0:
+            raise ValueError(f"claim: the replica is {replica_idx}; there is one, 0")
+        number = _number(request_id)
+        self.pages.claim(number)
+        if self.slots is not None:
+            try:
+                self.slots.claim(number)
+            except OutOfSlotsError:
+                self.pages.release(number)
+                raise
+        if number is not request_id:
+            self._unread.add(number)
+
+    def reuse_prefix(self, context: TextGenerationContext) -> int:
+        """Adds cached pages that hold the first tokens of a request to its table, and skips these tokens.
+
+        Args:
+            context: The request; its page table is empty.
+
+        Returns:
+            The number of skipped tokens; 0 if tokens of the request were already processed.
+        """
+        if context.start_idx != 0:
+            return 0
+        salt, contents, end = self._identity(context)
+        tokens = context.all_tokens[: end + 1]
+        reused = self.pages.reuse_prefix(context.request_id, tokens, salt, contents)
+        return self._keep(context, _before_image(context, reused)) if reused else 0
+
+    def release(self, request_id: RequestID | TextGenerationContext) -> None:
+        """Removes a request's page table, and frees its slot.
+
+        Args:
+            request_id: The request, by its number or its context.
+
+        Raises:
+            KeyError: It has none.
+        """
+        number = _number(request_id)
+        self.pages.release(number)
+        self._unread.discard(number)
+        self._opened.pop(number, None)
+        if self.slots is not None:
+            self.slots.release(number)
+
+    def _identity(self, context: TextGenerationContext) -> tuple[bytes, Contents, int]:
+        """What the pages of a request depend on besides its tokens: a salt for all of them, the images, and the number
+        of tokens whose pages may be shared: those before the first image without a hash.
+        """
+        images: Sequence[ImageMetadata] = getattr(context, "images", ())
+        end, contents = context.current_length, list[tuple[int, bytes]]()
+        for image in images:
+            if image.image_hash == -1:
+                end = image.start_idx
+                break
+            contents.append((image.start_idx, image.image_hash.to_bytes(8, "little", signed=True)))
+        return self._salt(context), contents, end
+
+    def _salt(self, context: TextGenerationContext) -> bytes:
+        """The digest of a request's adapter, and of those who may share its pages."""
+        adapter: str = getattr(context, "adapter", "")
+        text: str = getattr(context, "cache_salt", "")
+        if not (adapter or text):
+            return b""
+        name = adapter.encode("utf-8", "surrogatepass")
+        data = len(name).to_bytes(8, "little") + name + text.encode("utf-8", "surrogatepass")
+        # the key hides API keys and texts; pages of an adapter alone are the same for all engines
+        return hashlib.blake2b(data, digest_size=32, key=self.salt_key if text else b"").digest()
+
+
+def _before_image(context: TextGenerationContext, index: int) -> int:
+    """The index, or the first token of the image that it is within."""
+    images: Sequence[ImageMetadata] = getattr(context, "images", ())
+    inside = (image.start_idx for image in images if image.start_idx < index < image.end_idx)
+    return next(inside, index)
+
+
+def _length_after(context: TextGenerationContext, num_steps: int) -> int:
+    """The number of cached tokens after some steps, with all drafted tokens; the token of the last step is not written
+    to the cache.
+    """
+    return context.active_idx + draft_length(context) + num_steps - 1
+
+
+def _number(request: RequestID | TextGenerationContext) -> RequestID:
+    """The number of a request that is given by it or by its context."""
+    return request if isinstance(request, RequestID) else request.request_id
