@@ -331,6 +331,7 @@ def shared_tokens(cache: RequestPages, first: TextContext, second: TextContext) 
         ((5, 6), (6, 5), 0),
         (tuple(range(10)), tuple(range(10)), 15),
         (tuple(range(10)), (*range(9), 99), 5),  # the last of many images, in the second page
+        (tuple(range(6)), (*range(5), 99), 5),  # the first token of the second page
         ((-1,), (-1,), 0),  # images without a hash never match
         ((5, -1), (5, -1), 0),
         ((*range(6), -1), (*range(6), -1), 5),  # but the pages before them do

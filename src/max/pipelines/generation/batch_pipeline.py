@@ -71,7 +71,7 @@ class BatchPipeline(
     @property
     @abstractmethod
     def kv_managers(self) -> Sequence[RequestPages]:
-        """The KV cache, in a list."""
+        """The KV caches, which hold the same tokens of each request; most pipelines have one."""
 
     @property
     @abstractmethod
@@ -176,7 +176,7 @@ class ForeignPipeline(BatchPipeline[Any]):
 
     @property
     def kv_managers(self) -> Sequence[RequestPages]:
-        """The KV cache, in a list."""
+        """The KV caches."""
         return self._inner.kv_managers
 
     @property

@@ -27,6 +27,7 @@ from max.interfaces import (
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.step_reader import StepReader
+from max.pipelines.kv_cache.joined_pages import joined
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 
 
@@ -100,9 +101,8 @@ class Engine:
         limits: SchedulerLimits,
         reader: StepReader | None = None,
     ) -> None:
-        (cache,) = pipeline.kv_managers
         self._pipeline = weakref.ref(pipeline)
-        self.scheduler = TextScheduler(cache, limits)
+        self.scheduler = TextScheduler(joined(pipeline.kv_managers), limits)
         self._stepping = False
         self._lock = threading.Lock()  # guards _changes and _started
         self._changes: list[_Submission | RequestID] = []

@@ -151,9 +151,9 @@ class _Service:
         error: BaseException | None = None
         try:
             self._pipeline.load_prefixes()
-            (cache,) = self._pipeline.kv_managers
+            pages = self._engine.scheduler.pages
             self._channel.send(
-                EngineReady(self._limits.max_batch_size, cache.page_size, cache.total_num_pages)
+                EngineReady(self._limits.max_batch_size, pages.page_size, pages.total_num_pages)
             )
             self._warming = threading.Thread(
                 target=self._warm_up, name="engine warm-up", daemon=True

@@ -232,10 +232,18 @@ class RequestPages:
         goes_back = kept < context.start_idx
         context.truncate(length)
         if goes_back and self.contains(context.request_id):
-            self._keep(context, 0 if self.slots is not None else kept)
+            self.keep(context, 0 if self.slots is not None else kept)
 
-    def _keep(self, context: TextGenerationContext, length: int) -> int:
-        """Keeps at most `length` tokens of a request in the cache, and returns how many; no image is kept in part."""
+    def keep(self, context: TextGenerationContext, length: int) -> int:
+        """Keeps the first tokens of a request in the cache, and removes the others; no image is kept in part.
+
+        Args:
+            context: The request; its next step begins after the kept tokens.
+            length: The maximum number of tokens to keep.
+
+        Returns:
+            The number of tokens; see :meth:`PageManager.truncate`.
+        """
         while True:
             held = self.pages.truncate(context.request_id, length)
             length = _before_image(context, held)
@@ -281,7 +289,7 @@ class RequestPages:
         salt, contents, end = self._identity(context)
         tokens = context.all_tokens[: end + 1]
         reused = self.pages.reuse_prefix(context.request_id, tokens, salt, contents)
-        return self._keep(context, _before_image(context, reused)) if reused else 0
+        return self.keep(context, _before_image(context, reused)) if reused else 0
 
     def release(self, request_id: RequestID | TextGenerationContext) -> None:
         """Removes a request's page table, and frees its slot.
@@ -295,9 +303,17 @@ class RequestPages:
         number = _number(request_id)
         self.pages.release(number)
         self._unread.discard(number)
-        self._opened.pop(number, None)
+        self.forget_opening(number)
         if self.slots is not None:
             self.slots.release(number)
+
+    def forget_opening(self, request_id: RequestID | TextGenerationContext) -> None:
+        """Forgets how many tokens a request had when its table was opened.
+
+        Args:
+            request_id: The request, by its number or its context.
+        """
+        self._opened.pop(_number(request_id), None)
 
     def _identity(self, context: TextGenerationContext) -> tuple[bytes, Contents, int]:
         """What the pages of a request depend on besides its tokens: a salt for all of them, the images, and the number

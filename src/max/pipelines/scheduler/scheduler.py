@@ -41,6 +41,11 @@ class TextScheduler:
         self.preemptions = 0
         """The number of times that a request lost its pages."""
 
+    @property
+    def pages(self) -> RequestPages:
+        """The pages of the KV cache, or of all caches."""
+        return self._pages
+
     def __len__(self) -> int:
         return len(self._order)
 
