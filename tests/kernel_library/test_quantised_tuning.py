@@ -46,9 +46,10 @@ def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None
     assert tuning_of(default) == tuning_of(cpu("of another family"))
     for target in (default, zen4):
         tiling, tuning = quantised_tiling(target, form), tuning_of(target)
-        assert tiling.prefetch_distance == tuning.prefetch_distance
+        assert tiling.prefetch_distances == tuning.prefetch_distances
+        assert len(tuning.prefetch_distances) == max(GEMV_PASSES)
         assert default_threshold(target, tiling) == tuning.row_threshold
-    assert tuning_of(zen4).prefetch_distance < tuning_of(default).prefetch_distance
+    assert tuning_of(zen4).prefetch_distances < tuning_of(default).prefetch_distances
     assert tuning_of(zen4).row_threshold > tuning_of(default).row_threshold
 
 
@@ -57,4 +58,5 @@ def test_targets_of_several_instructions_and_of_tiles_keep_their_thresholds() ->
     narrow = cpu("znver4", frozenset({"avx2", "fma"}))
     tiles = cpu("znver4", DOT | {"amx-emulated"})
     assert default_threshold(narrow, quantised_tiling(narrow, form)) == NARROW_ROW_THRESHOLD
+    assert tuning_of(narrow) == tuning_of(cpu("generic"))
     assert default_threshold(tiles, quantised_tiling(tiles, form)) == AMX_ROW_THRESHOLD

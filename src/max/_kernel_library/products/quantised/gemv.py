@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.products.quantised.activations import Rounded
-from max._kernel_library.products.quantised.packed import LINE
+from max._kernel_library.products.quantised.packed import LINE, PackedFormat
 from max._kernel_library.products.quantised.unpacking import (
     QuantisedTiling,
     add_pairs,
@@ -39,19 +39,36 @@ class PackedStrip(NamedTuple):
 
 
 @k.inline
-def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, t: QuantisedTiling) -> None:
-    """Prefetches a block's share of the unit `prefetch_distance` bytes later, in this strip or the next one.
+def prefetch_ahead(lines: Any, at: Any, size: int, ahead: int, locality: int) -> None:
+    """Prefetches what lies `ahead` bytes behind some bytes that are read now; beyond a strip lies the next one.
 
-    The prefetches of a unit are spread over its blocks, as many prefetches at once would delay each other.
+    Each pass prefetches the cache lines that it reads, in the order in which it reads them, and not many at once: the
+    hardware prefetchers then see one rising stream.
+
+    Args:
+        lines: The bytes of a block or of a unit.
+        at: The first byte that is read.
+        size: The number of bytes.
+        ahead: The distance; 0: nothing is prefetched.
+        locality: The locality of prefetches, as in `k.prefetch`.
     """
-    form, end = t.form, strip.groups.shape[1]
-    share = form.unit_bytes // form.span
-    ahead = unit * form.unit_bytes + inside * share + t.prefetch_distance
-    beyond = ahead >= end
-    ahead = ahead - end if beyond else ahead
-    group = k.i64(1) if beyond else k.i64(0)
-    for i in k.static_range(0, share, CACHE_LINE):
-        strip.groups.prefetch(group, ahead + i, locality=strip.locality)
+    if ahead:
+        for i in k.static_range(0, size, CACHE_LINE):
+            lines.prefetch(at + ahead + i, locality=locality)
+
+
+def prefetch_distance(rows: int, t: QuantisedTiling) -> int:
+    """The distance of prefetches for a pass of some rows; a single row reads lines of 8 bits fastest without."""
+    return t.prefetch_distances[rows - 1] if t.form.bits < 8 or rows > 1 else 0
+
+
+def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
+    """The lines of a block that word `j` of x is the first to read."""
+    if form.bits == 8:
+        return (j,)
+    low = (form.first_low + j,) if j < 4 else ()
+    upper = (0,) if j == 0 and form.first_low else ()
+    return (*upper, *low, *((5,) if form.bits == 6 and j == 4 else ()))
 
 
 @k.inline
@@ -80,8 +97,8 @@ def add_word(
 
 @k.inline
 def add_packed_block(
-    sums: Any, q: Rounded, b: Any, scales: Any, lines: Any, vectors: tuple[int, ...], first: Any,
-    rows: int, t: QuantisedTiling,
+    sums: Any, q: Rounded, b: Any, unit: Any, block: Any, vectors: tuple[int, ...], first: Any,
+    rows: int, locality: int, t: QuantisedTiling,
 ) -> None:  # fmt: skip
     """Adds the products of one block of x with some vectors of columns.
 
@@ -89,16 +106,17 @@ def add_packed_block(
         sums: A tile of sums, f32.
         q: The rounded rows.
         b: The index of the block.
-        scales: The scales of the block's unit, and the index of the block in the unit.
-        lines: The strip's bytes, and the offset of the block's lines.
+        unit: The bytes of the block's unit.
+        block: The bytes of the block.
         vectors: The indices of the vectors.
         first: The first column of vector 0.
         rows: The number of rows of x.
+        locality: The locality of prefetches.
         t: The tiling.
     """
     form, width = t.form, t.width
-    unit_scales, inside = scales
-    packed, line = lines
+    ahead, column = prefetch_distance(rows, t), 4 * (first + vectors[0] * width)
+    size = 4 * width * len(vectors)
     steps = 8 // form.parts
     fold = min(t.fold, steps) or steps
     count = len(vectors)
@@ -111,25 +129,30 @@ def add_packed_block(
             if t.narrow and form.bits in (4, 8):
                 # words j and 4 + j are in one line, or four lines apart
                 for j in range(4):
-                    block = packed[line + j * LINE :]
+                    four = block[j * LINE :]
                     for half in k.static_range(2):
-                        add_word(sums_of_four, block, words[j:], 4 * half, vectors, first, rows, t)
+                        if half == 0 or form.bits == 8:
+                            prefetch_ahead(four, 4 * half * LINE + column, size, ahead, locality)
+                        add_word(sums_of_four, four, words[j:], 4 * half, vectors, first, rows, t)
             else:
                 for j in k.static_range(begin, begin + fold):
-                    add_word(sums_of_four, packed[line:], words, j, vectors, first, rows, t)
+                    for line in lines_of_word(j, form):
+                        prefetch_ahead(block, line * LINE + column, size, ahead, locality)
+                    add_word(sums_of_four, block, words, j, vectors, first, rows, t)
             if t.fold:
                 add_pairs(acc, pairs, rows, count, t)
         for i in k.static_range(count):
             at = first + vectors[i] * width
-            scale = load_scales(unit_scales, at, form, inside * form.parts + p, 0, width)
+            scale = load_scales(unit, block, at, form, p, width)
             for r in k.static_range(rows):
                 v = vectors[i]
                 scaled = scale * q.scales[b * q.height + r]
                 sums[r, v] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v])
+    prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, locality)
     if form.affine:
         for i in k.static_range(count):
             v = vectors[i]
-            offset = load_scales(unit_scales, first + v * width, form, inside, 1, width)
+            offset = load_scales(unit, block, first + v * width, form, form.parts, width)
             for r in k.static_range(rows):
                 scaled_sum = k.splat(-q.zero_sums[b * q.height + r], width)
                 sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
@@ -157,19 +180,14 @@ def gemv_packed(
     sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
     # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
     together = min(vectors, 2) if t.width == 4 else vectors
-    packed = strip.groups[0]
+    packed, locality = strip.groups[0], strip.locality
     for unit in range(strip.blocks // form.span):
+        scales = packed[unit * form.unit_bytes :]
+        prefetch_ahead(scales, 0, form.halves, prefetch_distance(rows, t), locality)
         for inside in range(form.span):
             b = unit * form.span + inside
-            line = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
-            # the hardware prefetcher falls behind; a single row reads lines of 8 bits fastest without prefetches
-            if form.bits < 8 or rows > 1:
-                if first == 0:
-                    prefetch_unit_share(strip, unit, inside, t)
-            scales = packed[unit * form.unit_bytes :]
+            block = scales[form.halves + inside * form.block_bytes :]
             for v in k.static_range(0, vectors, together):
                 numbers = tuple(range(v, v + together))
-                add_packed_block(
-                    sums, q, b, (scales, inside), (packed, line), numbers, first, rows, t
-                )
+                add_packed_block(sums, q, b, scales, block, numbers, first, rows, locality, t)
     store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)

@@ -1,25 +1,28 @@
 """The layout of packed quantised weights, and the packing at model load.
 
 Rows of a weight are packed in groups of 32. A group is a sequence of units, one per block of the encoding along k (32
-or 256 elements). A unit holds its scales, then its elements: for each 32 elements adjacent in k, 4, 5, 6 or 8 lines of
-128 bytes::
+or 256 elements). A unit holds its float16 scales, then its blocks of 32 elements adjacent in k; a block holds its
+4, 5, 6 or 8 lines of 128 bytes, then its integer multipliers::
 
     group   │ unit 0           │ unit 1           │ …
-    unit    │ scales │ lines of block 0 │ lines of block 1 │ …
+    unit    │ scales │ block 0 │ block 1 │ …
+    block   │ line 0 │ line 1 │ … │ multipliers │
     line j  │ row 0: 4 bytes │ row 1: 4 bytes │ … │ row 31: 4 bytes │
 
 - 4 bits: byte ``4 r + i`` of line ``j`` has elements ``4 j + i`` (low half) and ``16 + 4 j + i`` (high half) of row
   ``r``;
-- 5 and 6 bits: one or two more lines have the upper bits, of element ``4 j + i`` at bit ``j`` of the line, or at bits
-  ``2 (j % 4)`` of line ``j // 4``;
+- 5 bits: a line before these has the upper bits, of element ``4 j + i`` at bit ``j``;
+- 6 bits: a line before these and one behind them have the upper bits, of element ``4 j + i`` at bits ``2 (j % 4)``;
 - 8 bits: byte ``4 r + i`` of line ``j`` has element ``4 j + i``.
+
+A kernel reads a unit in the order of its addresses, as hardware prefetchers follow only such a stream.
 
 Four elements of a row that are adjacent in k are adjacent in memory, as byte dot product instructions require, for
 every vector width, and a group is a single sequential stream. Elements are unsigned: the zero sums of x account for
 the zero point.
 
-Scales are 32 values of float16. Units of 256 elements have 32 float16 scales (and 32 for the offsets), followed by
-integer multipliers, 32 for each part of 32 elements (Q6_K: of 16); those of the offsets follow those of the scales.
+Scales are 32 values of float16, and 32 for the offsets. Multipliers, of units of 256 elements, are 32 bytes for each
+part of a block (Q6_K has two); those of the offsets follow those of the scales.
 """
 
 from __future__ import annotations
@@ -82,12 +85,19 @@ class PackedFormat:
         return 2 * ROWS * (2 if self.affine else 1)
 
     @property
-    def scale_bytes(self) -> int:
-        """The bytes of all scales of a unit."""
-        if not self.two_levels:
-            return self.halves
-        parts = self.span * self.parts
-        return self.halves + ROWS * parts * (2 if self.affine else 1)
+    def first_low(self) -> int:
+        """The first of a block's lines with the low halves."""
+        return 1 if self.bits in (5, 6) else 0
+
+    @property
+    def multiplier_bytes(self) -> int:
+        """The bytes of the integer multipliers of a block."""
+        return ROWS * (self.parts + self.affine) if self.two_levels else 0
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of a block of 32 elements."""
+        return self.multiplier_bytes + self.lines * LINE
 
     @property
     def span(self) -> int:
@@ -97,7 +107,7 @@ class PackedFormat:
     @property
     def unit_bytes(self) -> int:
         """The bytes of a unit."""
-        return self.scale_bytes + self.span * self.lines * LINE
+        return self.halves + self.span * self.block_bytes
 
     def group_bytes(self, inner: Any) -> Any:
         """The bytes of a group of rows of `inner` elements."""
@@ -127,16 +137,29 @@ def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
 
 
 @k.inline
-def pack_q4_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
-    """Packs a block of Q4_0; its bytes keep their order."""
-    scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
-    store_words(lines, row, 0, block.load(2, width=16))
+def lines_of(unit: Any, block: int, form: PackedFormat) -> Any:
+    """The lines of a block of a unit, as words."""
+    return unit[form.halves + block * form.block_bytes :].view(k.u32)
 
 
 @k.inline
-def pack_q8_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
+def multipliers_of(unit: Any, block: int, form: PackedFormat) -> Any:
+    """The integer multipliers of a block of a unit."""
+    return unit[form.halves + block * form.block_bytes + form.lines * LINE :]
+
+
+@k.inline
+def pack_q4_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
+    """Packs a block of Q4_0; its bytes keep their order."""
+    unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
+    store_words(lines_of(unit, 0, form), row, 0, block.load(2, width=16))
+
+
+@k.inline
+def pack_q8_0(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
     """Packs a block of Q8_0."""
-    scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
+    unit.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
+    lines = lines_of(unit, 0, form)
     for half in k.static_range(2):
         store_words(lines, row, 4 * half, block.load(2 + 16 * half, width=16) ^ 128)
 
@@ -148,23 +171,24 @@ def nibbles(low: Any, high: Any) -> Any:
 
 
 @k.inline
-def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedFormat) -> None:
+def pack_affine(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
     """Packs a block of Q4_K or Q5_K, which consists of eight blocks of 32."""
-    halves = scales.view(k.u16)
+    halves = unit.view(k.u16)
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[2 * i]) | k.u16(block[2 * i + 1]) << 8
     start = 48 if form.bits == 5 else 16
     for part in k.static_range(8):
         scale, offset = scale_and_offset(block, part)
-        scales[form.halves + part * ROWS + row] = scale
-        scales[form.halves + (8 + part) * ROWS + row] = offset
+        multipliers = multipliers_of(unit, part, form)
+        multipliers[row] = scale
+        multipliers[ROWS + row] = offset
         low = block.load(start + part // 2 * 32, width=16)
         high = block.load(start + part // 2 * 32 + 16, width=16)
-        target = lines[part * form.lines * ROWS :]
+        target = lines_of(unit, part, form)
         if part % 2:
-            store_words(target, row, 0, nibbles(low >> 4, high >> 4))
+            store_words(target, row, form.first_low, nibbles(low >> 4, high >> 4))
         else:
-            store_words(target, row, 0, nibbles(low & 15, high & 15))
+            store_words(target, row, form.first_low, nibbles(low & 15, high & 15))
         if form.bits == 5:
             # element 4 j + i has bit j of byte i
             word = k.u32(0)
@@ -172,31 +196,31 @@ def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedForma
                 bits = k.bitcast(block.load(16 + 16 * half, width=16) >> part & 1, k.u32)
                 for j in k.static_range(4):
                     word = word | bits[j] << (4 * half + j)
-            target[4 * ROWS + row] = word
+            target[row] = word
 
 
 @k.inline
-def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
+def pack_q6_k(unit: Any, row: Any, block: Any, form: PackedFormat) -> None:
     """Packs a block of Q6_K, which consists of eight blocks of 32 with two scales each."""
-    scales.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
+    unit.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
     for part in k.static_range(16):
-        scales[2 * ROWS + part * ROWS + row] = block[192 + part]
+        multipliers_of(unit, part // 2, form)[part % 2 * ROWS + row] = block[192 + part]
     for half in k.static_range(2):
         for group in k.static_range(4):
             at = half * 64 + group % 2 * 32
             low, high = block.load(at, width=16), block.load(at + 16, width=16)
-            target = lines[(half * 4 + group) * 6 * ROWS :]
+            target = lines_of(unit, half * 4 + group, form)
             if group // 2:
-                store_words(target, row, 0, nibbles(low >> 4, high >> 4))
+                store_words(target, row, form.first_low, nibbles(low >> 4, high >> 4))
             else:
-                store_words(target, row, 0, nibbles(low & 15, high & 15))
+                store_words(target, row, form.first_low, nibbles(low & 15, high & 15))
             for i in k.static_range(2):
                 upper = block.load(128 + half * 32 + 16 * i, width=16) >> (2 * group) & 3
                 bits = k.bitcast(upper, k.u32)
                 word = k.u32(0)
                 for j in k.static_range(4):
                     word = word | bits[j] << (2 * j)
-                target[(4 + i) * ROWS + row] = word
+                target[5 * i * ROWS + row] = word
 
 
 @k.kernel
@@ -217,16 +241,15 @@ def pack(
             row = share * height + i
             for b in range(w.shape[1] // size):
                 unit = out[group, b * form.unit_bytes : (b + 1) * form.unit_bytes]
-                scales, lines = unit[: form.scale_bytes], unit[form.scale_bytes :].view(k.u32)
                 block = source[b * size :]
                 if encoding == "Q4_0":
-                    pack_q4_0(lines, scales, row, block)
+                    pack_q4_0(unit, row, block, form)
                 if encoding == "Q8_0":
-                    pack_q8_0(lines, scales, row, block)
+                    pack_q8_0(unit, row, block, form)
                 if form.affine:
-                    pack_affine(lines, scales, row, block, form)
+                    pack_affine(unit, row, block, form)
                 if encoding == "Q6_K":
-                    pack_q6_k(lines, scales, row, block)
+                    pack_q6_k(unit, row, block, form)
 
 
 def _lower_pack(

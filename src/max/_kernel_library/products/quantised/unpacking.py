@@ -28,7 +28,7 @@ class QuantisedTiling:
         narrow: Whether a product takes several instructions. Then loops over the words of a block are not unrolled, as
             LLVM would move the loads of all words to their beginning and spill them.
         zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
-        prefetch_distance: The bytes between a line that is read and the one that is prefetched.
+        prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantisedTuning`.
     """
 
     form: PackedFormat
@@ -37,7 +37,7 @@ class QuantisedTiling:
     fold: int
     narrow: bool
     zero: int
-    prefetch_distance: int
+    prefetch_distances: tuple[int, ...]
 
     @property
     def splits_signs(self) -> bool:
@@ -61,8 +61,8 @@ def quantised_tiling(target: Target, form: PackedFormat) -> QuantisedTiling:
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
     # two products per lane and word; words of x have magnitudes up to 127
     fold = LARGEST_SUM // (2 * 127 * (2**form.bits - 1)) if narrow else 0
-    zero, distance = 0 if signed else form.zero, tuning_of(target).prefetch_distance
-    return QuantisedTiling(form, width, signed, fold, narrow, zero, distance)
+    zero, distances = 0 if signed else form.zero, tuning_of(target).prefetch_distances
+    return QuantisedTiling(form, width, signed, fold, narrow, zero, distances)
 
 
 class UnpackedStrip(NamedTuple):
@@ -97,12 +97,12 @@ def load_elements(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -
     """
     if form.bits == 8:
         return lines.load(at + j * LINE, width=4 * width)
-    low = lines.load(at + j % 4 * LINE, width=4 * width)
+    low = lines.load(at + (form.first_low + j % 4) * LINE, width=4 * width)
     low = low >> 4 if j >= 4 else low & 15
     if form.bits == 5:
-        return low | (lines.load(at + 4 * LINE, width=4 * width) >> j & 1) << 4
+        return low | (lines.load(at, width=4 * width) >> j & 1) << 4
     if form.bits == 6:
-        upper = lines.load(at + (4 + j // 4) * LINE, width=4 * width) >> (2 * (j % 4)) & 3
+        upper = lines.load(at + 5 * (j // 4) * LINE, width=4 * width) >> (2 * (j % 4)) & 3
         return low | upper << 4
     return low
 
@@ -148,23 +148,22 @@ def add_pairs(acc: Any, pairs: Any, rows: int, count: int, t: QuantisedTiling) -
 
 
 @k.inline
-def load_scales(scales: Any, at: Any, form: PackedFormat, part: Any, index: int, width: int) -> Any:
-    """Scales (`index` 0) or offsets (1) of `width` rows.
+def load_scales(unit: Any, block: Any, at: Any, form: PackedFormat, index: int, width: int) -> Any:
+    """Scales (`index` 0; 1 of the second part) or offsets (index `parts`) of `width` rows.
 
     Args:
-        scales: The scales of a unit.
+        unit: The bytes of a unit.
+        block: The bytes of a block of it.
         at: The first row.
         form: The format.
-        part: The index of the part of the unit.
-        index: 0 for scales, 1 for offsets.
+        index: The number of the scales among those of the block.
         width: The number of rows of the weight.
     """
-    d = k.cast(scales.view(k.f16).load(index * ROWS + at, width=width), k.f32)
+    half = index if form.affine else 0
+    d = k.cast(unit.view(k.f16).load(half * ROWS + at, width=width), k.f32)
     if not form.two_levels:
         return d
-    parts = form.span * form.parts
-    levels = scales[form.halves + index * parts * ROWS :]
-    level = levels.load(part * ROWS + at, width=width)
+    level = block.load(form.lines * LINE + index * ROWS + at, width=width)
     if form.encoding == "Q6_K":
         return d * k.cast(k.bitcast(level, k.i8), k.f32)
     return d * k.cast(level, k.f32)
@@ -215,18 +214,17 @@ def unpack_strip(
     form, width = t.form, t.width
     for n in range(count):
         b = begin + n
-        scales = packed[b // form.span * form.unit_bytes :]
-        lines = scales[form.scale_bytes + b % form.span * (form.lines * LINE) :]
+        unit = packed[b // form.span * form.unit_bytes :]
+        block = unit[form.halves + b % form.span * form.block_bytes :]
         for column in range(0, COLUMNS, width):
             for j in k.static_range(8):
-                elements = load_elements(lines, 4 * column, j, form, width)
+                elements = load_elements(block, 4 * column, j, form, width)
                 strip.elements.store((n * 8 + j) * LINE + 4 * column, value=elements - zero)
             if splits_signs:
                 split_signs(strip, n, column, t)
             for p in k.static_range(form.parts):
-                part = b % form.span * form.parts + p
-                scale = load_scales(scales, column, form, part, 0, width)
+                scale = load_scales(unit, block, column, form, p, width)
                 strip.scales.store((n * form.parts + p) * COLUMNS + column, value=scale)
             if form.affine:
-                offset = load_scales(scales, column, form, b % form.span, 1, width)
+                offset = load_scales(unit, block, column, form, form.parts, width)
                 strip.offsets.store(n * COLUMNS + column, value=offset)
