@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from xdsl.ir import SSAValue
 
 from max import _interpreter
+from max._backends.cpu.passes.merge_products import merge_products
 from max._compiler import mok
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.fuse import fuse
-from max._compiler.passes.merge_products import merge_products
 from max._config import flags
 from max._runtime import platform
 from max.driver import CPU
@@ -231,7 +231,7 @@ def merged(body: str, outputs: str) -> list[str]:
     inputs, text = f"%x: {N64}, %y: {N64}", "\n".join(lines)
     module = mok.parse(f"builtin.module {{ mo.graph @g({inputs}) -> ({types}) {{ {text} }} }}")
     verify_module(module)
-    merge_products(entry(module).block)
+    merge_products(entry(module).block, lambda op: True)
     verify_module(module)
     found: list[str] = []
     for op in ops_of(entry(module).block):

@@ -14,9 +14,8 @@ NAMES = {*OPS, *(op.name for op in MOK.operations)}
 
 NAMED = {
     "flops.py": (1, "a cast counts nothing"),
-    "lower.py": (20, "ops that no kernel of a library carries out: the method of each"),
+    "lower.py": (17, "ops that no kernel of a library carries out: the method of each"),
     "lower_regions.py": (1, "a result that is written to its part of a concat"),
-    "mok.py": (2, "the convolution that a packed one extends"),
     "mok_bodies.py": (1, "the end of a body"),
     "mok_products.py": (1, "the product that one with a transposed weight extends"),
     "passes/attention.py": (24, "the pattern of attention"),
@@ -27,9 +26,6 @@ NAMED = {
     "passes/dce.py": (1, "the load of a buffer"),
     "passes/fuse.py": (1, "the norm before a product"),
     "passes/materialise.py": (1, "attention reads strided operands of some layouts"),
-    "passes/merge_products.py": (2, "packed weights and their products"),
-    "passes/pack.py": (6, "the products that are packed"),
-    "passes/pack_experts.py": (2, "the products that are packed"),
     "passes/place.py": (1, "a transfer becomes a copy"),
     "passes/resolve.py": (2, "the ops whose results introduce sizes"),
     "passes/split.py": (2, "the pattern of rotated halves"),

@@ -28,7 +28,6 @@ from max._backends.cpu.regions.nest import write_region
 from max._backends.regions import RegionKernel, RegionSpec
 from max._kernel_library.library import CPU_KERNELS, KernelLibrary
 from max._kernel_library.lowering import KernelCall, Operand, product, view
-from max._kernel_library.packing import NO_PACKING
 from max._runtime.program import Jump, NativeArray, Program, run_error_class
 from max.driver import Accelerator, Device, DeviceStream
 from max.driver._device import register_accelerators, unregister_accelerators
@@ -363,7 +362,7 @@ class FakeBackend(Backend):
     num_workers = 1
 
     def __init__(self, device: FakeDevice, options: BackendOptions) -> None:
-        super().__init__(device, FakeTarget(options.batch_invariant), FAKE_KERNELS, NO_PACKING)
+        super().__init__(device, FakeTarget(options.batch_invariant), FAKE_KERNELS)
         self.fake = device
         self.kernels: dict[int, k.KernelIR] = {}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,14 @@ import numpy.typing as npt
 from max import kernel as k
 from max._backends.regions import RegionKernel, RegionSpec
 from max._dataclass import dataclass
-from max._kernel_library.packing import Packing
 from max._lazy import lazy_module
 from max._runtime.program import NativeArray, Program
 from max.driver import Device
 from max.dtype import DType
 
 if TYPE_CHECKING:
+    from xdsl.ir import Block, Operation
+
     from max._kernel_library import library as kernel_library
 else:
     kernel_library = lazy_module("max._kernel_library.library")
@@ -27,10 +28,13 @@ __all__ = [
     "HOST",
     "Backend",
     "BackendOptions",
+    "BackendPass",
     "Backends",
     "MemoryBlock",
+    "PassPlace",
     "ProgramExecutor",
     "Rate",
+    "RunsHere",
     "Sharing",
     "Tuning",
 ]
@@ -109,6 +113,26 @@ class ProgramExecutor(Protocol):
         ...
 
 
+PassPlace = Literal["weights", "regions"]
+"""The places of a backend's passes: ``weights``, before computation on weights is moved to load; ``regions``, before
+ops become regions, where views that no strides describe are copies already."""
+RunsHere = Callable[["Operation"], bool]
+"""Whether an op runs on the backend of a pass."""
+
+
+@dataclass(frozen=True)
+class BackendPass:
+    """A pass of a backend over a block of a graph. It leaves the ops of other devices as they are.
+
+    Args:
+        name: Its name in dumps.
+        function: Changes a block in place.
+    """
+
+    name: str
+    function: Callable[[Block, RunsHere], object]
+
+
 class MemoryBlock(NamedTuple):
     """A block of a device's memory."""
 
@@ -158,15 +182,13 @@ class Tuning:
 class Backend(ABC):
     """A device as a target of compilation and as a place of execution.
 
-    A session holds one for each device. The compiler takes `target`, `library` and `packing` from it, the engine
-    `device`, `allocate`, `load`, `executor` and `synchronize`. No code above this package depends on the kind of a
-    device.
+    A session holds one for each device. The compiler takes `target`, `library`, `passes` and `write_region` from it,
+    the engine `device`, `allocate`, `load`, `executor` and `synchronize`. Neither depends on the kind of a device.
 
     Args:
         device: The device of the driver; it owns the memory.
         target: The processor that kernels are compiled for.
         library: Which kernel carries out an op.
-        packing: Which weights are laid out anew when a model is loaded.
     """
 
     def __init__(
@@ -174,12 +196,10 @@ class Backend(ABC):
         device: Device,
         target: k.Target,
         library: kernel_library.KernelLibrary,
-        packing: Packing,
     ) -> None:
         self.device = device
         self.target = target
         self.library = library
-        self.packing = packing
 
     shares_host_memory: bool = False
     """Whether the device's programs use the memory of the host: weights and inputs are then read in place."""
@@ -253,6 +273,14 @@ class Backend(ABC):
             keys: The keys.
         """
         return None if keys else {}
+
+    def passes(self, place: PassPlace) -> Sequence[BackendPass]:
+        """The backend's own passes at a place of `max._compiler.pipeline.PASSES`: packing, layout, merging.
+
+        Args:
+            place: The place.
+        """
+        return ()
 
     @abstractmethod
     def write_region(self, spec: RegionSpec) -> RegionKernel:

@@ -16,7 +16,7 @@ from max._compiler.layout import Layout
 from max._compiler.locations import staged_op_of
 from max._compiler.lower_library import LibraryLowering
 from max._compiler.lower_regions import RegionLowering
-from max._compiler.mok import CheckOp, OnceOp, RegionOp
+from max._compiler.mok import CheckOp, OnceOp, PackingOp, ProductsOp, RegionOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.placing import Place, Placing
@@ -77,9 +77,6 @@ class GraphLowering:
             "mok.check": self.check,
             "mok.device_copy": self.device_copy,
             "mok.attention": self.library_ops.attention,
-            "mok.pack": self.library_ops.pack,
-            "mok.packed_products": self.regions.packed_products,
-            "mok.grouped_products": self.regions.packed_products,
         }
 
     def run(self) -> Template:
@@ -118,6 +115,10 @@ class GraphLowering:
             self.branch(op)
         elif isinstance(op, WhileOp):
             self.loop(op)
+        elif isinstance(op, ProductsOp):
+            self.regions.products(op)
+        elif isinstance(op, PackingOp):
+            self.library_ops.pack(op)
         elif is_view(op):
             self.placing.view(op)
         elif (method := self.methods.get(op.name)) is not None:

@@ -15,7 +15,7 @@ from max._compiler.code import WorkCode
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
 from max._compiler.flops import op_flops, region_flops, region_name
 from max._compiler.kernels import Argument
-from max._compiler.mok import DeviceCopyOp, MatmulOp, PackOp, RegionOp
+from max._compiler.mok import DeviceCopyOp, MatmulOp, PackingOp, RegionOp
 from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
@@ -207,18 +207,16 @@ class LibraryLowering:
         flops = op_flops(op, op.results)
         self.placing.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
 
-    def pack(self, op: MoOp) -> None:
-        """One launch per weight, into its part of the packed buffer."""
-        assert isinstance(op, PackOp)
+    def pack(self, op: PackingOp) -> None:
+        """One launch per operand, into its piece of the result."""
         whole = self.placing.allocate(op.results[0])
-        elements = shape_of(op.results[0])[1]
-        for w, (first, strips, shares, share) in zip(op.operands, op.places(), strict=True):
-            shape = (strips, elements)
-            target = replace(whole, layout=whole.layout.slice([first, 0], [1, 1], shape))
-            attributes = {"encoding": op.attr("encoding"), "shares": shares, "share": share}
-            result = Operand(whole.dtype, shape)
-            call = self.placing.lower_call(op.name, [described(w)], [result], attributes)
-            self.launch_call(call, [self.placing.place(w)], [target], "pack", parts=[whole.buffer])
+        label = op.name.partition(".")[2]
+        for w, piece in zip(op.operands, op.pieces(), strict=True):
+            layout = whole.layout.slice(piece.start, [1] * len(piece.shape), piece.shape)
+            result = Operand(whole.dtype, piece.shape)
+            call = self.placing.lower_call(op.name, [described(w)], [result], piece.attributes)
+            target = replace(whole, layout=layout)
+            self.launch_call(call, [self.placing.place(w)], [target], label, parts=[whole.buffer])
 
     def custom(self, op: MoOp) -> None:
         """Launches the kernel that is registered under the op's symbol, on the results, then the operands."""

@@ -15,7 +15,7 @@ from max._compiler.flops import op_flops, region_flops, region_name
 from max._compiler.kernels import Argument
 from max._compiler.layout import collapse
 from max._compiler.lower_library import LibraryLowering, in_place_pairs, with_norm
-from max._compiler.mok import PackedProductsOp, RegionOp
+from max._compiler.mok import ProductsOp, RegionOp
 from max._compiler.passes.base import ops_of
 from max._compiler.placing import Place, Placing, described
 from max._compiler.products import plan_products
@@ -134,8 +134,8 @@ class RegionLowering:
         for other in takewhile(lambda o: o is not main, inner):
             if is_view(other):
                 self.placing.view(other)
-        if isinstance(main, PackedProductsOp):
-            self.packed_products(main, op)
+        if isinstance(main, ProductsOp):
+            self.products(main, op)
             return
         if op.yielded == tuple(main.results):
             self.library_ops.lower_op(main, op, None)
@@ -157,7 +157,7 @@ class RegionLowering:
         result = self.placing.allocate(op.results[number])
         self.nest(parts.spec, [(result, 0)], sources, region_name(op))
 
-    def packed_products(self, op: PackedProductsOp, outer: RegionOp | None = None) -> None:
+    def products(self, op: ProductsOp, outer: RegionOp | None = None) -> None:
         """Launches several products, with one epilogue per part."""
         jobs = plan_products(op, outer)
         operands, attributes = with_norm(op)

@@ -4,42 +4,32 @@
   (with reductions over one axis), ``library`` (a library op, the first op that is no view, and its epilogue).
 - `mok.once`: ops on weights and constants only, run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
-- `mok.pack`: one or more weights in the layout that kernels read; `mok.packed_matmul`: the product with a packed
-  weight; `mok.packed_products`: the products of one x with several packed weights; `mok.grouped_products`: of groups of
-  rows with the packed weights of their experts.
-- `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.attention`: attention over keys and values that are plain tensors.
 - `mok.check`: a condition over dims that the sizes of an execution must meet.
 - `mok.device_copy`: a copy of a value in the memory of another device.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
+
+The passes of backends add further ops (`backend_op`), such as products with packed weights. Those with results in parts
+are a `ProductsOp`, those with a launch for each operand a `PackingOp`; a library kernel carries out any other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 from xdsl.ir import Attribute, Dialect, OpTraits, SSAValue
 from xdsl.traits import IsTerminator, Pure
 
 from max._compiler.mok_bodies import BodyOp, OnceOp, RegionOp
-from max._compiler.mok_products import (
-    GroupedProductsOp,
-    MatmulOp,
-    PackedMatmulOp,
-    PackedProductsOp,
-    PackOp,
-    parts_of,
-)
-from max._kernel_library.convolution.filters import filter_elements
-from max._kernel_library.tiles.strips import COLUMNS
+from max._compiler.mok_products import MatmulOp, PackingOp, ProductsOp, parts_of
 from max.dtype import DType
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.builtin import LocationAttr, ModuleOp
 from max.mlir.conditions import Condition
-from max.mlir.operation import OPS, Attrs
+from max.mlir.operation import Attrs
 from max.mlir.types import short_types
 
 __all__ = [
@@ -47,16 +37,13 @@ __all__ = [
     "BodyOp",
     "CheckOp",
     "DeviceCopyOp",
-    "GroupedProductsOp",
     "MatmulOp",
     "OnceOp",
-    "PackFilterOp",
-    "PackOp",
-    "PackedConvOp",
-    "PackedMatmulOp",
-    "PackedProductsOp",
+    "PackingOp",
+    "ProductsOp",
     "RegionOp",
     "YieldOp",
+    "backend_op",
     "parse",
     "parts_of",
 ]
@@ -100,86 +87,6 @@ class CheckOp(MoOp):
         """The condition that is checked."""
         actual, required = self.attr("sides")
         return Condition(actual, required, self.attr("message"), self.attr("exact"))
-
-
-def _infer_pack_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
-    """The packed filter: `[strips, elements]`, with strips of `COLUMNS` columns in each group."""
-    (w,) = types
-    assert isinstance(w, TensorType)
-    *taps, channels, columns = w.static_shape or (1, 1, 0, 0)
-    groups = int(attrs["groups"])
-    strips = groups * -(-(columns // groups) // COLUMNS)
-    return (w.with_shape([strips, filter_elements(taps, channels, w.dtype)]),)
-
-
-class PackFilterOp(MoOp):
-    """A filter `[taps…, C / groups, F]` in the packed layout that `max._kernel_library.convolution.conv` reads."""
-
-    name = "mok.pack_filter"
-    spec = OpSpec(
-        "mok.pack_filter", (1, 1), 1, attributes={"groups": int}, infer=_infer_pack_filter
-    )
-    traits = OpTraits(lambda: (Pure(),))
-
-    @classmethod
-    def of(cls, w: SSAValue, groups: int) -> PackFilterOp:
-        """The op for a filter of static sizes."""
-        return cls.create(
-            operands=(w,),
-            result_types=_infer_pack_filter([w.type], {"groups": groups}),
-            attributes={"groups": to_attr(groups)},
-        )
-
-
-def _infer_packed_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
-    """The result type of `mo.conv` with the unpacked filter, whose shape the attributes give."""
-    x, packed = types
-    assert isinstance(x, TensorType) and isinstance(packed, TensorType)
-    channels = x.shape[-1] // int(attrs["groups"])
-    w = packed.with_shape([*map(DimExpr.of, attrs["taps"]), channels, DimExpr.of(attrs["columns"])])
-    infer = OPS["mo.conv"].spec.infer
-    assert infer is not None
-    return infer((x, w), attrs)
-
-
-def _packed_conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
-    """Those of the convolution with the unpacked filter."""
-    strip = cast("TensorType", operands[1]).shape[-1]
-    return cast("TensorType", results[0]).num_elements * 2 * (strip // COLUMNS)
-
-
-class PackedConvOp(MoOp):
-    """`mo.conv` with a packed filter, which has `taps` along each axis and `columns` output channels."""
-
-    name = "mok.packed_conv"
-    spec = OpSpec(
-        "mok.packed_conv",
-        (2, 2),
-        1,
-        attributes={**OPS["mo.conv"].spec.attributes, "taps": tuple, "columns": int},
-        infer=_infer_packed_conv,
-        flops=_packed_conv_flops,
-        takes_epilogue=True,
-        separates=True,
-    )
-    traits = OpTraits(lambda: (Pure(),))
-
-    @classmethod
-    def of(cls, conv: MoOp, packed: SSAValue) -> PackedConvOp:
-        """The op for an `mo.conv`, given its packed filter."""
-        shape = cast("TensorType", conv.operands[1].type).static_shape
-        assert shape is not None
-        *taps, _, columns = shape
-        return cls.create(
-            operands=(conv.operands[0], packed),
-            result_types=[conv.results[0].type],
-            attributes={
-                **conv.attributes,
-                "taps": to_attr(tuple(taps)),
-                "columns": to_attr(columns),
-            },
-            location=conv.location,
-        )
 
 
 def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
@@ -302,18 +209,22 @@ class DeviceCopyOp(MoOp):
         return cls.create(operands=(x,), result_types=(result,), location=location)
 
 
+_backend_ops: list[type[MoOp]] = []
+_OpClass = TypeVar("_OpClass", bound=type[MoOp])
+
+
+def backend_op(cls: _OpClass) -> _OpClass:
+    """Adds an op to the dialect, for the passes of a backend: a decorator of its class."""
+    _backend_ops.append(cls)
+    return cls
+
+
 MOK = Dialect(
     "mok",
     [
         YieldOp,
         CheckOp,
         MatmulOp,
-        PackOp,
-        PackedMatmulOp,
-        PackedProductsOp,
-        GroupedProductsOp,
-        PackFilterOp,
-        PackedConvOp,
         AttentionOp,
         DeviceCopyOp,
         RegionOp,
@@ -340,4 +251,6 @@ def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) ->
     setattr(context, "resources", resources or {})  # noqa: B010
     for dialect in (Builtin, MO, MOK):
         context.load_dialect(dialect)
+    for op in _backend_ops:
+        context.load_op(op)
     return ModuleOp.adopt(Parser(context, text).parse_module())

@@ -1,33 +1,20 @@
-"""The ops of the `mok` dialect for matrix products and packed weights, see `max._compiler.mok`."""
+"""Products in the `mok` dialect, and base classes of the ops that backends add; see `max._compiler.mok`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self, cast
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from xdsl.ir import Attribute, OpTraits, SSAValue
+from xdsl.ir import Attribute, OpTraits
 from xdsl.traits import Pure
 
-from max._kernel_library.products.dense.panels import panel_elements
-from max._kernel_library.products.int8.panels import ENCODINGS as INT8
-from max._kernel_library.products.quantised.packed import FORMATS
-from max._kernel_library.tiles.strips import strips_of
-from max.dtype import DType
-from max.dtype.blocks import BLOCK_FORMATS
-from max.mlir import DimExpr, MoOp, OpSpec, TensorType, to_attr
-from max.mlir.builtin import LocationAttr
+from max._dataclass import dataclass
+from max.mlir import MoOp, OpSpec, TensorType
 from max.mlir.operation import OPS, Attrs
 from max.mlir.ops.matmul import product_flops
-from max.mlir.types import short_types
 
-__all__ = [
-    "GroupedProductsOp",
-    "MatmulOp",
-    "PackOp",
-    "PackedMatmulOp",
-    "PackedProductsOp",
-    "parts_of",
-]
+__all__ = ["MatmulOp", "PackingOp", "Piece", "ProductsOp", "parts_of"]
 
 
 def _infer_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
@@ -70,229 +57,36 @@ def parts_of(products: int, pairs: Sequence[int]) -> list[tuple[int, ...]]:
     return [(i, i + 1) if i in pairs else (i,) for i in range(products) if i not in second]
 
 
-def _infer_pack(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
-    """The packed weights of all parts: `[strips, elements of a strip]`; uint8 for 8-bit integers."""
-    encoding: str = attrs["encoding"]
-    sizes = [_panel_sizes(cast("TensorType", w), encoding) for w in types]
-    if len({elements for _, elements in sizes}) != 1 or len(set(map(_dtype, types))) != 1:
-        raise ValueError(f"pack: {short_types(types)} do not go together")
-    strips = 0
-    for part in parts_of(len(types), attrs.get("pairs", ())):
-        if len({sizes[i] for i in part}) != 1:
-            raise ValueError(f"pack: the sizes of a pair of {short_types(types)} differ")
-        strips += strips_of(sizes[part[0]][0], len(part))
-    w = cast("TensorType", types[0])
-    dtype = DType.uint8 if encoding in INT8 else w.dtype
-    return (TensorType.get(dtype, [strips, sizes[0][1]], w.device),)
+class ProductsOp(MoOp):
+    """An op with several results in parts, whose kernel takes one epilogue for each part.
 
-
-def _dtype(type_: Attribute) -> DType:
-    return cast("TensorType", type_).dtype
-
-
-def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
-    """The number of columns of a packed weight, and the elements of one strip of 32 columns."""
-    first, second = w.static_shape or (0, 0)
-    form = FORMATS.get(encoding)
-    if form is not None:
-        inner = second // BLOCK_FORMATS[form.encoding].bytes * form.super_block
-        return first, form.group_bytes(inner)
-    by_rows = encoding == "rows" or INT8.get(encoding, False)
-    columns, inner = (first, second) if by_rows else (second, first)
-    return columns, panel_elements(inner)
-
-
-class PackOp(MoOp):
-    """One or more weights packed one after the other; the weights of a pair share strips.
-
-    Encodings and their layouts:
-
-    - that of quantised blocks: `max._kernel_library.products.quantised.packed`;
-    - ``"rows"`` (`[N, K]`) or ``"columns"`` (`[K, N]`) of a dense weight: `max._kernel_library.products.dense.panels`;
-    - ``"int8 rows"`` or ``"int8 columns"`` of an int8 weight: `max._kernel_library.products.int8.panels`.
+    A subclass has a `spec` with the attribute `pairs`; its kernel gets the attribute `parts`.
     """
-
-    name = "mok.pack"
-    spec = OpSpec(
-        "mok.pack",
-        (1, None),
-        1,
-        attributes={"encoding": str},
-        optional={"pairs": tuple},
-        infer=_infer_pack,
-    )
-    traits = OpTraits(lambda: (Pure(),))
-
-    @classmethod
-    def of(cls, ws: Sequence[SSAValue], encoding: str, pairs: Sequence[int] = ()) -> PackOp:
-        """The op for weights of static sizes; `pairs` has the index of the first weight of each pair."""
-        attrs: dict[str, Any] = {"encoding": encoding}
-        if pairs:
-            attrs["pairs"] = tuple(pairs)
-        return cls.create(
-            operands=ws,
-            result_types=_infer_pack([w.type for w in ws], attrs),
-            attributes={name: to_attr(value) for name, value in attrs.items()},
-        )
-
-    def places(self) -> list[tuple[int, int, int, int]]:
-        """For each operand: first strip, number of strips, number of weights that share them, its index among these."""
-        places: list[tuple[int, int, int, int]] = []
-        first = 0
-        for part in parts_of(len(self.operands), self.attr_or("pairs", ())):
-            w = cast("TensorType", self.operands[part[0]].type)
-            strips = strips_of(_panel_sizes(w, self.attr("encoding"))[0], len(part))
-            places += [(first, strips, len(part), share) for share in range(len(part))]
-            first += strips
-        return places
-
-
-def _infer_packed_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
-    """The result: x with `columns` as its last dim; int32 for weights of 8-bit integers."""
-    x = types[0]
-    assert isinstance(x, TensorType)
-    shape = [*x.shape[:-1], DimExpr.of(attrs["columns"])]
-    if attrs["encoding"] in INT8:
-        return (TensorType.get(DType.int32, shape, x.device),)
-    return (x.with_shape(shape),)
-
-
-class PackedMatmulOp(MoOp):
-    """The product of x and a packed weight of `columns` columns; int8 products are int32.
-
-    The weight is `streamed` if the caches do not hold it until the next execution.
-    """
-
-    name = "mok.packed_matmul"
-    spec = OpSpec(
-        "mok.packed_matmul",
-        (2, 2),
-        1,
-        attributes={"encoding": str, "columns": int, "streamed": bool},
-        infer=_infer_packed_matmul,
-        flops=product_flops,
-        takes_epilogue=True,
-        takes_norm=True,
-        separates=True,
-    )
-    traits = OpTraits(lambda: (Pure(),))
-
-    @classmethod
-    def of(
-        cls,
-        x: SSAValue,
-        packed: SSAValue,
-        encoding: str,
-        columns: int,
-        streamed: bool,
-        location: LocationAttr,
-    ) -> PackedMatmulOp:
-        """The product of x and a packed weight with the given number of columns."""
-        return cls.create(
-            operands=(x, packed),
-            result_types=_infer_packed_matmul(
-                [x.type, packed.type], {"encoding": encoding, "columns": columns}
-            ),
-            attributes={
-                "encoding": to_attr(encoding),
-                "columns": to_attr(columns),
-                "streamed": to_attr(streamed),
-            },
-            location=location,
-        )
-
-
-def _infer_packed_products(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
-    """One result per product: x with that product's columns as its last dim."""
-    x = cast("TensorType", types[0])
-    dtype = attrs.get("dtype", x.dtype)
-    return [
-        TensorType.get(dtype, [*x.shape[:-1], DimExpr.of(columns)], x.device)
-        for columns in attrs["columns"]
-    ]
-
-
-def _flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
-    """Those of all products of x."""
-    columns = DimExpr.of(0)
-    for result in results:
-        columns = columns + cast("TensorType", result).shape[-1]
-    return cast("TensorType", operands[0]).num_elements * 2 * columns
-
-
-class PackedProductsOp(MoOp):
-    """The products of one x with each of the weights that one `mok.pack` packed.
-
-    `columns` has the number of columns of each; `pairs` and `streamed` are as in `mok.pack` and `mok.packed_matmul`.
-    """
-
-    name = "mok.packed_products"
-    spec = OpSpec(
-        "mok.packed_products",
-        (2, 2),
-        None,
-        attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
-        optional={"dtype": DType},
-        infer=_infer_packed_products,
-        flops=_flops,
-        takes_epilogue=True,
-        takes_norm=True,
-        separates=True,
-    )
-    traits = OpTraits(lambda: (Pure(),))
-
-    @classmethod
-    def of(
-        cls,
-        operands: Sequence[SSAValue],
-        encoding: str,
-        columns: Sequence[int],
-        pairs: Sequence[int],
-        streamed: bool,
-        location: LocationAttr,
-        dtype: DType | None = None,
-    ) -> Self:
-        """The products of x and a packed weight, the first two operands; `dtype` is that of the results, None: that of
-        x.
-        """
-        attrs: dict[str, Any] = {
-            "encoding": encoding,
-            "columns": tuple(columns),
-            "pairs": tuple(pairs),
-            "streamed": streamed,
-        }
-        if dtype is not None:
-            attrs["dtype"] = dtype
-        return cls.create(
-            operands=operands,
-            result_types=_infer_packed_products([operands[0].type], attrs),
-            attributes={name: to_attr(value) for name, value in attrs.items()},
-            location=location,
-        )
 
     @property
     def parts(self) -> list[tuple[int, ...]]:
-        """The results that share strips; see `parts_of`."""
+        """The results that one epilogue receives; see `parts_of`."""
         return parts_of(len(self.results), self.attr("pairs"))
 
 
-class GroupedProductsOp(PackedProductsOp):
-    """The products of groups of rows with the weights of their experts, whose strips follow each other in one buffer.
+@dataclass(frozen=True)
+class Piece:
+    """The part of the result of a `PackingOp` that one of its operands fills.
 
-    Operands: the rows, the packed weights, and the starts, experts and statistics of `mo.moe.indices`. There is one
-    product, or a pair.
+    Args:
+        start: The first index along each axis of the result.
+        shape: The size along each axis.
+        attributes: The attributes of the kernel.
     """
 
-    name = "mok.grouped_products"
-    spec = OpSpec(
-        "mok.grouped_products",
-        (5, 5),
-        None,
-        attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
-        optional={"dtype": DType},
-        infer=_infer_packed_products,
-        flops=_flops,
-        takes_epilogue=True,
-        separates=True,
-    )
-    traits = OpTraits(lambda: (Pure(),))
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    attributes: Mapping[str, Any]
+
+
+class PackingOp(MoOp):
+    """An op with one launch for each operand, which writes a piece of the result."""
+
+    @abstractmethod
+    def pieces(self) -> list[Piece]:
+        """The piece of each operand."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from max import kernel as k
 from max._backends.backend import Backends
@@ -14,7 +15,7 @@ from max._compiler.kernels import KernelTables
 from max._compiler.locations import number_ops
 from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
-from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass
+from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass, PassesOfBackends
 from max._compiler.passes.canonicalise import canonicalise
 from max._compiler.passes.checks import insert_checks
 from max._compiler.passes.collectives import expand_collectives
@@ -23,10 +24,7 @@ from max._compiler.passes.cse import merge_equal_ops
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.fuse import fuse
 from max._compiler.passes.materialise import materialise
-from max._compiler.passes.merge_products import merge_products
 from max._compiler.passes.once import compute_once
-from max._compiler.passes.pack import pack_weights
-from max._compiler.passes.pack_experts import pack_experts
 from max._compiler.passes.place import place_operands
 from max._compiler.passes.resolve import resolve_sizes
 from max._compiler.passes.split import split_concats
@@ -47,7 +45,7 @@ from max.mlir import (
 )
 from max.mlir.builtin import ModuleOp
 
-__all__ = ["PASSES", "compile_module", "optimise"]
+__all__ = ["PASSES", "compile_module", "optimise", "steps"]
 
 
 PASSES: tuple[Pass, ...] = (
@@ -63,15 +61,23 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("split-concats", split_concats),
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),
-    DevicePass("pack-weights", pack_weights),
-    DevicePass("pack-experts", pack_experts),
-    GraphPass("merge-products", merge_products),
+    PassesOfBackends("weights"),
     GraphPass("compute-once", compute_once),
     GraphPass("materialise", materialise),
+    PassesOfBackends("regions"),
     GraphPass("fuse", fuse),
     GraphPass("drop-dead-views", drop_dead_ops),
 )
-"""The passes in their order. Each takes valid IR and leaves valid IR."""
+"""The passes in their order, with places for those of backends. Each takes valid IR and leaves valid IR."""
+
+
+def steps(backends: Backends) -> Iterator[Pass]:
+    """The passes in their order, those of the backends at their places."""
+    for step in PASSES:
+        if isinstance(step, PassesOfBackends):
+            yield from step.of(backends)
+        else:
+            yield step
 
 
 def optimise(
@@ -90,7 +96,7 @@ def optimise(
     """
     if compilation is not None:
         compilation.module("as staged", module, 0.0)
-    for step in PASSES:
+    for step in steps(backends):
         start = time.perf_counter()
         step.run(module, backends)
         end = stats.add(step.name, start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
-from max._compiler.mok import PackedProductsOp, RegionOp
+from max._compiler.mok import ProductsOp, RegionOp
 from max._compiler.region import RegionParts, epilogue_parts, needed_ops
 from max._dataclass import dataclass
 
@@ -28,7 +28,7 @@ class PartJob:
     later: int | None = None
 
 
-def plan_products(op: PackedProductsOp, outer: RegionOp | None) -> list[PartJob]:
+def plan_products(op: ProductsOp, outer: RegionOp | None) -> list[PartJob]:
     """The jobs of all parts, in their order.
 
     Args:

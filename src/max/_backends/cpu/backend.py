@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from max import kernel as k
-from max._backends.backend import Backend, BackendOptions, Backends, MemoryBlock
+from max._backends.backend import (
+    Backend,
+    BackendOptions,
+    BackendPass,
+    Backends,
+    MemoryBlock,
+    PassPlace,
+)
 from max._backends.cpu.runtime import amx, kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
@@ -19,11 +27,15 @@ from max._runtime.program import Program
 from max.driver import CPU, Device
 
 if TYPE_CHECKING:
+    from max._backends.cpu.passes import merge_products, pack, pack_experts
     from max._backends.cpu.regions import nest
     from max._kernel_library import library as kernel_library
 else:
     # not needed where a program comes from the disk
     nest = lazy_module("max._backends.cpu.regions.nest")
+    merge_products = lazy_module("max._backends.cpu.passes.merge_products")
+    pack = lazy_module("max._backends.cpu.passes.pack")
+    pack_experts = lazy_module("max._backends.cpu.passes.pack_experts")
     kernel_library = lazy_module("max._kernel_library.library")
 
 __all__ = ["CPUBackend", "cpu_backends", "make_backend"]
@@ -46,7 +58,9 @@ class CPUBackend(Backend):
 
     def __init__(self, pool: Pool, target: k.CPUTarget | None = None) -> None:
         target = amx.native_target() if target is None else target
-        super().__init__(CPU(), target, kernel_library.CPU_KERNELS, CPU_PACKING)
+        super().__init__(CPU(), target, kernel_library.CPU_KERNELS)
+        self.packing = CPU_PACKING
+        """Which weights are laid out anew when a model is loaded."""
         self.pool = pool
 
     def holds(self, device: Device) -> bool:
@@ -88,6 +102,15 @@ class CPUBackend(Backend):
 
     def load_cached(self, keys: Sequence[str]) -> dict[str, int] | None:
         return kernel_code.load_kernels(keys, self.target)
+
+    def passes(self, place: PassPlace) -> Sequence[BackendPass]:
+        if place != "weights":
+            return ()
+        return (
+            BackendPass("pack-weights", partial(pack.pack_weights, packing=self.packing)),
+            BackendPass("pack-experts", partial(pack_experts.pack_experts, packing=self.packing)),
+            BackendPass("merge-products", merge_products.merge_products),
+        )
 
     def write_region(self, spec: RegionSpec) -> RegionKernel:
         return nest.write_region(spec, self.target)

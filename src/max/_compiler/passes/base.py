@@ -6,15 +6,25 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy.typing as npt
-from xdsl.ir import Block
+from xdsl.ir import Block, Operation
 
-from max._backends.backend import Backends
+from max._backends.backend import Backends, PassPlace, RunsHere
+from max._compiler.devices import device_of
 from max._compiler.mok import OnceOp
 from max._dataclass import dataclass
 from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs
 from max.mlir.builtin import ModuleOp
 
-__all__ = ["DevicePass", "GraphPass", "ModulePass", "Pass", "blocks", "constant_of", "ops_of"]
+__all__ = [
+    "DevicePass",
+    "GraphPass",
+    "ModulePass",
+    "Pass",
+    "PassesOfBackends",
+    "blocks",
+    "constant_of",
+    "ops_of",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,41 @@ class ModulePass(Pass):
 
     def run(self, module: ModuleOp, backends: Backends) -> None:
         self.function(module)
+
+
+@dataclass(frozen=True)
+class PassesOfBackends(Pass):
+    """A place of `PASSES` where the backends have their own passes; `name` is that of the place."""
+
+    name: PassPlace
+
+    def of(self, backends: Backends) -> list[Pass]:
+        """The passes of all backends."""
+        return [
+            BackendStep(step.name, step.function, index)
+            for index, backend in enumerate(backends)
+            for step in backend.passes(self.name)
+        ]
+
+    def run(self, module: ModuleOp, backends: Backends) -> None:
+        for step in self.of(backends):
+            step.run(module, backends)
+
+
+@dataclass(frozen=True)
+class BackendStep(Pass):
+    """A pass of one backend, on each block; `index` is that of the backend."""
+
+    function: Callable[[Block, RunsHere], object]
+    index: int
+
+    def run(self, module: ModuleOp, backends: Backends) -> None:
+        def runs_here(op: Operation) -> bool:
+            return isinstance(op, MoOp) and device_of(op, backends) == self.index
+
+        for graph in graphs(module):
+            for block in blocks(graph):
+                self.function(block, runs_here)
 
 
 def blocks(graph: GraphOp) -> Iterator[Block]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Set
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.codegen.expressions import KERNEL_NAME
-from max._compiler.mok import PackedProductsOp
+from max._compiler.mok import ProductsOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
@@ -291,7 +291,7 @@ class Fuser:
                 assert isinstance(matmul, MoOp)
                 if self.is_epilogue(matmul, group, inside):
                     matmul_of[group] = matmul
-                    if isinstance(matmul, PackedProductsOp):
+                    if isinstance(matmul, ProductsOp):
                         self.epilogues.setdefault(matmul, []).append(group)
                         self.launched_together([matmul, *group.ops])
                     break
@@ -305,7 +305,7 @@ class Fuser:
         used = [r for r in matmul.results if any(use.operation in inside for use in r.uses)]
         if not all(use.operation in inside for result in used for use in result.uses):
             return False
-        if not isinstance(matmul, PackedProductsOp):
+        if not isinstance(matmul, ProductsOp):
             # nothing else depends on the matmul, so that merging both cannot create a cycle
             return True
         numbers = tuple([result.index for result in used])

@@ -8,7 +8,8 @@ from collections import Counter
 
 from xdsl.ir import Block, SSAValue
 
-from max._compiler.mok import PackedProductsOp, PackOp
+from max._backends.backend import RunsHere
+from max._backends.cpu.passes.packed_ops import PackedProductsOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max._compiler.shapes import shape_of
@@ -24,7 +25,7 @@ CONE_OPS = 32
 """The most element-wise ops after a product that are searched."""
 
 
-def merge_products(block: Block) -> None:
+def merge_products(block: Block, runs_here: RunsHere) -> None:
     """Merges `mok.packed_matmul` ops of one x into `mok.packed_products`, whose weights are packed into one buffer.
 
     Two products of equal sizes whose results meet in element-wise ops, as in a gated MLP, become a pair: they share
@@ -35,7 +36,7 @@ def merge_products(block: Block) -> None:
     ops = ops_of(block)
     position = {op: i for i, op in enumerate(ops)}
     packed_weights: dict[Plan, SSAValue] = {}
-    for plan, members in _decide(_groups(ops), position):
+    for plan, members in _decide(_groups(ops, runs_here), position):
         _merge(plan, members, position, packed_weights)
     for op in ops:
         if op.name == "mok.pack" and op.results[0].first_use is None:
@@ -81,12 +82,12 @@ def _plan(parts: list[tuple[MoOp, ...]]) -> tuple[Plan, list[MoOp]]:
     return Plan(tuple([op.operands[1] for op in members]), tuple(pairs)), members
 
 
-def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
+def _groups(ops: list[MoOp], runs_here: RunsHere) -> list[list[MoOp]]:
     """The products in groups of one x without an op that separates them; a group may have one product."""
     groups: list[list[MoOp]] = []
     open_: dict[tuple[SSAValue, str], list[MoOp]] = {}
     for op in ops:
-        if op.name != "mok.packed_matmul":
+        if op.name != "mok.packed_matmul" or not runs_here(op):
             if op.spec.separates:
                 open_.clear()
             continue

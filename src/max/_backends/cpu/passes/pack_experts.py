@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from xdsl.ir import Block, SSAValue
 
-from max._backends.backend import Backends
-from max._compiler.devices import backend_of
-from max._compiler.mok import GroupedProductsOp, PackOp
+from max._backends.backend import RunsHere
+from max._backends.cpu.passes.merge_products import bring_before, pairs_of
+from max._backends.cpu.passes.packed_ops import GroupedProductsOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
-from max._compiler.passes.merge_products import bring_before, pairs_of
 from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
 from max._kernel_library.packing import Packing
@@ -25,22 +24,27 @@ DENSE, QUANTISED = "mo.grouped_matmul.ragged", "mo.grouped_qmatmul.ragged"
 """The grouped products: of rows, weights, starts, experts, statistics."""
 
 
-def pack_experts(block: Block, backends: Backends) -> None:
-    """Replaces grouped products with constant weights by `mok.grouped_products`, by the rules of their device.
+def pack_experts(block: Block, runs_here: RunsHere, packing: Packing) -> None:
+    """Replaces grouped products with constant weights by `mok.grouped_products`.
 
     Two products of the same rows whose results meet in element-wise ops, as in a gated MLP, become a pair: one launch,
     whose epilogue has both sums. A pair is split if other products use its weights too, so that no weight is packed
     twice.
+
+    Args:
+        block: The block.
+        runs_here: Whether an op runs on the CPU.
+        packing: Which weights are packed.
     """
     ops = ops_of(block)
-    products = [op for op in ops if op.name in (DENSE, QUANTISED)]
+    products = [op for op in ops if op.name in (DENSE, QUANTISED) and runs_here(op)]
     if not products:
         return
     constant = weights_only(ops)
     # products of the same rows, in equal encodings
     groups: dict[tuple[object, ...], list[MoOp]] = {}
     for op in products:
-        encoding = _encoding(op, constant, backend_of(op, backends).packing)
+        encoding = _encoding(op, constant, packing)
         if encoding is not None:
             x, _, *grouping = op.operands
             groups.setdefault((encoding, x, *grouping), []).append(op)
@@ -62,7 +66,6 @@ def pack_experts(block: Block, backends: Backends) -> None:
             for w in weights:
                 bring_before(w, first, position)
             packed[encoding, *weights] = _packed(first, weights, encoding)
-        packing = backend_of(first, backends).packing
         _replace(first, part, packed[encoding, *weights], encoding, packing)
 
 

@@ -6,9 +6,9 @@ import math
 
 from xdsl.ir import Block, SSAValue
 
-from max._backends.backend import Backends
-from max._compiler.devices import backend_of
-from max._compiler.mok import PackedConvOp, PackedMatmulOp, PackFilterOp, PackOp
+from max._backends.backend import RunsHere
+from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
+from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before, producer
 from max._compiler.passes.dce import drop_dead_ops
@@ -21,22 +21,20 @@ from max.mlir import MoOp, TensorType, build
 __all__ = ["pack_weights"]
 
 
-def pack_weights(block: Block, backends: Backends) -> None:
-    """Replaces products and convolutions with weights by those with packed weights, by the rules of their device.
+def pack_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
+    """Replaces products and convolutions with weights by those with packed weights.
 
     `compute_once` then hoists the packing. A weight that is an input, or has a symbolic size, is not packed.
+
+    Args:
+        block: The block.
+        runs_here: Whether an op runs on the CPU.
+        packing: Which weights are packed.
     """
     ops = ops_of(block)
-    constant: set[SSAValue] | None = None
-    for backend in backends:
-        candidates = [
-            op
-            for op in ops
-            if op.spec.packable and op.parent is not None and backend_of(op, backends) is backend
-        ]
-        if candidates and backend.packing != NO_PACKING:
-            constant = weights_only(ops) if constant is None else constant
-            _pack(block, candidates, constant, backend.packing)
+    candidates = [op for op in ops if op.spec.packable and runs_here(op)]
+    if candidates and packing != NO_PACKING:
+        _pack(block, candidates, weights_only(ops), packing)
 
 
 def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
