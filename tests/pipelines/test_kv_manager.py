@@ -335,6 +335,7 @@ def shared_tokens(cache: RequestPages, first: TextContext, second: TextContext) 
         ((-1,), (-1,), 0),  # images without a hash never match
         ((5, -1), (5, -1), 0),
         ((*range(6), -1), (*range(6), -1), 5),  # but the pages before them do
+        ((*range(5), -1), (*range(5), -1), 5),
         ((2**63 - 1, -(2**63)), (2**63 - 1, -(2**63)), 15),
     ],
     ids=str,
@@ -342,6 +343,46 @@ def shared_tokens(cache: RequestPages, first: TextContext, second: TextContext) 
 def test_requests_share_pages_where_their_images_are_the_same(first, second, shared):
     cache = RequestPages(PageManager(9, 5, True))
     assert shared_tokens(cache, with_images(*first), with_images(*second)) == shared
+
+
+def test_pages_with_an_image_without_a_hash_are_not_those_of_the_same_tokens():
+    cache = RequestPages(PageManager(9, 5, True))
+    image = ImageMetadata(start_idx=4, end_idx=5, pixel_values=np.zeros(1))
+    tokens = np.full(20, 7)
+    seen = TextAndVisionContext(tokens=tokens, max_length=30, vision_token_ids=[7], images=[image])
+    assert shared_tokens(cache, TextContext(tokens=tokens, max_length=30), seen) == 0
+
+
+def test_requests_that_are_claimed_by_their_contexts():
+    """The first allocation adds the cached prefix; later ones do not, and a claim without one leaves nothing."""
+    cache, first = RequestPages(PageManager(20, 5, True)), context(12)
+    cache.claim(first)
+    cache.alloc(first)
+    first.update(0)
+    cache.step(first)
+    second, third = context(12), context(12)
+    cache.claim(second)
+    assert second.start_idx == 0
+    cache.alloc(second)
+    assert second.start_idx == 10 and len(cache.pages.pages(second.request_id)) == 3
+    second.update(0)
+    cache.alloc(second)
+    cache.claim(third.request_id)
+    cache.alloc(third)
+    assert third.start_idx == 0, "its tokens are read by the caller"
+    cache.release(third)
+    cache.claim(third)
+    cache.release(third)
+    cache.claim(third.request_id)
+    cache.alloc(third)
+    assert third.start_idx == 0
+    with pytest.raises(ValueError, match="the replica is 1; there is one, 0"):
+        cache.claim(context(3), 1)
+    cache.forget_prefixes()
+    fourth = context(12)
+    cache.claim(fourth)
+    cache.alloc(fourth)
+    assert fourth.start_idx == 0
 
 
 def test_an_image_is_not_kept_in_part():

@@ -150,6 +150,7 @@ def test_a_batch_without_a_slot_for_each_request_changes_nothing():
     with pytest.raises(OutOfPagesError, match="2 slots"):
         cache.reserve(batch, 1)
     assert cache.free_pages == 9 and cache.slots.free_slots == 2
+    assert cache.pages.requests == []
     cache.reserve(batch[:2], 1)
     assert cache.slots.free_slots == 0
 

@@ -88,12 +88,15 @@ class Users:
 
     def __init__(self) -> None:
         self.encoder, self.channel = FakeEncoder(), ServiceChannel()
+        earlier = set(threading.enumerate())
         self.thread = threading.Thread(
             target=serve_encoder, args=(lambda: self.encoder, 8, self.channel), daemon=True
         )
         self.thread.start()
         assert self.channel.events.get(timeout=60) == EngineReady(8, 0, 0)
         assert self.channel.receives.acquire(timeout=60)
+        named = (one for one in threading.enumerate() if one.name == "engine commands")
+        self.reader = next(one for one in named if one not in earlier)
 
     def hold(self) -> None:
         """Occupies the encoder with a first request, so that later commands are queued together."""
@@ -101,10 +104,14 @@ class Users:
         assert self.encoder.begun.wait(60)
 
     def send(self, *commands: EncoderCommand) -> None:
-        """Sends commands, and waits until the service has queued them."""
+        """Sends commands, and waits until the service has queued them; nothing is read after the last shutdown."""
         for command in commands:
             self.channel.commands.put(command)
-            assert self.channel.receives.acquire(timeout=60)
+            if command != Shutdown(finish=False):
+                assert self.channel.receives.acquire(timeout=60)
+            else:
+                self.reader.join(60)
+                return
 
     def events(self) -> dict[str, Any]:
         """All events until the service has stopped, by request: values, or the text of the error."""

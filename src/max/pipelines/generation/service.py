@@ -6,10 +6,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from max._dataclass import dataclass
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
@@ -35,24 +35,13 @@ from max.pipelines.generation.protocol import (
     TokensGenerated,
 )
 from max.pipelines.generation.step_reader import StepReader
+from max.pipelines.generation.worker_loop import StepSigns, Work, WorkerLoop
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.structured.compile_threads import GrammarThreads
 
 logger = logging.getLogger("max.pipelines")
 WARM_UP_DELAY_S = 0.3
 """The idle time in seconds after the start before an engine warms up its pipeline."""
-
-
-class StepSigns(Protocol):
-    """Is told when the loop of an engine process works, so that another process can notice that it hangs."""
-
-    def step_begins(self) -> None:
-        """A step begins; an earlier one has ended."""
-        ...
-
-    def step_ends(self) -> None:
-        """The loop waits for commands."""
-        ...
 
 
 def serve_pipeline(
@@ -100,7 +89,7 @@ def serve(
         stats_interval: The number of seconds between two ``EngineStats``; None: none are sent.
         steps: Is told when steps begin and end; None: nobody is.
     """
-    _Service(pipeline, limits, channel, stats_interval, steps).run()
+    WorkerLoop(TextWork(pipeline, limits, channel, stats_interval), channel, steps).run()
 
 
 @dataclass(frozen=True)
@@ -112,11 +101,19 @@ class _Arrival:
     error: BaseException | None = None
 
 
-_Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes | Shutdown
+_Command: TypeAlias = _Arrival | CancelRequest | ForgetPrefixes
+_Put: TypeAlias = Callable[[_Command], None]
 
 
-class _Service:
-    """One engine, its channel, and the thread that reads the channel."""
+class TextWork(Work[_Command, Event]):
+    """The work of a process that generates text: an engine.
+
+    Args:
+        pipeline: The pipeline.
+        limits: The limits of batches.
+        channel: Receives tokens during an execution of several steps.
+        stats_interval: The number of seconds between two ``EngineStats``; None: none are sent.
+    """
 
     def __init__(
         self,
@@ -124,15 +121,12 @@ class _Service:
         limits: SchedulerLimits,
         channel: Channel[Command, Event],
         stats_interval: float | None,
-        steps: StepSigns | None,
     ) -> None:
         self._pipeline = pipeline  # keeps the pipeline alive, which an engine does not
         self._reader = StepReader(self._send_early)
         self._engine = Engine(pipeline, limits, self._reader)
-        self._channel, self._limits, self._steps = channel, limits, steps
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._channel, self._limits = channel, limits
         self._open: set[RequestID] = set()
-        self._shutdown: Shutdown | None = None
         self._stats_interval, self._next_stats = stats_interval, 0.0
         self._keeper = PrefixKeeper()
         self._next_keep = time.monotonic() + KEEP_INTERVAL_S
@@ -145,74 +139,47 @@ class _Service:
         self._warming: threading.Thread | None = None
         self._ends = threading.Event()
 
-    def run(self) -> None:
-        """Sends ``EngineReady``, steps the engine, sends ``EngineStopped``."""
-        threading.Thread(target=self._read, name="engine commands", daemon=True).start()
-        error: BaseException | None = None
-        try:
-            self._pipeline.load_prefixes()
-            pages = self._engine.scheduler.pages
-            self._channel.send(
-                EngineReady(self._limits.max_batch_size, pages.page_size, pages.total_num_pages)
-            )
-            self._warming = threading.Thread(
-                target=self._warm_up, name="engine warm-up", daemon=True
-            )
-            self._warming.start()
-            while not self._stopped():
-                idle = self._engine.idle
-                if self._steps is not None and not idle:
-                    self._steps.step_begins()
-                self._obey(wait=idle)
-                events = [self._event(outcome) for outcome in self._engine.step()]
-                self._channel.send_all([*self._started(), *events, *self._due_stats()])
-                self._keep_under_load()
-        except OSError:
-            pass  # the channel is closed
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            self._stop(error)
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        return self._engine.idle
 
-    def _stopped(self) -> bool:
-        if self._shutdown is None:
-            return False
-        if not self._shutdown.finish:
-            return True
+    @property
+    def finished(self) -> bool:
+        """Whether no request is open."""
         return self._engine.idle and not self._compiled_later
 
-    def _read(self) -> None:
-        """Reads commands into the queue, and interrupts an execution of several steps.
+    def begin(self) -> EngineReady:
+        """Fills the cache with stored prefixes, and starts to warm up the pipeline."""
+        self._pipeline.load_prefixes()
+        self._warming = threading.Thread(target=self._warm_up, name="engine warm-up", daemon=True)
+        self._warming.start()
+        pages = self._engine.scheduler.pages
+        return EngineReady(self._limits.max_batch_size, pages.page_size, pages.total_num_pages)
 
-        New requests are prepared in this thread, so that running requests are not delayed.
-        """
-        while True:
-            try:
-                command = self._channel.receive()
-            except EOFError:
-                if self._shutdown is None:
-                    logger.warning("the other end of the engine's channel was closed; it stops")
-                command = Shutdown()
-            if not isinstance(command, GenerationRequest):
-                self._put(command)
-            elif command.grammar is None and command.json_schema is None:
-                self._put(self._arrival(command))
-            else:
-                self._compiled_later.add(RequestID(command.request_id))
-                try:
-                    compiled = self._compiler.submit(self._compiled, command)
-                except RuntimeError as error:  # no thread could be started, or the engine has ended
-                    self._put(_Arrival(command, None, error))
-                else:
-                    compiled.add_done_callback(partial(self._put_compiled, command))
-            if isinstance(command, Shutdown) and not command.finish:
-                return
-
-    def _put(self, command: _Command) -> None:
-        """Queues a command, and ends an execution of several steps so that it is handled soon."""
-        self._commands.put(command)
+    def interrupt(self) -> None:
+        """Ends an execution of several steps after the current step."""
         self._engine.interrupt()
+
+    def read(self, message: GenerationRequest | CancelRequest | ForgetPrefixes, put: _Put) -> None:
+        """Prepares new requests in this thread, or in another one if they have a grammar.
+
+        Args:
+            message: The message.
+            put: Queues the command.
+        """
+        if not isinstance(message, GenerationRequest):
+            put(message)
+        elif message.grammar is None and message.json_schema is None:
+            put(self._arrival(message))
+        else:
+            self._compiled_later.add(RequestID(message.request_id))
+            try:
+                compiled = self._compiler.submit(self._compiled, message)
+            except RuntimeError as error:  # no thread could be started, or the engine has ended
+                put(_Arrival(message, None, error))
+            else:
+                compiled.add_done_callback(partial(self._put_compiled, message, put))
 
     def _compiled(self, request: GenerationRequest) -> _Arrival:
         """Prepares a request with a grammar, unless it was cancelled while it waited for the compiler."""
@@ -220,12 +187,14 @@ class _Service:
             return _Arrival(request)
         return self._arrival(request)
 
-    def _put_compiled(self, request: GenerationRequest, compiled: Future[_Arrival]) -> None:
+    def _put_compiled(
+        self, request: GenerationRequest, put: _Put, compiled: Future[_Arrival]
+    ) -> None:
         """Queues a request whose grammar was compiled or took too long."""
         if compiled.cancelled():
             return  # the engine has ended
         error = compiled.exception()
-        self._put(compiled.result() if error is None else _Arrival(request, None, error))
+        put(compiled.result() if error is None else _Arrival(request, None, error))
 
     def _warm_up(self) -> None:
         """Warms up the pipeline while the engine is idle, as warming up may hold the interpreter lock for long."""
@@ -248,65 +217,67 @@ class _Service:
             return _Arrival(request, None, error)
         return _Arrival(request, context)
 
-    def _obey(self, wait: bool) -> None:
-        """Executes the queued commands; waits for one if the engine is idle."""
-        while wait or not self._commands.empty():
-            command = self._wait() if wait else self._commands.get()
-            if wait and self._steps is not None:
-                self._steps.step_begins()
-            wait = False
-            match command:
-                case _Arrival() as arrival:
-                    self._submit(arrival)
-                case CancelRequest(request_id):
-                    if RequestID(request_id) in self._compiled_later:
-                        self._cancelled.add(RequestID(request_id))
-                    else:
-                        self._engine.cancel(RequestID(request_id))
-                case ForgetPrefixes(number):
-                    self._forget_prefixes()
-                    self._channel.send(PrefixesForgotten(number))
-                case Shutdown() as shutdown:
-                    self._shutdown = shutdown
-                    if not shutdown.finish:
-                        return
+    def obey(self, command: _Command, late: bool) -> Sequence[Event]:
+        """Executes a command.
 
-    def _wait(self) -> _Command:
-        """Waits for a command; if none arrives for some time, stores new prefixes."""
+        Args:
+            command: The command.
+            late: Whether a shutdown came before it.
+
+        Returns:
+            The events of a request that cannot run, or the answer to ``ForgetPrefixes``.
+        """
+        match command:
+            case _Arrival() as arrival:
+                return self._submit(arrival, late)
+            case CancelRequest(request_id):
+                if RequestID(request_id) in self._compiled_later:
+                    self._cancelled.add(RequestID(request_id))
+                else:
+                    self._engine.cancel(RequestID(request_id))
+                return ()
+            case ForgetPrefixes(number):
+                self._keeper.stop()
+                self._pipeline.forget_prefixes()
+                return (PrefixesForgotten(number),)
+
+    def step(self) -> Sequence[Event]:
+        """Runs the next batch.
+
+        Returns:
+            Tokens, failures, and reports.
+        """
+        events = [self._event(outcome) for outcome in self._engine.step()]
+        if time.monotonic() >= self._next_keep:  # the engine has not been idle for long
+            self._keep_new_prefixes()
+        return [*self._started(), *events, *self._due_stats()]
+
+    def wait(self, commands: queue.SimpleQueue[_Command | Shutdown]) -> _Command | Shutdown:
+        """Waits for a command; if none arrives for some time, stores new prefixes.
+
+        Args:
+            commands: The queue of commands.
+        """
         self._keeper.resume()
-        if self._steps is not None:
-            self._steps.step_ends()
         try:
             # retry if the previous write is still running, as an idle engine has no later occasion
             while self._has_new_prefixes:
                 try:
-                    return self._commands.get(timeout=KEEP_DELAY_S)
+                    return commands.get(timeout=KEEP_DELAY_S)
                 except queue.Empty:
                     self._keep_new_prefixes()
-            return self._commands.get()
+            return commands.get()
         finally:
             self._keeper.pause()
-
-    def _keep_under_load(self) -> None:
-        """Starts to store new prefixes if the engine has not been idle for long."""
-        if time.monotonic() >= self._next_keep:
-            self._keep_new_prefixes()
 
     def _keep_new_prefixes(self) -> None:
         """Starts a write of the prefixes that no file has."""
         if self._keeper.writes:
             return  # retried at the next interval
-        self._has_new_prefixes = (
-            not self._engine.idle
-        )  # running requests add pages after this write
+        self._has_new_prefixes = not self._engine.idle  # running requests add pages after this
         self._next_keep = time.monotonic() + KEEP_INTERVAL_S
         if (write := self._pipeline.new_prefixes()) is not None:
             self._keeper.start(write)
-
-    def _forget_prefixes(self) -> None:
-        """Empties the prefix cache, and removes its files."""
-        self._keeper.stop()
-        self._pipeline.forget_prefixes()
 
     def _due_stats(self) -> list[EngineStats]:
         """The report of the load, if it is due."""
@@ -330,29 +301,28 @@ class _Service:
             return []
         return [PromptStarted(request_id.value, at, cached) for request_id, at, cached in started]
 
-    def _submit(self, arrival: _Arrival) -> None:
-        """Submits a request that has arrived; sends its end if it was cancelled or is invalid."""
+    def _submit(self, arrival: _Arrival, late: bool) -> Sequence[Event]:
+        """Submits a request that has arrived; returns its end if it was cancelled or is invalid."""
         request, context = arrival.request, arrival.context
         request_id = RequestID(request.request_id)
         later = request_id in self._compiled_later
         self._compiled_later.discard(request_id)
         if request_id in self._cancelled:
             self._cancelled.discard(request_id)
-            self._channel.send(TokensGenerated(request.request_id, (), GenerationStatus.CANCELLED))
-            return
+            return (TokensGenerated(request.request_id, (), GenerationStatus.CANCELLED),)
         try:
-            if self._shutdown is not None and not later:
+            if late and not later:
                 raise RuntimeError("the engine is shutting down")
             if request_id in self._open:
                 raise ValueError(f"request {request_id} is open already")
             if context is None:
                 raise arrival.error or RuntimeError("the request has no context")
         except Exception as error:
-            self._channel.send(RequestFailed(request.request_id, ErrorInfo.of(error)))
-            return
+            return (RequestFailed(request.request_id, ErrorInfo.of(error)),)
         self._open.add(request_id)
         self._has_new_prefixes = True
         self._engine.submit(context, request.priority, request.client)
+        return ()
 
     def _event(self, outcome: Outcome) -> TokensGenerated | RequestFailed:
         """Converts an outcome to an event, and closes the request if it has ended."""
@@ -369,9 +339,14 @@ class _Service:
         events = [TokensGenerated.of(output) for output in outputs]
         self._channel.send_all([*self._started(), *events])
 
-    def _stop(self, error: BaseException | None) -> None:
-        """Frees the pages of open requests. A shutdown cancels the requests; after an error, the other side fails them
-        or moves them to another engine.
+    def end(self, error: BaseException | None) -> Sequence[Event]:
+        """Frees the pages of open requests, and stores the cached prefixes unless an error has ended the loop.
+
+        Args:
+            error: The error.
+
+        Returns:
+            The cancellations of open requests.
         """
         self._reader.close()
         self._ends.set()
@@ -384,13 +359,6 @@ class _Service:
         self._keeper.stop()
         if error is None:
             self._pipeline.save_prefixes()
-        try:
-            if error is not None:
-                self._channel.send(EngineStopped(ErrorInfo.of(error)))
-                return
-            status = GenerationStatus.CANCELLED
-            ended = self._open | self._compiled_later
-            cancelled = [TokensGenerated(request.value, (), status) for request in ended]
-            self._channel.send_all([*cancelled, EngineStopped()])
-        except OSError:
-            pass  # the channel is closed
+        status = GenerationStatus.CANCELLED
+        ended = self._open | self._compiled_later
+        return [TokensGenerated(request.value, (), status) for request in ended]

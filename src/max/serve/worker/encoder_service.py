@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,9 +15,8 @@ from max.pipelines.generation.protocol import (
     EngineStopped,
     ErrorInfo,
     RequestFailed,
-    Shutdown,
 )
-from max.pipelines.generation.service import StepSigns
+from max.pipelines.generation.worker_loop import StepSigns, Work, WorkerLoop
 from max.serve.worker.encoder_messages import (
     EncoderCommand,
     EncodeRequest,
@@ -67,112 +64,109 @@ def serve_encoder(
     except Exception as error:
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return
-    commands: queue.SimpleQueue[EncoderCommand] = queue.SimpleQueue()
-    threading.Thread(
-        target=_read, args=(channel, commands), name="encoder commands", daemon=True
-    ).start()
-    try:
-        channel.send(EngineReady(max_batch_size, 0, 0))
-        goes_on = True
-        while goes_on:
-            first = commands.get()
-            if steps is not None:
-                steps.step_begins()
-            goes_on = _run_waiting(encoder, channel, commands, first)
-            if steps is not None:
-                steps.step_ends()
-        channel.send(EngineStopped())
-    except OSError:
-        pass  # the channel is closed
+    WorkerLoop(EncoderWork(encoder, max_batch_size), channel, steps).run()
 
 
-def _read(
-    channel: Channel[EncoderCommand, EncoderEvent], commands: queue.SimpleQueue[EncoderCommand]
-) -> None:
-    """Queues the commands; the end of the channel counts as a :class:`Shutdown`."""
-    while True:
-        try:
-            commands.put(channel.receive())
-        except EOFError:
-            commands.put(Shutdown())
-            return
+class EncoderWork(Work[EncoderCommand, EncoderEvent]):
+    """The work of a process that computes vectors and scores: a step runs one batch.
 
-
-def _run_waiting(
-    encoder: Encoder,
-    channel: Channel[EncoderCommand, EncoderEvent],
-    commands: queue.SimpleQueue[EncoderCommand],
-    first: EncoderCommand,
-) -> bool:
-    """Runs a command, and all queued requests with it.
-
-    A :class:`Shutdown` that finishes runs the requests before it; one that does not fails them. Both fail the requests
-    after it.
-
-    Returns:
-        Whether the worker goes on: False after a shutdown.
+    Args:
+        encoder: The encoder.
+        max_batch_size: The most texts of one execution, for ``EngineReady``.
     """
-    waiting = [first]
-    while not commands.empty():
-        waiting.append(commands.get())
-    cancelled = {each.request_id for each in waiting if isinstance(each, CancelRequest)}
-    requests: list[EncodeRequest | RankRequest] = []
-    refused: list[EncodeRequest | RankRequest] = []
-    goes_on = True
-    for command in waiting:
-        if isinstance(command, Shutdown):
-            goes_on = False
-            if not command.finish:
-                refused, requests = [*requests, *refused], []
-        elif not isinstance(command, CancelRequest) and command.request_id not in cancelled:
-            (requests if goes_on else refused).append(command)
-    problem = ErrorInfo("RuntimeError", "the encoder is shutting down")
-    channel.send_all([RequestFailed(request.request_id, problem) for request in refused])
-    batches: dict[str | None, list[EncodeRequest]] = {}
-    for request in requests:
-        if isinstance(request, EncodeRequest):
-            batches.setdefault(request.prompt_name, []).append(request)
-        else:
-            _answer(channel, request, lambda one=request: encoder.rank(one.query, one.texts))
-    for batch in batches.values():
-        _encode(encoder, channel, batch)
-    return goes_on
 
+    def __init__(self, encoder: Encoder, max_batch_size: int) -> None:
+        self._encoder, self._max_batch_size = encoder, max_batch_size
+        self._waiting: dict[str, EncodeRequest | RankRequest] = {}
 
-def _encode(
-    encoder: Encoder,
-    channel: Channel[EncoderCommand, EncoderEvent],
-    requests: list[EncodeRequest],
-) -> None:
-    """Runs requests as one batch. If it fails, each runs by itself, so that only the invalid request fails."""
-    texts = [text for request in requests for text in request.texts]
-    if len(requests) > 1:
-        try:
-            rows = encoder.encode(texts, requests[0].prompt_name)
-        except Exception:
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits."""
+        return not self._waiting
+
+    def begin(self) -> EngineReady:
+        """Returns the first event; an encoder has no pages."""
+        return EngineReady(self._max_batch_size, 0, 0)
+
+    def obey(self, command: EncoderCommand, late: bool) -> Sequence[EncoderEvent]:
+        """Adds a request, or removes a cancelled one.
+
+        Args:
+            command: The command.
+            late: Whether a shutdown came before it.
+
+        Returns:
+            The failure of a late request.
+        """
+        match command:
+            case CancelRequest(request_id):
+                self._waiting.pop(request_id, None)
+            case EncodeRequest() | RankRequest():
+                if late:
+                    return [_refused(command.request_id)]
+                self._waiting[command.request_id] = command
+            case _:
+                raise TypeError(f"{type(command).__name__} is no command of an encoder")
+        return []
+
+    def step(self) -> Sequence[EncoderEvent]:
+        """Runs the first waiting request; with a request for vectors all others with the same prompt name.
+
+        Returns:
+            Their results, and why requests failed.
+        """
+        first = next(iter(self._waiting.values()), None)
+        if first is None:
+            return []
+        if isinstance(first, RankRequest):
+            del self._waiting[first.request_id]
+            return [_result(first, lambda: self._encoder.rank(first.query, first.texts))]
+        batch = [
+            request
+            for request in self._waiting.values()
+            if isinstance(request, EncodeRequest) and request.prompt_name == first.prompt_name
+        ]
+        for request in batch:
+            del self._waiting[request.request_id]
+        return self._encode(batch)
+
+    def end(self, error: BaseException | None) -> Sequence[EncoderEvent]:
+        """Refuses the waiting requests.
+
+        Args:
+            error: The error that has ended the loop; None: a shutdown.
+        """
+        return [_refused(request_id) for request_id in self._waiting]
+
+    def _encode(self, requests: Sequence[EncodeRequest]) -> Sequence[EncoderEvent]:
+        """Runs requests as one batch. If it fails, each runs by itself, so that only the invalid request fails."""
+        encode, prompt_name = self._encoder.encode, requests[0].prompt_name
+        if len(requests) > 1:
+            texts = [text for request in requests for text in request.texts]
+            try:
+                rows = encode(texts, prompt_name)
+            except Exception:
+                return [event for request in requests for event in self._encode([request])]
+            begin, events = 0, list[EncoderEvent]()
             for request in requests:
-                _encode(encoder, channel, [request])
-            return
-        begin, events = 0, list[TextsEncoded]()
-        for request in requests:
-            end = begin + len(request.texts)
-            events.append(TextsEncoded(request.request_id, np.asarray(rows[begin:end], np.float32)))
-            begin = end
-        channel.send_all(events)
-        return
-    (request,) = requests
-    _answer(channel, request, lambda: encoder.encode(texts, request.prompt_name))
+                part = np.asarray(rows[begin : begin + len(request.texts)], np.float32)
+                events.append(TextsEncoded(request.request_id, part))
+                begin += len(request.texts)
+            return events
+        (request,) = requests
+        return [_result(request, lambda: encode(request.texts, prompt_name))]
 
 
-def _answer(
-    channel: Channel[EncoderCommand, EncoderEvent],
-    request: EncodeRequest | RankRequest,
-    run: Callable[[], Floats | list[Floats]],
-) -> None:
-    """Sends the result of a request, or why it failed."""
+def _result(
+    request: EncodeRequest | RankRequest, run: Callable[[], Floats | list[Floats]]
+) -> EncoderEvent:
+    """The result of a request, or why it failed."""
     try:
-        values = np.asarray(run(), np.float32)
+        return TextsEncoded(request.request_id, np.asarray(run(), np.float32))
     except Exception as error:
-        channel.send(RequestFailed(request.request_id, ErrorInfo.of(error)))
-        return
-    channel.send(TextsEncoded(request.request_id, values))
+        return RequestFailed(request.request_id, ErrorInfo.of(error))
+
+
+def _refused(request_id: str) -> RequestFailed:
+    problem = ErrorInfo("RuntimeError", "the encoder is shutting down")
+    return RequestFailed(request_id, problem)
