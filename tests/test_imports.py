@@ -169,6 +169,28 @@ def test_imports_go_down_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+INTERFACES = {
+    "max._backends",
+    "max._backends.backend",
+    "max._backends.regions",
+    "max._backends.registry",
+    "max._kernel_library.lowering",  # the description of a launch
+    "max._kernel_library.numeric.sums",  # sums of pairs of floats, in the kernel language
+}
+
+
+def test_compiler_and_engine_know_no_device() -> None:
+    """Of backends and their kernels they import the interfaces; the registry loads a backend by its name."""
+    wrong = [
+        f"{path.relative_to(SRC)} imports {name}"
+        for path in FILES
+        if package_of(path) in ("_compiler", "engine")
+        for name in imports_of(path)
+        if name.startswith(("max._backends", "max._kernel_library")) and name not in INTERFACES
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_engine_needs_only_its_four_dependencies() -> None:
     allowed = THIRD_PARTY_ENGINE | OPTIONAL_ENGINE | set(sys.stdlib_module_names) | {"max"}
     wrong = [

@@ -14,15 +14,17 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType
 from tests.devices.fake import FakeDevice, fake_devices
+from tests.devices.grid import grid_devices
 
 HOST, ONE, TWO = DeviceRef.CPU(), DeviceRef.GPU(0), DeviceRef.GPU(1)
 Array = npt.NDArray[Any]
 Forward = Callable[..., Any]
 
 
-@pytest.fixture
-def devices() -> Iterator[list[FakeDevice]]:
-    with fake_devices(2) as found:
+@pytest.fixture(params=["fake", "grid"])
+def devices(request: pytest.FixtureRequest) -> Iterator[Sequence[FakeDevice]]:
+    """Two devices of each kind: one group of workers; a grid of blocks."""
+    with fake_devices(2) if request.param == "fake" else grid_devices(2) as found:
         yield found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from max._dataclass import dataclass
+from max._kernel_library.lowering import Geometry
 from max.dtype import DType
 from max.mlir.sizes import Size, Sizes, contiguous_strides, product
 
@@ -169,6 +170,7 @@ class RegionKernel:
         scalars: The run-time dims, which follow them.
         serial: Whether one worker runs it.
         functions: Further names that the source uses.
+        geometry: The workers of the launch, as for `KernelCall`.
     """
 
     source: str
@@ -176,3 +178,4 @@ class RegionKernel:
     scalars: Sizes
     serial: bool
     functions: Mapping[str, object] = field(default_factory=dict[str, object])
+    geometry: Geometry | None = None

@@ -21,6 +21,7 @@ from max.mlir.sizes import Size
 __all__ = [
     "ALIGNMENT",
     "Check",
+    "GeometryCode",
     "LimitCode",
     "Compiled",
     "HostStepCode",
@@ -116,6 +117,14 @@ class WorkCode(NamedTuple):
     amount: Size
 
 
+class GeometryCode(NamedTuple):
+    """The workers of a launch on a device with a grid of blocks; see `max._runtime.program.LaunchGeometry`."""
+
+    grid: tuple[SlotCode, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchCode:
     """A launch without addresses. A jump has a kind, and the index of a launch as its target.
@@ -134,6 +143,7 @@ class LaunchCode:
     staged_op: int = -1
     check: Check | None = None
     work: WorkCode | None = None
+    geometry: GeometryCode | None = None
 
 
 @dataclass(frozen=True, slots=True)

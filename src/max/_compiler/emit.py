@@ -11,6 +11,7 @@ from max._compiler.code import (
     Check,
     Compiled,
     FixedBuffer,
+    GeometryCode,
     HostStepCode,
     KernelInfo,
     LaunchCode,
@@ -25,6 +26,7 @@ from max._compiler.memory import Block, MemoryPlan, plan_memory
 from max._compiler.template import Buffer, HostStep, Launch, LimitSlot, Number, Slot
 from max._config import flags
 from max._dataclass import dataclass
+from max._kernel_library.lowering import Geometry
 from max.mlir.sizes import Size, simplify
 
 __all__ = ["emit"]
@@ -71,6 +73,7 @@ class _Emitter:
             staged_op=launch.staged_op,
             check=launch.check,
             work=launch.work,
+            geometry=self.geometry(launch.geometry),
         )
         if launch.jump is not None:
             kind, label = launch.jump.kind, launch.jump.label
@@ -85,6 +88,13 @@ class _Emitter:
             total = simplify(total + self.buffers[buffer].bytes)
         self.code.bytes_moved.append(total)
         self.code.flops.append(launch.flops)
+
+    def geometry(self, geometry: Geometry | None) -> GeometryCode | None:
+        """The code of a launch's workers."""
+        if geometry is None:
+            return None
+        grid = tuple([self.slot(Number(size)) for size in geometry.grid])
+        return GeometryCode(grid, geometry.block, geometry.shared_bytes)
 
     def host_step(self, step: HostStep, target: int) -> None:
         """Adds a host step; `target` is the segment where the host continues."""

@@ -452,6 +452,10 @@ class _Flattener:
         work = launch.work
         if work is not None and not isinstance(work.amount, int):
             work = WorkCode(work.kind, substitute(work.amount, env))
+        geometry = launch.geometry
+        if geometry is not None:
+            grid = tuple([substitute(size, env) for size in geometry.grid])
+            geometry = replace(geometry, grid=grid)
         return Launch(
             launch.kernel,
             tuple(slots),
@@ -470,6 +474,7 @@ class _Flattener:
             jump=launch.jump,
             device=launch.device,
             work=work,
+            geometry=geometry,
         )
 
 

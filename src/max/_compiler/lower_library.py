@@ -20,7 +20,7 @@ from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
 from max._compiler.template import HostStep, LimitSlot, Number, UnsupportedOpError
-from max._kernel_library.library import Arg, KernelCall, Limit, Operand, Scalar
+from max._kernel_library.lowering import Arg, KernelCall, Limit, Operand, Scalar
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.sizes import Size, simplify
 from max.mlir.types import short_types
@@ -170,7 +170,17 @@ class LibraryLowering:
         text = None if epilogue is None else epilogue.source
         kernel = self.placing.kernels.library(call.kernel, kernel_arguments, call.params, text)
         self.placing.launch(
-            kernel, arguments, written, call.serial, label, in_place, also_read, parts, flops, work
+            kernel,
+            arguments,
+            written,
+            call.serial,
+            label,
+            in_place,
+            also_read,
+            parts,
+            flops,
+            work,
+            call.geometry,
         )
 
     def attention(self, op: MoOp) -> None:
@@ -205,7 +215,15 @@ class LibraryLowering:
             written.append(arg.source != "operand")
         kernel = self.placing.kernels.library(call.kernel, arguments, call.params, None)
         flops = op_flops(op, op.results)
-        self.placing.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
+        self.placing.launch(
+            kernel,
+            arguments,
+            written,
+            call.serial,
+            "attention",
+            flops=flops,
+            geometry=call.geometry,
+        )
 
     def pack(self, op: PackingOp) -> None:
         """One launch per operand, into its piece of the result."""

@@ -21,7 +21,7 @@ from max._compiler.placing import Place, Placing, described
 from max._compiler.products import plan_products
 from max._compiler.region import epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of
-from max._kernel_library.library import Workspace
+from max._kernel_library.lowering import Workspace
 from max.mlir import MoOp
 from max.mlir.sizes import Size, simplify
 
@@ -123,6 +123,7 @@ class RegionLowering:
             parts=parts,
             flops=flops,
             work=WorkCode("region", spec.size),
+            geometry=text.geometry,
         )
 
     def library_region(self, op: RegionOp) -> None:

@@ -26,7 +26,7 @@ from max._compiler.template import (
     UnsupportedOpError,
 )
 from max._dataclass import dataclass
-from max._kernel_library.library import KernelCall, Operand, Workspace
+from max._kernel_library.lowering import Geometry, KernelCall, Operand, Workspace
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
 from max.mlir.sizes import Size, product, simplify
@@ -173,6 +173,7 @@ class Placing:
         parts: Sequence[int] = (),
         flops: Size = 0,
         work: WorkCode | None = None,
+        geometry: Geometry | None = None,
     ) -> None:
         """Appends the launch of a kernel.
 
@@ -187,6 +188,7 @@ class Placing:
             parts: Buffers of which the kernel writes a part that no other launch writes.
             flops: The number of arithmetic operations; 0 if unknown.
             work: As for `Launch`.
+            geometry: The workers, for a device with a grid of blocks.
 
         Raises:
             UnsupportedOpError: A buffer is in the memory of another device.
@@ -218,6 +220,7 @@ class Placing:
                 staged_op=self.staged_op,
                 device=self.device,
                 work=work,
+                geometry=geometry and replace(geometry, grid=tuple(map(simplify, geometry.grid))),
             )
         )
 

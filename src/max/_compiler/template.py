@@ -11,6 +11,7 @@ from typing import Any
 
 from max._compiler.code import Check, TensorInfo, WorkCode
 from max._dataclass import dataclass
+from max._kernel_library.lowering import Geometry
 from max.dtype import DType
 from max.mlir.sizes import Size
 
@@ -130,6 +131,7 @@ class Launch:
         check: The condition, for a launch that only checks one.
         device: The index of the backend that runs it.
         work: What other workers could share; None: it is unknown, or the result depends on the number of workers.
+        geometry: The workers, for a device with a grid of blocks.
     """
 
     kernel: str
@@ -146,6 +148,7 @@ class Launch:
     check: Check | None = None
     device: int = 0
     work: WorkCode | None = None
+    geometry: Geometry | None = None
 
 
 def mark(writes: Sequence[int], device: int = 0) -> Launch:

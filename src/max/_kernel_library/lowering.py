@@ -102,6 +102,21 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class Geometry:
+    """The workers of a launch on a device with a grid of blocks. A device with one group of workers ignores it.
+
+    Args:
+        grid: The number of blocks along each axis.
+        block: The workers of a block along each axis. Only the workers of one block meet at a barrier.
+        shared_bytes: The memory that the workers of a block share.
+    """
+
+    grid: Dims
+    block: tuple[int, ...]
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class KernelCall:
     """One launch of one kernel, which carries out one op.
 
@@ -116,6 +131,7 @@ class KernelCall:
             result may be the result's own memory.
         workspaces: Memory that the launch needs besides operands and results.
         in_place: Pairs (result, operand): the result may use the operand's memory.
+        geometry: The workers of the launch; None leaves them to the device.
     """
 
     kernel: Any
@@ -125,6 +141,7 @@ class KernelCall:
     epilogue: bool = False
     workspaces: tuple[Workspace, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
+    geometry: Geometry | None = None
 
 
 Lowering = Callable[[Sequence[Operand], Sequence[Operand], Mapping[str, Any], Target], KernelCall]

@@ -17,6 +17,21 @@ NO_VALUE = 0  # values[0] is 0: a slot (NO_VALUE, c) is the constant c
 
 
 @dataclass(frozen=True)
+class LaunchGeometry:
+    """The workers of a launch on a device with a grid of blocks.
+
+    Args:
+        grid: For each axis the number of blocks, as a slot: ``values[grid[a][0]] + grid[a][1]``.
+        block: For each axis the number of workers of a block; only they meet at a barrier.
+        shared_bytes: The memory that the workers of a block share.
+    """
+
+    grid: tuple[tuple[int, int], ...]
+    block: tuple[int, ...]
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel call.
 
@@ -30,6 +45,7 @@ class Launch:
         messages: The messages of the kernel's ``raise`` statements, by number; a text has ``{}`` for each word of the
             error record.
         where: The source location that ends an error's message.
+        geometry: The workers, for a device with a grid of blocks; None leaves them to the device.
     """
 
     entry: int
@@ -40,6 +56,7 @@ class Launch:
     name: str = "kernel"
     messages: tuple[KernelMessage | str, ...] = ()
     where: str = ""
+    geometry: LaunchGeometry | None = None
 
 
 @dataclass(frozen=True)
@@ -173,7 +190,8 @@ def check_program(program: Program) -> None:
                 f"launch {index} ({launch.name}): entry {launch.entry}, phases {launch.phases}; "
                 "an address and a count of 0 or more would fit"
             )
-        for value, _ in launch.slots:
+        grid = () if launch.geometry is None else launch.geometry.grid
+        for value, _ in (*launch.slots, *grid):
             if not 0 <= value < program.num_values:
                 raise ValueError(
                     f"launch {index} ({launch.name}): slot of value {value}, "

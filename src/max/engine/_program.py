@@ -14,6 +14,7 @@ from max._compiler.code import (
     ALIGNMENT,
     Check,
     Compiled,
+    GeometryCode,
     KernelInfo,
     LaunchCode,
     ProgramCode,
@@ -23,7 +24,7 @@ from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock
 from max._runtime import guard
-from max._runtime.program import Jump, Launch, NativeArray, Program
+from max._runtime.program import Jump, Launch, LaunchGeometry, NativeArray, Program
 from max.engine._host_steps import HostSteps, slot_address
 from max.engine._small_work import small_work
 from max.mlir.sizes import Size, size_function
@@ -159,6 +160,7 @@ class LinkedProgram:
             name=launch.name,
             messages=kernel.messages if launch.check is None else (_CheckMessage(launch.check),),
             where=self._where(launch.staged_op),
+            geometry=_geometry(launch.geometry),
         )
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
@@ -301,6 +303,14 @@ class LinkedProgram:
         """
         values = bases.take(self.bases.array) + instance.offsets.array
         return self._host_steps.run(values, sizes_of)
+
+
+def _geometry(code: GeometryCode | None) -> LaunchGeometry | None:
+    """The workers of a launch in a linked program."""
+    if code is None:
+        return None
+    grid = tuple([(slot.value, slot.addend) for slot in code.grid])
+    return LaunchGeometry(grid, code.block, code.shared_bytes)
 
 
 @dataclass(slots=True, weakref_slot=True)
