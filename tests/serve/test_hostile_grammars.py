@@ -65,7 +65,7 @@ BAD: dict[str, Callable[[dict[str, Any], random.Random], object]] = {
     "required": lambda node, r: node.update(type="object", required=r.choice(["name", 3, [7]])),
     "items": lambda node, r: node.update(type="array", items=r.choice([3, "x", None])),
     "enum": lambda node, r: node.update(enum=r.choice([3, {}, "ab"])),
-    "unknown": lambda node, r: node.update({"not": {"type": "string"}}),
+    "unknown": lambda node, r: node.update(type="array", uniqueItems=True),
     "depth": lambda node, r: _nest(node),
 }  # fmt: skip
 """What makes a schema one that nobody can follow."""
@@ -102,12 +102,16 @@ def bad_request(numbers: random.Random) -> tuple[str, dict[str, Any]]:
                 "minLength": numbers.randrange(20, 99),
                 "maxLength": numbers.randrange(19),
             }
-            return kind, {"guided_json": schema}
+            return kind, strict(schema)
     schema = copy.deepcopy(numbers.choice(GOOD))
     BAD[kind](numbers.choice(list(nodes(schema))), numbers)
-    return kind, {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    }
+    return kind, strict(schema)
+
+
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """The field of an answer's schema, all of which a grammar must hold."""
+    form = {"name": "x", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
 
 
 def stream(server: RunningServer) -> tuple[float, float]:

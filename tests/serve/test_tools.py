@@ -152,7 +152,8 @@ def test_structures(http: httpx.Client, extra, fits) -> None:
     [
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "u"}}}},
+            {"response_format": {"type": "json_schema",
+                                 "json_schema": {"name": "x", "strict": True, "schema": {"type": "u"}}}},
             "response_format.json_schema.schema",
             "JSON schema is invalid",
         ),
@@ -167,9 +168,10 @@ def test_structures(http: httpx.Client, extra, fits) -> None:
             "the tools are get_time",
         ),
         (
-            {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "u"}}}]},
+            {"tools": [{"type": "function", "function": {"name": "x", "strict": True, "parameters":
+                {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}}]},
             "tools.0.function.parameters",
-            "JSON schema is invalid",
+            "the tool x is strict, and the JSON schema is invalid: a grammar does not hold properties.a: uniqueItems",
         ),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "cannot set tools"),
@@ -180,3 +182,87 @@ def test_structures_that_do_not_fit(http: httpx.Client, change, param, says) -> 
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["param"], says in error["message"]) == (param, True), error
+
+
+ODD = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2},
+        "b": {"type": "string", "format": "binary", "pattern": "^(?!x)"},
+    },
+    "required": ["a"],
+    "if": {"required": ["b"]},
+    "then": {"properties": {"b": {"not": {"pattern": "y"}}}},
+}
+HELD_NOT = ("f: ", "properties.a: uniqueItems", "properties.b: pattern")
+
+
+@pytest.mark.parametrize(
+    "choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}]
+)
+def test_a_tool_whose_schema_a_grammar_does_not_hold_is_taken_with_a_warning(http, choice) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": ODD}}
+    for odd in (
+        tool,
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "strange"}}},
+    ):
+        body = {"messages": ASK, "tools": [odd], "tool_choice": choice, "max_tokens": 90, "seed": 1}
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        warning = answer.headers["warning"]
+        assert all(text in warning for text in (HELD_NOT if odd is tool else ("f: ", "strange"))), (
+            warning
+        )
+        for call in answer.json()["choices"][0]["message"].get("tool_calls") or ():
+            if odd is tool and answer.json()["choices"][0]["finish_reason"] == "tool_calls":
+                assert set(json.loads(call["function"]["arguments"])) <= {"a", "b"}
+
+
+def test_all_apis_take_schemas_that_grammars_do_not_hold(http) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    common = {"model": "tiny", "messages": messages}
+    function = {"name": "f", "description": "", "parameters": ODD}
+    requests = {
+        "/v1/chat/completions": {
+            **common,
+            "max_tokens": 30,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ODD}},
+        },
+        "/v1/responses": {
+            "model": "tiny",
+            "input": "x",
+            "max_output_tokens": 30,
+            "tools": [{"type": "function", **function}],
+        },
+        "/v1/messages": {
+            **common,
+            "max_tokens": 30,
+            "tools": [{"name": "f", "input_schema": ODD}],
+            "tool_choice": {"type": "any"},
+        },
+        "/api/chat": {**common, "stream": False, "options": {"num_predict": 30}, "format": ODD},
+    }
+    for path, body in requests.items():
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, (path, answer.text)
+        assert "uniqueItems" in answer.headers["warning"], path
+
+
+def test_a_function_without_parameters_gets_an_empty_object(http) -> None:
+    for parameters in (
+        {},
+        {"parameters": None},
+        {"parameters": {"type": "object", "properties": {}}},
+    ):
+        tool = {"type": "function", "function": {"name": "now", **parameters}}
+        body = {
+            "messages": ASK,
+            "tools": [tool],
+            "tool_choice": "required",
+            "seed": 3,
+            "temperature": 2.0,
+            "max_tokens": 60,
+            "parallel_tool_calls": False,
+        }
+        message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert [call["function"]["arguments"] for call in message["tool_calls"]] == ["{}"]

@@ -13,6 +13,8 @@ from typing import Any
 
 from max.serve.tracing import RequestTrace
 
+_MOST_WARNING = 2000
+
 
 @dataclass
 class RequestContext:
@@ -29,6 +31,7 @@ class RequestContext:
         body_bytes: The size of its body.
         tenant: Those with whom it may share cached prefixes, as a text that tells them apart; empty: everyone.
         cache_salt: Its own salt of cached prefixes; None: none.
+        hints: What its answer does not hold of what it asks for, for a header of the response.
         cached: For each of its sequences a number of the prompt, and the tokens of it that were in the prefix cache.
     """
 
@@ -42,6 +45,7 @@ class RequestContext:
     body_bytes: int = 0
     tenant: str = ""
     cache_salt: str | None = None
+    hints: list[str] = field(default_factory=list)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -58,6 +62,22 @@ class RequestContext:
         for prompt, tokens in self.cached.values():
             of_prompts[prompt] = min(tokens, of_prompts.get(prompt, tokens))
         return sum(of_prompts.values())
+
+    def warning(self, unknown_fields: str | None) -> str | None:
+        """The header ``Warning`` of the response; None: there is nothing to warn of.
+
+        Args:
+            unknown_fields: The unknown fields of the body.
+        """
+        texts = [f"unknown fields are ignored: {unknown_fields}"] if unknown_fields else []
+        if self.hints:
+            text = f"the grammar of the answer does not hold: {'; '.join(self.hints)}"
+            texts.append(text if len(text) <= _MOST_WARNING else f"{text[:_MOST_WARNING]}...")
+        plain = (
+            "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text)
+            for text in texts
+        )
+        return ", ".join(f'299 - "{text}"' for text in plain) or None
 
     def close(self) -> None:
         """Calls the cleanups, the newest first."""

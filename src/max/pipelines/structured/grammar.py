@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
-from max.pipelines.core.exceptions import ConfigError, InputError
-from max.pipelines.core.native_calls import native_calls
+from max.pipelines.core.exceptions import InputError
 from max.pipelines.core.text import utf8
 from max.pipelines.structured.deep_stack import on_deep_stack
+from max.pipelines.structured.schema_forms import (
+    TYPES,
+    GrammarSchema,
+    TooLargeSchemaError,
+    grammar_schema,
+)
 from max.pipelines.structured.schema_limits import check_embedded_schemas, check_schema
+from max.pipelines.structured.validation import (
+    INLINE_CHARACTERS,
+    MAX_CHARACTERS,
+    check_length,
+    checked,
+    first_line,
+    grammar_problem,
+    guarded,
+    llguidance,
+    of_regex,
+)
 
-_SPACE = r"[ \t\r\n]{0,24}"
-"""The white space between JSON tokens; bounded, as small models may generate spaces endlessly."""
-MAX_CHARACTERS = 256 << 10
-"""The maximum length of a grammar. llguidance recurses over nested rules: up to 750 bytes of stack per character."""
-_guarded = native_calls("the grammar cannot be compiled", "Give a simpler one.", InputError)
-_INLINE_CHARACTERS = 4 << 10
-"""Grammars up to this length fit the default stack of a thread."""
-
-
-def llguidance() -> ModuleType:
-    """Imports the package llguidance.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import llguidance
-    except ImportError as error:
-        raise ConfigError(
-            "structured output needs the package llguidance",
-            'Install it with: pip install "supremum[serve]"',
-        ) from error
-    return llguidance
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The white space between JSON tokens, for llguidance: one style, as small models may generate spaces endlessly."""
 
 
 def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
     """The grammar of the JSON texts that match a schema.
+
+    Objects that list properties have no others, unless the schema says so.
 
     Args:
         schema: The schema, or its text.
@@ -50,19 +45,102 @@ def of_json_schema(schema: str | Mapping[str, Any] | bool) -> str:
         InputError: The schema is invalid, uses features that cannot be enforced, or exceeds a limit.
     """
     try:
-        value = json.loads(schema) if isinstance(schema, str) else schema
-        if not isinstance(value, Mapping):
-            raise ValueError(f"it is {value!r}; expected an object")
+        value = _mapping(schema)
         check_schema(value)
-        with _guarded:
-            grammar = llguidance().LLMatcher.grammar_from_json_schema(
-                json.dumps(value), {"whitespace_pattern": _SPACE}
-            )
+        form = grammar_schema(value)
+        if form.relaxed:
+            raise ValueError(f"a grammar does not hold {shortened_list(form.relaxed)}")
+        grammar = _of_form(form.schema, False)
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"the JSON schema is invalid: {error}", "Give a JSON schema.") from error
-    return _checked(grammar, "JSON schema")
+    return checked(grammar, "JSON schema")
+
+
+def of_loose_schema(schema: str | Mapping[str, Any] | bool) -> tuple[str, tuple[str, ...]]:
+    """As :func:`of_json_schema`, but leaves out what a grammar cannot hold.
+
+    Args:
+        schema: The schema, or its text.
+
+    Returns:
+        The grammar, and the places and keywords that it lacks.
+
+    Raises:
+        InputError: The schema is no object, or nothing fits it.
+    """
+    form = loose_schema(schema)
+    return checked(_of_form(form.schema, True), "JSON schema"), form.relaxed
+
+
+def loose_schema(schema: str | Mapping[str, Any] | bool) -> GrammarSchema:
+    """The part of a schema that a grammar holds, checked.
+
+    Args:
+        schema: The schema, or its text.
+
+    Raises:
+        InputError: The schema is no object, or nothing fits it.
+    """
+    try:
+        return _loose_form(json.dumps(_mapping(schema)))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the JSON schema is invalid: {error}", "Give a JSON schema.") from error
+
+
+@lru_cache(128)  # clients send the same tools repeatedly
+def _loose_form(text: str) -> GrammarSchema:
+    value = json.loads(text)
+    relaxed: tuple[str, ...] = ()
+    problem: str | None = None
+    for conditions, closed in ((True, True), (False, True), (False, False)):
+        try:
+            form = grammar_schema(value, conditions, closed)
+        except (TooLargeSchemaError, RecursionError):
+            return GrammarSchema(_kind_of(value), ("all but the type, as it is too large",))
+        grammar = _of_form(form.schema, True)
+        problem = "too large" if len(grammar) > MAX_CHARACTERS else grammar_problem(grammar)
+        if problem is None:
+            # of what is left, alternatives that overlap are all that may be relaxed
+            text = json.dumps(form.schema)
+            left = grammar_problem(_of_form(form.schema, False)) if '"oneOf"' in text else None
+            return GrammarSchema(form.schema, (*form.relaxed, *([left] if left else [])))
+        relaxed = form.relaxed
+    return GrammarSchema(_kind_of(value), (*relaxed, f"all but the type ({(problem or '')[:120]})"))
+
+
+def _kind_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema of the same type, an object where that is not clear."""
+    kind = schema.get("type", "object")
+    return {"type": kind if isinstance(kind, str) and kind in TYPES else "object"}
+
+
+def _mapping(schema: str | Mapping[str, Any] | bool) -> Mapping[str, Any]:
+    value = json.loads(schema) if isinstance(schema, str) else schema
+    if value is True:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"it is {value!r}; expected an object")
+    return value
+
+
+def _of_form(schema: Mapping[str, Any], lenient: bool) -> str:
+    options = {**JSON_STYLE, "lenient": lenient, "coerce_one_of": lenient}
+    with guarded:
+        return llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), options)
+
+
+def shortened_list(texts: Sequence[str]) -> str:
+    """A few of some texts, for a message.
+
+    Args:
+        texts: The texts.
+    """
+    more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
+    return ", ".join(texts[:4]) + more
 
 
 def of_any_object() -> str:
@@ -70,20 +148,7 @@ def of_any_object() -> str:
     return of_json_schema({"type": "object"})
 
 
-@_guarded
-def of_regex(pattern: str) -> str:
-    """The grammar of the texts that a regular expression matches as a whole.
-
-    Args:
-        pattern: The expression, in the syntax of Rust's regex crate: no backreferences, no look-around.
-
-    Raises:
-        InputError: The expression is invalid.
-    """
-    return _checked(llguidance().LLMatcher.grammar_from_regex(utf8(pattern)), "regular expression")
-
-
-@_guarded
+@guarded
 def of_choices(choices: Sequence[str]) -> str:
     """The grammar of a fixed set of texts.
 
@@ -97,13 +162,13 @@ def of_choices(choices: Sequence[str]) -> str:
         raise InputError("the choices must be texts that are not empty", "Give at least one.")
     # one regular expression, as each alternative of a rule would take one of llguidance's limited items
     texts = " | ".join(json.dumps(utf8(choice), ensure_ascii=False) for choice in choices)
-    return _checked(
+    return checked(
         llguidance().LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"),
         "list of choices",
     )
 
 
-@_guarded
+@guarded
 def of_lark(text: str) -> str:
     """A grammar in llguidance's variant of Lark's syntax; its first rule is ``start``.
 
@@ -114,7 +179,7 @@ def of_lark(text: str) -> str:
         InputError: The grammar is invalid.
     """
     check_embedded_schemas(text)
-    return _checked(llguidance().LLMatcher.grammar_from_lark(utf8(text)), "grammar")
+    return checked(llguidance().LLMatcher.grammar_from_lark(utf8(text)), "grammar")
 
 
 def of_gbnf(text: str) -> str:
@@ -160,57 +225,32 @@ def matcher_of(vocabulary: object, grammar: str) -> Any:
     """
     check_length(grammar, "grammar")
 
-    @_guarded
+    @guarded
     def make() -> Any:
         return llguidance().LLMatcher(vocabulary, grammar, log_level=0)
 
-    matcher = make() if len(grammar) <= _INLINE_CHARACTERS else on_deep_stack(make)
+    matcher = make() if len(grammar) <= INLINE_CHARACTERS else on_deep_stack(make)
     if matcher.is_error():
         raise InputError(f"the grammar is invalid: {first_line(matcher.get_error())}")
     return matcher
 
 
-def check_length(grammar: str, kind: str) -> None:
-    """Refuses a grammar that is too long to compile.
-
-    Args:
-        grammar: The grammar in llguidance's form.
-        kind: The kind of input that it was made from, for the error.
-
-    Raises:
-        InputError: The grammar is longer than ``MAX_CHARACTERS``.
-    """
-    if len(grammar) > MAX_CHARACTERS:
-        raise InputError(
-            f"the {kind} is too long: its grammar has {len(grammar)} characters",
-            f"Give one with at most {MAX_CHARACTERS}.",
-        )
-
-
-def first_line(problem: str) -> str:
-    """The first line of a llguidance error, without the parser state and grammar that follow.
-
-    Args:
-        problem: The message of the error.
-    """
-    text = " ".join(re.split(r"<state>|<grammar>|<backtrace>", problem)[0].split())
-    return text if len(text) <= 500 else f"{text[:500]} …"
-
-
-def _checked(grammar: str, kind: str) -> str:
-    """A grammar that llguidance accepts; raises InputError for others."""
-    check_length(grammar, kind)
-    problem = _problem(grammar)
-    if problem and not problem.startswith("WARNING"):
-        raise InputError(
-            f"the {kind} is invalid: {first_line(problem)}", f"Give a {kind} that fits."
-        )
-    return grammar
-
-
-@lru_cache(128)  # clients send the same schema repeatedly
-def _problem(grammar: str) -> str:
-    validate = _guarded(llguidance().LLMatcher.validate_grammar)
-    if len(grammar) <= _INLINE_CHARACTERS:
-        return validate(grammar)
-    return on_deep_stack(lambda: validate(grammar))
+__all__ = [
+    "JSON_STYLE",
+    "MAX_CHARACTERS",
+    "check_length",
+    "first_line",
+    "grammar_problem",
+    "llguidance",
+    "loose_schema",
+    "matcher_of",
+    "of_any_object",
+    "of_choices",
+    "of_gbnf",
+    "of_grammar",
+    "of_json_schema",
+    "of_lark",
+    "of_loose_schema",
+    "of_regex",
+    "shortened_list",
+]

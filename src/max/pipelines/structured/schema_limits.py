@@ -34,7 +34,7 @@ def check_schema(schema: object) -> None:
                 f"the JSON schema has an object of {count} optional properties",
                 f"Give at most {MAX_OPTIONAL_PROPERTIES}, or list properties in `required`.",
             )
-        multiples += _remainders(node.get("multipleOf"))
+        multiples += remainders(node.get("multipleOf"))
         if multiples > MAX_MULTIPLES:
             raise InputError(
                 f"the numbers of multipleOf in the JSON schema add up to more than {MAX_MULTIPLES}",
@@ -87,7 +87,7 @@ def _optional(node: Mapping[str, Any]) -> int:
     return len(names - required)
 
 
-def _remainders(divisor: object) -> int:
+def remainders(divisor: object) -> int:
     """The number of remainders of a divisor; 0 if the value is not a valid divisor."""
     if isinstance(divisor, bool) or not isinstance(divisor, int | float):
         return 0

@@ -45,6 +45,7 @@ class ToolBody(StrictBody):
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     type: str | None = None
 
 
@@ -99,7 +100,7 @@ def tools_of(body: CountBody) -> tuple[Tool, ...]:
                 param=f"tools.{number}.type",
             )
         schema = tool.input_schema or {"type": "object", "properties": {}}
-        tools.append(Tool(tool.name, tool.description or "", schema))
+        tools.append(Tool(tool.name, tool.description or "", schema, bool(tool.strict)))
     return tuple(tools)
 
 

@@ -9,26 +9,25 @@ from hashlib import sha256
 from typing import Any
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
-from max.pipelines.core.exceptions import UserError
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
-from max.pipelines.structured.grammar import check_length
 from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
 from max.serve.chat.run import ChatJob
 from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
 from max.serve.chat.tools.formats import description
-from max.serve.chat.tools.grammars import answer_grammar
 from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.probe import TemplateUse
-from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error, shown
+from max.serve.chat.tools.schemas import tool_grammar
+from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, shown
 from max.serve.generation import TextSequence, choices_of
 from max.serve.grammar_threads import in_grammar_thread
 from max.serve.http.json_reader import INVALID_JSON, read_object
 from max.serve.model import ServedModel
 from max.serve.offload import by_size, in_body_thread
+from max.serve.request_context import current_request
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MANY = 32
@@ -88,19 +87,16 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     tool_format = model.tool_format
     grammar = conversation.grammar
     if parsed:
-        grammar = await in_grammar_thread(
-            answer_grammar,
+        found = await in_grammar_thread(
+            tool_grammar,
             parsed,
             conversation.tool_choice,
             tool_format,
             model.special_token_ids,
             grammar,
         )
-        if grammar is not None:
-            try:
-                check_length(grammar, "list of tools")
-            except UserError as error:
-                raise of_user_error(error, "tools") from error
+        grammar = found.grammar
+        current_request().hints += found.hints
     if grammar is not None and (
         conversation.sampling.ignore_eos or conversation.sampling.min_new_tokens
     ):

@@ -102,9 +102,8 @@ class Gate:
                 status = message["status"]
                 named = MutableHeaders(scope=message)
                 named["X-Request-Id"] = request_id
-                unknown = scope["state"].get("unknown_fields")
-                if unknown:
-                    named["Warning"] = f'299 - "unknown fields are ignored: {unknown}"'
+                if warning := context.warning(scope["state"].get("unknown_fields")):
+                    named["Warning"] = warning
             await send(message)
 
         try:

@@ -17,7 +17,7 @@ from max._version import __version__
 from max.interfaces import RequestID, TextGenerationRequest
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
-from max.pipelines.structured.grammar import of_any_object, of_json_schema
+from max.pipelines.structured.grammar import of_any_object
 from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, stream_answers
@@ -40,7 +40,9 @@ from max.serve.ollama.schemas import (
     ShowBody,
 )
 from max.serve.openai.embeddings import inputs_of, json_rows, shortened
+from max.serve.openai.structure import AnswerGrammar, schema_grammar
 from max.serve.openai.wire import encode_json, new_id
+from max.serve.request_context import current_request
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 _REASONS = {"tool_calls": "stop", "cancelled": "stop"}
@@ -222,7 +224,7 @@ async def chat(request: Request) -> Response:
         sampling=model.sampling_params(options.sampling_input()),
         tools=tools,
         tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
-        grammar=await in_grammar_thread(_grammar, body.format),
+        grammar=await _compiled(body.format),
         stops=options.stops,
         template_options=_template_options(body.think),
     )
@@ -248,7 +250,7 @@ async def generate(request: Request) -> Response:
         return _loaded(head, body.keep_alive, _generate_part)
     options = body.options or OllamaOptions()
     params = model.sampling_params(options.sampling_input())
-    grammar = await in_grammar_thread(_grammar, body.format)
+    grammar = await _compiled(body.format)
     if body.raw or infill is not None or not model.template:
         generation = await model.engine_request(
             TextGenerationRequest(
@@ -422,13 +424,24 @@ async def _lines(
     )
 
 
-def _grammar(field: str | dict[str, Any] | None) -> str | None:
+def _grammar(field: str | dict[str, Any] | None) -> AnswerGrammar:
     if not field:
-        return None
+        return AnswerGrammar()
     try:
-        return of_any_object() if isinstance(field, str) else of_json_schema(field)
+        if isinstance(field, str):
+            return AnswerGrammar(of_any_object())
+        return schema_grammar(field)
     except UserError as error:
         raise of_user_error(error, "format") from error
+
+
+async def _compiled(field: str | dict[str, Any] | None) -> str | None:
+    """The grammar of a format; what it does not hold is noted for a header."""
+    if not field:
+        return None
+    made = await in_grammar_thread(_grammar, field)
+    current_request().hints += made.relaxed
+    return made.grammar
 
 
 def _template_options(think: bool | str | None) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, st
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, shown
 from max.serve.generation import RunOptions
-from max.serve.grammar_threads import in_grammar_thread
 from max.serve.http.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
@@ -26,7 +25,7 @@ from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
 from max.serve.offload import by_size
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
 from max.serve.openai.response_input import messages_of
-from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, grammar_of
+from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, compiled_grammar
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.request_context import current_request
 
@@ -166,7 +165,7 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
             sampling=model.sampling_params(sampling),
             tools=tools,
             tool_choice=choice,
-            grammar=await in_grammar_thread(_grammar, body),
+            grammar=await compiled_grammar(_grammar_fields(body)),
         ),
     )
 
@@ -189,19 +188,17 @@ def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
         if not tool.name:
             raise ApiError(f"tools.{number}.name is missing", param=f"tools.{number}.name")
         parameters = tool.parameters or {"type": "object", "properties": {}}
-        tools.append(Tool(tool.name, tool.description or "", parameters))
+        tools.append(Tool(tool.name, tool.description or "", parameters, bool(tool.strict)))
     return tuple(tools)
 
 
-def _grammar(body: ResponsesBody) -> str | None:
+def _grammar_fields(body: ResponsesBody) -> GrammarFields:
     text = body.text.format if body.text is not None else None
     if text is None:
-        return None
-    schema = SchemaField(name=text.name, schema_=text.schema_)
+        return GrammarFields()
+    schema = SchemaField(name=text.name, schema_=text.schema_, strict=text.strict)
     inner = schema if text.type == "json_schema" else None
-    return grammar_of(
-        GrammarFields(response_format=ResponseFormat(type=text.type, json_schema=inner))
-    )
+    return GrammarFields(response_format=ResponseFormat(type=text.type, json_schema=inner))
 
 
 def _error_event(error: ApiError) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
@@ -12,7 +14,9 @@ from max.pipelines.structured import grammar
 from max.serve.errors import ApiError, of_user_error
 from max.serve.grammar_threads import in_grammar_thread
 from max.serve.openai.fields import FIRST_ERROR, StrictBody
+from max.serve.request_context import current_request
 
+_Constraint: TypeAlias = "tuple[str, Callable[[Any], str | AnswerGrammar], Any]"
 Texts = Annotated[list[str], FIRST_ERROR]
 
 
@@ -78,11 +82,42 @@ async def compiled_grammar(body: GrammarFields) -> str | None:
     )  # fmt: skip
     if all(each is None for each in constraints):
         return None
-    return await in_grammar_thread(grammar_of, body)
+    made = await in_grammar_thread(grammar_of, body)
+    current_request().hints += made.relaxed
+    return made.grammar
 
 
-def grammar_of(body: GrammarFields) -> str | None:
-    """The grammar of a request's answers; None: any text.
+@dataclass(frozen=True)
+class AnswerGrammar:
+    """The grammar of a request's answers.
+
+    Args:
+        grammar: The grammar; None: any text.
+        relaxed: What it does not hold of the schema.
+    """
+
+    grammar: str | None = None
+    relaxed: tuple[str, ...] = ()
+
+
+def schema_grammar(schema: Any, strict: bool = False) -> AnswerGrammar:
+    """The grammar of a schema.
+
+    Args:
+        schema: The schema, or its text.
+        strict: Whether a schema that a grammar cannot hold is an error.
+
+    Raises:
+        UserError: It is.
+    """
+    if strict:
+        return AnswerGrammar(grammar.of_json_schema(schema))
+    made, relaxed = grammar.of_loose_schema(schema)
+    return AnswerGrammar(made, (grammar.shortened_list(relaxed),) if relaxed else ())
+
+
+def grammar_of(body: GrammarFields) -> AnswerGrammar:
+    """The grammar of a request's answers.
 
     Args:
         body: The request.
@@ -90,34 +125,35 @@ def grammar_of(body: GrammarFields) -> str | None:
     Raises:
         ApiError: It is invalid, or there are several.
     """
-    constraints: list[tuple[str, Callable[[Any], str], Any]] = []
+    constraints: list[_Constraint] = []
     if body.response_format is not None:
         constraints += _of_format(body.response_format)
     outputs = body.structured_outputs
     if outputs is not None:
         constraints += [
-            ("structured_outputs.json", grammar.of_json_schema, outputs.json_),
+            ("structured_outputs.json", schema_grammar, outputs.json_),
             ("structured_outputs.regex", grammar.of_regex, outputs.regex),
             ("structured_outputs.choice", grammar.of_choices, outputs.choice),
             ("structured_outputs.grammar", grammar.of_grammar, outputs.grammar),
             ("structured_outputs.json_object", _object, outputs.json_object or None),
         ]
     constraints += [
-        ("guided_json", grammar.of_json_schema, body.guided_json),
+        ("guided_json", schema_grammar, body.guided_json),
         ("guided_regex", grammar.of_regex, body.guided_regex),
         ("guided_choice", grammar.of_choices, body.guided_choice),
         ("guided_grammar", grammar.of_grammar, body.guided_grammar),
     ]
     present = [each for each in constraints if each[2] is not None]
     if not present:
-        return None
+        return AnswerGrammar()
     if len(present) > 1:
         raise ApiError(
             f"{present[0][0]} and {present[1][0]} are given; give one", param=present[1][0]
         )
     ((param, make, value),) = present
     try:
-        return make(value)
+        made = make(value)
+        return AnswerGrammar(made) if isinstance(made, str) else made
     except UserError as error:
         raise of_user_error(error, param) from error
 
@@ -126,17 +162,22 @@ def _object(_: object) -> str:
     return grammar.of_any_object()
 
 
-def _of_format(field: ResponseFormat) -> list[tuple[str, Callable[[Any], str], Any]]:
+def _of_format(field: ResponseFormat) -> list[_Constraint]:
+    make: Callable[[Any], str | AnswerGrammar]
     match field.type:
         case "text":
             return []
         case "json_object" if field.schema_ is None:
             return [("response_format", _object, True)]
         case "json_object":
-            return [("response_format.schema", grammar.of_json_schema, field.schema_)]
+            return [("response_format.schema", schema_grammar, field.schema_)]
         case "json_schema":
             value = None if field.json_schema is None else field.json_schema.schema_
-            where, make = "response_format.json_schema.schema", grammar.of_json_schema
+            strict = field.json_schema is not None and bool(field.json_schema.strict)
+            where, make = (
+                "response_format.json_schema.schema",
+                partial(schema_grammar, strict=strict),
+            )
         case "regex":
             where, make, value = "response_format.regex", grammar.of_regex, field.regex
         case "choice":

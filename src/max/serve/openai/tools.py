@@ -56,6 +56,7 @@ def tools_of(fields: Sequence[ToolField] | None) -> tuple[Tool, ...]:
             each.function.name,
             each.function.description or "",
             each.function.parameters or {"type": "object", "properties": {}},
+            bool(each.function.strict),
         )
         for each in fields or ()
     )

@@ -21,11 +21,15 @@ class Tool:
         name: Its name.
         description: What it does, in words for the model.
         parameters: A JSON schema of its arguments, an object.
+        strict: Whether a schema that a grammar cannot hold is an error.
     """
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"}, hash=False)
+    parameters: dict[str, Any] = field(
+        default_factory=lambda: {"type": "object", "properties": {}}, hash=False
+    )
+    strict: bool = False
 
     def as_openai(self) -> dict[str, Any]:
         """The tool as chat templates expect it."""

@@ -7,15 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from max.pipelines.core.exceptions import UserError
-from max.pipelines.structured.grammar import of_json_schema
+from max.pipelines.structured.grammar import JSON_STYLE
 from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
 from max.serve.chat.tools.layout_grammar import definitions, keyword_rules, layout_rules
-from max.serve.errors import of_user_error
 
-_SPACE = {"whitespace_pattern": r"[ \t\r\n]{0,24}"}
+_SPACE = {**JSON_STYLE, "lenient": True, "coerce_one_of": True}
 
 
 def answer_grammar(
@@ -28,7 +26,7 @@ def answer_grammar(
     """The grammar of an answer to a request with tools.
 
     Args:
-        tools: The tools.
+        tools: The tools, with schemas that a grammar holds.
         choice: Whether they are called, and which.
         tool_format: How they are called.
         special_tokens: The special tokens by their texts.
@@ -37,9 +35,6 @@ def answer_grammar(
     Returns:
         The grammar; None if it would allow any text, or calls cannot be distinguished from text. With
         ``AUTO`` an answer is free text until the mark of a call; then it must be a call that fits.
-
-    Raises:
-        ApiError: The parameters of a tool are no JSON schema.
     """
     called = [
         tool for tool in tools if choice.kind is not ChoiceKind.NAMED or tool.name == choice.name
@@ -56,10 +51,6 @@ def answer_grammar(
         return None
     rules: list[str] = []
     for number, tool in enumerate(called):
-        try:
-            of_json_schema(tool.parameters)
-        except UserError as error:
-            raise of_user_error(error, f"tools.{number}.function.parameters") from error
         if layout is None:
             rules.append(f"object_{number}: {_call_rule(tool, tool_format, special_tokens)}")
     if layout is not None:

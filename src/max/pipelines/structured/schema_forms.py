@@ -1,0 +1,466 @@
+"""Rewrites JSON schemas to what a grammar can hold, and names what it cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from max._dataclass import dataclass
+from max.pipelines.structured.schema_conditions import Conditions
+from max.pipelines.structured.schema_limits import (
+    MAX_MULTIPLES,
+    MAX_OPTIONAL_PROPERTIES,
+    remainders,
+)
+from max.pipelines.structured.schema_merging import (
+    ASSERTIONS,
+    BRANCHES,
+    CONDITIONS,
+    COUNTS,
+    DROPPED,
+    KEPT,
+    MERGED,
+    POINTERS,
+    based,
+    combines,
+    disjoint,
+    exclusive,
+    is_condition,
+    merge,
+)
+from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.validation import is_regex
+
+TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
+_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_SAME_FORMATS = {"uuid4": "uuid", "uuid1": "uuid", "uuid5": "uuid", "url": "uri"}
+_MAX_NODES = 20_000
+_MAX_DEPTH = 120
+
+
+@dataclass(frozen=True)
+class GrammarSchema:
+    """A schema that a grammar holds.
+
+    Args:
+        schema: The schema; its references are to its ``$defs``.
+        relaxed: What it lacks of the given one: places and keywords.
+    """
+
+    schema: dict[str, Any]
+    relaxed: tuple[str, ...] = ()
+
+
+class TooLargeSchemaError(ValueError):
+    """A schema has too many parts."""
+
+
+def grammar_schema(
+    schema: Mapping[str, Any], conditions: bool = True, closed: bool = True
+) -> GrammarSchema:
+    """A schema as a grammar can hold it.
+
+    What annotates is left out, objects that list their properties have no others unless they say so, and keywords
+    without counterpart in a grammar are left out and named.
+
+    Args:
+        schema: The schema.
+        conditions: Whether conditions become alternatives; else they are left out and named.
+        closed: Whether objects have no other properties than those that they list.
+
+    Raises:
+        TooLargeSchemaError: It has too many parts.
+    """
+    writer = _Writer(schema, conditions, closed)
+    root = writer.node(schema, (), 0, True)
+    writer.write_definitions()
+    if not isinstance(root, dict):
+        root = {} if root else {"enum": []}
+    definitions = {name: each for name, each in writer.definitions.items() if each is not None}
+    written = {**root, "$defs": definitions} if definitions else root
+    return GrammarSchema(written, tuple(writer.relaxed))
+
+
+@lru_cache(4096)
+def pattern_for_grammar(pattern: str) -> str | None:
+    """A pattern in the syntax of the grammar's regular expressions; None if it has none.
+
+    Args:
+        pattern: The pattern, of ECMAScript or Python.
+    """
+    text = re.sub(r"\\Z$", "$", pattern)
+    text = re.sub(r"^\\A", "^", text)
+    text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)
+    text = re.sub(r"\\u\{([0-9a-fA-F]+)\}", r"\\x{\1}", text)
+    return text if is_regex(text) else None
+
+
+class _Writer:
+    """Writes the nodes of a schema."""
+
+    def __init__(self, root: Mapping[str, Any], conditions: bool, closes: bool) -> None:
+        self._with_conditions, self._closes = conditions, closes
+        self._references = References(root)
+        self._conditions = Conditions(self._references)
+        self.relaxed: list[str] = []
+        self.definitions: dict[str, Any] = {}
+        self._names: dict[tuple[int, bool], str] = {}
+        self._queue: list[tuple[str, Any, bool]] = []
+        self._multiples = self._nodes = 0
+
+    def write_definitions(self) -> None:
+        """Writes the definitions to which the nodes refer."""
+        while self._queue:
+            name, target, closed = self._queue.pop()
+            self.definitions[name] = self.node(target, ("$defs", name), 0, closed)
+
+    def _note(self, path: tuple[str, ...], what: str) -> None:
+        text = f"{'.'.join(path)}: {what}" if path else what
+        if text not in self.relaxed and len(self.relaxed) < 64:
+            self.relaxed.append(text)
+
+    def node(self, schema: Any, path: tuple[str, ...], depth: int, closed: bool) -> Any:
+        """A schema as the grammar can hold it.
+
+        Args:
+            schema: The schema.
+            path: Where it stands.
+            depth: The number of schemas around it.
+            closed: Whether an object admits no other properties than those that it lists.
+        """
+        self._nodes += 1
+        if self._nodes > _MAX_NODES or depth > _MAX_DEPTH:
+            raise TooLargeSchemaError("the schema has too many parts")
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            self._note(path, "it is no schema")
+            return {}
+        schema = self._joined(schema, path, 0)
+        reference = schema.get("$ref", schema.get("$dynamicRef", schema.get("$recursiveRef")))
+        if isinstance(reference, str):
+            target = self._references.target(reference, schema)
+            others = {k: v for k, v in schema.items() if k in ASSERTIONS and k not in POINTERS}
+            if target is None:
+                self._note(path, f"$ref to {reference}")
+                return self.node(others, path, depth + 1, closed)
+            alone = not others
+            written = {"$ref": f"#/$defs/{self._name_of(target, closed and alone, reference)}"}
+            if alone:
+                return written
+            return {"allOf": [written, self.node(others, path, depth + 1, False)]}
+        written = {key: schema[key] for key in KEPT if key in schema}
+        self._plain(written, schema, path)
+        for keyword in DROPPED:
+            unset = (None,) if keyword == "unevaluatedItems" else (None, False)
+            if schema.get(keyword) not in unset:
+                self._unsupported(written, schema, keyword, path)
+        conditions = self._alternatives(schema, path)
+        self._object(written, schema, path, depth, closed)
+        self._array(written, schema, path, depth)
+        self._combined(written, schema, path, depth, closed)
+        if conditions:
+            written.setdefault("allOf", []).extend(
+                self.node(each, path, depth + 1, False) for each in conditions
+            )
+        return written
+
+    def _alternatives(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[dict[str, Any]]:  # fmt: skip
+        """Conditions of a schema, also those that are members of ``allOf``."""
+        found: list[dict[str, Any]] = []
+        members = schema.get("allOf") if isinstance(schema.get("allOf"), list) else []
+        for each in (schema, *(member for member in members or () if is_condition(member))):
+            if not set(CONDITIONS) & each.keys():
+                continue
+            known, left = self._conditions.alternatives({**based(schema), **each})
+            left += [] if self._with_conditions else [name for name in CONDITIONS if name in each]
+            found += known if self._with_conditions else []
+            for keyword in left:
+                self._note(path, keyword)
+        return found
+
+    def _name_of(self, target: Any, closed: bool, reference: str) -> str:
+        key = (id(target), closed)
+        if key not in self._names:
+            own = re.sub(r"\W+", "_", reference.rpartition("/")[2]).strip("_") or "root"
+            name, number = own, 1
+            while name in self.definitions:
+                number += 1
+                name = f"{own}_{number}"
+            self._names[key] = name
+            self.definitions[name] = None
+            self._queue.append((name, target, closed))
+        return self._names[key]
+
+    def _plain(self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...]) -> None:  # fmt: skip
+        """Keywords of values that are no objects or lists."""
+        kinds = written.get("type")
+        listed = kinds if isinstance(kinds, list) else [kinds] if kinds is not None else []
+        known = [each for each in listed if isinstance(each, str) and each in TYPES]
+        if len(known) != len(listed) or (not known and kinds is not None):
+            self._note(path, f"type {json.dumps(kinds)[:80]}")
+        if kinds is not None:
+            written.pop("type")
+            if known:
+                written["type"] = known if isinstance(kinds, list) else known[0]
+        if "enum" in written and not isinstance(written["enum"], list):
+            written.pop("enum")
+            self._note(path, "enum")
+        for limit, other in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if isinstance(written.get(limit), bool):
+                if written.pop(limit) and other in written:
+                    written[limit] = written.pop(other)
+        for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+            value = written.get(keyword, 0)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                written.pop(keyword)
+                self._note(path, keyword)
+        for keyword in COUNTS:
+            value = written.get(keyword, 0)
+            if isinstance(value, float) and value.is_integer():
+                written[keyword] = value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                written.pop(keyword)
+                self._note(path, keyword)
+        required = written.get("required")
+        if required is not None:
+            names = required if isinstance(required, list) else []
+            known = [name for name in names if isinstance(name, str)]
+            if known != required:
+                self._note(path, "required")
+            written["required"] = list(dict.fromkeys(known))
+        divisor = schema.get("multipleOf")
+        if divisor is not None:
+            count = remainders(divisor)
+            if count and self._multiples + count <= MAX_MULTIPLES:
+                written["multipleOf"] = divisor
+                self._multiples += count
+            else:
+                self._note(path, f"multipleOf {divisor}"[:80])
+        pattern = schema.get("pattern")
+        if pattern is not None:
+            text = pattern_for_grammar(pattern) if isinstance(pattern, str) else None
+            if text is None:
+                self._note(path, f"pattern {json.dumps(pattern)[:80]}")
+            else:
+                written["pattern"] = text
+        form = schema.get("format")
+        form = _SAME_FORMATS.get(form, form) if isinstance(form, str) else None
+        if form in _FORMATS:
+            written["format"] = form
+
+    def _unsupported(
+        self,
+        written: dict[str, Any],
+        schema: Mapping[str, Any],
+        keyword: str,
+        path: tuple[str, ...],
+    ) -> None:
+        """A keyword without counterpart in a grammar: some are said by others."""
+        value = schema[keyword]
+        listed = schema.get("properties") or schema.get("patternProperties")
+        if keyword == "propertyNames" and (value is True or not listed):
+            return  # by `_object`, as a pattern
+        combined = set(schema) & {"contains", "allOf", "anyOf", "oneOf", "if"}
+        if keyword == "unevaluatedItems" and not combined:
+            written["items"] = value
+            return
+        if keyword == "uniqueItems" and written.get("maxItems", 2) <= 1:
+            return
+        self._note(path, keyword)
+
+    def _object(
+        self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool
+    ) -> None:  # fmt: skip
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        required = written.get("required", [])
+        listed = list(properties)
+        optional = [name for name in listed if name not in required]
+        if len(optional) > MAX_OPTIONAL_PROPERTIES:
+            self._note(path, f"the properties after the first {MAX_OPTIONAL_PROPERTIES} optional ones")  # fmt: skip
+            left = set(optional[MAX_OPTIONAL_PROPERTIES:])
+            listed = [name for name in listed if name not in left]
+        more = schema.get("additionalProperties", schema.get("unevaluatedProperties"))
+        patterns = schema.get("patternProperties")
+        patterns = dict(patterns) if isinstance(patterns, Mapping) else {}
+        names = schema.get("propertyNames")
+        if isinstance(names, Mapping) and not listed and not patterns:
+            patterns, more = self._named(written, names, more, path, depth)
+        if listed or "properties" in written:
+            written["properties"] = {
+                **{
+                    name: self.node(properties[name], (*path, "properties", name), depth + 1, True)
+                    for name in listed
+                },
+                **written.get("properties", {}),
+            }
+        kept: dict[str, Any] = {}
+        for pattern, each in patterns.items():
+            text = pattern_for_grammar(pattern)
+            if text is None or (kept and not disjoint(text, kept)):
+                self._note(path, f"patternProperties {pattern}"[:100])
+                more = False if more is None or more is False else more
+                continue
+            kept[text] = self.node(each, (*path, "patternProperties", pattern), depth + 1, True)
+        if kept:
+            written["patternProperties"] = kept
+        if more is not None and not isinstance(more, bool):
+            place = (*path, "additionalProperties")
+            written["additionalProperties"] = self.node(more, place, depth + 1, True)
+        elif more is not None:
+            written["additionalProperties"] = more
+        elif (
+            closed
+            and self._closes
+            and (listed or kept or "properties" in schema)
+            and not combines(schema)
+        ):
+            written["additionalProperties"] = False
+        if written.get("additionalProperties") is False:
+            for name in required:
+                if name not in written.get("properties", {}) and not kept:
+                    written.setdefault("properties", {})[name] = {}
+        self._property_counts(written, path, kept)
+
+    def _property_counts(
+        self, written: dict[str, Any], path: tuple[str, ...], patterns: Mapping[str, Any]
+    ) -> None:
+        """Limits of the number of properties, which grammars hold only where none is optional."""
+        properties, required = written.get("properties", {}), written.get("required", [])
+        closed = written.get("additionalProperties") is False and not patterns
+        least, most = written.get("minProperties", 0), written.get("maxProperties")
+        if not properties or (closed and len(properties) == len(required)):
+            return
+        written.pop("minProperties", None)
+        written.pop("maxProperties", None)
+        if least > len(required):
+            options = [name for name in properties if name not in required]
+            if least == len(required) + 1 and closed and len(options) <= BRANCHES:
+                either = [{"required": [*required, name]} for name in options]
+                written.setdefault("allOf", []).append({"anyOf": either})
+            else:
+                self._note(path, "minProperties")
+        if most is not None and not (closed and len(properties) <= most):
+            self._note(path, "maxProperties")
+
+    def _named(
+        self, written: dict[str, Any], names: Mapping[str, Any], more: Any, path: tuple[str, ...], depth: int
+    ) -> tuple[dict[str, Any], Any]:  # fmt: skip
+        """Properties whose names have a schema, as patterns or as optional properties."""
+        value = {} if more is None or more is True else more
+        names = self._references.followed(names)
+        choices = names.get("enum", [names["const"]] if "const" in names else None)
+        if isinstance(choices, list) and all(isinstance(each, str) for each in choices):
+            if len(choices) <= MAX_OPTIONAL_PROPERTIES:
+                written["properties"] = {
+                    each: self.node(value, (*path, "additionalProperties"), depth + 1, True)
+                    for each in choices
+                }
+                return {}, False
+        pattern = names.get("pattern")
+        if isinstance(pattern, str) and pattern_for_grammar(pattern) is not None and more is not False:  # fmt: skip
+            return {pattern: value}, False
+        if set(names) & {"pattern", "minLength", "maxLength", "not", "enum", "anyOf", "format"}:
+            self._note(path, "propertyNames")
+        return {}, more
+
+    def _array(
+        self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int
+    ) -> None:
+        items, prefix = schema.get("items"), schema.get("prefixItems")
+        if isinstance(items, list):
+            prefix, items = items, schema.get("additionalItems")
+        if isinstance(prefix, list):
+            written["prefixItems"] = [
+                self.node(each, (*path, "prefixItems", str(at)), depth + 1, True)
+                for at, each in enumerate(prefix)
+            ]
+        if items is not None or ("items" in schema and not isinstance(schema["items"], list)):
+            written["items"] = self.node(items, (*path, "items"), depth + 1, True)
+
+    def _combined(
+        self, written: dict[str, Any], schema: Mapping[str, Any], path: tuple[str, ...], depth: int, closed: bool
+    ) -> None:  # fmt: skip
+        members = schema.get("allOf")
+        if isinstance(members, list):
+            written.setdefault("allOf", []).extend(
+                self.node(each, (*path, "allOf", str(at)), depth + 1, False)
+                for at, each in enumerate(members)
+                if not is_condition(each)
+            )
+            if not written["allOf"]:
+                written.pop("allOf")
+        choices = schema.get("oneOf")
+        if isinstance(choices, list):
+            choices = exclusive(choices)
+        either = schema.get("anyOf")
+        for keyword, options in (("anyOf", either), ("oneOf", choices)):
+            if not isinstance(options, list) or not options:
+                continue
+            alone = not (written.keys() - {"type"})
+            inner = [
+                self.node(each, (*path, keyword, str(at)), depth + 1, closed and alone)
+                for at, each in enumerate(options)
+            ]
+            if keyword in written or (keyword == "oneOf" and "anyOf" in written):
+                written.setdefault("allOf", []).append({keyword: inner})
+            else:
+                written[keyword] = inner
+
+    def _joined(self, schema: Mapping[str, Any], path: tuple[str, ...], depth: int) -> Mapping[str, Any]:  # fmt: skip
+        """An object whose members of ``allOf`` and simple alternatives are part of it, where that is the same."""
+        members = schema.get("allOf")
+        if not isinstance(members, list) or not members or depth > 8 or "$ref" in schema:
+            return self._spread(schema)
+        parts: list[Mapping[str, Any]] = []
+        conditions = [member for member in members if is_condition(member)]
+        for member in members:
+            if is_condition(member):
+                continue
+            target = self._references.followed(member) if isinstance(member, Mapping) else None
+            if target is None or "$ref" in target:
+                return schema
+            target = self._joined(target, path, depth + 1)
+            if set(target) & ASSERTIONS - MERGED:
+                return schema
+            parts.append({name: target[name] for name in MERGED if name in target})
+        own = {name: value for name, value in schema.items() if name != "allOf"}
+        merged = own
+        for part in parts:
+            together = merge(merged, part)
+            if together is None:
+                return schema
+            merged = together
+        return {**merged, "allOf": conditions} if conditions else self._spread(merged)
+
+    def _spread(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An object with alternatives, as alternatives that are objects with all properties."""
+        for keyword in ("anyOf", "oneOf"):
+            options = schema.get(keyword)
+            other = "oneOf" if keyword == "anyOf" else "anyOf"
+            if not isinstance(options, list) or other in schema or "allOf" in schema or "$ref" in schema:  # fmt: skip
+                continue
+            own = {name: schema[name] for name in schema if name in ASSERTIONS and name != keyword}
+            if not own.get("properties") or len(options) > BRANCHES or set(own) - MERGED:
+                continue
+            if keyword == "oneOf":
+                options = exclusive(options)
+            spread: list[Any] = []
+            for option in options:
+                target = self._references.followed(option) if isinstance(option, Mapping) else None
+                if target is None or "$ref" in target or set(target) & ASSERTIONS - MERGED:
+                    break
+                together = merge(own, {name: target[name] for name in MERGED if name in target})
+                if together is None:
+                    break
+                spread.append(together)
+            if len(spread) == len(options):
+                rest = {k: v for k, v in schema.items() if k not in own and k != keyword}
+                return {**rest, keyword: spread}
+        return schema

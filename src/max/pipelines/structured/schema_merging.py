@@ -1,0 +1,131 @@
+"""Keywords of JSON schemas, and schemas of objects that become one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+KEPT = (
+    "type", "enum", "const", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    "minItems", "maxItems", "required", "minProperties", "maxProperties",
+)  # fmt: skip
+DROPPED = ("propertyNames", "uniqueItems", "contains", "unevaluatedProperties", "unevaluatedItems")
+CONDITIONS = ("not", "if", "dependentRequired", "dependentSchemas", "dependencies")
+POINTERS = ("$ref", "$dynamicRef", "$recursiveRef")
+MERGED = frozenset(("type", "properties", "required", "additionalProperties", "patternProperties"))
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+BRANCHES = 24
+"""The maximum number of alternatives that are written in another form."""
+
+ASSERTIONS = frozenset((
+    *KEPT, *DROPPED, *CONDITIONS, *MERGED, "pattern", "format", "multipleOf", "items", "prefixItems",
+    "additionalItems", "allOf", "anyOf", "oneOf", *POINTERS, "then", "else", "minContains", "maxContains",
+))  # fmt: skip
+
+
+def is_condition(schema: Any) -> bool:
+    """Whether a member of ``allOf`` has only conditions.
+
+    Args:
+        schema: The member.
+    """
+    if not isinstance(schema, Mapping):
+        return False
+    own = schema.keys() & ASSERTIONS
+    return bool(own) and own <= {*CONDITIONS, "then", "else"}
+
+
+def based(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a condition may know of the values.
+
+    Args:
+        schema: The schema around it.
+    """
+    return {name: schema[name] for name in ("type", "properties", "enum") if name in schema}
+
+
+def combines(schema: Mapping[str, Any]) -> bool:
+    """Whether an object may have properties of other schemas that apply to it.
+
+    Args:
+        schema: The schema of the object.
+    """
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        for each in schema.get(keyword) or ():
+            if is_condition(each):
+                continue
+            if not isinstance(each, Mapping) or set(each) & (ASSERTIONS - {"required", "type"}):
+                return True
+    return False
+
+
+def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Two schemas of an object in one; None where they have the same keyword.
+
+    Args:
+        first: A schema.
+        second: Another.
+    """
+    merged = dict(first)
+    for name, value in second.items():
+        if name not in merged or merged[name] == value:
+            merged[name] = value
+        elif isinstance(value, Mapping) and name == "properties":
+            merged[name] = {**merged[name]}
+            for key, schema in value.items():
+                own = merged[name].get(key, schema)
+                same = own == schema or schema in ({}, True)
+                merged[name][key] = own if same else {"allOf": [own, schema]}
+        elif name == "required" and isinstance(value, list) and isinstance(merged[name], list):
+            merged[name] = list(dict.fromkeys([*merged[name], *value]))
+        else:
+            return None
+    closing = [each.get("additionalProperties") is False for each in (first, second)]
+    if any(closing):
+        # a closed part admits only its own properties
+        narrow = set.intersection(*(
+            set(each.get("properties") or ()) for each, is_closed in zip((first, second), closing, strict=True)
+            if is_closed
+        ))  # fmt: skip
+        if set(merged.get("properties") or ()) - narrow or merged.get("patternProperties"):
+            return None
+    return merged
+
+
+def exclusive(options: list[Any]) -> list[Any]:
+    """Alternatives of which exactly one holds: those that only require properties exclude those of the others.
+
+    Args:
+        options: The alternatives.
+    """
+    names = [
+        set(each["required"])
+        for each in options
+        if isinstance(each, Mapping) and set(each) & ASSERTIONS == {"required"} and isinstance(each["required"], list)
+    ]  # fmt: skip
+    if len(names) != len(options) or len(options) < 2:
+        return options
+    every = set().union(*names)
+    exclusive: list[Any] = []
+    for option, own in zip(options, names, strict=True):
+        if any(other <= own for other in names if other is not own):
+            return options
+        excluded = dict.fromkeys(sorted(map(str, every - own)), False)
+        exclusive.append({**option, "properties": excluded} if excluded else option)
+    return exclusive
+
+
+def disjoint(pattern: str, others: Mapping[str, Any]) -> bool:
+    """Whether no name fits two patterns, as far as their first characters tell.
+
+    Args:
+        pattern: A pattern.
+        others: Others, as keys.
+    """
+    begins = [re.match(r"\^([\w-]+)", each) for each in (pattern, *others)]
+    texts = [match[1] for match in begins if match]
+    if len(texts) != len(begins):
+        return False
+    first, rest = texts[0], texts[1:]
+    return not any(first.startswith(each) or each.startswith(first) for each in rest)

@@ -1,0 +1,96 @@
+"""Resolves the references within a JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+_MOST_STEPS = 16
+
+
+class References:
+    """The schemas to which references of a schema point.
+
+    Args:
+        root: The schema.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._named: dict[str, Any] = {}
+        self._resource: dict[int, Any] = {}  # the schema with an identifier around a node
+        self._index()
+
+    def _index(self) -> None:
+        left: list[tuple[Any, Any]] = [(self._root, self._root)]
+        while left:
+            value, resource = left.pop()
+            if isinstance(value, Mapping):
+                identifier = value.get("$id", value.get("id"))
+                if isinstance(identifier, str) and not identifier.startswith("#"):
+                    resource = value
+                    self._named.setdefault(identifier.rstrip("#"), value)
+                    self._named.setdefault(identifier.rstrip("#").rpartition("/")[2], value)
+                elif isinstance(identifier, str):
+                    self._named.setdefault(identifier, value)
+                for keyword in ("$anchor", "$dynamicAnchor"):
+                    anchor = value.get(keyword)
+                    if isinstance(anchor, str):
+                        self._named.setdefault(f"#{anchor}", value)
+                self._resource[id(value)] = resource
+                left.extend((each, resource) for each in value.values())
+            elif isinstance(value, list):
+                left.extend((each, resource) for each in value)
+
+    def target(self, reference: str, place: Mapping[str, Any]) -> Any:
+        """The schema to which a reference points; None if it is elsewhere.
+
+        Args:
+            reference: The reference.
+            place: The schema that has it.
+        """
+        document, _, fragment = reference.partition("#")
+        if document:
+            start = self._named.get(document)
+            starts = [] if start is None else [start]
+        else:
+            starts = [self._resource.get(id(place), self._root), self._root]
+        if not fragment:
+            return starts[0] if starts else None
+        if not fragment.startswith("/"):
+            return self._named.get(f"#{fragment}")
+        for start in starts:
+            found = _at(start, fragment)
+            if isinstance(found, (Mapping, bool)):
+                return found
+        return None
+
+    def followed(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schema, or the one to which it is only a reference.
+
+        Args:
+            schema: The schema.
+        """
+        for _ in range(_MOST_STEPS):
+            reference = schema.get("$ref")
+            if not isinstance(reference, str) or set(schema) - {"$ref", "description", "title"}:
+                return schema
+            target = self.target(reference, schema)
+            if not isinstance(target, Mapping):
+                return schema
+            schema = target
+        return schema
+
+
+def _at(value: Any, pointer: str) -> Any:
+    """The value at a JSON pointer; None where there is none."""
+    for step in pointer[1:].split("/"):
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value

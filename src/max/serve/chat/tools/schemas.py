@@ -1,0 +1,97 @@
+"""The schemas of tools as grammars hold them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from max.pipelines.core.exceptions import UserError
+from max.pipelines.structured.grammar import (
+    MAX_CHARACTERS,
+    grammar_problem,
+    loose_schema,
+    of_json_schema,
+    shortened_list,
+)
+from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
+from max.serve.chat.tools.formats import ToolFormat
+from max.serve.chat.tools.grammars import answer_grammar
+from max.serve.errors import of_user_error
+
+_ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True)
+class ToolGrammar:
+    """The grammar of an answer that may call tools.
+
+    Args:
+        grammar: The grammar; None: any text.
+        hints: What it does not hold, for the client.
+    """
+
+    grammar: str | None
+    hints: tuple[str, ...] = ()
+
+
+def tool_grammar(
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    tool_format: ToolFormat,
+    special_tokens: dict[str, int],
+    content_grammar: str | None = None,
+) -> ToolGrammar:
+    """The grammar of an answer to a request with tools, relaxed to what grammars hold.
+
+    Args:
+        tools: The tools.
+        choice: Whether they are called, and which.
+        tool_format: How they are called.
+        special_tokens: The special tokens by their texts.
+        content_grammar: The grammar of an answer without calls; None: any text.
+
+    Raises:
+        ApiError: The schema of a tool that is strict cannot be held.
+    """
+    hints: list[str] = []
+    held: list[Tool] = []
+    for number, tool in enumerate(tools):
+        chosen = choice.kind is not ChoiceKind.NAMED or tool.name == choice.name
+        if chosen and choice.kind is not ChoiceKind.NONE:
+            tool, lacks = _held(tool, number)
+            hints += lacks
+        held.append(tool)
+    while True:
+        grammar = answer_grammar(held, choice, tool_format, special_tokens, content_grammar)
+        if grammar is None:
+            return ToolGrammar(None)
+        problem = "it is too long" if len(grammar) > MAX_CHARACTERS else grammar_problem(grammar)
+        if problem is None:
+            return ToolGrammar(grammar, tuple(hints))
+        largest = max(range(len(held)), key=lambda at: len(json.dumps(held[at].parameters)))
+        if held[largest].parameters == _ANY_OBJECT:
+            return ToolGrammar(content_grammar, (*hints, f"tools: all schemas ({problem})"))
+        hints.append(f"{held[largest].name}: all but the type ({problem})")
+        held[largest] = replace(held[largest], parameters=_ANY_OBJECT)
+
+
+def _held(tool: Tool, number: int) -> tuple[Tool, list[str]]:
+    """A tool with the part of its schema that a grammar holds, and what it lacks."""
+    where = f"tools.{number}.function.parameters"
+    try:
+        if tool.strict:
+            of_json_schema(tool.parameters)
+        form = loose_schema(tool.parameters)
+    except UserError as error:
+        if tool.strict:
+            raise of_user_error(
+                type(error)(f"the tool {tool.name} is strict, and {error.problem}", error.remedy),
+                where,
+            ) from error
+        return replace(tool, parameters=_ANY_OBJECT), [f"{tool.name}: its schema ({error.problem})"]
+    schema = form.schema
+    if schema.get("type", "object") != "object":
+        schema = _ANY_OBJECT
+    lacks = [f"{tool.name}: {shortened_list(form.relaxed)}"] if form.relaxed else []
+    return replace(tool, parameters=schema), lacks
