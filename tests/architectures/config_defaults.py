@@ -72,10 +72,6 @@ def types() -> dict[str, str]:
     return texts | found | composites
 
 
-def is_decoder(name: str) -> bool:
-    return name.endswith(("ForCausalLM", "LMHeadModel"))
-
-
 def defaults_of(kind: str) -> dict[str, Any]:
     """The values of the keys that a file of a type may leave out; null and the base class's are left out."""
     cls = CONFIG_MAPPING[kind]
@@ -110,7 +106,7 @@ def expected() -> dict[str, Any]:
     table: dict[str, Any] = {}
     for kind, name in sorted(types().items()):
         table[kind] = {"class": name}
-        if is_decoder(name):
+        if name not in COMPOSITES:
             table[kind]["keys"] = defaults_of(kind)
             if renamed := CONFIG_MAPPING[kind].attribute_map:
                 table[kind]["names"] = dict(renamed)

@@ -22,6 +22,7 @@ EXTREMES: dict[str, tuple[Any, ...]] = {
     ),
     "max_position_embeddings": (1, 7, 2**31 - 1, 2**40),
     "sliding_window": (0, 1, 2, 2**40, None),
+    "local_attention": (2, 5, 2**40),
     "rope_theta": (1, 1.0, 0.5, 1e12, 10**9),
     "partial_rotary_factor": (0.5, 1.0, 1),
     "tie_word_embeddings": (True, False, None),

@@ -26,7 +26,7 @@ from max.pipelines.gguf.tensor_names import decoder_weights
 from max.pipelines.kv_cache.memory import group_shapes
 from max.pipelines.models.decoder_graph import build_graph
 from max.pipelines.models.decoder_model import DecoderModel, gguf_layout
-from max.pipelines.models.decoder_weights import weights_registry
+from max.pipelines.models.decoder_weights import weights_registry, with_embedding
 from max.pipelines.models.fused_weights import split_fused
 from tests.nn.harness import Array, session
 
@@ -158,7 +158,7 @@ class Server:
         else:
             renamed = names.from_safetensors(weights)
         renamed = dict(change(renamed))
-        config = architecture.shape_by_weights(config, renamed)
+        config, renamed = with_embedding(architecture.shape_by_weights(config, renamed), renamed)
         if gguf:
             config = gguf_layout(config, renamed, architecture.gguf[0].permuted)
         params = config.cache_params(dtype, page_size, n_devices=devices)

@@ -36,6 +36,7 @@ from tests.architectures.llama_harness import (
     reference_logits,
     relative_error,
 )
+from tests.architectures.test_config_files import comparable, loaded
 from tests.nn.harness import Array, session
 from tests.programs.architectures import random_checkpoint, reference
 
@@ -186,6 +187,44 @@ def test_logits_of_text(name: str, kind: str, folders: Any, rng: np.random.Gener
     for begin, end in ((0, 12), (12, 13), (13, 14)):
         (logits,) = ours.step({"a": tokens[begin:end]}).logits
         assert relative_error(logits, expected[begin:end]) < bound
+
+
+@pytest.mark.any_target
+@pytest.mark.parametrize(("name", "kind"), TYPES)
+@pytest.mark.filterwarnings("ignore")
+def test_each_key_of_the_text_may_be_absent_or_null(name: str, kind: str) -> None:
+    """A file without a key is read as the file with all keys that transformers makes of it, as one with null is."""
+    made = composite_model(name, kind).config
+    config_class = cast(Any, architecture_named(name).pipeline_model).config_class
+
+    def fields(file: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            read = config_class.from_huggingface(HuggingFaceConfig(json.loads(json.dumps(file))))
+        except ValueError:
+            return None
+        return {key: comparable(value) for key, value in vars(read).items()}
+
+    whole = json.loads(made.to_json_string())
+    assert fields(whole) is not None
+    # transformers itself does not write that all layers have the same heads
+    kept = {"model_type", "transformers_version", "per_layer_config"}
+    places = [("text_config", key) for key in {*whole["text_config"]} - kept]
+    for part, key in [*places, ("", "tie_word_embeddings")]:
+        for change in ("absent", "null"):
+            file = json.loads(json.dumps(whole))
+            inside = file[part] if part else file
+            del inside[key]
+            inside |= {key: None} if change == "null" else {}
+            try:
+                config = loaded(type(made), file)
+            except Exception:  # the classes raise several kinds of errors
+                continue
+            expected = fields(json.loads(json.dumps(config.to_dict(), default=str)))
+            actual = fields(file)
+            if not part and expected is not None and actual is not None:
+                # files of text models state it in text_config: weights of an output layer untie it
+                actual["tie_word_embeddings"] = expected["tie_word_embeddings"]
+            assert actual == expected, (part, key, change)
 
 
 QUICK = {"gemma3_text", "mistral"}

@@ -27,12 +27,16 @@ from tests.architectures.test_drawn_configs import FAMILIES, _stable_topk, asser
 
 REFUSED = (
     "hidden_act is 'prelu'",  # an activation with weights
+    "hidden_activation is 'prelu'",
+    "activation_function is 'prelu'",
+    "mlp_hidden_act is 'prelu'",
     "hidden_act is 'xielu'",
     # convolutions of state-space layers take SiLU only
     *(f"hidden_act is {name!r}; expected one of silu, swish" for name in ACTIVATIONS),
     "sliding_window is 0",  # tokens that see nothing
     # transformers takes the frequencies of GPT-NeoX from the key, and the rest from the hidden size
     "layers.0.self_attn.qkv_proj",
+    "num_attention_heads is",  # heads of an odd size: transformers rotates halves of different sizes
     "num_key_value_heads is",  # more than heads: transformers fails with its first tokens
 )
 """What is refused though transformers makes a model of it, by the beginning of the message."""

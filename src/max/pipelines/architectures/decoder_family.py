@@ -134,16 +134,6 @@ def composite_family(
         def own_weights(cls, weights: Mapping[str, T]) -> dict[str, T]:
             return text_weights(weights)
 
-        @classmethod
-        def shape_by_weights(
-            cls, config: DecoderConfig, state_dict: Mapping[str, WeightData]
-        ) -> DecoderConfig:
-            """The config, untied if the files have an output layer."""
-            # files of untied models may omit the key, whose default is tied
-            if "lm_head.weight" in state_dict:
-                return replace(config, tie_word_embeddings=False)
-            return config
-
     _name_classes(name, name.removesuffix("ForConditionalGeneration"), __name__, Config, Model)
     return replace(first, name=name, example_repo_ids=list(example_repo_ids), pipeline_model=Model)
 

@@ -17,7 +17,7 @@ from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.gguf.metadata import Metadata
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts
+from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts_of_layers
 from max.pipelines.models.latent_fields import indexed_fields, latent_fields
 from max.pipelines.models.weight_names import WeightNames
 
@@ -29,7 +29,8 @@ def deepseek_v3_fields(keys: ConfigKeys) -> Fields:
     keys.choice("scoring_func", ("sigmoid",), "sigmoid")
     keys.choice("topk_method", ("noaux_tc",), "noaux_tc")
     keys.integer("moe_layer_freq", 1, 1, 1)
-    return latent_fields(keys, eps=1e-6, longest=4096) | {"experts": grouped_experts(keys)}
+    fields = latent_fields(keys, eps=1e-6, longest=4096)
+    return fields | {"experts": grouped_experts_of_layers(keys, fields["num_layers"])}
 
 
 def deepseek_v32_fields(keys: ConfigKeys) -> Fields:
@@ -44,17 +45,17 @@ def deepseek_v2_fields(keys: ConfigKeys) -> Fields:
     # transformers ignores norm_topk_prob
     bias = keys.flag("mlp_bias")
     grouped = keys.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy") != "greedy"
-    experts = grouped_experts(keys)
+    fields = latent_fields(keys, eps=1e-6) | {"mlp_bias": bias}
+    experts = grouped_experts_of_layers(keys, fields["num_layers"])
+    if experts is None:
+        return fields
     routing = ExpertRouting(
         scale=experts.routing.scale,
         groups=experts.routing.groups if grouped else 1,
         chosen_groups=experts.routing.chosen_groups if grouped else 1,
         in_float32=True,
     )
-    return latent_fields(keys, eps=1e-6) | {
-        "mlp_bias": bias,
-        "experts": replace(experts, routing=routing, shared_bias=bias),
-    }
+    return fields | {"experts": replace(experts, routing=routing, shared_bias=bias)}
 
 
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})

@@ -26,7 +26,9 @@ __all__ = ["ARCHITECTURES"]
 
 def gemma4_fields(keys: ConfigKeys) -> Fields:
     """The fields of a Gemma 4's config."""
-    fields = full_heads(keys, per_layer_fields(keys, 6, 0))
+    # GGUF files state the kind of each layer
+    ends_full = not keys.value("from_gguf")
+    fields = full_heads(keys, per_layer_fields(keys, 6, 0, ends_full))
     layers, inner = fields["num_layers"], keys.integer("intermediate_size", 1, LARGEST_SIZE, 9216)
     sizes = [inner] * layers
     if keys.flag("use_double_wide_mlp"):

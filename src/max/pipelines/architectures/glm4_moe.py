@@ -8,7 +8,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.gguf.form import ExpertKeys, GGUFForm
 from max.pipelines.models.config_fields import Fields, base_fields, biases, layers_of_type, window
-from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts
+from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts_of_layers
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.weight_names import WeightNames
 
@@ -17,10 +17,11 @@ __all__ = ["ARCHITECTURES"]
 
 def glm4_moe_fields(keys: ConfigKeys) -> Fields:
     """The fields of a GLM 4.5's config."""
-    return base_fields(keys, eps=1e-5, longest=131072, partial_rotation=0.5) | {
+    fields = base_fields(keys, eps=1e-5, longest=131072, partial_rotation=0.5)
+    return fields | {
         "attention_bias": keys.flag("attention_bias"),
         "qk_norm": QKNorm() if keys.flag("use_qk_norm") else None,
-        "experts": grouped_experts(keys),
+        "experts": grouped_experts_of_layers(keys, fields["num_layers"]),
     }
 
 
@@ -36,7 +37,7 @@ def dots1_fields(keys: ConfigKeys) -> Fields:
         | biases(keys)
         | {
             "qk_norm": QKNorm(),
-            "experts": grouped_experts(keys),
+            "experts": grouped_experts_of_layers(keys, layers),
             "sliding_window": window(keys),
             "full_attention_layers": layers_of_type(keys, layers, full),
         }

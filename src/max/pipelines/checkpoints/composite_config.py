@@ -5,7 +5,7 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
@@ -41,146 +41,6 @@ COMPOSITES: dict[str, dict[str, str]] = {
 """Maps each composite class to the classes of its text model, by the ``model_type`` of text_config.
 
 The first entry applies to a text_config without a ``model_type``.
-"""
-
-_ROTATION_OF_GEMMA4 = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    "full_attention": {
-        "rope_type": "proportional",
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 1e6,
-    },
-}
-_QWEN2_VL = {
-    "vocab_size": 152064,
-    "hidden_size": 8192,
-    "intermediate_size": 29568,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 80,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-}
-_QWEN3_5 = {
-    "vocab_size": 248320,
-    "num_attention_heads": 16,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-}
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-    },
-    "gemma3n_text": {
-        "vocab_size": 262400,
-        "hidden_size": 2048,
-        "num_hidden_layers": 35,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-    },
-    "gemma4_text": {
-        "vocab_size": 262144,
-        "hidden_size": 2304,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-        "rope_parameters": _ROTATION_OF_GEMMA4,
-    },
-    "lfm2": {
-        "vocab_size": 65536,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    },
-    "llama4_text": {
-        "vocab_size": 202048,
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "attention_chunk_size": 8192,
-    },
-    "mistral": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 131072,
-    },
-    "ministral3": {
-        "vocab_size": 131072,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 34,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262144,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "qwen2_vl_text": _QWEN2_VL,
-    "qwen2_5_vl_text": _QWEN2_VL,
-    "qwen3_vl_text": {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 128000,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 5e5,
-    },
-    "qwen3_5_text": {
-        **_QWEN3_5,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 4,
-    },
-    "qwen3_5_moe_text": {
-        **_QWEN3_5,
-        "hidden_size": 2048,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts_per_tok": 8,
-        "num_experts": 256,
-    },
-}
-"""For each ``model_type`` the values of keys that published files omit: the defaults of transformers' config class.
-
-Values that the family's reader of fields sets itself are not repeated.
 """
 
 _TIED = ("gemma3_text", "gemma3n_text", "gemma4_text", "lfm2", "mistral", "ministral3")
@@ -224,7 +84,9 @@ def text_model_type(config: HuggingFaceConfig, name: str) -> str:
 
 
 def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
-    """The text model's config from a composite config.json, with the defaults of its type.
+    """The text model's config from a composite config.json.
+
+    Keys that it leaves out have the defaults of its type where they are read (`model_types.with_type`).
 
     Args:
         config: The config.json.
@@ -237,7 +99,7 @@ def text_config(config: HuggingFaceConfig, name: str) -> HuggingFaceConfig:
     top = config.to_dict()
     top_keys = {key: top[key] for key in _TOP_KEYS if top.get(key) is not None}
     text = top if _is_flat(config) else top["text_config"]
-    defaults = {"tie_word_embeddings": kind in _TIED, **DEFAULTS[kind]}
+    defaults = {"tie_word_embeddings": kind in _TIED}
     text_keys = {key: value for key, value in text.items() if key != "rope_parameters"}
     # earlier files use the second key; null leaves the default
     rotation = text.get("rope_parameters") or text.get("rope_scaling")

@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 
-__all__ = ["CLASS_ALIASES", "ModelType", "class_of", "other_kind", "type_of_class", "with_type"]
+__all__ = [
+    "CLASS_ALIASES",
+    "ModelType",
+    "class_of",
+    "other_kind",
+    "type_of_class",
+    "with_type",
+    "with_type_of",
+]
 
 CLASS_ALIASES = {
     **dict.fromkeys(
@@ -140,6 +148,18 @@ def with_type(keys: ConfigKeys, class_name: str) -> ConfigKeys:
     same = isinstance(stated, str) and class_of(stated) == class_name
     kind = stated if same else type_of_class(class_name)
     known = None if kind is None else _type(kind)
+    return keys if known is None else keys.of_type(known.defaults, known.names)
+
+
+def with_type_of(keys: ConfigKeys, kinds: Sequence[str]) -> ConfigKeys:
+    """The keys of a config.json with the defaults and the second names of its type, if it is one of some.
+
+    Args:
+        keys: The keys.
+        kinds: The types; the first counts if the file states none of them. Without any the keys are unchanged.
+    """
+    stated = keys.value("model_type")
+    known = _type(stated if stated in kinds else kinds[0]) if kinds else None
     return keys if known is None else keys.of_type(known.defaults, known.names)
 
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from max.nn.activation import ACTIVATIONS
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.config_fields import ACTIVATIONS
+from max.pipelines.models.rope import RopeConfig, longest_of
 
 __all__ = ["EncoderConfig", "HeadConfig", "read_activation", "read_labels", "read_sizes"]
 
 MOST_LAYERS = 1000
 LARGEST_SIZE = 2**24
-
-_ACTIVATION_NAMES = {
-    **{name: name for name in ACTIVATIONS},
-    "swish": "silu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "gelu_quick",
-}
-"""Hugging Face's names of activations, and the names in `max.nn.linear.ACTIVATIONS`."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +52,7 @@ class EncoderConfig:
         qk_norm: Whether query and key heads are normalised before they are rotated.
         gated_mlp: Whether the MLP multiplies by a gate.
         mlp_bias: Whether the MLP's projections have biases.
-        activation: The MLP's activation, as `max.nn.linear.ACTIVATIONS` names it.
+        activation: The MLP's activation, as `max.nn.activation.ACTIVATIONS` names it.
         embedding_multiplier: The factor of the embeddings.
     """
 
@@ -141,7 +131,7 @@ class HeadConfig:
 
 
 def read_activation(keys: ConfigKeys, key: str, default: str = "gelu") -> str:
-    """An activation of a config.json, as `max.nn.linear.ACTIVATIONS` names it.
+    """An activation of a config.json, as `max.nn.activation.ACTIVATIONS` names it.
 
     Args:
         keys: The keys of config.json.
@@ -151,7 +141,7 @@ def read_activation(keys: ConfigKeys, key: str, default: str = "gelu") -> str:
     Raises:
         ModelFilesError: The activation is unknown.
     """
-    return _ACTIVATION_NAMES[keys.choice(key, tuple(_ACTIVATION_NAMES), default)]
+    return ACTIVATIONS[keys.choice(key, tuple(ACTIVATIONS), default)]
 
 
 def read_sizes(keys: ConfigKeys) -> dict[str, Any]:
@@ -173,6 +163,9 @@ def read_sizes(keys: ConfigKeys) -> dict[str, Any]:
         raise keys.error(
             "num_key_value_heads", f"a divisor of num_attention_heads, which is {heads}"
         )
+    longest = longest_of(keys, "max_position_embeddings")
+    if longest is None:
+        raise keys.error("max_position_embeddings", "the number of tokens of the longest text")
     return {
         "hidden_size": hidden,
         "intermediate_size": keys.integer("intermediate_size", 1, LARGEST_SIZE),
@@ -181,7 +174,7 @@ def read_sizes(keys: ConfigKeys) -> dict[str, Any]:
         "num_kv_heads": kv_heads,
         "head_dim": head_dim or hidden // heads,
         "vocab_size": keys.integer("vocab_size", 1, LARGEST_SIZE),
-        "max_length": keys.integer("max_position_embeddings", 1, LARGEST_SIZE),
+        "max_length": longest,
     }
 
 

@@ -17,6 +17,7 @@ from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.layer import Module
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.checkpoints.model_types import with_type_of
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, WeightsError
@@ -83,11 +84,23 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
     weight_names: ClassVar[EncoderNames]
     """Renames a checkpoint's weights if the architecture is registered without adapters."""
 
+    model_types: ClassVar[tuple[str, ...]] = ()
+    """The values of ``model_type`` whose defaults count for keys that a config.json leaves out, the usual one first."""
+
     head: ClassVar[HeadConfig | None] = None
     """The shape of a classifier's head without the number of its outputs; None: the model computes vectors."""
 
     gives_rows_of_tokens: bool = False
     """Whether the result has a row for each token, not for each text."""
+
+    @classmethod
+    def keys_of(cls, config: HuggingFaceConfig) -> ConfigKeys:
+        """The keys of a config.json, with the defaults of its type.
+
+        Args:
+            config: The config.json.
+        """
+        return with_type_of(ConfigKeys(config), cls.model_types)
 
     @classmethod
     def read_config(cls, keys: ConfigKeys) -> EncoderConfig:
@@ -123,7 +136,7 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
             UserError: config.json does not fit the architecture.
             WeightsError: The weights do not.
         """
-        keys = ConfigKeys(self.huggingface_config)
+        keys = self.keys_of(self.huggingface_config)
         config, device = self.read_config(keys), DeviceRef.from_device(self.devices[0])
         encoder = Encoder(config, self.dtype, device, self.max_seq_len)
         encoder.use_subgraphs = self.pipeline_config.model_config.use_subgraphs
@@ -256,7 +269,7 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
         Raises:
             ConfigError: ``max_length`` is longer than the model supports.
         """
-        longest = cls.read_config(ConfigKeys(huggingface_config)).max_length
+        longest = cls.read_config(cls.keys_of(huggingface_config)).max_length
         if pipeline_config.max_length is None:
             repo = pipeline_config.model_config.huggingface_model_repo
             return min(longest, read_sentence_files(repo).max_length or longest)

@@ -29,6 +29,7 @@ from max.pipelines.gguf.tensor_writer import StoredWeight, rope_factors, stored_
 from max.pipelines.gguf.vocabulary import tokenizer_metadata
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder_weights import with_embedding
 from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.registry import PIPELINE_REGISTRY
@@ -141,7 +142,7 @@ def _model_weights(
 ) -> tuple[DecoderConfig, dict[str, WeightData]]:
     """The shape of a model, and the weights that belong to it, by the decoder's names."""
     weights = model.weight_names.from_safetensors(stored)
-    config = model.shape_by_weights(config, weights)
+    config, weights = with_embedding(model.shape_by_weights(config, weights), weights)
     weights = split_fused(config, weights)
     further = tuple(
         f"layers.{config.num_layers + index}." for index in range(config.prediction_layers)

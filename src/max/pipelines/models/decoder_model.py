@@ -26,7 +26,7 @@ from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
-from max.pipelines.models.decoder_weights import weights_registry
+from max.pipelines.models.decoder_weights import weights_registry, with_embedding
 from max.pipelines.models.delta_net import DeltaNetForm
 from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
@@ -104,7 +104,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         state_dict = self.renamed_weights(
             self.own_weights(dict(self.weights.items())), self.weight_names.from_safetensors
         )
-        config = self.configure(state_dict)
+        config, state_dict = with_embedding(self.configure(state_dict), state_dict)
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
         state_dict = split_fused(config, state_dict)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 
 from max.driver import DLPackArray
 from max.dtype import DType
@@ -17,7 +21,13 @@ from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.gptq import gptq_linear, is_gptq, without_trivial_groups
 
-__all__ = ["is_quantised", "quantised_decoder", "weights_registry"]
+__all__ = [
+    "is_quantised",
+    "own_output_layer",
+    "quantised_decoder",
+    "weights_registry",
+    "with_embedding",
+]
 
 
 def weights_registry(
@@ -117,6 +127,52 @@ def _weights_errors() -> Iterator[None]:
         yield
     except (KeyError, ValueError) as error:
         raise WeightsError(str(error)) from error
+
+
+_CHUNK = 1 << 22
+
+
+def own_output_layer(state_dict: Mapping[str, WeightData]) -> bool:
+    """Whether a checkpoint has an output layer with other values than its embedding.
+
+    Args:
+        state_dict: The weights by the decoder's names.
+    """
+    output, embedding = state_dict.get("lm_head.weight"), state_dict.get("embed_tokens.weight")
+    if output is None or embedding is None:
+        return False
+    described = [(w.dtype, w.shape, w.quantization_encoding) for w in (output, embedding)]
+    if described[0] != described[1]:
+        return True
+    first, second = (_bytes(weight) for weight in (output, embedding))
+    # different layers differ at the beginning: few bytes are read
+    return any(
+        not np.array_equal(first[at : at + _CHUNK], second[at : at + _CHUNK])
+        for at in range(0, len(first), _CHUNK)
+    )
+
+
+def _bytes(weight: WeightData) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(weight.to_buffer().to_numpy()).reshape(-1).view(np.uint8)
+
+
+def with_embedding(
+    config: DecoderConfig, state_dict: dict[str, WeightData]
+) -> tuple[DecoderConfig, dict[str, WeightData]]:
+    """A model whose output layer is tied to its embedding only if the files have one of the two, or equal ones.
+
+    Args:
+        config: The shape of the model.
+        state_dict: The weights by the decoder's names.
+    """
+    if not config.tie_word_embeddings:
+        return config, state_dict
+    if own_output_layer(state_dict):
+        return replace(config, tie_word_embeddings=False), state_dict
+    if "embed_tokens.weight" not in state_dict and "lm_head.weight" in state_dict:
+        weight = state_dict["lm_head.weight"]
+        return config, {**state_dict, "embed_tokens.weight": weight}
+    return config, state_dict
 
 
 def _own_values(

@@ -114,6 +114,20 @@ def grouped_experts(keys: ConfigKeys) -> Experts:
     )
 
 
+def grouped_experts_of_layers(keys: ConfigKeys, num_layers: int) -> Experts | None:
+    """As `grouped_experts`; None if all layers are dense, which need no keys of experts.
+
+    Args:
+        keys: The keys of config.json.
+        num_layers: The number of layers.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    dense = keys.integer("first_k_dense_replace", 0, 1000, 0) >= num_layers
+    return None if dense else grouped_experts(keys)
+
+
 def latent_experts(keys: ConfigKeys, dense_layers: frozenset[int], bias: bool) -> Experts:
     """Experts as in `grouped_experts`, optionally over latents, and a shared MLP of its own size, as in Nemotron-H.
 

@@ -31,7 +31,9 @@ PER_LAYER_NAMES = {
 """Parts of names within a layer in checkpoints, and the decoder's parts."""
 
 
-def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
+def per_layer_fields(
+    keys: ConfigKeys, pattern: int, shared: int, ends_full: bool = False
+) -> Fields:
     """The shared fields: norms around each layer, windows with their own rotation, per-layer vectors, shared keys.
 
     The caller reads the inner size of the MLPs.
@@ -40,6 +42,7 @@ def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
         keys: The keys of config.json.
         pattern: The distance between layers without a window if the file has no ``layer_types``.
         shared: The number of layers that share keys and values if the file states none.
+        ends_full: Whether the last layer has no window, whatever the file states.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
@@ -59,6 +62,8 @@ def per_layer_fields(keys: ConfigKeys, pattern: int, shared: int) -> Fields:
     )
     layers = fields["num_layers"]
     fields |= biases(keys) | windows(keys, layers, pattern, 512)
+    if ends_full:
+        fields["full_attention_layers"] |= {layers - 1}
     full = fields["full_attention_layers"]
     shared = keys.integer("num_kv_shared_layers", 0, layers, shared)
     own = range(layers - shared)

@@ -37,6 +37,7 @@ BERT_LAYER: dict[str, str | tuple[str, ...]] = {
 class BertEncoder(EncoderModel):
     """A BERT that makes vectors."""
 
+    model_types = ("bert",)
     weight_names = EncoderNames(
         "encoder.layer",
         BERT_LAYER,

@@ -28,6 +28,7 @@ KEYS = {
 class DistilBertEncoder(EncoderModel):
     """A DistilBERT that makes vectors."""
 
+    model_types = ("distilbert",)
     weight_names = EncoderNames(
         "transformer.layer",
         {

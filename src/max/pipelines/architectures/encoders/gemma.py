@@ -15,6 +15,7 @@ from max.pipelines.encoders.encoder_config import (
 from max.pipelines.encoders.encoder_model import EncoderModel
 from max.pipelines.encoders.layer_types import full_attention_every, read_ropes
 from max.pipelines.encoders.weight_names import EncoderNames
+from max.pipelines.models.rope import longest_of
 
 __all__ = ["ARCHITECTURES", "GEMMA_LAYER", "EmbeddingGemma"]
 
@@ -38,6 +39,7 @@ GEMMA_LAYER = {
 class EmbeddingGemma(EncoderModel):
     """A Gemma 3 that makes vectors."""
 
+    model_types = ("gemma3_text",)
     weight_names = EncoderNames(
         "layers", GEMMA_LAYER, {"embed_tokens": "embeddings.tokens", "norm": "norm"}, ("model.",)
     )
@@ -56,7 +58,7 @@ class EmbeddingGemma(EncoderModel):
             raise keys.error("attn_logit_softcapping", "none")
         sizes = read_sizes(keys)
         causal = not keys.flag("use_bidirectional_attention")
-        window = keys.integer("sliding_window", 1, LARGEST_SIZE, 4096)
+        window = longest_of(keys, "sliding_window", 4096)
         pattern = keys.integer("sliding_window_pattern", 1, LARGEST_SIZE, None)
         pattern = pattern or keys.integer("_sliding_window_pattern", 1, LARGEST_SIZE, 6)
         rope, local = read_ropes(keys, ("rope_theta", 1e6), ("rope_local_base_freq", 10e3))

@@ -15,6 +15,7 @@ from max.pipelines.encoders.encoder_config import (
 from max.pipelines.encoders.encoder_model import EncoderModel
 from max.pipelines.encoders.layer_types import full_attention_every, read_ropes
 from max.pipelines.encoders.weight_names import EncoderNames
+from max.pipelines.models.rope import longest_of
 
 __all__ = ["ARCHITECTURES", "ModernBertClassifier", "ModernBertEncoder"]
 
@@ -22,6 +23,7 @@ __all__ = ["ARCHITECTURES", "ModernBertClassifier", "ModernBertEncoder"]
 class ModernBertEncoder(EncoderModel):
     """A ModernBERT that makes vectors."""
 
+    model_types = ("modernbert",)
     weight_names = EncoderNames(
         "layers",
         {
@@ -67,7 +69,7 @@ class ModernBertEncoder(EncoderModel):
             rope=rope,
             local_rope=local,
             # a token sees half of the window on each side, and itself
-            window=keys.integer("local_attention", 2, LARGEST_SIZE, 128) // 2 + 1,
+            window=longest_of(keys, "local_attention", 128) // 2 + 1,
             full_attention_layers=full_attention_every(
                 keys, sizes["num_layers"], global_interval, 0
             ),

@@ -17,6 +17,7 @@ __all__ = ["ARCHITECTURES", "MPNetClassifier", "MPNetEncoder"]
 class MPNetEncoder(RobertaEncoder):
     """An MPNet that makes vectors."""
 
+    model_types = ("mpnet",)
     weight_names = EncoderNames(
         "encoder.layer",
         {

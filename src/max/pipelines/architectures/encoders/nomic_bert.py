@@ -32,6 +32,7 @@ OWN_KEYS = {
 class NomicBertEncoder(EncoderModel):
     """A NomicBERT that makes vectors."""
 
+    model_types = ("nomic_bert",)
     weight_names = EncoderNames(
         "layers",
         {

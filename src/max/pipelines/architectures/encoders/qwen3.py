@@ -21,6 +21,7 @@ __all__ = ["ARCHITECTURES", "Qwen3Classifier", "Qwen3Encoder"]
 class Qwen3Encoder(EncoderModel):
     """A Qwen 3 that makes vectors."""
 
+    model_types = ("qwen3",)
     weight_names = EncoderNames(
         "layers",
         {**GEMMA_LAYER, "post_attention_layernorm": "mlp_norm"},

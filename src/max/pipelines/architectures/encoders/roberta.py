@@ -18,6 +18,7 @@ ROBERTA_HEAD = {"classifier.dense": "head.dense", "classifier.out_proj": "head.c
 class RobertaEncoder(BertEncoder):
     """A RoBERTa or XLM-R that makes vectors."""
 
+    model_types = ("roberta", "xlm-roberta", "camembert")
     weight_names = EncoderNames(
         "encoder.layer", BERT_LAYER, {**EMBEDDINGS, **ROBERTA_HEAD}, ("roberta.",)
     )
