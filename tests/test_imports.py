@@ -56,7 +56,8 @@ ALLOWED: dict[str, set[str]] = {
     "torch": ENGINE_BASE | {"kernel", "engine"},
     "_tree_nodes": set(),
     "tree": {"_tree_nodes"},
-    "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces"},
+    "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces", "_compat"},  # faces only
+    "_compat": ENGINE_BASE | {"engine", "experimental", "interfaces", "nn"},
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn"},
     "serve": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines"},
     "entrypoints": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines", "serve"},
@@ -321,6 +322,34 @@ def test_a_circle_of_files_is_found() -> None:
     a, b, c, d = (Path(name) for name in "abcd")
     assert circle_of_files({d: {a}, a: {b}, b: {c}, c: {a}}) == [a, b, c, a]
     assert circle_of_files({d: {a, b}, a: {b, c}, b: {c}, c: set()}) == []
+
+
+def defines_nothing(path: Path) -> bool:
+    """Whether a file shows names of other files only, but for its ``__getattr__`` and ``__dir__``."""
+    return not any(
+        isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("__")
+        for node in parsed(path)[0].body
+    )
+
+
+def loads_compatibility(path: Path) -> bool:
+    """Whether a file imports the package `max._compat` when it is imported itself."""
+    return any(
+        name.startswith("max._compat") for n in parsed(path)[0].body for name in modules_of(n)
+    )
+
+
+def test_only_faces_import_what_other_versions_have() -> None:
+    """Names and forms of other versions are loaded by programs that use them."""
+    inner = [path for path in FILES if package_of(path) != "_compat" and not defines_nothing(path)]
+    faces = {path for path in FILES if loads_compatibility(path) and defines_nothing(path)}
+    assert SRC / "nn/linear.py" in faces
+    wrong = []
+    for path in inner:
+        imports = {name for name in imports_of(path) if name.startswith("max._compat")}
+        imports |= {str(face.relative_to(SRC)) for face in files_imported_by(path) & faces}
+        wrong += [f"{path.relative_to(SRC)} imports {name}" for name in imports]
+    assert not wrong, "\n".join(wrong)
 
 
 TYPES_ONLY = {

@@ -111,6 +111,32 @@ def test_a_session_needs_no_compiler(code: str) -> None:
     assert not {name for name in modules if name.startswith(heavy)}
 
 
+def test_layers_are_loaded_when_they_are_used() -> None:
+    modules = imported("import max.nn, max.nn.attention, max.nn.kv_cache, max.nn.transformer")
+    parts = {name for name in modules if name.startswith("max.nn.") and name.count(".") == 2}
+    assert parts <= {
+        "max.nn.attention", "max.nn.clamp", "max.nn.kv_cache", "max.nn.transformer",
+        # the base of all layers
+        "max.nn.layer", "max.nn.layers",
+    }  # fmt: skip
+    layers = {name for name in modules if name.startswith("max.nn.layers.")}
+    assert layers <= {
+        f"max.nn.layers.{name}"
+        for name in ("layer", "layer_list", "module", "module_tree", "sharding", "weight_values")
+    }
+    assert not {name for name in modules if name.startswith(("max.engine", "max.experimental"))}
+    # max.graph is 110 of them
+    assert len(own(modules)) <= 123
+
+
+def test_a_model_loads_nothing_of_other_versions() -> None:
+    modules = imported(
+        "import max.pipelines.architectures.llama3.arch, max.pipelines.models.decoder, max.pipelines.encoders.encoder"
+    )
+    assert "max.nn.layers.linear" in modules
+    assert not {name for name in modules if name.startswith("max._compat")}
+
+
 @pytest.mark.parametrize("module", ["max.engine", "max.graph", "max.nn"])
 def test_llvm_is_loaded_with_the_first_session(module: str) -> None:
     assert not {name for name in imported(f"import {module}") if name.startswith("llvmlite")}

@@ -357,7 +357,9 @@ def _class_field_docs(cls: type) -> dict[str, str]:
 def _constant_doc(module: str, name: str) -> str:
     """The string under a constant, in the module or where the module imports it from."""
     body = _tree(getattr(sys.modules.get(module), "__file__", None)).body
-    for node in body:
+    # a name that is loaded at its use is imported for type checkers
+    checked = [n for n in body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    for node in [*body, *(inner for block in checked for inner in block.body)]:
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             imported = {alias.asname or alias.name: alias.name for alias in node.names}
             if name in imported:

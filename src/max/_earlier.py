@@ -62,6 +62,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.graph.weights.load_safetensors": ("max.graph.weights",),
     "max.graph.weights.weights": ("max.graph.weights",),
     "max.kv_cache": ("max.pipelines.kv_cache.manager", "max.pipelines.kv_cache"),
+    "max.nn.hyper_connection": ("max.nn.layers.hyper_connection",),
+    "max.nn.parallel": ("max._compat.nn.parallel",),
+    "max.nn.stacked_linear": ("max.nn.layers.stacked_linear",),
+    "max.nn.data_parallelism": ("max._compat.nn.device_splits",),
+    "max.nn.kv_cache.metrics": ("max._compat.nn.kv_cache",),
+    "max.nn.kv_cache.utils": ("max._compat.nn.kv_cache",),
+    "max.nn.parallel.numpy_parallel_ops": ("max._compat.nn.parallel",),
     "max.nn.kv_cache.input_types": ("max.nn.kv_cache.cache_values",),
     "max.nn.layer.layer": ("max.nn.layer",),
     "max.nn.layer.layer_list": ("max.nn.layer",),
@@ -240,9 +247,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "max.nn": {
         **_SCALES,
-        "HyperConnection": "max.nn.hyper_connection",
-        "KVCacheMetrics": "max.nn.kv_cache.metrics",
-        "build_max_lengths_tensors": "max.nn.kv_cache.utils",
+        "HyperConnection": "max.nn.layers.hyper_connection",
+        "KVCacheMetrics": "max._compat.nn.kv_cache",
+        "build_max_lengths_tensors": "max._compat.nn.kv_cache",
         "Conv1d": "max.nn.Conv1D",
         "Conv2D": "max.nn.Conv2d",
         "Conv2DV1": "max.nn.Conv2dV1",
@@ -257,11 +264,11 @@ NAMES: dict[str, dict[str, str]] = {
         "MoEQuantized": "max.nn.MoEFp8",
         "RMSNormV2": "max.nn.RMSNorm",
         "TensorParallelLatentAttentionWithRope": "max.nn.attention.multi_latent_attention",
-        "split_batch": "max.nn.data_parallelism",
-        "split_batch_replicated": "max.nn.data_parallelism",
+        "split_batch": "max._compat.nn.device_splits",
+        "split_batch_replicated": "max._compat.nn.device_splits",
     },
     "max.nn.attention": {
-        "num_heads_for_device": "max.nn.attention.head_counts",
+        "num_heads_for_device": "max._compat.nn.device_splits",
         "TensorParallelLatentAttentionWithRope": "max.nn.attention.multi_latent_attention",
     },
     "max.nn.kv_cache": {
@@ -270,8 +277,8 @@ NAMES: dict[str, dict[str, str]] = {
             for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
         },
         **_PARAMS,
-        "KVCacheMetrics": "max.nn.kv_cache.metrics",
-        "build_max_lengths_tensors": "max.nn.kv_cache.utils",
+        "KVCacheMetrics": "max._compat.nn.kv_cache",
+        "build_max_lengths_tensors": "max._compat.nn.kv_cache",
     },
     "max.nn.kv_cache.cache_params": {**_PARAMS},
     "max.nn.quant_config": {**_SCALES, "ceildiv": "max.nn.kernels.indexing"},
@@ -280,11 +287,12 @@ NAMES: dict[str, dict[str, str]] = {
         "MissingLayer": "max.nn.identity.MissingLayer",
     },
     "max.nn.linear": {
-        "FusedMLP": "max.nn.stacked_linear.FusedMLP",
+        "FusedMLP": "max.nn.layers.stacked_linear",
+        "StackedLinear": "max.nn.layers.stacked_linear",
         "LinearV2": "max.nn.linear.Linear",
         "MLPV2": "max.nn.linear.MLP",
     },
-    "max.nn.kernels": {"hyper_connection_gates": "max.nn.hyper_connection", **_KERNELS},
+    "max.nn.kernels": {"hyper_connection_gates": "max.nn.layers.hyper_connection", **_KERNELS},
     "max.nn.moe": {"GatedActivation": "max.nn.activation", "MoEQuantized": "max.nn.moe.MoEFp8"},
     "max.pipelines": {
         "EmbeddingsPipeline": LIB + "embeddings_pipeline",
@@ -414,18 +422,24 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def earlier_names(module: str, own: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+def earlier_names(
+    module: str, own: Mapping[str, str] | None = None, *, submodules: bool = False
+) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module that has names in `NAMES`, or loads its own when they are used.
 
     Args:
         module: Its ``__name__``.
         own: Names of its own, and the modules that define them.
+        submodules: Whether its modules are loaded when they are used as attributes.
     """
     names = {**NAMES.get(module, {}), **(own or {})}
 
     def lookup(name: str) -> Any:
-        if name not in names and f"{module}.{name}" in MODULES:
-            return importlib.import_module(f"{module}.{name}")
+        path = f"{module}.{name}"
+        if name not in names and (
+            path in MODULES or (submodules and name[0] != "_" and _exists(path))
+        ):
+            return importlib.import_module(path)
         if name not in names:
             raise _absent.missing(module, name)
         where, last = names[name], name

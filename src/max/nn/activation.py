@@ -16,6 +16,9 @@ __all__ = [
     "activation_named",
     "check_limit",
     "limited_product",
+    "make_concatenated_gated_activation_fn",
+    "make_interleaved_gated_activation_fn",
+    "make_stacked_gated_activation_fn",
 ]
 
 
@@ -188,6 +191,62 @@ class GatedActivation:
             up = ops.min(ops.max(up, -self.limit), self.limit)
             return gate * ops.sigmoid(gate * self.alpha) * (up + 1)
         return limited_product(ACTIVATIONS[self.fused_activation](gate), up, self.limit)
+
+
+_Activation = Callable[[TensorValue], TensorValue]
+
+
+def _check_halves(op: str, both: TensorValue, size: int) -> None:
+    if both.shape[-1] != 2 * size:
+        raise ValueError(f"{op}: the last dimension of {both!r} is not twice {size}")
+
+
+def make_concatenated_gated_activation_fn(
+    activation_fn: _Activation, limit: float | None = None
+) -> Callable[[TensorValue, int], TensorValue]:
+    """Makes a function of ``[…, 2 * size]`` and the size: the gate's outputs, then those of the up projection.
+
+    Args:
+        activation_fn: The activation applied to the gate's outputs.
+        limit: The upper bound of the activation and the bound of the magnitude of the factor that it multiplies.
+
+    Raises:
+        ValueError: The limit is negative.
+    """
+    check_limit("make_concatenated_gated_activation_fn", limit or 0.0)
+
+    def concatenated(both: TensorValue, size: int) -> TensorValue:
+        _check_halves("concatenated", both, size)
+        return limited_product(activation_fn(both[..., :size]), both[..., size:], limit)
+
+    return concatenated
+
+
+def make_interleaved_gated_activation_fn(
+    activation_fn: _Activation,
+) -> Callable[[TensorValue, int], TensorValue]:
+    """Makes a function of ``[…, 2 * size]`` and the size: outputs of the gate and up projections alternate.
+
+    Args:
+        activation_fn: The activation applied to the gate's outputs.
+    """
+
+    def interleaved(both: TensorValue, size: int) -> TensorValue:
+        _check_halves("interleaved", both, size)
+        return activation_fn(both[..., ::2]) * both[..., 1::2]
+
+    return interleaved
+
+
+def make_stacked_gated_activation_fn(
+    activation_fn: _Activation,
+) -> Callable[[TensorValue, TensorValue], TensorValue]:
+    """Makes a function of two tensors: the outputs of the gate and those of the up projection.
+
+    Args:
+        activation_fn: The activation applied to the gate's outputs.
+    """
+    return lambda gate, up: activation_fn(gate) * up
 
 
 __getattr__ = earlier_names(__name__)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from max._earlier import earlier_names
-from max.nn._layer import Layer, add_layer_hook, clear_hooks
-from max.nn._layer import remove_layer_hook as remove_layer_hook
-from max.nn._layer_list import LayerList
-from max.nn._module import Module, recursive_named_layers
-from max.nn._sharding import Shardable
+from max.nn.layers.layer import Layer, add_layer_hook, clear_hooks
+from max.nn.layers.layer import remove_layer_hook as remove_layer_hook
+from max.nn.layers.layer_list import LayerList
+from max.nn.layers.module import Module, recursive_named_layers
+from max.nn.layers.sharding import Shardable
 
 __all__ = [
     "Layer",

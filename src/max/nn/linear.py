@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from max._compat.nn.layers_v1 import MLPV1, GPTQLinearV1, LinearV1, QLinearV1
 from max._earlier import earlier_names
-from max.nn._linear import ColumnParallelLinear, DistributedGemmConfig, Linear
-from max.nn._linear_gptq import GPTQLinear
-from max.nn._linear_v1 import MLPV1, GPTQLinearV1, LinearV1, QLinearV1
-from max.nn._mlp import MLP
+from max.nn.layers.gptq_linear import GPTQLinear
+from max.nn.layers.linear import ColumnParallelLinear, DistributedGemmConfig, Linear
+from max.nn.layers.mlp import MLP
 
 __all__ = [
-    "MLP",
     "ColumnParallelLinear",
     "DistributedGemmConfig",
     "GPTQLinear",
     "GPTQLinearV1",
     "Linear",
     "LinearV1",
+    "MLP",
     "MLPV1",
     "QLinearV1",
 ]

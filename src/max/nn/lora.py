@@ -10,13 +10,13 @@ from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
-from max.nn._sharding import part_of, parts_of_weight
 from max.nn.attention.attention_with_rope import AttentionWithRope
 from max.nn.float8_config import Float8Config
 from max.nn.kernels.adapters import sgmv_lora_kernel, sgmv_qkv_lora_kernel
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
+from max.nn.layers.sharding import part_of, parts_of_weight
 from max.nn.rotary_embedding import RotaryEmbedding
 
 __all__ = ["AttentionWithRopeAndLoRA", "LinearLoRA", "SupportsLoRA"]

@@ -13,18 +13,18 @@ from max._earlier import earlier_names, later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
-from max.nn._chosen_experts import Activation, run_experts, swiglu
-from max.nn._gated_functions import (
+from max.nn.activation import (
     make_concatenated_gated_activation_fn,
     make_interleaved_gated_activation_fn,
     make_stacked_gated_activation_fn,
 )
-from max.nn._moe_gates import ExpertRouting, MoEGate, RoutedMoEGate, SigmoidTopKRouter
-from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.float8_config import Float8Config
 from max.nn.kernels.float8 import scaled_weights
 from max.nn.layer import LayerList, Module
-from max.nn.linear import MLP
+from max.nn.layers.experts import Activation, run_experts, swiglu
+from max.nn.layers.mlp import MLP
+from max.nn.layers.moe_gates import ExpertRouting, MoEGate, RoutedMoEGate, SigmoidTopKRouter
+from max.nn.layers.sharding import check_strategy, part_of, shard_devices
 
 __all__ = [
     "ExpertRouting",

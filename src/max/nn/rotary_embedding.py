@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from max._earlier import earlier_names
-from max.nn._rope_scaling import (
+from max.nn.layers.rope_scaling import (
     DeepseekYarnRopeScalingParams,
     LinearScalingParams,
     Llama3RopeScalingParams,
     LongRoPEScalingParams,
     YarnScalingParams,
 )
-from max.nn._rotary import RotaryEmbedding
-from max.nn._rotary_scaled import (
+from max.nn.layers.rotary import RotaryEmbedding
+from max.nn.layers.scaled_rotary import (
     DeepseekYarnRotaryEmbedding,
     DynamicRotaryEmbedding,
     LinearRotaryEmbedding,

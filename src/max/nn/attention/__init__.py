@@ -1,29 +1,49 @@
 """Attention layers and their masks."""
 
-from max._earlier import earlier_names
-from max.nn.attention.mask_config import (
-    AttentionMaskVariant,
-    MHAMaskConfig,
-    MHAMaskVariant,
-    PositionalEncodingVariant,
-)
+from __future__ import annotations
 
-from max.nn.attention.attention_with_rope import (  # isort: skip
-    AttentionWithRope,
-    AttentionWithRopeNoOpaque,
-    DataParallelAttentionWithRope,
-    GGUFQAttentionWithRope,
-    GPTQAttentionWithRope,
-    TensorParallelAttentionWithRope,
-)
-from max.nn.attention.multi_latent_attention import (  # isort: skip
-    DataParallelLatentAttentionWithRope,
-    LatentAttentionWithRope,
-    TensorParallelLatentAttentionWithRope,
-)
-from max.nn.attention.interfaces import DistributedAttentionImpl  # isort: skip
-from max.nn.attention.multihead_attention import MultiheadAttention  # isort: skip
-from max.nn.attention.ragged_attention import RaggedAttention  # isort: skip
+from typing import TYPE_CHECKING
+
+from max._earlier import earlier_names
+
+if TYPE_CHECKING:
+    from max.nn.attention.attention_with_rope import (
+        AttentionWithRope,
+        AttentionWithRopeNoOpaque,
+        DataParallelAttentionWithRope,
+        GGUFQAttentionWithRope,
+        GPTQAttentionWithRope,
+        TensorParallelAttentionWithRope,
+    )
+    from max.nn.attention.interfaces import DistributedAttentionImpl
+    from max.nn.attention.mask_config import (
+        AttentionMaskVariant,
+        MHAMaskConfig,
+        MHAMaskVariant,
+        PositionalEncodingVariant,
+    )
+    from max.nn.attention.multi_latent_attention import (
+        DataParallelLatentAttentionWithRope,
+        LatentAttentionWithRope,
+        TensorParallelLatentAttentionWithRope,
+    )
+    from max.nn.attention.multihead_attention import MultiheadAttention
+    from max.nn.attention.ragged_attention import RaggedAttention
+
+_MODULES = {
+    "attention_with_rope": "AttentionWithRope AttentionWithRopeNoOpaque DataParallelAttentionWithRope "
+    "GGUFQAttentionWithRope GPTQAttentionWithRope TensorParallelAttentionWithRope",
+    "interfaces": "DistributedAttentionImpl",
+    "mask_config": "AttentionMaskVariant MHAMaskConfig MHAMaskVariant PositionalEncodingVariant",
+    "multi_latent_attention": "DataParallelLatentAttentionWithRope LatentAttentionWithRope "
+    "TensorParallelLatentAttentionWithRope",
+    "multihead_attention": "MultiheadAttention",
+    "ragged_attention": "RaggedAttention",
+}
+"""The names of each module."""
+_WHERE = {
+    name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()
+}
 
 __all__ = [
     "AttentionMaskVariant",
@@ -31,10 +51,10 @@ __all__ = [
     "AttentionWithRopeNoOpaque",
     "DataParallelAttentionWithRope",
     "DataParallelLatentAttentionWithRope",
+    "DistributedAttentionImpl",
     "GGUFQAttentionWithRope",
     "GPTQAttentionWithRope",
     "LatentAttentionWithRope",
-    "DistributedAttentionImpl",
     "MHAMaskConfig",
     "MHAMaskVariant",
     "MultiheadAttention",
@@ -44,5 +64,4 @@ __all__ = [
     "TensorParallelLatentAttentionWithRope",
 ]
 
-
-__getattr__ = earlier_names(__name__)
+__getattr__ = earlier_names(__name__, _WHERE, submodules=True)

@@ -19,7 +19,6 @@ from max.graph import (
     TensorValue,
     ops,
 )
-from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kernels.cache import load_rows, store_rows
 from max.nn.kernels.latents import (
@@ -32,8 +31,9 @@ from max.nn.kernels.ragged import group_of_rows
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.linear import Linear
-from max.nn.norm import RMSNorm
+from max.nn.layers.linear import Linear
+from max.nn.layers.norm import RMSNorm
+from max.nn.layers.sharding import check_strategy, part_of, shard_devices
 from max.nn.rotary_embedding import RotaryEmbedding
 
 __all__ = [

@@ -10,10 +10,10 @@ from max.graph import (
     ShardingStrategy,
     TensorValue,
 )
-from max.nn._sharding import call_parts
 from max.nn.attention._latent_attention import LatentAttentionWithRope
 from max.nn.comm import Allreduce
 from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layers.sharding import call_parts
 
 __all__ = ["DataParallelLatentAttentionWithRope", "TensorParallelLatentAttentionWithRope"]
 

@@ -11,7 +11,7 @@ from max.nn.clamp import clamp
 from max.nn.kernels.products import HALF, project
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 
 __all__ = ["QKVProjections"]
 

@@ -9,7 +9,6 @@ from typing import Any
 from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
-from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.attention._projections import QKVProjections
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.float8_config import Float8Config
@@ -18,8 +17,9 @@ from max.nn.kernels.cache import store_kv_cache_ragged
 from max.nn.kernels.rope import fused_qk_ragged_rope
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
-from max.nn.linear import Linear
-from max.nn.norm import RMSNorm
+from max.nn.layers.linear import Linear
+from max.nn.layers.norm import RMSNorm
+from max.nn.layers.sharding import check_strategy, part_of, shard_devices
 from max.nn.rotary_embedding import RotaryEmbedding
 
 
@@ -63,6 +63,8 @@ class AttentionWithRope(QKVProjections):
     Raises:
         ValueError: The options are incompatible.
     """
+
+    __module__ = "max.nn.attention.attention_with_rope"
 
     rope: RotaryEmbedding
     """Provides the scale of the attention scores and the layout of rotated pairs."""
@@ -305,6 +307,8 @@ class AttentionWithRopeNoOpaque(AttentionWithRope):
     The arguments are those of `AttentionWithRope`, without the options of the weights. The cache is passed as its four
     values or as `PagedCacheValues`.
     """
+
+    __module__ = "max.nn.attention.attention_with_rope"
 
     def __init__(
         self,

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from max._earlier import later_keywords
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue
-from max.nn._sharding import call_parts
 from max.nn.attention._rope_attention import AttentionWithRope
 from max.nn.attention.interfaces import DistributedAttentionImpl
 from max.nn.comm import Allreduce
 from max.nn.float8_config import Float8Config
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
+from max.nn.layers.sharding import call_parts
 from max.nn.rotary_embedding import RotaryEmbedding
 
 
@@ -56,6 +56,8 @@ class TensorParallelAttentionWithRope(_AttentionOverDevices):
         ValueError: There are fewer than 2 devices, the heads cannot be divided evenly over them, or the cache's number
             of devices differs.
     """
+
+    __module__ = "max.nn.attention.attention_with_rope"
 
     @later_keywords(quant_config="float8_config")
     def __init__(
@@ -129,6 +131,8 @@ class DataParallelAttentionWithRope(_AttentionOverDevices):
     Raises:
         ValueError: There is no device, or the cache's ``data_parallel_degree`` is not the number of devices.
     """
+
+    __module__ = "max.nn.attention.attention_with_rope"
 
     @later_keywords(quant_config="float8_config")
     def __init__(

@@ -12,7 +12,7 @@ from max.nn.attention._rope_attention_parallel import (
     DataParallelAttentionWithRope,
     TensorParallelAttentionWithRope,
 )
-from max.nn.attention._rope_attention_quantised import (
+from max.nn.attention._rope_attention_quantized import (
     GGUFQAttentionWithRope,
     GPTQAttentionWithRope,
 )

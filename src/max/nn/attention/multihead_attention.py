@@ -9,7 +9,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.kernels.products import project
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 
 __all__ = ["MultiheadAttention"]
 

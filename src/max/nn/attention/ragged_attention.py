@@ -14,7 +14,7 @@ from max.nn.kernels.attention import flash_attention_ragged
 from max.nn.kernels.cache import store_kv_cache_ragged
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 
 __all__ = ["RaggedAttention"]
 

@@ -1,15 +1,22 @@
 """Layers of eager tensors: models that run eagerly, and that can be compiled as a whole."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from max._earlier import earlier_names
 from max.nn.module_v3.conv import Conv2d
 from max.nn.module_v3.embedding import Embedding
 from max.nn.module_v3.hyper_connection import HyperConnection
-from max.nn.module_v3.later import PinnedDeviceTensor, as_subgraph
 from max.nn.module_v3.linear import Linear
 from max.nn.module_v3.lora import LoRA, lora_layers, lora_parameters
 from max.nn.module_v3.module import Module, TransparentModule, module_dataclass
 from max.nn.module_v3.norm import GemmaRMSNorm, GroupNorm, LayerNorm, RMSNorm
 from max.nn.module_v3.rope import RotaryEmbedding, TransposedRotaryEmbedding
 from max.nn.module_v3.sequential import ModuleList, Sequential
+
+if TYPE_CHECKING:
+    from max._compat.nn.subgraphs import PinnedDeviceTensor, as_subgraph
 
 __all__ = [
     "Conv2d",
@@ -33,3 +40,6 @@ __all__ = [
     "lora_parameters",
     "module_dataclass",
 ]
+
+_SUBGRAPHS = "max._compat.nn.subgraphs"
+__getattr__ = earlier_names(__name__, {"PinnedDeviceTensor": _SUBGRAPHS, "as_subgraph": _SUBGRAPHS})

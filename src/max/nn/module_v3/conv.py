@@ -11,7 +11,7 @@ from max.experimental import functional as F
 from max.experimental import random
 from max.experimental.tensor import Tensor
 from max.graph import DeviceRef
-from max.nn._convolve import check_groups, convolve, numbers, paddings
+from max.nn.layers.conv import check_groups, convolve, numbers, paddings
 from max.nn.module_v3.module import Module
 
 __all__ = ["Conv2d"]

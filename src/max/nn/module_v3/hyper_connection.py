@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from max.experimental import functional as F
 from max.experimental import random
 from max.experimental.tensor import Tensor
-from max.nn.hyper_connection import mix_streams
+from max.nn.layers.hyper_connection import mix_streams
 from max.nn.module_v3.module import Module
 
 __all__ = ["HyperConnection"]

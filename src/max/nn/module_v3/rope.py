@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from max.experimental import functional as F
 from max.experimental.tensor import Tensor
 from max.graph import Dim, DimLike, StaticDim
-from max.nn._rotary import rotate_positions
+from max.nn.layers.rotary import rotate_positions
 from max.nn.module_v3.module import Module
 
 __all__ = ["RotaryEmbedding", "TransposedRotaryEmbedding"]

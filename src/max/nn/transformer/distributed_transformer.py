@@ -19,15 +19,15 @@ from max.graph import (
     Value,
     ops,
 )
-from max.nn._sharding import check_per_device
 from max.nn.attention.attention_with_rope import distribute_value
 from max.nn.attention.interfaces import DistributedAttentionImpl
 from max.nn.comm import Allreduce
-from max.nn.embedding import VocabParallelEmbedding
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import LayerList, Module, Shardable
-from max.nn.linear import ColumnParallelLinear, DistributedGemmConfig
+from max.nn.layers.embedding import VocabParallelEmbedding
+from max.nn.layers.linear import ColumnParallelLinear, DistributedGemmConfig
+from max.nn.layers.sharding import check_per_device
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import ReturnLogits, last_rows, weight_prefix

@@ -9,11 +9,9 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
-from max.nn.embedding import Embedding, EmbeddingV1
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, LayerList, Module
-from max.nn.linear import Linear, LinearV1
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer._same_form import groups_of_same_form
 
@@ -141,8 +139,8 @@ class Transformer(Module):
         n_heads: int,
         layers: list[Any],
         norm: Layer,
-        output: LinearV1 | Linear,
-        embedding: EmbeddingV1 | Embedding,
+        output: Layer,
+        embedding: Layer,
         kv_params: KVCacheParams,
         rope: RotaryEmbedding,
         return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,

@@ -13,11 +13,11 @@ import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorValue, ops
 from max.nn.activation import ACTIVATIONS
-from max.nn.embedding import Embedding
 from max.nn.kernels.attention import attend_ragged
 from max.nn.layer import Layer, LayerList, Module
-from max.nn.linear import Linear
-from max.nn.norm import LayerNorm, RMSNorm
+from max.nn.layers.embedding import Embedding
+from max.nn.layers.linear import Linear
+from max.nn.layers.norm import LayerNorm, RMSNorm
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import weight_prefix
 from max.pipelines.encoders.encoder_config import EncoderConfig

@@ -9,8 +9,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 from max.nn.activation import ACTIVATIONS
 from max.nn.layer import LayerList, Module
-from max.nn.linear import Linear
-from max.nn.norm import LayerNorm
+from max.nn.layers.linear import Linear
+from max.nn.layers.norm import LayerNorm
 from max.pipelines.encoders.encoder import norm_layer
 from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig
 

@@ -19,10 +19,10 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.graph.weights import WeightData
-from max.nn._chosen_experts import ExpertProduct
 from max.nn.kv_cache import KVCacheParams
 from max.nn.layer import Layer, add_layer_hook, remove_layer_hook
-from max.nn.linear import Linear
+from max.nn.layers.experts import ExpertProduct
+from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.kv_cache.memory import group_shapes

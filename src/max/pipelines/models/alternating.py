@@ -18,7 +18,8 @@ from max.nn import RMSNorm
 from max.nn.activation import ACTIVATIONS
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, LayerList, Module
-from max.nn.linear import MLP, Linear
+from max.nn.layers.linear import Linear
+from max.nn.layers.mlp import MLP
 from max.pipelines.models.decoder_block import DecoderBlock
 from max.pipelines.models.per_layer import PerLayerGate
 

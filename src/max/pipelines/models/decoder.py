@@ -13,11 +13,12 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
-from max.nn.embedding import Embedding
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, Module
-from max.nn.linear import MLP, Linear
+from max.nn.layers.embedding import Embedding
+from max.nn.layers.linear import Linear
+from max.nn.layers.mlp import MLP
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer import ReturnLogits, Transformer
 from max.nn.transformer._same_form import groups_of_same_form

@@ -18,7 +18,7 @@ from max.nn.kernels.rope import fused_qk_ragged_rope, rotate_ragged
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.norms import HeadNorm, norm_layer, unit_rms
 

@@ -14,7 +14,7 @@ from max.dtype import DType
 from max.graph import DeviceRef
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.models.decoder import Decoder

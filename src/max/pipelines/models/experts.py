@@ -10,7 +10,8 @@ from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.activation import ACTIVATIONS
 from max.nn.clamp import clamp
 from max.nn.layer import Module
-from max.nn.linear import MLP, Linear
+from max.nn.layers.linear import Linear
+from max.nn.layers.mlp import MLP
 from max.nn.moe import ExpertRouting, RoutedMoEGate, run_experts
 from max.pipelines.models.feed_forward import PlainMLP
 

@@ -8,7 +8,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.activation import ACTIVATIONS
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 
 __all__ = ["PlainMLP", "XIELU", "XIELU_PARAMETERS"]
 

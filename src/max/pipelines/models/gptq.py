@@ -11,7 +11,8 @@ from max.dtype import DType
 from max.graph import DeviceRef
 from max.graph.quantization import QuantizationConfig
 from max.graph.weights import WeightData
-from max.nn.linear import GPTQLinear, Linear
+from max.nn.layers.gptq_linear import GPTQLinear
+from max.nn.layers.linear import Linear
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS, METHODS

@@ -10,7 +10,7 @@ from max.graph import DeviceRef, TensorValue
 from max.nn.attention.multi_latent_attention import LatentAttentionWithRope
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 from max.nn.rotary_embedding import RotaryEmbedding
 
 __all__ = ["DecoderLatentAttention", "IndexForm", "LatentForm"]

@@ -9,9 +9,9 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 from max.nn import RMSNorm
 from max.nn.activation import ACTIVATIONS
-from max.nn.embedding import Embedding
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.embedding import Embedding
+from max.nn.layers.linear import Linear
 
 __all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs", "rounded_factor"]
 

@@ -9,7 +9,7 @@ from max.dtype import DType
 from max.graph import DeviceRef
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 
 __all__ = ["LayerKind", "ModelSizes", "RecurrentForm"]
 

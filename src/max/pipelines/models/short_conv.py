@@ -10,7 +10,7 @@ from max.graph import DeviceRef, TensorValue, ops
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 from max.pipelines.models.causal_conv import CausalConv, conv_state
 from max.pipelines.models.recurrent_form import ModelSizes
 

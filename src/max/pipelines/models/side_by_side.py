@@ -10,7 +10,7 @@ from max.graph import TensorValue, ops
 from max.nn.activation import ACTIVATIONS
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.linear import MLP
+from max.nn.layers.mlp import MLP
 
 __all__ = ["ScaledMLP", "SideBySide", "SideBySideLayer"]
 

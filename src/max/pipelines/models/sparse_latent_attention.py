@@ -14,8 +14,8 @@ from max.nn.kernels.cache import store_rows
 from max.nn.kernels.latents import attend_selected, plan_latents, select_tokens
 from max.nn.kv_cache import KVCacheParams
 from max.nn.layer import Module
-from max.nn.linear import Linear
-from max.nn.norm import LayerNorm
+from max.nn.layers.linear import Linear
+from max.nn.layers.norm import LayerNorm
 from max.pipelines.models.latent_attention import DecoderLatentAttention, LatentForm
 
 __all__ = ["SparseLatentAttention", "TokenIndexer"]

@@ -16,8 +16,8 @@ from max.nn.kernels.recurrence import selective_scan_ragged, ssd_ragged
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.linear import Linear
-from max.nn.norm import RMSNorm
+from max.nn.layers.linear import Linear
+from max.nn.layers.norm import RMSNorm
 from max.pipelines.models.causal_conv import CausalConv, conv_state
 from max.pipelines.models.recurrent_form import ModelSizes
 

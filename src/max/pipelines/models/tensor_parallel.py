@@ -16,7 +16,9 @@ from typing import Any
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module
-from max.nn.linear import MLP, GPTQLinear, Linear
+from max.nn.layers.gptq_linear import GPTQLinear
+from max.nn.layers.linear import Linear
+from max.nn.layers.mlp import MLP
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.models.alternating import SparseMLP
 from max.pipelines.models.decoder import Decoder

@@ -6,19 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from max._earlier import later_keywords
 from max.dtype import DType
-from max.graph import (
-    DeviceRef,
-    ShardingStrategy,
-    TensorValue,
-    ops,
-)
+from max.graph import DeviceRef, ShardingStrategy, TensorValue, ops
 from max.graph.quantization import QuantizationEncoding
-from max.nn._linear import DistributedGemmConfig, Linear
-from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.activation import ACTIVATIONS, activation_named, check_limit, limited_product
 from max.nn.float8_config import Float8Config
 from max.nn.kernels.products import matmul_input
 from max.nn.layer import Module
+from max.nn.layers.linear import DistributedGemmConfig, Linear
+from max.nn.layers.sharding import check_strategy, part_of, shard_devices
 
 __all__ = ["MLP"]
 

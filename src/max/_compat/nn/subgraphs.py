@@ -11,6 +11,8 @@ from max.experimental.tensor import Tensor
 __all__ = ["PinnedDeviceTensor", "as_subgraph"]
 
 P = ParamSpec("P")
+
+
 R = TypeVar("R")
 
 

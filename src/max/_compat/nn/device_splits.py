@@ -1,4 +1,4 @@
-"""Splits a ragged batch over devices, each of which computes some of its sequences."""
+"""How batches and heads are split over devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, StaticDim, TensorValue, ops
 
-__all__ = ["split_batch", "split_batch_replicated"]
+__all__ = ["num_heads_for_device", "split_batch", "split_batch_replicated"]
 
 
 def split_batch(
@@ -150,3 +150,25 @@ def _check(
         raise ValueError(
             f"{op}: data_parallel_splits has {size} elements, expected {expected_size}"
         )
+
+
+def num_heads_for_device(*, num_heads: int, device_idx: int, num_devices: int) -> int:
+    """The number of heads of one device: heads are divided evenly, and the first devices take the remainder.
+
+    Args:
+        num_heads: The number of all heads.
+        device_idx: The index of the device.
+        num_devices: The number of devices.
+
+    Raises:
+        ValueError: A number is negative, or there is no device.
+        IndexError: The device index is out of range.
+    """
+    if num_heads < 0 or num_devices < 1:
+        raise ValueError(
+            f"num_heads_for_device: {num_heads} heads on {num_devices} devices, expected 0 or more on 1 or more"
+        )
+    if not 0 <= device_idx < num_devices:
+        raise IndexError(f"num_heads_for_device: device {device_idx} of {num_devices}")
+    each, left = divmod(num_heads, num_devices)
+    return each + (device_idx < left)

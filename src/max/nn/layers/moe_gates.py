@@ -8,11 +8,11 @@ from typing import Literal
 
 from max.dtype import DType
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
-from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.kernels.experts import of_best_groups
 from max.nn.kernels.products import project
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
+from max.nn.layers.sharding import check_strategy, part_of, shard_devices
 
 __all__ = ["ExpertRouting", "MoEGate", "RoutedMoEGate", "SigmoidTopKRouter"]
 

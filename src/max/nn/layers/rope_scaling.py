@@ -88,3 +88,14 @@ class LongRoPEScalingParams:
     long_factor: list[float]
     original_max_position: int
     max_position_embeddings: int
+
+
+for _params in (
+    LinearScalingParams,
+    Llama3RopeScalingParams,
+    YarnScalingParams,
+    DeepseekYarnRopeScalingParams,
+    LongRoPEScalingParams,
+):
+    # the decorator looks the module up, which may not be loaded
+    _params.__module__ = "max.nn.rotary_embedding"

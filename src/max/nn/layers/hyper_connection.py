@@ -185,6 +185,8 @@ class HyperConnection(Module):
         rms_norm_eps: Added to the mean square of a token's streams.
     """
 
+    __module__ = "max.nn.hyper_connection"
+
     hc_fn: Weight
     """The projection, of shape ``((2 + hc_mult) * hc_mult, hc_mult * hidden_size)``."""
     hc_base: Weight

@@ -30,6 +30,8 @@ class ParallelArrayOps:
         TypeError: `max_workers` is not an int.
     """
 
+    __module__ = "max.nn.parallel.numpy_parallel_ops"
+
     def __init__(self, accelerator: Device | None = None, max_workers: int = 24) -> None:
         workers = operator.index(max_workers)
         if workers < 1:

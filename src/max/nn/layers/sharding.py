@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight
-from max.nn._module import Module
+from max.nn.layers.module import Module
 
 __all__ = [
     "Shardable",

@@ -10,14 +10,14 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, ops
-from max.nn._rope_scaling import (
+from max.nn.layers.rope_scaling import (
     DeepseekYarnRopeScalingParams,
     LinearScalingParams,
     Llama3RopeScalingParams,
     LongRoPEScalingParams,
     YarnScalingParams,
 )
-from max.nn._rotary import Floats, RotaryEmbedding
+from max.nn.layers.rotary import Floats, RotaryEmbedding
 
 __all__ = [
     "DeepseekYarnRotaryEmbedding",

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from max.graph import (
-    TensorValue,
-    TensorValueLike,
-)
-from max.nn._convolve import convolve, numbers, paddings
+from max.graph import TensorValue, TensorValueLike
 from max.nn.layer import Layer
+from max.nn.layers.conv import convolve, numbers, paddings
 
 __all__ = ["Conv1DV1", "Conv2dV1", "Conv3DV1"]
-
 
 _NO_PADDING = (0, 0, 0, 0, 0, 0)
 

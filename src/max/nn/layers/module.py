@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from max._earlier import later_keywords
+from max._lazy import lazy_module
 from max.driver import DLPackArray
-from max.engine import InferenceSession, Model
 from max.graph import (
     DeviceRef,
     Graph,
@@ -23,9 +23,9 @@ from max.graph import (
     Weight,
 )
 from max.graph.weight_data import WeightData
-from max.nn._layer import Layer
-from max.nn._repr import module_tree
-from max.nn._weight_values import (
+from max.nn.layers.layer import Layer
+from max.nn.layers.module_tree import module_tree
+from max.nn.layers.weight_values import (
     alignment_error,
     as_tensor,
     check_value,
@@ -33,6 +33,12 @@ from max.nn._weight_values import (
     value_of,
     zeros,
 )
+
+if TYPE_CHECKING:
+    from max import engine
+else:
+    # models that are compiled elsewhere need no engine
+    engine = lazy_module("max.engine")
 
 
 class Module(Layer, ABC):
@@ -353,11 +359,11 @@ class Module(Layer, ABC):
     def compile(
         self,
         *input_types: Type[Any],
-        session: InferenceSession,
+        session: engine.InferenceSession,
         weights: Mapping[str, DLPackArray] | None = None,
         name: str | None = None,
         custom_extensions: Iterable[Path] = (),
-    ) -> Model:
+    ) -> engine.Model:
         """Compiles the graph of `trace`.
 
         Args:

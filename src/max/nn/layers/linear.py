@@ -9,16 +9,8 @@ from typing import Any
 
 from max._earlier import later_keywords
 from max.dtype import DType
-from max.graph import (
-    BufferValue,
-    DeviceRef,
-    ShardingStrategy,
-    TensorValue,
-    Weight,
-    ops,
-)
+from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
-from max.nn._sharding import part_of, parts_of_weight, shard_devices
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
 from max.nn.kernels.float8 import (
@@ -30,6 +22,7 @@ from max.nn.kernels.float8 import (
 )
 from max.nn.kernels.products import plain_dtype, project, with_bias
 from max.nn.layer import Module
+from max.nn.layers.sharding import part_of, parts_of_weight, shard_devices
 
 __all__ = ["ColumnParallelLinear", "DistributedGemmConfig", "Linear"]
 
@@ -339,8 +332,6 @@ class DistributedGemmConfig:
             fuses the sum into the product's epilogue where possible.
     """
 
-    __module__ = "max.nn.linear"
-
     enable_matmul_allreduce: bool
     """Whether a product and the sum of its parts are fused."""
 
@@ -348,3 +339,7 @@ class DistributedGemmConfig:
     def generate() -> DistributedGemmConfig | None:
         """The default."""
         return DistributedGemmConfig(enable_matmul_allreduce=True)
+
+
+# the decorator looks the module up, which may not be loaded
+DistributedGemmConfig.__module__ = "max.nn.linear"

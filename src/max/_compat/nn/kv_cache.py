@@ -1,11 +1,15 @@
-"""Usage counters of a cache."""
+"""Counts of a cache's use, and tensors of a batch's greatest lengths."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
-__all__ = ["KVCacheMetrics"]
+import numpy as np
+
+from max.driver import Buffer
+
+__all__ = ["KVCacheMetrics", "build_max_lengths_tensors"]
 
 
 @dataclass
@@ -52,3 +56,30 @@ class KVCacheMetrics:
             return NotImplemented
         names = [field.name for field in dataclasses.fields(self)]
         return KVCacheMetrics(**{n: getattr(self, n) + getattr(other, n) for n in names})
+
+
+# the decorator looks the module up, which may not be loaded
+KVCacheMetrics.__module__ = "max.nn.kv_cache.metrics"
+
+
+def build_max_lengths_tensors(
+    max_prompt_length: int, max_cache_length: int
+) -> tuple[Buffer, Buffer]:
+    """Converts the maximum lengths of a batch to tensors: each one uint32 on the CPU.
+
+    Args:
+        max_prompt_length: The maximum number of new tokens of a sequence.
+        max_cache_length: The maximum number of tokens of a sequence in the cache, new ones included.
+
+    Raises:
+        OverflowError: A length is negative, or does not fit 32 bits.
+        TypeError: A length is not an integer.
+    """
+    lengths = {"max_prompt_length": max_prompt_length, "max_cache_length": max_cache_length}
+    for name, length in lengths.items():
+        if not isinstance(length, int | np.integer) or isinstance(length, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"build_max_lengths_tensors: {name} is {length!r}, expected an integer")
+        if not 0 <= length < 1 << 32:
+            raise OverflowError(f"build_max_lengths_tensors: {name} is {length}, expected a uint32")
+    prompt, cache = (Buffer.from_numpy(np.array([n], np.uint32)) for n in lengths.values())
+    return prompt, cache

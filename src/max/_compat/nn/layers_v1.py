@@ -1,16 +1,31 @@
-"""Linear layers and the gated MLP over graph values instead of weights, which `max.nn.linear` exports. Deprecated."""
+"""Layers of graphs without `max.nn.Module`, as earlier versions have them: weights are given to their constructors."""
 
 from __future__ import annotations
 
 from max.dtype import DType
-from max.graph import TensorValue, TensorValueLike, Weight, ops
+from max.graph import (
+    DeviceRef,
+    TensorValue,
+    TensorValueLike,
+    Weight,
+    ops,
+)
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.graph.weights import Weights
 from max.nn.kernels.gptq import gptq_rows
 from max.nn.kernels.products import plain_dtype, project
 from max.nn.layer import Layer
+from max.nn.layers.norm import layer_norm, parameter_for
 
-__all__ = ["GPTQLinearV1", "MLPV1", "LinearV1", "QLinearV1"]
+__all__ = [
+    "EmbeddingV1",
+    "GPTQLinearV1",
+    "LayerNormV1",
+    "LinearV1",
+    "MLPV1",
+    "QLinearV1",
+    "RMSNormV1",
+]
 
 
 class LinearV1(Layer):
@@ -206,3 +221,114 @@ class MLPV1(Layer):
             x: ``[…, hidden_dim]``.
         """
         return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class EmbeddingV1(Layer):
+    """An embedding whose table is a graph value. Deprecated: use `Embedding`.
+
+    Args:
+        weights: ``[vocab_size, hidden_dim]``.
+        device: The device of the lookup.
+    """
+
+    __module__ = "max.nn.embedding"
+
+    weights: TensorValueLike
+    """The table."""
+
+    device: DeviceRef
+    """The device of the lookup."""
+
+    def __init__(self, weights: TensorValueLike, device: DeviceRef) -> None:
+        self.weights, self.device = weights, device
+
+    def __call__(self, indices: TensorValueLike) -> TensorValue:
+        """The rows.
+
+        Args:
+            indices: Integers of any shape.
+        """
+        return ops.gather(self.weights, TensorValue(indices).to(self.device), axis=0)
+
+
+class RMSNormV1(Layer):
+    """`RMSNorm` with a weight that is a value of the graph. Deprecated: use `RMSNorm`.
+
+    Args:
+        weight: ``[dim]``.
+        eps: Added to the mean square.
+        weight_offset: Added to the weight.
+        multiply_before_cast: See `RMSNorm`.
+    """
+
+    __module__ = "max.nn.norm"
+
+    weight: TensorValueLike
+    """The weight."""
+
+    eps: float = 1e-6
+    """The number added to the mean square."""
+
+    weight_offset: float = 0.0
+    """The number added to the weight."""
+
+    multiply_before_cast: bool = True
+    """Whether the product with the weight is computed before rounding; see `RMSNorm`."""
+
+    def __init__(
+        self,
+        weight: TensorValueLike,
+        eps: float = 1e-6,
+        weight_offset: float = 0.0,
+        multiply_before_cast: bool = True,
+    ) -> None:
+        self.weight, self.eps = weight, eps
+        self.weight_offset, self.multiply_before_cast = weight_offset, multiply_before_cast
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor.
+
+        Args:
+            x: ``[…, dim]``.
+        """
+        return ops.rms_norm(
+            x,
+            parameter_for(self.weight, x),
+            self.eps,
+            self.weight_offset,
+            self.multiply_before_cast,
+        )
+
+
+class LayerNormV1(Layer):
+    """`LayerNorm` with parameters that are values of the graph. Deprecated: use `LayerNorm`.
+
+    Args:
+        weight: ``[dims]``.
+        bias: ``[dims]``.
+        eps: Added to the variance.
+    """
+
+    __module__ = "max.nn.norm"
+
+    weight: TensorValue
+    """The scale."""
+
+    bias: TensorValue | None = None
+    """The offset."""
+
+    eps: float = 1e-6
+    """The number added to the variance."""
+
+    def __init__(
+        self, weight: TensorValue, bias: TensorValue | None = None, eps: float = 1e-6
+    ) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor.
+
+        Args:
+            x: ``[…, dims]``.
+        """
+        return layer_norm(x, self.weight, self.bias, self.eps)

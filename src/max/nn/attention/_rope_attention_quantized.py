@@ -11,7 +11,8 @@ from max.graph import DeviceRef, TensorValue, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.nn.attention._rope_attention import AttentionWithRope
 from max.nn.kv_cache.cache_params import KVCacheParams
-from max.nn.linear import GPTQLinear, Linear
+from max.nn.layers.gptq_linear import GPTQLinear
+from max.nn.layers.linear import Linear
 from max.nn.rotary_embedding import RotaryEmbedding
 
 
@@ -35,6 +36,8 @@ class GGUFQAttentionWithRope(AttentionWithRope):
     Raises:
         ValueError: The dtype is not uint8, the encoding is not a block encoding, or `clip_qkv` is given.
     """
+
+    __module__ = "max.nn.attention.attention_with_rope"
 
     def __init__(
         self,
@@ -91,6 +94,8 @@ class GPTQAttentionWithRope(AttentionWithRope):
     Raises:
         ValueError: The config does not fit the sizes.
     """
+
+    __module__ = "max.nn.attention.attention_with_rope"
 
     def __init__(
         self,

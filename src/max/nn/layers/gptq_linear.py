@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from max._earlier import later_keywords
 from max.dtype import DType
-from max.graph import (
-    DeviceRef,
-    ShardingStrategy,
-    TensorValue,
-    Weight,
-    ops,
-)
+from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
-from max.nn._linear import Linear
 from max.nn.float8_config import Float8Config
 from max.nn.kernels.products import with_bias
+from max.nn.layers.linear import Linear
 
 __all__ = ["GPTQLinear"]
 

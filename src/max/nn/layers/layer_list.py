@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from max._errors import ArgumentError
-from max.nn._layer import Layer
-from max.nn._module import Module
+from max.nn.layers.layer import Layer
+from max.nn.layers.module import Module
 
 
 class LayerList(Module):

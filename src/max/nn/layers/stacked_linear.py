@@ -10,7 +10,7 @@ from max.nn.activation import ACTIVATIONS, activation_named, check_limit, limite
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
 from max.nn.layer import Module
-from max.nn.linear import Linear
+from max.nn.layers.linear import Linear
 
 __all__ = ["FusedMLP", "StackedLinear"]
 
@@ -40,6 +40,8 @@ class StackedLinear(Module):
         ValueError: There is no projection, `names` and `out_dims` differ in length, a name is repeated or is an
             attribute, or `quant_config` is given for a stacked weight.
     """
+
+    __module__ = "max.nn.linear"
 
     def __init__(
         self,
@@ -138,6 +140,8 @@ class FusedMLP(Module):
     Raises:
         ValueError: There is no device, the activation is unknown, or the limit is negative.
     """
+
+    __module__ = "max.nn.linear"
 
     def __init__(
         self,

@@ -1,0 +1,1 @@
+"""What `max.nn` has for programs of other versions only."""
