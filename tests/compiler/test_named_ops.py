@@ -26,7 +26,7 @@ NAMED = {
     "passes/dce.py": (1, "the load of a buffer"),
     "passes/fuse.py": (1, "the norm before a product"),
     "passes/materialise.py": (1, "attention reads strided operands of some layouts"),
-    "passes/place.py": (1, "a transfer becomes a copy"),
+    "passes/place.py": (2, "a transfer becomes a copy, and a predicate stays in place"),
     "passes/resolve.py": (2, "the ops whose results introduce sizes"),
     "passes/split.py": (2, "the pattern of rotated halves"),
     "passes/views.py": (1, "a broadcast moves before cheap ops only"),

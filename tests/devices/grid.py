@@ -241,11 +241,15 @@ def store_by_columns(block: Block, runs_here: RunsHere) -> None:
     ops = ops_of(block)
     constant = weights_only(ops)
     for op in ops:
-        x, w = op.operands[:2] if op.name == "mo.matmul" else (None, None)
-        if x is None or w not in constant or x in constant or not runs_here(op):
+        if op.name != "mo.matmul" or not runs_here(op):
             continue
-        assert isinstance(w.type, TensorType)
-        if w.type.rank != 2:
+        x, w = op.operands
+        if (
+            w not in constant
+            or x in constant
+            or not isinstance(w.type, TensorType)
+            or w.type.rank != 2
+        ):
             continue
         turned = w.type.with_shape(w.type.shape[::-1])
         columns = insert_before(op, build("mo.transpose", (w,), {"perm": (1, 0)}, (turned,)))
@@ -397,7 +401,7 @@ def make_backend(device: Device, options: BackendOptions) -> Backend:
 register_backend("grid", make_backend)
 
 
-class _Provider:
+class GridDevices:
     """A provider of several devices."""
 
     def __init__(self, count: int) -> None:
@@ -413,7 +417,7 @@ class _Provider:
 @contextmanager
 def grid_devices(count: int = 2) -> Iterator[list[GridDevice]]:
     """Registers devices for a `with` block: ``gpu:0``, ``gpu:1``, …"""
-    provider = _Provider(count)
+    provider = GridDevices(count)
     register_accelerators(provider)
     try:
         yield provider.devices
@@ -421,4 +425,4 @@ def grid_devices(count: int = 2) -> Iterator[list[GridDevice]]:
         unregister_accelerators(provider)
 
 
-__all__ = ["GridBackend", "GridDevice", "grid_devices"]
+__all__ = ["GridBackend", "GridDevice", "GridDevices", "grid_devices"]

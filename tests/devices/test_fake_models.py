@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerati
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from tests.devices.fake import FakeDevice
 from tests.devices.mixed import devices
+from tests.serve.conftest import RunningServer
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 PROMPTS = [[5, 6, 7, 8, 9], [11], [30, 31, 32]]
@@ -54,6 +56,27 @@ def generate(folder: Path, spec: DeviceSpec) -> list[list[int]]:
         for prompt in PROMPTS
     ]
     return [list(output.tokens) for output in pipeline.generate(requests)]
+
+
+@pytest.mark.long
+def test_a_server(folder: Path) -> None:
+    """The server's worker runs a model on a grid device: its answers are those of the CPU."""
+    on_cpu = generate(folder, DeviceSpec.cpu())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    server = RunningServer(
+        "--model", str(folder), "--served-model-name", "tiny", "--devices", "gpu", "--max-length", "64",
+        "--max-batch-size", "2", module="tests.devices.grid_server",
+    )  # fmt: skip
+    try:
+        with httpx.Client(base_url=server.wait_ready().url, timeout=240) as client:
+            for prompt, tokens in zip(PROMPTS, on_cpu, strict=True):
+                body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+                answer = client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                (choice,) = answer.json()["choices"]
+                assert choice["text"] == tokenizer.decode(tokens, skip_special_tokens=True)
+    finally:
+        assert server.stop() == 0
 
 
 def test_a_llama(folder: Path, devices: list[FakeDevice]) -> None:

@@ -34,12 +34,13 @@ class RunningServer:
 
     Args:
         options: The options of ``max serve``.
+        module: A module that is the command line; `max` if not given.
     """
 
-    def __init__(self, *options: str) -> None:
-        code = "from max.entrypoints.cli import main; main()"
+    def __init__(self, *options: str, module: str = "") -> None:
+        start = ["-m", module] if module else ["-c", "from max.entrypoints.cli import main; main()"]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "serve", "--port", "0", "--metrics-port", "0", *options],
+            [sys.executable, *start, "serve", "--port", "0", "--metrics-port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

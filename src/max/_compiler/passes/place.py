@@ -3,11 +3,14 @@
 An op runs on the device of its results. `mok.device_copy` copies an operand from another memory (a scalar of the CPU, a
 weight declared there), once for all ops of a block on that device. A `mo.transfer` between memories becomes such a
 copy; between devices that share their memory it stays a view.
+
+A predicate is staged on the CPU. It stays where it is computed if that device runs jumps: the device may then carry out
+the branch or the loop by itself.
 """
 
 from __future__ import annotations
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from max._backends.backend import Backends
 from max._compiler.devices import device_of, index_of
@@ -15,7 +18,16 @@ from max._compiler.mok import DeviceCopyOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max._compiler.template import UnsupportedOpError
-from max.mlir import BufferType, MoOp, ShapedType, TensorType
+from max.mlir import (
+    BufferType,
+    IfOp,
+    MoOp,
+    ShapedType,
+    SubgraphOp,
+    TensorType,
+    WhileOp,
+)
+from max.mlir.ops.control import control_callees
 
 __all__ = ["place_operands"]
 
@@ -33,6 +45,10 @@ def place_operands(block: Block, backends: Backends) -> None:
     for op in ops_of(block):
         if op.name == "mo.transfer":
             _transfer(op, backends)
+        elif isinstance(op, IfOp):
+            _use_predicate_in_place(op, backends)
+        elif isinstance(op, WhileOp):
+            _use_condition_in_place(op, backends)
         elif not op.spec.on_any_device:
             device = device_of(op, backends)
             for position, operand in enumerate(op.operands):
@@ -54,6 +70,32 @@ def _transfer(op: MoOp, backends: Backends) -> None:
     result.replace_all_uses_with(insert_before(op, DeviceCopyOp.of(x, result.type, op.location)))
     op.detach()
     op.erase()
+
+
+def _use_predicate_in_place(op: MoOp, backends: Backends) -> None:
+    """Replaces the first operand of an op, if it is copied from a device that runs jumps, by the source of the copy."""
+    copy = op.operands[0].owner
+    if isinstance(copy, MoOp) and (isinstance(copy, DeviceCopyOp) or copy.name == "mo.transfer"):
+        source = copy.operands[0]
+        if backends[index_of(source.type, backends)].runs_jumps:
+            op.operands[0] = source
+
+
+def _use_condition_in_place(op: WhileOp, backends: Backends) -> None:
+    """The same for the predicate that the condition of a loop returns, unless other ops call the condition."""
+    module: Operation = op
+    while (parent := module.parent_op()) is not None:
+        module = parent
+    name, _ = op.callees
+    ops = list(module.walk())
+    bodies = [other.callees[1] for other in ops if isinstance(other, WhileOp)]
+    others = [n for other in ops if not isinstance(other, WhileOp) for n in control_callees(other)]
+    if name in (*bodies, *others):
+        return
+    (condition,) = [o for o in ops if isinstance(o, SubgraphOp) and o.sym_name == name]
+    output = condition.output
+    assert isinstance(output, MoOp)
+    _use_predicate_in_place(output, backends)
 
 
 def _copied(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSAValue:
