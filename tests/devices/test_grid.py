@@ -54,7 +54,12 @@ def test_a_region_has_a_block_for_some_rows(devices: Any, rng: Any, rows: int) -
 
 
 @k.kernel
-def reversed_in_blocks(out: k.Output, x: k.Input, block: Any, ctx: k.Context) -> None:
+def reversed_in_blocks(
+    out: k.Output,
+    x: k.Input,
+    block: k.i64,  # pyright: ignore[reportInvalidTypeForm]
+    ctx: k.Context,
+) -> None:
     """Reverses each 8 elements: the workers of a block write, meet, and swap."""
     for (i,) in ctx.parallel((8,)):
         out[block * 8 + i] = x[block * 8 + i]
