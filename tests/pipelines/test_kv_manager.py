@@ -336,6 +336,7 @@ def shared_tokens(cache: RequestPages, first: TextContext, second: TextContext) 
         ((5, -1), (5, -1), 0),
         ((*range(6), -1), (*range(6), -1), 5),  # but the pages before them do
         ((*range(5), -1), (*range(5), -1), 5),
+        ((*range(5), -1, *range(5), -1), (*range(5), -1, *range(5), -1), 5),  # two without
         ((2**63 - 1, -(2**63)), (2**63 - 1, -(2**63)), 15),
     ],
     ids=str,

@@ -198,6 +198,9 @@ def test_the_key_of_a_folder(
     folder = tmp_path / "new"
     key = salt_key_of(folder)
     assert len(key) == 32 and salt_key_of(folder) == key
+    cache = RequestPages(PageManager(4, 4, True))
+    cache.salt_folder = folder
+    assert cache.salt_key == key
     assert stat.S_IMODE((folder / KEY_FILE).stat().st_mode) == 0o600
     assert [path.name for path in folder.iterdir()] == [KEY_FILE]
     for damaged in (b"", b"short", key + b"x"):

@@ -438,4 +438,4 @@ def draft_length(context: TextGenerationContext) -> int:
     Args:
         context: The request.
     """
-    return context.draft_length if isinstance(context, TextContext) else 0
+    return len(getattr(context, "_draft_tokens", ()))

@@ -229,7 +229,7 @@ class Engine:
                     self.scheduler.requeue(context)
             raise
         seconds = time.perf_counter() - start
-        outputs, steps = dict(result), result.steps
+        outputs, steps = result, result.steps
         delivered = self._end_reading(steps)
         for context, count in zip(batch[: len(delivered)], delivered, strict=True):
             output = outputs[context.request_id]

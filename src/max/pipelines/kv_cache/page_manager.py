@@ -403,7 +403,8 @@ class PageManager:
         return kept
 
     def trim(self, request_id: RequestID, length: int) -> None:
-        """Releases the pages after a number of tokens, such as those reserved for tokens that were not accepted.
+        """Releases the pages that a request does not need: those that the windows have passed, and those after its
+        tokens, which were reserved for tokens that were not accepted.
 
         Args:
             request_id: The request.
@@ -412,7 +413,9 @@ class PageManager:
         Raises:
             KeyError: The request has no table.
         """
-        if len(self._table(request_id)) > pages_of(length, self.page_size):
+        if self._windowed:
+            self.return_unseen(request_id, length)
+        if len(self._table(request_id).groups[0].pages) * self.page_size >= length + self.page_size:
             self.truncate(request_id, length)
 
     def release(self, request_id: RequestID) -> None:

@@ -209,9 +209,9 @@ class RequestPages:
         """
         for context in batch if isinstance(batch, Sequence) else (batch,):
             key, length = context.request_id, context.start_idx
-            salt, contents, end = self._identity(context)
-            self.pages.commit(key, context.all_tokens[: min(length, end)], salt, contents)
-            self.pages.return_unseen(key, length)
+            if self.pages.enable_prefix_caching:
+                salt, contents, end = self._identity(context)
+                self.pages.commit(key, context.all_tokens[: min(length, end)], salt, contents)
             self.pages.trim(key, length)
 
     def truncate(self, context: TextContext, length: int) -> None:
@@ -320,6 +320,8 @@ class RequestPages:
         of tokens whose pages may be shared: those before the first image without a hash.
         """
         images: Sequence[ImageMetadata] = getattr(context, "images", ())
+        if not images:
+            return self._salt(context), (), context.current_length
         end, contents = context.current_length, list[tuple[int, bytes]]()
         for image in images:
             if image.image_hash == -1:

@@ -313,7 +313,7 @@ class TextScheduler:
 
     def _steps(self) -> int:
         """The number of tokens per running request in one execution, limited by the room left in each sequence."""
-        if any(map(draft_length, self._running.values())):
+        if self._limits.max_num_steps == 1 or any(map(draft_length, self._running.values())):
             return 1  # a step that verifies drafted tokens gives several tokens by itself
         room = [
             context.compute_num_available_steps(context.max_length)
