@@ -304,6 +304,7 @@ class Decoder(Transformer):
         kv_collection: PagedCacheValues,
         return_n_logits: TensorValue,
         input_row_offsets: TensorValue,
+        embedded: tuple[TensorValue, TensorValue] | None = None,
     ) -> tuple[TensorValue, ...]:
         """The logits; see `Transformer`.
 
@@ -313,11 +314,16 @@ class Decoder(Transformer):
             return_n_logits: The number of last tokens whose logits are returned for `ReturnLogits.VARIABLE`, int64
                 ``[1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+            embedded: Hidden states float32 ``[n, hidden_size]`` in place of those of some tokens, and their rows int64
+                ``[n]``; None: all are those of the tokens.
         """
         positions: TensorValue | None = None
         if self._reads_positions():
             positions = _positions(tokens, kv_collection, input_row_offsets)
         h = self._embedded(tokens, positions)
+        if embedded is not None:
+            states, rows = embedded
+            h = ops.scatter_nd(h, states, ops.unsqueeze(rows, -1))
         # layers with equal rotations share a table
         forms = [
             (rotation, self.config.heads_of(index)[1], self.config.kv_layer_of(index) != index)

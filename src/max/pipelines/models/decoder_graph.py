@@ -18,6 +18,9 @@ blocks, table       as above                      of each further group of layer
 slots               u32 ``[batch]``               with recurrent layers: the slot of each sequence
 states              buffers                       one for each of the config's ``states``, ``[slots,
                                                   layers, …]``, updated in place
+embeddings          f32 ``[embedded_rows,         with embeddings: hidden states in place of those
+                    hidden_size]``                of some tokens
+embedding_rows      si64 ``[embedded_rows]``      the rows of these tokens
 ==================  ============================  ==============================================
 
 ``with_sampling`` adds the inputs of `max.pipelines.sampling.inputs.sampling_input_types`:
@@ -44,6 +47,7 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_weights import is_quantised, quantised_decoder
+from max.pipelines.models.step_record import StepRecord
 from max.pipelines.models.tensor_parallel import split_over_devices
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
@@ -56,23 +60,32 @@ def input_types(
     with_sampling: bool = False,
     *,
     devices: Sequence[DeviceRef] = (),
-) -> list[Type[Any]]:
-    """The types of the graph's inputs, in their order.
+    with_embeddings: bool = False,
+) -> StepRecord[Type[Any]]:
+    """The types of the graph's inputs, by their names.
 
     Args:
         config: The shape of the model.
         kv_params: The shape of its KV cache.
         with_sampling: Whether the graph picks the next tokens.
         devices: Where it runs; the CPU by default.
+        with_embeddings: Whether hidden states may replace those of some tokens.
     """
     device, *others = devices or [DeviceRef.CPU()]
-    return [
-        TensorType(DType.int64, ["total_seq_len"], device),
-        TensorType(DType.uint32, [Dim("batch") + 1], device),
-        TensorType(DType.int64, [1], DeviceRef.CPU()),
-        *paged_cache_types(kv_params, config.num_cached_layers, device, "batch", others),
-        *(sampling_input_types(device, "batch") if with_sampling else ()),
-    ]
+    embeddings = rows = None
+    if with_embeddings:
+        sizes = ["embedded_rows", config.hidden_size]
+        embeddings = TensorType(DType.float32, sizes, device)
+        rows = TensorType(DType.int64, ["embedded_rows"], device)
+    return StepRecord(
+        tokens=TensorType(DType.int64, ["total_seq_len"], device),
+        input_row_offsets=TensorType(DType.uint32, [Dim("batch") + 1], device),
+        return_n_logits=TensorType(DType.int64, [1], DeviceRef.CPU()),
+        cache=paged_cache_types(kv_params, config.num_cached_layers, device, "batch", others),
+        embeddings=embeddings,
+        embedding_rows=rows,
+        sampling=sampling_input_types(device, "batch") if with_sampling else (),
+    )
 
 
 def build_graph(
@@ -86,6 +99,7 @@ def build_graph(
     devices: Sequence[DeviceRef] = (),
     use_subgraphs: bool = True,
     state_dict: Mapping[str, WeightData] | None = None,
+    with_embeddings: bool = False,
 ) -> Graph:
     """The graph of a decoder; see the module's documentation for its inputs and outputs.
 
@@ -99,6 +113,7 @@ def build_graph(
         devices: Where it runs; the CPU by default. Over several, its layers are split.
         use_subgraphs: Whether blocks with equal staging share one subgraph.
         state_dict: The weights; if they are quantised, the graph takes their encodings.
+        with_embeddings: Whether hidden states may replace those of some tokens.
 
     Raises:
         ValueError: The cache does not fit the model or the devices, or the weights do not fit.
@@ -138,21 +153,23 @@ def build_graph(
     if len(devices) > 1:
         split_over_devices(model, devices)
     model.use_subgraphs = use_subgraphs
-    types = input_types(config, kv_params, with_sampling, devices=devices)
-    with Graph(decoder.__name__.lower(), input_types=types) as graph:
-        tokens, offsets, return_n_logits, *others = graph.inputs
-        groups = len(kv_params.groups)
-        cached = (3 + len(devices)) + (1 + len(devices)) * groups
-        cached += 1 + len(kv_params.states) if kv_params.states else 0
-        cache, sampling = others[:cached], others[cached:]
+    types = input_types(
+        config, kv_params, with_sampling, devices=devices, with_embeddings=with_embeddings
+    )
+    with Graph(decoder.__name__.lower(), input_types=types.flat()) as graph:
+        inputs = types.filled(graph.inputs)
+        embedded = None
+        if inputs.embeddings is not None and inputs.embedding_rows is not None:
+            embedded = inputs.embeddings.tensor, inputs.embedding_rows.tensor
         outputs = model(
-            tokens.tensor,
-            PagedCacheValues.of(cache, groups),
-            return_n_logits.tensor,
-            offsets.tensor,
+            inputs.tokens.tensor,
+            PagedCacheValues.of(inputs.cache, len(kv_params.groups)),
+            inputs.return_n_logits.tensor,
+            inputs.input_row_offsets.tensor,
+            **({} if embedded is None else {"embedded": embedded}),
         )
         next_tokens: list[TensorValue] = []
         if with_sampling:
-            next_tokens = [sample_tokens(outputs[0], *(value.tensor for value in sampling))]
+            next_tokens = [sample_tokens(outputs[0], *(value.tensor for value in inputs.sampling))]
         graph.output(*next_tokens, *outputs)
     return graph

@@ -34,6 +34,7 @@ from max.pipelines.models.graph_model import GraphModel
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs, ragged
 from max.pipelines.models.interface_forms import cache_size, flat_batch
 from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.step_record import StepRecord
 from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["DecoderInputs", "DecoderModel", "gguf_layout"]
@@ -196,13 +197,13 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         inputs = self.own_inputs(model_inputs, DecoderInputs)
         if inputs.sampling is None or inputs.kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: the inputs lack sampling or kv_cache_inputs")
-        return (
-            inputs.tokens,
-            inputs.input_row_offsets,
-            inputs.return_n_logits,
-            *inputs.kv_cache_inputs,
-            *inputs.sampling,
-        )
+        return StepRecord(
+            tokens=inputs.tokens,
+            input_row_offsets=inputs.input_row_offsets,
+            return_n_logits=inputs.return_n_logits,
+            cache=list(inputs.kv_cache_inputs),
+            sampling=list(inputs.sampling),
+        ).flat()
 
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
         """Runs a step.
