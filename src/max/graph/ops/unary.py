@@ -201,7 +201,7 @@ def acos(x: TensorValueLike) -> TensorValue:
     """The inverse cosine in radians, 0 to π, element by element.
 
     Args:
-        x: The operand, of a floating-point type; clamped to [-1, 1].
+        x: The operand, of a floating-point type. Values outside of [-1, 1] are clamped: the result of 1.5 is 0.
     """
     return _unary("acos", x)
 

@@ -187,6 +187,17 @@ def _squeezed(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
+def family_and_task(class_name: str) -> tuple[str, str]:
+    """The family and the task in the name of a class: ``Llama`` and ``ForCausalLM``.
+
+    Args:
+        class_name: The name in ``architectures``.
+    """
+    task = re.search("(For[A-Z].*|LMHeadModel|Model)$", class_name)
+    end = len(class_name) if task is None else task.start()
+    return class_name[:end], class_name[end:]
+
+
 def other_kind(model_type: object, class_names: Sequence[str]) -> str | None:
     """What a model is that does not run here, by its type or else its classes; None if that is unknown.
 
@@ -196,11 +207,13 @@ def other_kind(model_type: object, class_names: Sequence[str]) -> str | None:
     """
     types = _other_types()
     named = [model_type] if isinstance(model_type, str) else []
-    named += [re.sub("(For[A-Z].*|LMHeadModel|Model)$", "", name) for name in class_names]
+    named += [family_and_task(name)[0] for name in class_names]
     for name in map(_squeezed, named):
         # LlavaLlama and its kind: the family comes first
         longer = (known for known in types if len(known) > 4 and name.startswith(known))
-        found = name if name in types else max(longer, key=len, default="")
+        # versions of a family have numbers
+        exact = next((each for each in (name, name.rstrip("0123456789")) if each in types), None)
+        found = exact or max(longer, key=len, default="")
         if found:
             return _KINDS[types[found]]
     return None

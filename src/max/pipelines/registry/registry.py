@@ -16,7 +16,7 @@ from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
 from max.pipelines.architectures.index import GGUF_CLASSES, OWN_ARCHITECTURES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
-from max.pipelines.checkpoints.model_types import other_kind
+from max.pipelines.checkpoints.model_types import family_and_task, other_kind
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.gguf.form import GGUFForm
@@ -303,9 +303,14 @@ class PipelineRegistry:
         supported = sorted({*own_names, *self.architectures})
         nearest: list[str] = []
         for name in names:
-            kind = name[name.find("For") :] if "For" in name else ""
-            same_kind = [other for other in supported if kind and other.endswith(kind)]
-            nearest += similar_names(name, same_kind or supported, count=3, cutoff=0.7)
+            stem, kind = family_and_task(name)
+            # the same task makes long names similar: families are compared
+            of_task = {
+                family_and_task(other)[0]: other for other in supported if other.endswith(kind)
+            }
+            nearest += [of_task[each] for each in similar_names(stem, of_task, count=3, cutoff=0.7)]
+            if not of_task:
+                nearest += similar_names(name, supported, count=3, cutoff=0.9)
         if not nearest:
             return f"{len(supported)} architectures are supported."
         return f"The nearest names are {', '.join(dict.fromkeys(nearest))}."
