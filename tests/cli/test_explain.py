@@ -54,6 +54,8 @@ def test_the_data_are_those_of_the_program(graph: Graph) -> None:
     assert passes[0] == "as staged" and {"expand-collectives", "fuse"} <= set(passes)
     assert told["passes"][0]["ops"] == 7
     assert sum(len(one["launches"]) for one in told["kernels"]) == 3
+    thresholds = {one["products"]: one["rows"] for one in told["row_thresholds"]}
+    assert thresholds == {f"float32 by panels of float32, k {size}": 8 for size in (64, 128)}
     # buffers with overlapping lifetimes have disjoint memory
     for one in told["memory"]:
         assert one["offset"] + one["bytes"] <= told["bytes"]["arena"]

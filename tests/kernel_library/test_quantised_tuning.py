@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 
 from max import kernel as k
+from max._backends.cpu.runtime.llvm_compiler import Compiler, Machine
+from max._kernel_library.library import CPU_KERNELS
+from max._kernel_library.lowering import Arg, Operand
 from max._kernel_library.products.quantised.packed import FORMATS
 from max._kernel_library.products.quantised.packed_matmul import (
     AMX_ROW_THRESHOLD,
     GEMV_PASSES,
-    NARROW_ROW_THRESHOLD,
     default_threshold,
 )
 from max._kernel_library.products.quantised.tuning import tuning_of
 from max._kernel_library.products.quantised.unpacking import quantised_tiling
+from max.dtype import DType
+from max.kernel.types import scalar_type
+from tests.kernel_library.test_amx import inner_loops
 
 DOT = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512vnni"})
 
@@ -48,15 +53,60 @@ def test_a_family_has_its_prefetch_distance_and_threshold(encoding: str) -> None
         tiling, tuning = quantised_tiling(target, form), tuning_of(target)
         assert tiling.prefetch_distances == tuning.prefetch_distances
         assert len(tuning.prefetch_distances) == max(GEMV_PASSES)
-        assert default_threshold(target, tiling) == tuning.row_threshold
+        assert default_threshold(target, tiling) == tuning.row_thresholds[form.bits]
     assert tuning_of(zen4).prefetch_distances < tuning_of(default).prefetch_distances
-    assert tuning_of(zen4).row_threshold > tuning_of(default).row_threshold
+    least = tuning_of(default).row_thresholds[form.bits]
+    assert tuning_of(zen4).row_thresholds[form.bits] > least
 
 
-def test_targets_of_several_instructions_and_of_tiles_keep_their_thresholds() -> None:
-    form = FORMATS["Q4_K"]
-    narrow = cpu("znver4", frozenset({"avx2", "fma"}))
-    tiles = cpu("znver4", DOT | {"amx-emulated"})
-    assert default_threshold(narrow, quantised_tiling(narrow, form)) == NARROW_ROW_THRESHOLD
-    assert tuning_of(narrow) == tuning_of(cpu("generic"))
-    assert default_threshold(tiles, quantised_tiling(tiles, form)) == AMX_ROW_THRESHOLD
+@pytest.mark.parametrize("encoding", FORMATS)
+def test_code_of_several_instructions_and_tiles_have_thresholds_of_their_own(encoding: str) -> None:
+    form = FORMATS[encoding]
+    features = frozenset({"avx2", "fma"})
+    for name in ("znver4", "generic"):
+        narrow, tiles = cpu(name, features), cpu(name, DOT | {"amx-emulated"})
+        tuning = tuning_of(narrow)
+        assert tuning != tuning_of(cpu(name))
+        rows = default_threshold(narrow, quantised_tiling(narrow, form))
+        assert rows == tuning.row_thresholds[form.bits] >= 8
+        assert default_threshold(tiles, quantised_tiling(tiles, form)) == AMX_ROW_THRESHOLD
+
+
+def code_of(encoding: str, target: k.CPUTarget) -> str:
+    """The assembly of a product."""
+    weight = Operand(DType.uint8, (3, FORMATS[encoding].group_bytes(512)))
+    operands = [Operand(DType.float32, (5, 512)), weight]
+    attributes = {"encoding": encoding, "columns": 70, "streamed": False}
+    result = [Operand(DType.float32, (5, 70))]
+    call = CPU_KERNELS.lower("mok.packed_matmul", operands, result, attributes, target)
+    specs = [
+        k.TensorSpec(scalar_type(arg.dtype), arg.spec_shape()) if isinstance(arg, Arg) else k.i64
+        for arg in call.args
+    ]
+    ir = k.specialize(call.kernel, specs, call.params, target)
+    return Compiler(Machine.of(target)).assembly(k.emit_llvm(ir, target))
+
+
+@pytest.mark.plain_code
+@pytest.mark.parametrize("encoding", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["znver4", "icelake-server"])
+def test_more_rows_never_take_fewer_instructions(encoding: str, name: str) -> None:
+    """Instructions of the GEMV path's loops over blocks, and the lines of the weight that they read and prefetch."""
+    form, target = FORMATS[encoding], cpu(name, DOT | {"f16c", "gfni", "avx512dq", "avx512vbmi"})
+    lines = form.block_bytes // 64
+    instructions: dict[int, int] = {}
+    for loop in inner_loops(code_of(encoding, target)):
+        code = [line for line in loop if line and line[0] not in ".#"]
+        products = sum("vpdpbusd" in line for line in code)
+        # register tiles of the GEMM path prefetch nothing
+        if products and (prefetches := sum("prefetch" in line for line in code)):
+            rows, rest = divmod(products, 16)
+            assert not rest and rows not in instructions
+            assert prefetches == lines
+            instructions[rows] = len(code)
+    assert sorted(instructions) == sorted(GEMV_PASSES)
+    steps = [sum(instructions[n] for n in passes(rows)) for rows in range(1, 65)]
+    assert steps == sorted(steps)
+    # a weight: unpacking, products and scales of one row; each further row shares the unpacking
+    assert instructions[1] < 0.16 * 1024
+    assert all(instructions[n + 1] - instructions[n] < 0.06 * 1024 for n in (1, 2, 3))

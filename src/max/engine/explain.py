@@ -16,6 +16,7 @@ from max._compiler.flatten import Flat
 from max._compiler.memory import MemoryPlan
 from max._compiler.record import Compilation, record
 from max._compiler.template import Buffer, Launch
+from max.engine._limits import find_limits
 from max.engine._opaque import with_buffers
 from max.engine._store import input_names
 from max.graph import Graph
@@ -91,6 +92,7 @@ def as_data(compilation: Compilation) -> dict[str, Any]:
             for p in compilation.passes
         ],
         "launches": launches,
+        "row_thresholds": _row_thresholds(compilation, compiled),
         "once": len(flat.once),
         "kernels": sorted(_kernels(compilation, flat, launches), key=lambda x: -len(x["launches"])),
         "memory": memory,
@@ -128,6 +130,22 @@ def _launches(flat: Flat, plan: MemoryPlan, compiled: Compiled) -> list[dict[str
             else 0,
         }
         for position, (launch, barrier) in enumerate(zip(flat.launches, plan.barriers, strict=True))
+    ]
+
+
+def _row_thresholds(compilation: Compilation, compiled: Compiled) -> list[dict[str, Any]]:
+    """The products with two paths, and the most rows of the first one: measured on this machine, or the default."""
+    assert compilation.backends is not None
+    measured: dict[str, int] = {}
+    for backend in compilation.backends:
+        measured |= find_limits(compiled, backend).rows
+    defaults: dict[str, int] = {}
+    for launch in compiled.main.launches:
+        if launch.limit is not None:
+            defaults[launch.limit.name] = launch.slots[launch.limit.slot].addend
+    return [
+        {"products": name, "rows": measured.get(name, rows), "measured": name in measured}
+        for name, rows in sorted(defaults.items())
     ]
 
 

@@ -7,8 +7,10 @@ import json
 import platform
 import shutil
 import socket
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -21,9 +23,11 @@ from max._version import __version__
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.engine.explain import explain_graph
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.models import size_text
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
+from max.graph.quantization import QuantizationEncoding
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.pull import verify
 
@@ -33,6 +37,8 @@ _EXTRAS = {
     "torch": ("torch",),
 }
 _LEAST_DISK = 1 << 30
+BANDWIDTH_RUNS = 9
+"""The number of reads of which `--bandwidth` shows the fastest and the median."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,47 @@ def _compiler() -> Iterator[Finding]:
     yield Finding("compiler", "ok" if good else "error", text)
 
 
+def _paths() -> Iterator[Finding]:
+    """Up to how many rows products with quantised weights take the path that reads the weight as it multiplies."""
+    encodings = [e for e in QuantizationEncoding if e is not QuantizationEncoding.GPTQ]
+    device, inner = DeviceRef.CPU(), 2048
+    with Graph("paths", input_types=[TensorType(DType.float32, ("rows", inner), device)]) as graph:
+        x = graph.inputs[0].tensor
+        products: list[TensorValue] = []
+        for encoding in encodings:
+            row = inner // encoding.elements_per_block * encoding.block_size
+            weight = Weight(
+                encoding.value, DType.uint8, (32, row), device, quantization_encoding=encoding
+            )
+            products.append(ops.qmatmul(encoding, None, x, weight))
+        graph.output(*products)
+    for one in explain_graph(graph)["row_thresholds"]:
+        origin = "measured" if one["measured"] else "default of the processor"
+        yield Finding(
+            f"products {one['products'].split(',')[0]}",
+            "ok",
+            f"up to {one['rows']} rows are multiplied as the weight is read ({origin})",
+        )
+
+
+def _bandwidth() -> Iterator[Finding]:
+    """The bandwidth of reading memory with all workers: the sums of rows of 256 MB."""
+    rows = np.ones((1 << 14, 1 << 12), np.float32)
+    kind = TensorType(DType.float32, rows.shape, DeviceRef.CPU())
+    with Graph("bandwidth", input_types=[kind]) as graph:
+        graph.output(ops.sum(graph.inputs[0].tensor, axis=-1))
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    tensor = Tensor.from_numpy(rows)
+    seconds: list[float] = []
+    for _ in range(BANDWIDTH_RUNS):
+        begin = time.perf_counter()
+        model.execute(tensor)
+        seconds.append(time.perf_counter() - begin)
+    speeds = [rows.nbytes / each / 1e9 for each in sorted(seconds)]
+    text = f"{speeds[0]:.1f} GB/s of reads, {statistics.median(speeds):.1f} in the median of {len(speeds)}"
+    yield Finding("bandwidth", "ok", text)
+
+
 def _folders() -> Iterator[Finding]:
     store = ModelStore()
     root = store.root
@@ -133,13 +180,15 @@ def _checksums() -> Iterator[Finding]:
 @click.option(
     "--verify", "check", is_flag=True, help="Compare all pulled models with their checksums."
 )
+@click.option("--bandwidth", is_flag=True, help="Measure the bandwidth of memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @log_level_option
-def doctor(check: bool, as_json: bool) -> None:
-    """Check this machine: packages, memory, folders, and the results of compiled code."""
+def doctor(check: bool, bandwidth: bool, as_json: bool) -> None:
+    """Check this machine: packages, memory, folders, the results of compiled code, and the kernels that it takes."""
     checks: list[Callable[[], Iterator[Finding]]] = [_system, _packages, _folders, _port, _compiler]
+    checks += [_paths, *([_bandwidth] if bandwidth else []), *([_checksums] if check else [])]
     findings: list[Finding] = []
-    for each in [*checks, _checksums] if check else checks:
+    for each in checks:
         try:
             findings += each()
         except Exception as error:  # one broken part says nothing about the others

@@ -123,6 +123,11 @@ def summary(graph: dict[str, Any]) -> str:
         lines.append(
             f"attention reads {_bytes(cached)} more for each token of a sequence in the cache"
         )
+    for one in graph["row_thresholds"]:
+        origin = "measured" if one["measured"] else "default of the processor"
+        lines.append(
+            f"{one['products']}: up to {one['rows']} rows are multiplied as the weight is read ({origin})"
+        )
     lines += ["", f"{'kernel':<18} {'launches':>8} {'bytes':>10}  holds"]
     for one in graph["kernels"]:
         touched = sum(graph["launches"][i]["bytes"] for i in one["launches"])

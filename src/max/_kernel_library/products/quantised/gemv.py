@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.products.quantised.activations import Rounded
-from max._kernel_library.products.quantised.packed import LINE, PackedFormat
+from max._kernel_library.products.quantised.packed import LINE
 from max._kernel_library.products.quantised.unpacking import (
     QuantisedTiling,
     add_pairs,
     add_products,
+    lines_of_word,
     load_elements,
     load_scales,
+    prefetch_ahead,
     starting_sums,
 )
 from max._kernel_library.tiles.micro_kernels import store_sums
-from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
+from max._kernel_library.tiles.strips import COLUMNS
 from max._kernel_library.tiles.tiling import Matrix
 
 
@@ -38,37 +40,9 @@ class PackedStrip(NamedTuple):
     locality: int
 
 
-@k.inline
-def prefetch_ahead(lines: Any, at: Any, size: int, ahead: int, locality: int) -> None:
-    """Prefetches what lies `ahead` bytes behind some bytes that are read now; beyond a strip lies the next one.
-
-    Each pass prefetches the cache lines that it reads, in the order in which it reads them, and not many at once: the
-    hardware prefetchers then see one rising stream.
-
-    Args:
-        lines: The bytes of a block or of a unit.
-        at: The first byte that is read.
-        size: The number of bytes.
-        ahead: The distance; 0: nothing is prefetched.
-        locality: The locality of prefetches, as in `k.prefetch`.
-    """
-    if ahead:
-        for i in k.static_range(0, size, CACHE_LINE):
-            lines.prefetch(at + ahead + i, locality=locality)
-
-
 def prefetch_distance(rows: int, t: QuantisedTiling) -> int:
     """The distance of prefetches for a pass of some rows; a single row reads lines of 8 bits fastest without."""
     return t.prefetch_distances[rows - 1] if t.form.bits < 8 or rows > 1 else 0
-
-
-def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
-    """The lines of a block that word `j` of x is the first to read."""
-    if form.bits == 8:
-        return (j,)
-    low = (form.first_low + j,) if j < 4 else ()
-    upper = (0,) if j == 0 and form.first_low else ()
-    return (*upper, *low, *((5,) if form.bits == 6 and j == 4 else ()))
 
 
 @k.inline

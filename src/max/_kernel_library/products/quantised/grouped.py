@@ -42,15 +42,18 @@ from max._kernel_library.products.quantised.gemv import PackedStrip
 from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
 from max._kernel_library.products.quantised.packed_matmul import (
     BLOCK_ROWS,
-    KEPT,
-    STREAMED,
     default_threshold,
     gemm_strip,
     gemv_strip,
     quantised_scratch,
     tile_rows,
 )
-from max._kernel_library.products.quantised.unpacking import QuantisedTiling, quantised_tiling
+from max._kernel_library.products.quantised.unpacking import (
+    KEPT,
+    STREAMED,
+    QuantisedTiling,
+    quantised_tiling,
+)
 from max._kernel_library.tiles.strips import (
     COLUMNS,
     Parts,

@@ -42,6 +42,8 @@ from max._kernel_library.products.quantised.gemv import PackedStrip, gemv_packed
 from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
 from max._kernel_library.products.quantised.tuning import tuning_of
 from max._kernel_library.products.quantised.unpacking import (
+    KEPT,
+    STREAMED,
     QuantisedTiling,
     UnpackedStrip,
     quantised_tiling,
@@ -68,13 +70,8 @@ from max._kernel_library.tiles.strips import (
 from max._kernel_library.tiles.tiling import round_up
 from max.dtype import DType
 
-NARROW_ROW_THRESHOLD, AMX_ROW_THRESHOLD = 8, 64
-"""Default row thresholds for the GEMV path, used when no measurement exists.
-
-The first is for targets with several instructions per byte product, where a pass shares unpacking, signs and scales;
-the second for matrix tiles, which take 16 rows and must be configured. Targets with one instruction have those of their
-processor family.
-"""
+AMX_ROW_THRESHOLD = 64
+"""The default row threshold for the GEMV path with matrix tiles, which take 16 rows and must be configured."""
 GEMV_PASSES = (4, 3, 2, 1)
 """The number of rows of x per pass of the GEMV path. A pass reads the weight once: one more row adds no second pass."""
 BLOCK_ROWS = 240
@@ -83,8 +80,6 @@ MAX_TILE_ROWS = 6
 """The number of rows of a tile with 32 registers."""
 MIN_TILE_ROWS = 4
 """The number of rows of a tile with 16 registers; its sums in f32 are spilled."""
-STREAMED, KEPT = 0, 3
-"""Localities of prefetches: for weights larger than the caches, which must displace no other data, and for others."""
 
 
 def tile_rows(target: k.Target) -> int:
@@ -117,7 +112,7 @@ def default_threshold(target: k.Target, t: QuantisedTiling) -> int:
     """The default row threshold for the GEMV path on a target."""
     if target.tile_products:
         return AMX_ROW_THRESHOLD
-    return NARROW_ROW_THRESHOLD if t.narrow else tuning_of(target).row_threshold
+    return tuning_of(target).row_thresholds[t.form.bits]
 
 
 class QuantisedOperands(NamedTuple):

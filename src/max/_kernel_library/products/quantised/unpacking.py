@@ -8,9 +8,11 @@ from max import kernel as k
 from max._dataclass import dataclass
 from max._kernel_library.products.quantised.packed import LINE, ROWS, PackedFormat
 from max._kernel_library.products.quantised.tuning import tuning_of
-from max._kernel_library.tiles.strips import COLUMNS
+from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
 from max.kernel import Target
 
+STREAMED, KEPT = 0, 3
+"""Localities of prefetches: for weights larger than the caches, which must displace no other data, and for others."""
 LARGEST_SUM = 2**15 - 1
 """The largest sum in 16 bits."""
 
@@ -82,6 +84,34 @@ class UnpackedStrip(NamedTuple):
     offsets: Any
     signs: Any
     corrections: Any
+
+
+@k.inline
+def prefetch_ahead(lines: Any, at: Any, size: int, ahead: int, locality: int) -> None:
+    """Prefetches what lies `ahead` bytes behind some bytes that are read now; beyond a strip lies the next one.
+
+    Each pass prefetches the cache lines that it reads, in the order in which it reads them, and not many at once: the
+    hardware prefetchers then see one rising stream.
+
+    Args:
+        lines: The bytes of a block or of a unit.
+        at: The first byte that is read.
+        size: The number of bytes.
+        ahead: The distance; 0: nothing is prefetched.
+        locality: The locality of prefetches, as in `k.prefetch`.
+    """
+    if ahead:
+        for i in k.static_range(0, size, CACHE_LINE):
+            lines.prefetch(at + ahead + i, locality=locality)
+
+
+def lines_of_word(j: int, form: PackedFormat) -> tuple[int, ...]:
+    """The lines of a block that word `j` of x is the first to read."""
+    if form.bits == 8:
+        return (j,)
+    low = (form.first_low + j,) if j < 4 else ()
+    upper = (0,) if j == 0 and form.first_low else ()
+    return (*upper, *low, *((5,) if form.bits == 6 and j == 4 else ()))
 
 
 @k.inline
@@ -212,19 +242,30 @@ def unpack_strip(
         splits_signs: Whether elements are split into magnitudes and signs.
     """
     form, width = t.form, t.width
+    # where register tiles prefetch the next panel, nothing is prefetched here
+    columns, ahead = (width, 0) if t.narrow else (COLUMNS, t.prefetch_distances[0])
     for n in range(count):
         b = begin + n
         unit = packed[b // form.span * form.unit_bytes :]
         block = unit[form.halves + b % form.span * form.block_bytes :]
-        for column in range(0, COLUMNS, width):
+        if b % form.span == 0:
+            prefetch_ahead(unit, 0, form.halves, ahead, KEPT)
+        for first in range(0, COLUMNS, columns):
             for j in k.static_range(8):
-                elements = load_elements(block, 4 * column, j, form, width)
-                strip.elements.store((n * 8 + j) * LINE + 4 * column, value=elements - zero)
-            if splits_signs:
-                split_signs(strip, n, column, t)
-            for p in k.static_range(form.parts):
-                scale = load_scales(unit, block, column, form, p, width)
-                strip.scales.store((n * form.parts + p) * COLUMNS + column, value=scale)
-            if form.affine:
-                offset = load_scales(unit, block, column, form, form.parts, width)
-                strip.offsets.store(n * COLUMNS + column, value=offset)
+                for line in lines_of_word(j, form):
+                    prefetch_ahead(block, line * LINE, LINE, ahead, KEPT)
+                for column in k.static_range(0, columns, width):
+                    byte = 4 * (first + column)
+                    elements = load_elements(block, byte, j, form, width)
+                    strip.elements.store((n * 8 + j) * LINE + byte, value=elements - zero)
+            prefetch_ahead(block, form.lines * LINE, form.multiplier_bytes, ahead, KEPT)
+            for column in k.static_range(0, columns, width):
+                at = first + column
+                if splits_signs:
+                    split_signs(strip, n, at, t)
+                for p in k.static_range(form.parts):
+                    scale = load_scales(unit, block, at, form, p, width)
+                    strip.scales.store((n * form.parts + p) * COLUMNS + at, value=scale)
+                if form.affine:
+                    offset = load_scales(unit, block, at, form, form.parts, width)
+                    strip.offsets.store(n * COLUMNS + at, value=offset)

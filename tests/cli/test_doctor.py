@@ -1,0 +1,27 @@
+"""What `max doctor` says of the kernels that this machine takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.products.quantised.packed_matmul import default_threshold
+from max._kernel_library.products.quantised.unpacking import quantised_tiling
+from max.entrypoints.cli import doctor
+from max.kernel import host_target
+
+
+def test_the_chosen_paths_and_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_AUTOTUNE", "0")
+    monkeypatch.setattr(doctor, "BANDWIDTH_RUNS", 1)
+    said = CliRunner().invoke(doctor.doctor, ["--bandwidth", "--json"])
+    findings = {one["check"]: one for one in json.loads(said.output)}
+    target = host_target()
+    for encoding, form in FORMATS.items():
+        rows = default_threshold(target, quantised_tiling(target, form))
+        text = findings[f"products {encoding}"]["text"]
+        assert text.startswith(f"up to {rows} rows") and "default of the processor" in text
+    assert 0.01 < float(findings["bandwidth"]["text"].split()[0]) < 10_000
