@@ -27,7 +27,7 @@ from tokenizers import (
 )
 
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.gguf.splits import SPLITS
+from max.pipelines.gguf.splits import SPACED_PAIRS, SPLITS
 from max.pipelines.gguf.tokenizer import INFILL_TOKENS, tokenizer_of
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
@@ -258,6 +258,15 @@ def test_listed_pairs_of_gemma_4(tmp_path):
     ours = write(tmp_path / "m.gguf", "gemma4", tokens, kinds, **stored, add_bos_token=False)
     assert_same(ours, folder)
     assert write(tmp_path / "b.gguf", "gemma4", tokens, kinds, **stored).encode("a")[0] == 1
+    # llama.cpp reads such vocabularies as these pairs under the byte-level name, too
+    for pre, begins in SPACED_PAIRS.items():
+        stored["tokenizer_pre"] = pre
+        ours = write(tmp_path / "g.gguf", "gpt2", tokens, kinds, **stored, add_bos_token=False)
+        assert_same(ours, folder)
+        ours = write(tmp_path / "g.gguf", "gpt2", tokens, kinds, **stored)
+        assert (ours.encode("a")[0] == 1) == begins
+        with pytest.raises(ModelFilesError, match=f"'gpt2' with pre '{pre}'"):
+            write(tmp_path / "w.gguf", "gpt2", ["a", "b"], [KIND.NORMAL] * 2, tokenizer_pre=pre)
 
 
 NUMBERS = {

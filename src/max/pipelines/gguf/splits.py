@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["SPLITS", "Split"]
+__all__ = ["SPACED_PAIRS", "SPLITS", "Split"]
 
 
 class Split(NamedTuple):
@@ -161,3 +161,7 @@ _FAMILIES: dict[Split, str] = {
 
 SPLITS = {name: split for split, names in _FAMILIES.items() for name in names.split()}
 """How texts are split, by the values of ``tokenizer.ggml.pre``."""
+
+SPACED_PAIRS = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
+"""The values of ``tokenizer.ggml.pre`` whose vocabularies have SentencePiece's character for spaces, not one character
+for each byte, and whether a begin token is added if the file has no ``add_bos_token``."""

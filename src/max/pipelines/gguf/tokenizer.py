@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file's metadata, built as the model's tokenizer.json would build it.
 
-``tokenizer.ggml.model`` names the algorithm: ``gpt2`` (byte-level pairs, split by ``tokenizer.ggml.pre``), ``llama``
-(SentencePiece pairs), ``gemma4`` (the same with a list of merges), ``t5`` (SentencePiece unigrams) and ``bert``
-(WordPiece). The keys are those of
+``tokenizer.ggml.model`` names the algorithm: ``gpt2`` (byte-level pairs, split by ``tokenizer.ggml.pre``, or those of
+``gemma4``), ``llama`` (SentencePiece pairs), ``gemma4`` (the same with a list of merges), ``t5`` (SentencePiece
+unigrams) and ``bert`` (WordPiece). The keys are those of
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from max.graph.weights import GGUFFile
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.core.native_calls import native_calls
-from max.pipelines.gguf.splits import SPLITS, Split
+from max.pipelines.gguf.splits import SPACED_PAIRS, SPLITS, Split
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -116,8 +116,9 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
         )
     try:
         vocabulary = _vocabulary(file)
-        tokenizer = builders[model](vocabulary)
-        of_control = (_CONTROL, _UNKNOWN) if model != "gpt2" else (_CONTROL,)
+        spaced = model == "gpt2" and _is_spaced(vocabulary)
+        tokenizer = builders["gemma4" if spaced else model](vocabulary)
+        of_control = (_CONTROL,) if model == "gpt2" and not spaced else (_CONTROL, _UNKNOWN)
         added = [
             AddedToken(text, special=kind != _USER_DEFINED, normalized=False)
             for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True)
@@ -211,6 +212,12 @@ def _stored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         raise _broken(vocabulary.path, "tokenizer.ggml.merges is no list of texts")
     # a token may begin with a space, so the separator is the first space after the first character
     return [(merge[:at], merge[at + 1 :]) for merge in stored if (at := merge.find(" ", 1)) > 0]
+
+
+def _is_spaced(vocabulary: Vocabulary) -> bool:
+    """Whether a vocabulary of pairs is not of bytes: by its `pre` key, and by SentencePiece's character for spaces."""
+    pre = vocabulary.values.get("tokenizer.ggml.pre")
+    return pre in SPACED_PAIRS and any(_SPACE in text for text in vocabulary.texts)
 
 
 def _split(vocabulary: Vocabulary) -> Split:
@@ -339,10 +346,9 @@ def _add_ends(tokenizer: Tokenizer, model: str, vocabulary: Vocabulary) -> None:
     from tokenizers import processors
 
     special = vocabulary.special
-    split = SPLITS.get(vocabulary.values.get("tokenizer.ggml.pre", "default"))
-    begins = model in ("llama", "gemma4", "bert") or (
-        model == "gpt2" and split is not None and split.adds_bos
-    )
+    pre = vocabulary.values.get("tokenizer.ggml.pre", "default")
+    by_pre = SPLITS[pre].adds_bos if pre in SPLITS else SPACED_PAIRS.get(pre, False)
+    begins = model in ("llama", "gemma4", "bert") or (model == "gpt2" and by_pre)
     names: list[str | None] = [None, None]
     if vocabulary.flag("add_bos_token", begins):
         names[0] = special.get("cls_token") if model == "bert" else special.get("bos_token")
