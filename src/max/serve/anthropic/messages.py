@@ -27,6 +27,12 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.model import ServedModel
 from max.serve.offload import by_size
+from max.serve.openai.structure import (
+    GrammarFields,
+    ResponseFormat,
+    SchemaField,
+    compiled_grammar,
+)
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.request_context import current_request
 
@@ -115,7 +121,43 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
     none = choice_of(body).kind is ChoiceKind.NONE
     tools = () if none else tools_of(body)
     plain = await by_size(messages_of, body)
-    return json_response({"input_tokens": await prompt_tokens(model, plain, tools)})
+    options = template_options(body)
+    count = await prompt_tokens(model, plain, tools, options, body.continues)
+    return json_response({"input_tokens": count})
+
+
+def template_options(body: CountBody) -> dict[str, Any]:
+    """The variables of the chat template that the body sets.
+
+    Args:
+        body: The request.
+    """
+    options: dict[str, Any] = {}
+    if body.thinking is not None:
+        options["enable_thinking"] = body.thinking.get("type") in ("enabled", "adaptive")
+    if body.output_config is not None and body.output_config.effort is not None:
+        options["reasoning_effort"] = body.output_config.effort
+    return options
+
+
+@router.api_route("/batches", methods=["GET", "POST"], include_in_schema=False)
+@router.api_route(
+    "/batches/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
+)
+async def batches(request: Request) -> Response:
+    """Refuses batches.
+
+    Args:
+        request: The connection.
+
+    Raises:
+        ApiError: Status 501: always.
+    """
+    raise ApiError(
+        "batches of messages are not supported: nothing is stored; send the messages one by one, or "
+        "answer a file with max run-batch",
+        status=501,
+    )
 
 
 async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
@@ -129,9 +171,13 @@ async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
     stops = tuple(body.stop_sequences or ())
     if any(not stop for stop in stops):
         raise ApiError("a stop sequence is empty", param="stop_sequences")
-    options: dict[str, Any] = {}
-    if body.thinking is not None:
-        options["enable_thinking"] = body.thinking.get("type") in ("enabled", "adaptive")
+    form = body.output_config.format if body.output_config else None
+    form = form or body.output_format
+    grammar = None
+    if form is not None:
+        field = SchemaField(name="output", schema_=form.schema_)
+        wanted = ResponseFormat(type="json_schema", json_schema=field)
+        grammar = await compiled_grammar(GrammarFields(response_format=wanted))
     return await prepare(
         model,
         Conversation(
@@ -141,7 +187,9 @@ async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
             tools=tools_of(body),
             tool_choice=choice_of(body),
             stops=stops,
-            template_options=options,
+            grammar=grammar,
+            template_options=template_options(body),
+            continues=body.continues,
             reasoning_tokens=_reasoning_tokens(body, model),
         ),
     )

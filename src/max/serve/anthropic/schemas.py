@@ -57,6 +57,22 @@ class ToolChoiceBody(StrictBody):
     disable_parallel_tool_use: bool | None = None
 
 
+class OutputFormat(StrictBody):
+    """The format of an answer."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+    model_config = ConfigDict(**{**StrictBody.model_config, "populate_by_name": True})
+
+
+class OutputConfig(StrictBody):
+    """The format of an answer, and how much effort it takes."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
 class CountBody(StrictBody):
     """The body of ``/v1/messages/count_tokens``."""
 
@@ -66,6 +82,15 @@ class CountBody(StrictBody):
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: ToolChoiceBody | None = None
     thinking: dict[str, Any] | None = None
+    output_format: OutputFormat | None = None
+    output_config: OutputConfig | None = None
+    context_management: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self.messages[-1]["role"] == "assistant"
 
 
 class MessagesBody(CountBody):

@@ -13,6 +13,7 @@ from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
 from max.serve.chat.parts import AnswerParser, PlainParser
 from max.serve.chat.reasoning import BEGIN, END, ReasoningParser
+from max.serve.chat.replies import check_replies
 from max.serve.chat.run import ChatJob
 from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
@@ -52,6 +53,7 @@ class Conversation:
         template_options: More variables of the chat template.
         reasoning_tokens: The maximum number of tokens of reasoning; None: no limit.
         thinking_temperature: The temperature of tokens of reasoning; None: the server's default.
+        continues: Whether the answer goes on with the last message, which is the assistant's.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class Conversation:
     template_options: dict[str, Any] = field(default_factory=dict)
     reasoning_tokens: int | None = None
     thinking_temperature: float | None = None
+    continues: bool = False
 
 
 async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
@@ -80,6 +83,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         ApiError: It does not fit the model.
     """
     check_tools(conversation.tools, conversation.tool_choice)
+    check_replies(conversation.messages)
     may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE
     tools = conversation.tools if may_call else ()
     # with `--tool-parser none` the template still shows the tools
@@ -112,7 +116,11 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
             code=CONTEXT_LENGTH_EXCEEDED,
         )
     text = await conversation_text(
-        model, conversation.messages, tools, conversation.template_options
+        model,
+        conversation.messages,
+        tools,
+        conversation.template_options,
+        conversation.continues,
     )
     request = await model.engine_request(
         TextGenerationRequest(
@@ -150,7 +158,8 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         parser: AnswerParser = parser_of(tool_format, parsed) if parsed else PlainParser()
         return ReasoningParser(parser, thinks) if parses_reasoning else parser
 
-    return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser)
+    custom = frozenset(tool.name for tool in tools if tool.custom)
+    return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser, custom)
 
 
 def reasoning_budget(
@@ -213,6 +222,7 @@ async def conversation_text(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Tool],
     options: dict[str, Any],
+    continues: bool = False,
 ) -> str:
     """As :func:`prompt_text`, but formats many messages in a thread, so that streams go on meanwhile.
 
@@ -221,17 +231,22 @@ async def conversation_text(
         messages: The messages, with OpenAI's fields.
         tools: The tools that may be called.
         options: More variables of the template.
+        continues: Whether the text ends where the last message does.
 
     Raises:
         ApiError: A role is unknown, or the template refuses the conversation.
     """
     if len(messages) + len(tools) <= _MANY:
-        return await by_size(prompt_text, model, messages, tools, options)
-    return await in_body_thread(prompt_text, model, messages, tools, options)
+        return await by_size(prompt_text, model, messages, tools, options, continues)
+    return await in_body_thread(prompt_text, model, messages, tools, options, continues)
 
 
 async def prompt_tokens(
-    model: ServedModel, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]
+    model: ServedModel,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Tool],
+    options: dict[str, Any] | None = None,
+    continues: bool = False,
 ) -> int:
     """The number of a conversation's tokens, even if the context cannot hold them.
 
@@ -239,11 +254,13 @@ async def prompt_tokens(
         model: The model.
         messages: The messages, with OpenAI's fields.
         tools: The tools that may be called.
+        options: More variables of the template.
+        continues: Whether the text ends where the last message does.
 
     Raises:
         ApiError: A role is unknown, or the template refuses the conversation.
     """
-    text = await conversation_text(model, messages, tools, {})
+    text = await conversation_text(model, messages, tools, options or {}, continues)
     model.check_text(utf8_size(text), "messages")
     return await by_size(model.count_tokens, text, special=False)
 
@@ -253,6 +270,7 @@ def prompt_text(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Tool],
     options: dict[str, Any],
+    continues: bool = False,
 ) -> str:
     """The text of a conversation by the model's chat template.
 
@@ -261,6 +279,7 @@ def prompt_text(
         messages: The messages, with OpenAI's fields.
         tools: The tools that may be called.
         options: More variables of the template.
+        continues: Whether the text ends where the last message does.
 
     Raises:
         ApiError: A role is unknown, or the template refuses the conversation.
@@ -276,7 +295,40 @@ def prompt_text(
             plain[0] = {**plain[0], "content": f"{system_text}\n\n{text}"}
         else:
             plain.insert(0, {"role": "system", "content": text})
-    return model.apply_template(plain, [tool.as_openai() for tool in tools] or None, options)
+    shown_tools = [tool.as_openai() for tool in tools] or None
+    if continues:
+        return _continued(model, plain, shown_tools, options)
+    return model.apply_template(plain, shown_tools, options)
+
+
+def _continued(
+    model: ServedModel,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    options: dict[str, Any],
+) -> str:
+    """The text of a conversation up to the end of the last message, which is the assistant's."""
+    last = messages[-1]
+    content = last["content"] if isinstance(last["content"], str) else _joined(last["content"])
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise ApiError(
+            "the last message is no text of the assistant; only such a message can be continued",
+            param="messages",
+        )
+    if not content.strip():
+        return model.apply_template(
+            messages[:-1], tools, {**options, "add_generation_prompt": True}
+        )
+    text = model.apply_template(messages, tools, {**options, "add_generation_prompt": False})
+    # templates may strip the white space around a message
+    for shown_text in (content, content.rstrip(), content.strip()):
+        at = text.rfind(shown_text)
+        if at >= 0:
+            return text[: at + len(shown_text)]
+    raise ApiError(
+        "the chat template changes the last message, so that it cannot be continued",
+        param="messages",
+    )
 
 
 def _text_size(values: Sequence[Any]) -> int:
@@ -336,7 +388,7 @@ def _call_for_template(
 ) -> dict[str, Any]:
     """An earlier call in the form that the template takes."""
     taken = {
-        **call,
+        **{name: value for name, value in call.items() if name != "custom"},
         "type": "function",
         "function": {**function, "arguments": function["arguments"] if use.text_arguments else arguments},
     }  # fmt: skip
@@ -359,6 +411,10 @@ def short_id(identifier: str) -> str:
 def _function(call: Any, param: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The function of an earlier call, and its arguments, which are checked to be the text of an object."""
     function = call.get("function") if isinstance(call, dict) else None
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if function is None and isinstance(custom, dict):
+        text = json.dumps({"input": str(custom.get("input") or "")}, ensure_ascii=False)
+        function = {"name": custom.get("name"), "arguments": text}
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(f"{param}.function has no name", param=param)
     arguments = function.get("arguments") or "{}"

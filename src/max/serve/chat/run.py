@@ -31,11 +31,13 @@ class ChatJob:
         model: The model.
         sequences: The sequences, one an answer.
         new_parser: Makes the parser of one answer.
+        custom_tools: The tools that take a text; the arguments of their calls are this text.
     """
 
     model: ServedModel
     sequences: tuple[TextSequence, ...]
     new_parser: Callable[[], AnswerParser]
+    custom_tools: frozenset[str] = frozenset()
 
     @property
     def prompt_tokens(self) -> int:
@@ -130,6 +132,42 @@ class Answer:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
 
+class _TextInputs:
+    """Makes the arguments of calls of custom tools their texts.
+
+    Args:
+        names: The custom tools.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._open: dict[int, str] = {}
+
+    def texts(self, parts: Sequence[AnswerPart]) -> Sequence[AnswerPart]:
+        """Parts in which the arguments of custom tools are texts.
+
+        Args:
+            parts: The parts of an answer.
+        """
+        if not self._names:
+            return parts
+        made: list[AnswerPart] = []
+        for part in parts:
+            if isinstance(part, ToolCallPart) and part.name in self._names:
+                self._open[part.index] = ""
+            if not isinstance(part, ArgumentsPart) or part.index not in self._open:
+                made.append(part)
+                continue
+            self._open[part.index] += part.text
+            try:
+                value = json_value(self._open[part.index])
+            except ValueError:
+                continue
+            text = value.get("input") if isinstance(value, dict) else None
+            made.append(ArgumentsPart(part.index, text if isinstance(text, str) else ""))
+        return made
+
+
 async def stream_answers(
     job: ChatJob, options: RunOptions, metrics: ServerMetrics
 ) -> AsyncGenerator[list[AnswerDelta | int], None]:
@@ -144,6 +182,7 @@ async def stream_answers(
         The new parts; or the number of an answer that starts again, if ``options`` allow it.
     """
     parsers = [job.new_parser() for _ in job.sequences]
+    inputs = [_TextInputs(job.custom_tools) for _ in job.sequences]
     called: set[int] = set()
     stream = generate_choices(job.model, job.sequences, options, metrics)
     async with aclosing(stream):
@@ -152,6 +191,7 @@ async def stream_answers(
             for number, piece in pieces:
                 if isinstance(piece, Repeated):
                     parsers[number] = job.new_parser()
+                    inputs[number] = _TextInputs(job.custom_tools)
                     called.discard(number)
                     deltas.append(number)
                     continue
@@ -160,6 +200,7 @@ async def stream_answers(
                 if reason is not None:
                     cut = reason != "stop" or piece.stop is not None
                     parts = [*parts, *parsers[number].finish(cut)]
+                parts = inputs[number].texts(parts)
                 for part in parts:
                     if isinstance(part, ToolCallPart):
                         called.add(number)

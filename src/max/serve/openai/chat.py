@@ -29,7 +29,7 @@ from max.serve.offload import by_size
 from max.serve.openai.fields import FIRST_ERROR, Objects, SamplingFields, refuse, sampling_of
 from max.serve.openai.messages import ChatMessages, plain_messages
 from max.serve.openai.structure import GrammarFields, compiled_grammar
-from max.serve.openai.tools import NamedChoice, ToolFields, choice_of, tools_of
+from max.serve.openai.tools import AllowedChoice, NamedChoice, ToolFields, choice_of, tools_of
 from max.serve.openai.wire import (
     HOLE,
     Chunks,
@@ -61,9 +61,12 @@ class ChatCompletionRequest(SamplingFields, GrammarFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: ToolFields | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
+    # vLLM's: the answer goes on with the last message
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # vLLM's: the maximum number of tokens of reasoning; -1: no limit
     thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -131,6 +134,15 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
     options = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
+    if body.continue_final_message and body.add_generation_prompt:
+        raise ApiError(
+            "continue_final_message and add_generation_prompt are true; give one of them",
+            param="continue_final_message",
+        )
+    if body.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            options.setdefault("enable_thinking", False)
     return await prepare(
         model,
         Conversation(
@@ -149,6 +161,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             if body.thinking_token_budget == -1
             else body.thinking_token_budget,
             thinking_temperature=body.thinking_temperature,
+            continues=bool(body.continue_final_message),
         ),
     )
 
@@ -165,11 +178,7 @@ def _choice(
         message |= _reasoning(answer.reasoning, job)
     if answer.tool_calls:
         message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": call.call_id, **_call(call.name, call.arguments, call.name in job.custom_tools)}
             for call in answer.tool_calls
         ]
     logs = (
@@ -193,21 +202,25 @@ def _reasoning(text: str, job: ChatJob) -> dict[str, Any]:
     return dict.fromkeys(names.get(wanted, ("reasoning_content", "reasoning")), text)  # type: ignore[arg-type]
 
 
-def _delta(part: AnswerPart, job: ChatJob) -> dict[str, Any]:
+def _call(name: str, arguments: str, custom: bool) -> dict[str, Any]:
+    if custom:
+        return {"type": "custom", "custom": {"name": name, "input": arguments}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _delta(part: AnswerPart, job: ChatJob, custom: bool = False) -> dict[str, Any]:
+    """The delta of a part; of arguments it matters whether they are those of a custom tool."""
     match part:
         case ContentPart(text):
             return {"content": text}
         case ReasoningPart(text):
             return _reasoning(text, job)
         case ToolCallPart(index, call_id, name):
-            function = {"name": name, "arguments": ""}
-            return {
-                "tool_calls": [
-                    {"index": index, "id": call_id, "type": "function", "function": function}
-                ]
-            }
+            call = _call(name, "", name in job.custom_tools)
+            return {"tool_calls": [{"index": index, "id": call_id, **call}]}
         case ArgumentsPart(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            call = {"custom": {"input": text}} if custom else {"function": {"arguments": text}}
+            return {"tool_calls": [{"index": index, **call}]}
 
 
 async def _stream(
@@ -230,6 +243,8 @@ class _AnswerEvents:
         self._body, self._job = body, job
         self._chunks = Chunks(head, body.wants_usage)
         self._templates: dict[tuple[int, type[AnswerPart]], EventTemplate] = {}
+        self._custom: set[tuple[int, int]] = set()
+        """Answers, and the numbers of their calls of custom tools."""
         self._tokens: dict[int, int] = {}
         """The generated tokens of each answer that has begun."""
 
@@ -242,7 +257,7 @@ class _AnswerEvents:
         self._tokens[choice] = delta.tokens
         if body.logprobs and delta.logs:
             logs = chat_logprobs(delta.logs, body.top_logprobs or 0, self._job.model.vocabulary)
-            deltas = [_delta(part, self._job) for part in delta.parts] or [{}]
+            deltas = [self._delta(choice, part) for part in delta.parts] or [{}]
             parts = [self._event(choice, each) for each in deltas[:-1]]
             parts.append(self._event(choice, deltas[-1], logprobs=logs))
         else:
@@ -259,13 +274,19 @@ class _AnswerEvents:
     def _part(self, choice: int, part: AnswerPart) -> bytes:
         """The event of a part; texts, nearly all parts, are filled into a template."""
         if not isinstance(part, (ContentPart, ReasoningPart)):
-            return self._event(choice, _delta(part, self._job))
+            return self._event(choice, self._delta(choice, part))
         kind = type(part)
         template = self._templates.get((choice, kind))
         if template is None:
             template = self._chunks.template(_choice_of(choice, _delta(kind(HOLE), self._job)))
             self._templates[choice, kind] = template
         return template.fill(part.text)
+
+    def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
+        if isinstance(part, ToolCallPart) and part.name in self._job.custom_tools:
+            self._custom.add((choice, part.index))
+        custom = isinstance(part, ArgumentsPart) and (choice, part.index) in self._custom
+        return _delta(part, self._job, custom)
 
     def _event(self, choice: int, delta: dict[str, Any], **more: Any) -> bytes:
         return self._chunks.event(_choice_of(choice, delta, **more))

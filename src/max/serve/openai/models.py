@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,8 @@ from max.serve.openai.fields import Name, StrictBody
 from max.serve.pool_entry import ModelStatus, PoolEntry
 
 router = APIRouter(route_class=BodyRoute)
+_ANTHROPIC = "anthropic-version"
+"""The header that clients of Anthropic's API send."""
 
 
 class ModelBody(StrictBody):
@@ -44,6 +47,17 @@ def _entry(entry: PoolEntry) -> dict[str, Any]:
     }
 
 
+def _anthropic(entry: PoolEntry) -> dict[str, Any]:
+    """A model with Anthropic's fields."""
+    created = datetime.fromtimestamp(_entry(entry)["created"], UTC)
+    return {
+        "type": "model",
+        "id": entry.name,
+        "display_name": entry.name,
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
 @router.get("/v1/models", tags=["OpenAI"])
 @router.get("/models", tags=["models"])
 async def models(request: Request) -> Response:
@@ -55,6 +69,11 @@ async def models(request: Request) -> Response:
     entries = await state_of(request).pool.entries()
     # loaded ones first: clients without a model's name take the first
     entries.sort(key=lambda entry: (entry.status is not ModelStatus.LOADED, entry.name))
+    if _ANTHROPIC in request.headers:
+        data = [_anthropic(entry) for entry in entries]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+        none = {"first_id": None, "last_id": None}
+        return json_response({"data": data, "has_more": False, **none, **ends})
     return json_response({"object": "list", "data": [_entry(entry) for entry in entries]})
 
 
@@ -93,4 +112,5 @@ async def model(name: str, request: Request) -> Response:
         name: Its name.
         request: The connection.
     """
-    return json_response(_entry(await state_of(request).pool.find(name)))
+    entry = await state_of(request).pool.find(name)
+    return json_response(_anthropic(entry) if _ANTHROPIC in request.headers else _entry(entry))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from max.serve.errors import ApiError, shown
@@ -25,15 +26,18 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             case "message":
                 role, content = item.get("role"), _text(item.get("content"), f"{where}.content")
                 messages.append({"role": role, "content": content})
-            case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            case "function_call" | "custom_tool_call" as kind:
+                arguments = item.get("arguments")
+                if kind == "custom_tool_call":
+                    arguments = json.dumps({"input": item.get("input")}, ensure_ascii=False)
+                function = {"name": item.get("name"), "arguments": arguments}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 last = messages[-1] if messages else {}
                 if last.get("role") == "assistant":
                     last.setdefault("tool_calls", []).append(call)
                 else:
                     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 content = _text(item.get("output"), f"{where}.output")
                 messages.append(
                     {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
@@ -43,7 +47,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             case other:
                 raise ApiError(
                     f"{where}.type is {shown(other)}; expected message, function_call, "
-                    "function_call_output or reasoning",
+                    "function_call_output, custom_tool_call, custom_tool_call_output or reasoning",
                     param=f"{where}.type",
                 )
     return messages

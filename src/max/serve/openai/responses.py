@@ -26,6 +26,13 @@ from max.serve.offload import by_size
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StrictBody, refuse
 from max.serve.openai.response_input import messages_of
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, compiled_grammar
+from max.serve.openai.tools import (
+    AllowedChoice,
+    CustomField,
+    CustomFormat,
+    allowed_choice,
+    custom_tool,
+)
 from max.serve.openai.wire import encode_json, new_id
 from max.serve.request_context import current_request
 
@@ -47,12 +54,13 @@ class FunctionTool(StrictBody):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: CustomFormat | None = None
 
 
 class NamedTool(StrictBody):
     """The choice of one tool."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -90,7 +98,7 @@ class ResponsesBody(StrictBody):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: TextField | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     # accepted without effect
     metadata: dict[str, Any] | None = None
@@ -154,6 +162,8 @@ async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
     several = body.parallel_tool_calls is not False
     if isinstance(body.tool_choice, NamedTool):
         choice = ToolChoice(ChoiceKind.NAMED, body.tool_choice.name, several)
+    elif isinstance(body.tool_choice, AllowedChoice):
+        choice = allowed_choice(body.tool_choice, several)
     else:
         kind = body.tool_choice or ("auto" if tools else "none")
         choice = ToolChoice(ChoiceKind(kind), "", several)
@@ -180,13 +190,17 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
 def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for number, tool in enumerate(body.tools or ()):
-        if tool.type != "function":
+        if tool.type not in ("function", "custom"):
             raise ApiError(
-                f"tools.{number}.type is {shown(tool.type)}; this server has tools of type 'function'",
+                f"tools.{number}.type is {shown(tool.type)}; this server has tools of type 'function' and 'custom'",
                 param=f"tools.{number}.type",
             )
         if not tool.name:
             raise ApiError(f"tools.{number}.name is missing", param=f"tools.{number}.name")
+        if tool.type == "custom":
+            field = CustomField(name=tool.name, description=tool.description, format=tool.format)
+            tools.append(custom_tool(field, f"tools.{number}"))
+            continue
         parameters = tool.parameters or {"type": "object", "properties": {}}
         tools.append(Tool(tool.name, tool.description or "", parameters, bool(tool.strict)))
     return tuple(tools)
@@ -263,7 +277,7 @@ class _ResponseWriter:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "text": {"format": _plain(body.text.format if body.text else None) or {"type": "text"}},
-            "tool_choice": _plain(choice) if isinstance(choice, NamedTool) else choice or "auto",
+            "tool_choice": _plain(choice) if isinstance(choice, StrictBody) else choice or "auto",
             "tools": self._tools,
             "truncation": "disabled",
             "usage": None if finish_reason is None else usage,
@@ -295,10 +309,10 @@ class _ResponseWriter:
             case ToolCallPart(index, call_id, name):
                 return self._begin(f"call {index}", call_id, name)
             case ArgumentsPart(_, text):
-                self._item()["arguments"] += text
-                return self.event(
-                    "response.function_call_arguments.delta", **self._place(), delta=text
-                )
+                custom = self._item()["type"] == "custom_tool_call"
+                self._item()["input" if custom else "arguments"] += text
+                kind = "custom_tool_call_input" if custom else "function_call_arguments"
+                return self.event(f"response.{kind}.delta", **self._place(), delta=text)
 
     def end_item(self, finish_reason: str | None = None) -> bytes:
         """The events that end the open item."""
@@ -315,6 +329,8 @@ class _ResponseWriter:
                 name=item["name"],
                 arguments=item["arguments"],
             )
+        elif item["type"] == "custom_tool_call":
+            data = self.event("response.custom_tool_call_input.done", **place, input=item["input"])
         else:
             (part,) = item["content"]
             place["content_index"] = 0
@@ -347,6 +363,9 @@ class _ResponseWriter:
         elif kind == "reasoning":
             part = {"type": "reasoning_text", "text": ""}
             item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
+        elif name in self._job.custom_tools:
+            item = {"type": "custom_tool_call", "id": new_id("ctc"), "call_id": call_id}
+            item |= {"name": name, "input": ""}
         else:
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call_id}
             item |= {"name": name, "arguments": ""}

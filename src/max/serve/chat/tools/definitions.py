@@ -10,7 +10,7 @@ from typing import Any
 
 from max.serve.errors import ApiError, shown
 
-_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,256}")
+_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Tool:
         description: What it does, in words for the model.
         parameters: A JSON schema of its arguments, an object.
         strict: Whether a schema that a grammar cannot hold is an error.
+        custom: Whether it takes a text, which is its only argument ``input``.
     """
 
     name: str
@@ -30,6 +31,22 @@ class Tool:
         default_factory=lambda: {"type": "object", "properties": {}}, hash=False
     )
     strict: bool = False
+    custom: bool = False
+
+    @staticmethod
+    def of_text(name: str, description: str, pattern: str | None = None) -> Tool:
+        """A tool that takes a text.
+
+        Args:
+            name: Its name.
+            description: What it does.
+            pattern: A regular expression of the text; None: any.
+        """
+        text: dict[str, Any] = {"type": "string"}
+        if pattern is not None:
+            text["pattern"] = f"^(?:{pattern})$"
+        parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        return Tool(name, description, parameters, custom=True)
 
     def as_openai(self) -> dict[str, Any]:
         """The tool as chat templates expect it."""
@@ -62,11 +79,23 @@ class ToolChoice:
         kind: Whether they are called.
         name: The tool, for ``NAMED``.
         parallel: Whether an answer may have several calls.
+        allowed: The tools that may be called; None: all.
     """
 
     kind: ChoiceKind = ChoiceKind.AUTO
     name: str = ""
     parallel: bool = True
+    allowed: tuple[str, ...] | None = None
+
+    def may_call(self, name: str) -> bool:
+        """Whether a tool may be called.
+
+        Args:
+            name: The tool.
+        """
+        if self.kind is ChoiceKind.NAMED:
+            return name == self.name
+        return self.allowed is None or name in self.allowed
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
@@ -83,15 +112,19 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
     for number, name in enumerate(names):
         if not _NAME.fullmatch(name):
             raise ApiError(
-                f"a tool has the name {shown(name)}; give letters, digits, and _ - . : /",
+                f"a tool has the name {shown(name)}; give up to 64 letters, digits, and _ - . : /",
                 param=f"tools.{number}.function.name",
             )
         if names.count(name) > 1:
             raise ApiError(f"there are two tools of the name {name!r}", param="tools")
     if choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED) and not tools:
         raise ApiError("tool_choice needs tools", param="tool_choice")
-    if choice.kind is ChoiceKind.NAMED and choice.name not in names:
-        raise ApiError(
-            f"tool_choice names {shown(choice.name)}; the tools are {', '.join(names)}",
-            param="tool_choice",
-        )
+    chosen = [choice.name] if choice.kind is ChoiceKind.NAMED else choice.allowed or ()
+    for name in chosen:
+        if name not in names:
+            raise ApiError(
+                f"tool_choice names {shown(name)}; the tools are {', '.join(names)}",
+                param="tool_choice",
+            )
+    if choice.allowed is not None and not choice.allowed:
+        raise ApiError("tool_choice.allowed_tools lists no tools", param="tool_choice")

@@ -36,9 +36,7 @@ def answer_grammar(
         The grammar; None if it would allow any text, or calls cannot be distinguished from text. With
         ``AUTO`` an answer is free text until the mark of a call; then it must be a call that fits.
     """
-    called = [
-        tool for tool in tools if choice.kind is not ChoiceKind.NAMED or tool.name == choice.name
-    ]
+    called = [tool for tool in tools if choice.may_call(tool.name)]
     must = choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
     several = choice.parallel and choice.kind is not ChoiceKind.NAMED
     if tool_format.syntax == "harmony":

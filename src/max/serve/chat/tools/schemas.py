@@ -57,8 +57,7 @@ def tool_grammar(
     hints: list[str] = []
     held: list[Tool] = []
     for number, tool in enumerate(tools):
-        chosen = choice.kind is not ChoiceKind.NAMED or tool.name == choice.name
-        if chosen and choice.kind is not ChoiceKind.NONE:
+        if choice.may_call(tool.name) and choice.kind is not ChoiceKind.NONE:
             tool, lacks = _held(tool, number)
             hints += lacks
         held.append(tool)

@@ -1,0 +1,241 @@
+"""What agents send beyond plain conversations: choices of tools, tools that take a text, prefill, replies of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.serve.test_tools import ASK
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+SHELL = {"type": "custom", "custom": {"name": "shell", "description": "Runs a command."}}
+CODE = {
+    "type": "custom",
+    "custom": {
+        "name": "code",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-c]{3,5}"}},
+    },
+}
+USER = {"role": "user", "content": "x"}
+
+
+def post(http: httpx.Client, path: str, body: dict, status: int = 200, **headers: str):
+    answer = http.post(path, json=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("mode", ["required", "auto"])
+def test_only_allowed_tools_are_called(http, mode) -> None:
+    tools = [WEATHER, NOW]
+    allowed = [{"type": "function", "function": {"name": "now"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    body = {
+        "messages": ASK,
+        "tools": tools,
+        "tool_choice": choice,
+        "max_tokens": 60,
+        "seed": 1,
+        "temperature": 2.0,
+    }
+    message = post(http, "/v1/chat/completions", body)["choices"][0]["message"]
+    names = {call["function"]["name"] for call in message.get("tool_calls") or ()}
+    assert names == ({"now"} if mode == "required" else names & {"now"})
+    flat = [{**tool["function"], "type": "function"} for tool in tools]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "now"}]}
+    body = {
+        "model": "tiny",
+        "input": "x",
+        "tools": flat,
+        "tool_choice": choice,
+        "max_output_tokens": 60,
+    }
+    items = post(http, "/v1/responses", body)["output"]
+    assert {item["name"] for item in items if item["type"] == "function_call"} <= {"now"}
+    wrong = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "y"}}]},
+    }
+    error = post(
+        http, "/v1/chat/completions", {"messages": ASK, "tools": tools, "tool_choice": wrong}, 400
+    )
+    assert error["error"]["param"] == "tool_choice"
+
+
+def test_custom_tools_take_a_text(client: openai.OpenAI) -> None:
+    ask = {"model": "tiny", "messages": ASK, "tools": [SHELL, CODE], "max_tokens": 90, "seed": 4}
+    choice = {"type": "custom", "custom": {"name": "code"}}
+    answer = client.chat.completions.create(**ask, tool_choice=choice)  # type: ignore[call-overload]
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.type == "custom" and call.custom.name == "code"
+    assert re.fullmatch("[a-c]{3,5}", call.custom.input)
+    stream = client.chat.completions.create(**ask, tool_choice=choice, stream=True)  # type: ignore[call-overload]
+    pieces = [
+        each.model_dump() for chunk in stream for each in chunk.choices[0].delta.tool_calls or ()
+    ]
+    assert pieces[0]["type"] == "custom" and pieces[0]["custom"]["name"] == "code"
+    assert "".join(piece["custom"].get("input") or "" for piece in pieces) == call.custom.input
+    history = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "done"},
+    ]
+    assert client.chat.completions.create(model="tiny", messages=history, max_tokens=3)
+
+
+def test_custom_tools_of_responses(client: openai.OpenAI) -> None:
+    tools = [
+        {
+            "type": "custom",
+            **CODE["custom"],
+            "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{3,5}"},
+        }
+    ]
+    ask = {
+        "model": "tiny",
+        "input": "x",
+        "tools": tools,
+        "max_output_tokens": 90,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    answer = client.responses.create(**ask)
+    call = next(item for item in answer.output if item.type == "custom_tool_call")
+    assert call.name == "code" and re.fullmatch("[a-c]{3,5}", call.input)
+    events = list(client.responses.create(**ask, stream=True))
+    deltas = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+    done = [e.input for e in events if e.type == "response.custom_tool_call_input.done"]
+    assert ["".join(deltas)] == done and re.fullmatch("[a-c]{3,5}", done[0])
+    again = [
+        USER,
+        call.model_dump(exclude={"id", "status"}),
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"},
+    ]
+    assert client.responses.create(model="tiny", input=again, max_output_tokens=3)
+
+
+def test_an_answer_goes_on_with_the_last_message(http) -> None:
+    """The prompt ends within the assistant's turn, so that its tokens are those of the two texts together."""
+    prefix = "The capital of Norway"
+    whole = {
+        "messages": [*ASK, {"role": "assistant", "content": prefix}],
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    go_on = {"continue_final_message": True, "add_generation_prompt": False}
+    chat = post(http, "/v1/chat/completions", {**whole, **go_on})
+    text = chat["choices"][0]["message"]["content"]
+    fresh = {"messages": ASK, "add_generation_prompt": True}
+    prompt = post(http, "/apply-template", fresh)["prompt"] + prefix
+    raw = post(http, "/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0})
+    assert chat["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"]
+    assert raw["choices"][0]["text"] == text
+    claude = {"model": "tiny", "messages": whole["messages"], "max_tokens": 4, "temperature": 0}
+    message = post(http, "/v1/messages", claude)
+    assert message["content"][0]["text"] == text
+    counted = post(
+        http, "/v1/messages/count_tokens", {"model": "tiny", "messages": whole["messages"]}
+    )
+    assert counted["input_tokens"] == raw["usage"]["prompt_tokens"]
+    both = {**whole, "continue_final_message": True, "add_generation_prompt": True}
+    assert (
+        post(http, "/v1/chat/completions", both, 400)["error"]["param"] == "continue_final_message"
+    )
+    user = {"messages": ASK, "continue_final_message": True}
+    assert (
+        "no text of the assistant"
+        in post(http, "/v1/chat/completions", user, 400)["error"]["message"]
+    )
+
+
+def call(identifier: str) -> dict:
+    return {"id": identifier, "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+def result(identifier: str) -> dict:
+    return {"role": "tool", "tool_call_id": identifier, "content": "12:00"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([USER, result("a")], "no message before it has such a call"),
+        ([USER, {"role": "assistant", "tool_calls": [call("a")]}], "have no result of it"),
+        (
+            [USER, {"role": "assistant", "tool_calls": [call("a"), call("b")]}, result("a"), USER],
+            "'b'",
+        ),
+        ([USER, {"role": "assistant", "tool_calls": [call("a")]}, result("b")], "'b'"),
+    ],
+)
+def test_calls_and_results_belong_together(http, messages, says) -> None:
+    error = post(http, "/v1/chat/completions", {"messages": messages}, 400)["error"]
+    assert says in error["message"], error
+
+
+def test_calls_with_all_results_are_taken(http) -> None:
+    calls = {"role": "assistant", "tool_calls": [call("a"), call("b")]}
+    for messages in (
+        [USER, calls, result("b"), result("a")],
+        [USER, calls, result("a"), result("b"), USER],
+    ):
+        post(http, "/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+    items = [USER, {"type": "function_call", "call_id": "a", "name": "now", "arguments": "{}"}]
+    post(http, "/v1/responses", {"model": "tiny", "input": items}, 400)
+    blocks = [{"type": "tool_use", "id": "t", "name": "now", "input": {}}]
+    talk = [USER, {"role": "assistant", "content": blocks}]
+    post(http, "/v1/messages", {"model": "tiny", "max_tokens": 2, "messages": talk}, 400)
+    talk.append(
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}]}
+    )
+    post(http, "/v1/messages", {"model": "tiny", "max_tokens": 2, "messages": talk})
+
+
+def test_names_have_64_letters_at_most(http) -> None:
+    for size, status in ((64, 200), (65, 400)):
+        tool = {"type": "function", "function": {"name": "n" * size}}
+        post(
+            http,
+            "/v1/chat/completions",
+            {"messages": ASK, "tools": [tool], "max_tokens": 2},
+            status,
+        )
+        claude = {
+            "model": "tiny",
+            "max_tokens": 2,
+            "messages": ASK,
+            "tools": [{"name": "n" * size, "input_schema": {}}],
+        }
+        post(http, "/v1/messages", claude, status)
+
+
+def test_anthropic_clients_list_models_and_get_schemas(http) -> None:
+    with anthropic.Anthropic(base_url=str(http.base_url), api_key="x", max_retries=0) as client:
+        (model,) = client.models.list().data
+        assert (model.id, model.type) == ("tiny", "model") and model.created_at.year > 2000
+        assert client.models.retrieve("tiny").display_name == "tiny"
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            client.messages.batches.list()
+        assert caught.value.status_code == 501
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    form = {"type": "json_schema", "schema": schema}
+    body = {"model": "tiny", "max_tokens": 40, "messages": ASK}
+    for more in ({"output_format": form}, {"output_config": {"format": form, "effort": "low"}}):
+        answer = post(http, "/v1/messages", {**body, **more})
+        assert json.loads(answer["content"][0]["text"]) in ({"n": 1}, {"n": 2})
