@@ -5,28 +5,48 @@ They get right results, or an error if they use what they interrupt. What they i
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from max import _reentry
+from max._backends.cpu.runtime import compiler_forks, jit
 from max._backends.cpu.runtime.pool import Pool
-from max._reentry import exclusively, guarded, reentrant_lock, refuse_second_use
+from max._reentry import (
+    LockLevel,
+    exclusively,
+    free,
+    guarded,
+    locked,
+    reentrant_lock,
+    refuse_second_use,
+)
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
+from max.experimental.tensor import Tensor as Eager
 from max.graph import DeviceRef, Graph, TensorType, ops
 from tests.engine import reentry_storm
 
 ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 needs_signals = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX signals")
+
+
+def load_add(number=1.0):
+    """A model that adds a number."""
+    with Graph("add", input_types=[TensorType(DType.float32, ["n"], DeviceRef.CPU())]) as graph:
+        graph.output(graph.inputs[0].tensor + number)
+    return InferenceSession(devices=[CPU()]).load(graph)
 
 
 def storm(*args, timeout=240):
@@ -59,7 +79,7 @@ QUICK = {"execute": 23, "error": 27, "segments": 47, "replay": 21, "turns": 51, 
 def test_a_second_use_at_any_bytecode_is_right_or_refused():
     for subject, (count, done, refused) in tallies("same", QUICK).items():
         # further uses have fewer bytecodes than the one that counts them
-        assert count > 1000 and done + refused > count // QUICK[subject] // 2
+        assert count > 700 and done + refused > count // QUICK[subject] // 2
         assert done and refused
 
 
@@ -141,10 +161,7 @@ def test_another_thread_waits_for_its_turn():
 
 
 def test_an_argument_cannot_use_the_model_that_binds_it():
-    with Graph("add", input_types=[TensorType(DType.float32, ["n"], DeviceRef.CPU())]) as graph:
-        graph.output(graph.inputs[0].tensor + 1.0)
-    model = InferenceSession(devices=[CPU()]).load(graph)
-    errors = []
+    model, errors = load_add(), []
 
     class Array:
         """Uses the model while it exports its memory."""
@@ -296,3 +313,218 @@ def test_a_child_that_a_handler_forks_in_a_run_gets_an_error(threads):
         check=False,
     )
     assert process.stdout.split() == ["enough", "0"], process.stdout + process.stderr
+
+
+def test_an_exception_in_a_followed_call_does_not_shift_the_values_of_later_calls():
+    """A handler may end a call after it was compared in part; the calls before it keep their values."""
+
+    class Stop(Exception):
+        pass
+
+    def stop():
+        raise Stop
+
+    def stretch(n, at=-1):
+        """The result of five calls; a trace function raises at one bytecode of the third."""
+        x = Eager.constant(np.full(n, 3, np.float32), dtype=DType.float32)
+        y = x * 2.0
+        z = y + x
+        injector = reentry_storm.Injector(at, stop)
+        w = None
+
+        def third(_):
+            nonlocal w
+            w = z - 1.0
+
+        with contextlib.suppress(Stop):
+            injector.run(third, 0) if at else third(0)
+        u = z * y
+        assert u.to_numpy().tolist() == [54.0] * n and z.to_numpy().tolist() == [9.0] * n
+        assert y.to_numpy().tolist() == [6.0] * n
+        assert w is None or w.to_numpy().tolist() == [8.0] * n
+        return injector.count
+
+    for _ in range(3):
+        stretch(4, 0)
+    count = stretch(4)
+    assert count > 50
+    for at in range(1, count, 7):
+        stretch(4, 0)
+        stretch(4, at)
+
+
+def test_a_handler_that_raises_leaves_other_tensors_computable():
+    """What ends the run of values that nobody needs yet is not their error."""
+    from max.experimental import _recorder
+
+    class Stop(Exception):
+        pass
+
+    kept = Eager.constant(np.arange(5, dtype=np.float32), dtype=DType.float32) + 1.0
+    other = Eager.constant(np.zeros(3, np.float32), dtype=DType.float32)
+    raised = []
+
+    def trace(frame, event, arg):
+        if frame.f_code is _recorder.program_of.__code__ and not raised:
+            raised.append(True)
+            raise Stop
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(Stop):
+            other[0] = 4.0
+    finally:
+        sys.settrace(None)
+    assert raised and kept.to_numpy().tolist() == [1, 2, 3, 4, 5]
+    other[0] = 4.0
+    assert other.to_numpy().tolist() == [4, 0, 0]
+
+
+@needs_fork
+@needs_signals
+def test_a_child_gets_a_lock_that_a_thread_has_but_did_not_count():
+    """The thread waits for Python's lock. A handler of the main thread, which waits for the lock too, forks."""
+    interval, seen = sys.getswitchinterval(), 0
+    sys.setswitchinterval(1e-5)
+
+    def handler(number, frame):
+        nonlocal seen
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            children.append(True)
+            return
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        seen += 1
+
+    before, children = signal.signal(signal.SIGUSR1, handler), []
+    try:
+        for _ in range(12):
+            lock, end = reentrant_lock(), threading.Event()
+
+            def fight(lock=lock, end=end):
+                while not end.is_set():
+                    with lock:
+                        sum(range(300))
+
+            threads = [threading.Thread(target=fight, daemon=True) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            killer = threading.Timer(
+                0.02, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)
+            )
+            killer.start()
+            deadline = time.monotonic() + 0.1
+            while time.monotonic() < deadline and not children:
+                with lock:
+                    pass
+            if children:
+                os._exit(0)
+            end.set()
+            for thread in [*threads, killer]:
+                thread.join(30)
+    finally:
+        sys.setswitchinterval(interval)
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == 12
+
+
+def test_a_free_lock_whose_word_is_taken_is_released_in_place():
+    """The state of an uncounted lock, made by hand: the lock of the system is taken, and the count is 0."""
+    lock = reentrant_lock()
+    if not _reentry._IS_WORD_OF_LOCK_KNOWN:
+        pytest.skip("the layout of locks of this Python is not known")
+    import ctypes
+
+    word = ctypes.c_void_p.from_address(id(lock) + object.__basicsize__)
+    before = word.value
+    assert ctypes.pythonapi.PyThread_acquire_lock(word, 0) == 1
+    assert not lock.acquire(blocking=False)
+    free(lock)
+    assert lock.acquire(blocking=False) and word.value == before
+    lock.release()
+
+
+def test_a_lock_out_of_order_is_refused_and_one_in_order_is_waited_for():
+    outer, inner = reentrant_lock(LockLevel.EAGER), reentrant_lock(LockLevel.JIT)
+    begun, end = threading.Event(), threading.Event()
+
+    @locked(outer)
+    def with_outer(function, *args):
+        return function(*args)
+
+    @locked(inner)
+    def with_inner(function, *args):
+        return function(*args)
+
+    def wait():
+        begun.set()
+        end.wait(30)
+
+    for hold, first, then in ((with_outer, with_inner, with_outer), (with_inner, with_outer, None)):
+        begun.clear(), end.clear()
+        thread = threading.Thread(target=hold, args=(wait,))
+        thread.start()
+        begun.wait(30)
+        if then is not None:
+            with pytest.raises(RuntimeError, match="interrupts"):
+                first(then, int)
+            end.set()
+        else:
+            threading.Timer(3 * _reentry.INVERTED_SECONDS, end.set).start()
+            assert first(with_inner, int) == 0
+        thread.join(30)
+    assert with_outer(with_inner, with_outer, int) == 0
+    assert not outer._is_owned() and not inner._is_owned()
+
+
+@needs_fork
+def test_a_child_of_a_process_that_compiles_gets_an_error_at_once(monkeypatch):
+    monkeypatch.setattr(compiler_forks, "FORK_SECONDS", 0.05)
+    model = load_add()
+    locks, begun, end = jit._locks(), threading.Event(), threading.Event()
+
+    def hold():
+        with locks[-1]:
+            begun.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        code = 1
+        try:
+            right = model.execute(np.ones(3, np.float32))[0].to_numpy().tolist() == [2.0] * 3
+            try:
+                load_add(7.5)
+            except RuntimeError as error:
+                code = 0 if right and "forked while another thread" in str(error) else 2
+        finally:
+            os._exit(code)
+    end.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert load_add(8.5).execute(np.ones(3, np.float32))[0].to_numpy().tolist() == [9.5] * 3
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the collector runs between instructions")
+def test_a_finalizer_of_the_collector_cannot_build_a_graph():
+    errors = []
+
+    class Cycle:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            try:
+                load_add()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    Cycle()
+    gc.collect()
+    assert len(errors) == 1 and "finalizer that the garbage collector" in errors[0]
+    assert load_add().execute(np.ones(1, np.float32))[0].to_numpy().tolist() == [2.0]

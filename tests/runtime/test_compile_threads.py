@@ -26,7 +26,7 @@ def held(threads: LongestFirst[str]) -> threading.Event:
 
 
 def test_the_longest_waiting_task_is_next_and_equal_ones_keep_their_order() -> None:
-    threads, done = LongestFirst[str](1, "test"), list[str]()
+    threads, done = LongestFirst[str](1), list[str]()
     go = held(threads)
 
     def task(name: str) -> Callable[[], str]:
@@ -41,7 +41,7 @@ def test_the_longest_waiting_task_is_next_and_equal_ones_keep_their_order() -> N
 
 
 def test_cancelled_tasks_do_not_run_and_the_others_do() -> None:
-    threads, done = LongestFirst[str](1, "test"), list[str]()
+    threads, done = LongestFirst[str](1), list[str]()
     go = held(threads)
     first = threads.submit(2, lambda: done.append("first") or "first")
     second = threads.submit(1, lambda: done.append("second") or "second")
@@ -52,7 +52,7 @@ def test_cancelled_tasks_do_not_run_and_the_others_do() -> None:
 
 
 def test_errors_are_those_of_the_task_and_the_thread_goes_on() -> None:
-    threads = LongestFirst[str](1, "test")
+    threads = LongestFirst[str](1)
 
     def fail() -> str:
         raise KeyError("x")
@@ -63,11 +63,12 @@ def test_errors_are_those_of_the_task_and_the_thread_goes_on() -> None:
 
 
 def test_tasks_run_on_as_many_threads() -> None:
-    threads, both = LongestFirst[str](2, "test"), threading.Barrier(2, timeout=60)
+    threads, both = LongestFirst[int](2), threading.Barrier(2, timeout=60)
 
-    def meet() -> str:
+    def meet() -> int:
         both.wait()
-        return threading.current_thread().name
+        return threading.get_ident()
 
-    names = {future.result(60) for future in [threads.submit(1, meet) for _ in range(2)]}
-    assert len(names) == 2 and all(name.startswith("test") for name in names)
+    numbers = {future.result(60) for future in [threads.submit(1, meet) for _ in range(2)]}
+    assert len(numbers) == 2 and threading.get_ident() not in numbers
+    assert len({threads.submit(1, threading.get_ident).result(60) for _ in range(9)} | numbers) == 2

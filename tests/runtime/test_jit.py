@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import logging
@@ -341,7 +342,7 @@ def compilations(monkeypatch):
 
     def counted(self, name, text, optimize=True):
         if name != native_compiler.EXPORT:
-            done.append((name, threading.current_thread().name))
+            done.append((name, threading.get_ident()))
         return compile(self, name, text, optimize)
 
     monkeypatch.setattr(jit.Compiler, "compile", counted)
@@ -358,7 +359,7 @@ def test_started_units_are_compiled_once_on_another_thread(
         machine_jit.start(one)
     machine_jit.wait_for_started()
     assert sorted(name for name, _ in done) == ["started0-0", "started1-1"]
-    assert all(thread.startswith("max-compile") for _, thread in done)
+    assert threading.get_ident() not in {thread for _, thread in done}
     loaded = machine_jit.load(units)
     assert [call(loaded[f"started{i}-{i}"][f"k_started{i}"]) for i in range(3)] == [0, 1, 2]
     assert sorted(name for name, _ in done) == [f"started{i}-{i}" for i in range(3)]
@@ -429,11 +430,12 @@ def test_a_child_starts_units_with_threads_of_its_own(monkeypatch, tmp_path, two
     shared.start(unit("parent", 1))
     child = os.fork()
     if child == 0:
-        shared.start(unit("child", 5))
-        loaded = shared.load([unit("child", 5), unit("parent", 1)])
-        right = (
-            call(loaded["child-5"]["k_child"]) == 5 and call(loaded["parent-1"]["k_parent"]) == 1
-        )
+        right = False
+        with contextlib.suppress(BaseException):
+            shared.start(unit("child", 5))
+            loaded = shared.load([unit("child", 5), unit("parent", 1)])
+            right = call(loaded["child-5"]["k_child"]) == 5
+            right = right and call(loaded["parent-1"]["k_parent"]) == 1
         os._exit(0 if right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert call(shared.load([unit("parent", 1)])["parent-1"]["k_parent"]) == 1

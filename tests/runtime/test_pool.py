@@ -20,6 +20,7 @@ from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
 from max._config import flags
 from max._runtime import interrupts, platform
+from max._runtime.daemon_thread import DaemonThread
 from max._runtime.program import Launch, Program
 from tests.runtime.ir_kernels import entry
 
@@ -91,17 +92,15 @@ def test_pools_are_shared_by_number_of_threads():
 
 def test_threads_start_with_the_first_run_and_end_with_the_pool():
     pool, out = Pool(3), np.zeros(4, np.int64)
-    before = set(threading.enumerate())
+    assert pool._threads == []
     counting(pool, out).run(ZERO)
-    workers = set(threading.enumerate()) - before
-    assert sorted(t.name for t in workers) == ["max-worker-1", "max-worker-2"]
+    workers = list(pool._threads)
+    assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
     dead = weakref.ref(pool)
     del pool
     gc.collect()
     assert dead() is None
-    for worker in workers:
-        worker.join(10)
-        assert not worker.is_alive()
+    assert all(worker.join(10) and not worker.is_alive() for worker in workers)
 
 
 def test_a_closed_pool_runs_on_the_calling_thread():
@@ -119,7 +118,7 @@ def test_a_closed_pool_runs_on_the_calling_thread():
 
 def test_a_thread_that_cannot_be_had_leaves_the_pool_sound(monkeypatch):
     pool, out = Pool(4), np.zeros(4, np.int64)
-    run, start, started = counting(pool, out), threading.Thread.start, []
+    run, start, started = counting(pool, out), DaemonThread.start, []
 
     def limited(thread):
         if len(started) == 2:
@@ -127,7 +126,7 @@ def test_a_thread_that_cannot_be_had_leaves_the_pool_sound(monkeypatch):
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(DaemonThread, "start", limited)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         run.run(ZERO)
     monkeypatch.undo()

@@ -8,6 +8,7 @@ disturbed, and the thread sleeps while nothing runs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from max._reentry import reentrant_lock
+from max._runtime.daemon_thread import DaemonThread
 
 logger = logging.getLogger("max.runtime")
 
@@ -57,8 +59,10 @@ awake = False
 """Whether the thread is awake; a run that starts wakes it otherwise."""
 _events: dict[int, list[threading.Event]] = {}
 _lock = reentrant_lock()
-_wake = threading.Event()
-_thread: threading.Thread | None = None
+_wake = threading.Lock()
+"""Released to wake the thread, which sleeps in `acquire`. A signal handler may release it inside a release."""
+_wake.acquire()
+_thread: DaemonThread | None = None
 
 
 @contextmanager
@@ -123,9 +127,10 @@ def wake() -> None:
     """Wakes the thread; called when a run starts while :data:`awake` is false."""
     global awake, _thread
     with _lock:
-        _wake.set()
+        with contextlib.suppress(RuntimeError):  # it is awake
+            _wake.release()
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_watch, name="max-interrupts", daemon=True)
+            _thread = DaemonThread(_watch)
             try:
                 _thread.start()
             except RuntimeError:  # the system refused a thread, or the interpreter is shutting down
@@ -148,10 +153,10 @@ def _watch() -> None:
         quiet += 1
         if quiet == _QUIET_TICKS:
             # from now on runs wake the thread; the next ticks still see a run that read `awake` before
-            _wake.clear()
+            _wake.acquire(blocking=False)
             awake = False
         elif quiet > _QUIET_TICKS + 5:
-            _wake.wait()
+            _wake.acquire()
             quiet = 0
 
 
@@ -173,7 +178,8 @@ def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
 
 def _after_fork() -> None:
     global awake, _thread, _wake
-    awake, _thread, _wake = False, None, threading.Event()
+    awake, _thread, _wake = False, None, threading.Lock()
+    _wake.acquire()
 
 
 if hasattr(os, "register_at_fork"):

@@ -7,13 +7,13 @@ longer than writing them. It needs only their size, so it can run while the mode
 from __future__ import annotations
 
 import ctypes
-import threading
 
 import numpy as np
 import numpy.typing as npt
 
 from max._host import usable_cpus
 from max._runtime import platform
+from max._runtime.daemon_thread import DaemonThread
 
 __all__ = ["LEAST_BYTES", "SPARE_BYTES", "STEP_BYTES", "Reserve"]
 
@@ -36,8 +36,8 @@ class Reserve:
 
     def __init__(self, num_bytes: int) -> None:
         self._block: npt.NDArray[np.uint8] | None = None
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._thread: DaemonThread | None = None
         self.touched = 0
         """The bytes at the start of the block that are touched so far."""
         if num_bytes < LEAST_BYTES or usable_cpus() < 2:
@@ -45,9 +45,7 @@ class Reserve:
         try:
             # pages that are not touched cost nothing
             self._block = platform.allocate(num_bytes + num_bytes // 8, platform.HUGE_PAGE)
-            self._thread = threading.Thread(
-                target=self._touch, args=(num_bytes - SPARE_BYTES,), name="max-reserve", daemon=True
-            )
+            self._thread = DaemonThread(self._touch, num_bytes - SPARE_BYTES)
             self._thread.start()
         except (MemoryError, RuntimeError):  # `take` reports a lack of memory
             self._block = self._thread = None
@@ -56,7 +54,7 @@ class Reserve:
         """Writes to the pages of the first `num_bytes` bytes in steps, until the block is taken."""
         assert self._block is not None
         start = self._block.ctypes.data
-        while self.touched < num_bytes and not self._stopped.is_set():
+        while self.touched < num_bytes and not self._stopped:
             step = min(STEP_BYTES, num_bytes - self.touched)
             ctypes.memset(start + self.touched, 0, step)  # without Python's lock
             self.touched += step
@@ -82,7 +80,7 @@ class Reserve:
 
     def close(self) -> None:
         """Ends the thread, and frees the block if it is not taken."""
-        self._stopped.set()
+        self._stopped = True
         if self._thread is not None:
             self._thread.join()
         self._thread = self._block = None

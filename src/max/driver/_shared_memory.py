@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from typing import Protocol, cast
 
+from max._reentry import reentrant_lock
 from max.driver._memory import ALIGNMENT, Memory, allocate
 from max.dtype import DType
 
 __all__ = ["SharedMemory"]
 
-_lock = threading.Lock()
+_lock = reentrant_lock()
 
 
 class _Sharer(Protocol):
@@ -98,12 +98,16 @@ class SharedMemory:
             shift = self.start % ALIGNMENT
             memory = allocate("Tensor", DType.uint8, (self.nbytes + shift,), zero=False)
             ctypes.memmove(memory.ptr + shift, self.start, self.nbytes)
-            self._copy = Memory(memory.ptr + shift, (memory.owner, self.owner))
-            for each in self._tensors:
+            copy = Memory(memory.ptr + shift, (memory.owner, self.owner))
+            if self._copy is None:  # a signal handler may have made one
+                self._copy = copy
+            for each in list(self._tensors):
                 self._move(each)
             self._tensors.clear()
 
     def _move(self, tensor: _Sharer) -> None:
         copy = cast("Memory", self._copy)
-        tensor._owner, tensor._read_only = copy.owner, False  # pyright: ignore[reportPrivateUsage]
-        tensor._ptr += copy.ptr - self.start  # pyright: ignore[reportPrivateUsage]
+        if tensor._read_only:  # pyright: ignore[reportPrivateUsage]
+            ptr = tensor._ptr + copy.ptr - self.start  # pyright: ignore[reportPrivateUsage]
+            # one statement without a call: a signal handler finds the tensor moved or not
+            tensor._owner, tensor._ptr, tensor._read_only = copy.owner, ptr, False  # pyright: ignore[reportPrivateUsage]

@@ -21,6 +21,7 @@ from max._compiler.code import Compiled
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max._reentry import reentrant_lock
+from max._runtime.daemon_thread import DaemonThread
 from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
 from max.engine._program import Linked
 
@@ -62,7 +63,7 @@ class _Idler:
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
         self._lock = reentrant_lock()
-        self._thread: threading.Thread | None = None
+        self._thread: DaemonThread | None = None
         self._ended = threading.Event()
 
     def add(self, jobs: Sequence[_Job]) -> None:
@@ -71,7 +72,7 @@ class _Idler:
             self._jobs.extend(jobs)
             if self._thread is not None or self._ended.is_set():
                 return
-            thread = threading.Thread(target=self._work, name="max-measure", daemon=True)
+            thread = DaemonThread(self._work)
             try:
                 thread.start()
             except RuntimeError:  # the system refused a thread, or the interpreter is shutting down

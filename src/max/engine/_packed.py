@@ -16,7 +16,6 @@ import logging
 import math
 import mmap
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from max._lazy import lazy_module
 from max._reentry import reentrant_lock
 from max._runtime import platform
 from max._runtime.cache import WEIGHTS_FOLDER, content_key
+from max._runtime.daemon_thread import DaemonThread
 from max.driver import Tensor
 from max.engine._once import inputs_of
 
@@ -185,10 +185,12 @@ class _Writer:
             if not self._jobs:
                 atexit.register(self.at_exit)
             self._jobs.append((copy, weakref.ref(packed)))
-        timer = threading.Timer(WAIT_SECONDS, self.run)
-        timer.daemon = True
         with contextlib.suppress(RuntimeError):  # the system refused a thread: written at exit
-            timer.start()
+            DaemonThread(self._run_later).start()
+
+    def _run_later(self) -> None:
+        time.sleep(WAIT_SECONDS)
+        self.run()
 
     def run(self) -> None:
         """Writes all waiting copies; waits for a thread that is writing."""

@@ -32,7 +32,7 @@ from max._config import flags
 from max._dataclass import dataclass
 from max._garbage import rare_collections
 from max._lazy import lazy_module
-from max._reentry import reentrant_lock
+from max._reentry import LockLevel, locked, reentrant_lock
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.engine._weights import WeightInfo, declared_weights
@@ -100,7 +100,7 @@ class ProgramStore:
 
     def __init__(self, backends: Backends) -> None:
         self._backends = backends
-        self._lock = reentrant_lock()
+        self._lock = reentrant_lock(LockLevel.STORE)
         self.meanwhile: list[Callable[[], object]] = []
         """Functions that the next compilation calls once, while LLVM compiles its kernels."""
 
@@ -173,13 +173,17 @@ class ProgramStore:
         stats.from_disk += 1
         return compiled, loaded
 
+    @locked("_lock")
+    def _lowered(self, module: mlir.ModuleOp, names: list[str]) -> tuple[Compiled, Any]:
+        with rare_collections(keep=_first_compilation()):
+            return pipeline.compile_module(module, names, self._backends, ahead=True)
+
     def _compile(
         self, module: mlir.ModuleOp, names: list[str], key: str | None
     ) -> tuple[Compiled, list[dict[str, int]]]:
         """Compiles a module and loads its kernels; stores the program under `key`, if there is one."""
         try:
-            with self._lock, rare_collections(keep=_first_compilation()):
-                compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
+            compiled, irs = self._lowered(module, names)
             while self.meanwhile:
                 self.meanwhile.pop()()
         except BaseException:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from max import driver
 from max._lazy import lazy_module
-from max._reentry import reentrant_lock
+from max._reentry import LockLevel, locked, reentrant_lock
 from max.driver import Device
 from max.engine import Model
 from max.experimental import _recorder
@@ -316,34 +316,34 @@ class _Structure:
 
 
 _structures: dict[tuple[Any, ...], _Structure] = {}
-_lock = reentrant_lock()
+_lock = reentrant_lock(LockLevel.CUSTOM_OPS)
 
 
+@locked(_lock)
 def _model(call: _Call) -> Model:
     """The program of a call, compiled if none is kept: with symbols from the third set of sizes on."""
     details = call.details
-    with _lock:
-        structure = _structures.get(call.key)
-        if structure is None:
-            structure = _Structure()
-        for program in structure.programs:
-            if program.fits(details):
-                return program.model
-        program = None
-        structure.examples = [*structure.examples[-EXAMPLES:], details]
-        if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
-            try:
-                program = _compiled(call, Pattern.covering(structure.examples))
-            except (ValueError, TypeError, IndexError):
-                # the op cannot be staged with these symbols
-                structure.failures += 1
-        if program is None or not program.fits(details):
-            program = _compiled(call, Pattern(details))
-        structure.programs = [program, *structure.programs[: _PROGRAMS - 1]]
-        if call.key not in _structures and len(_structures) >= _STRUCTURES:
-            _structures.pop(next(iter(_structures)))
-        _structures[call.key] = structure
-        return program.model
+    structure = _structures.get(call.key)
+    if structure is None:
+        structure = _Structure()
+    for program in structure.programs:
+        if program.fits(details):
+            return program.model
+    program = None
+    structure.examples = [*structure.examples[-EXAMPLES:], details]
+    if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
+        try:
+            program = _compiled(call, Pattern.covering(structure.examples))
+        except (ValueError, TypeError, IndexError):
+            # the op cannot be staged with these symbols
+            structure.failures += 1
+    if program is None or not program.fits(details):
+        program = _compiled(call, Pattern(details))
+    structure.programs = [program, *structure.programs[: _PROGRAMS - 1]]
+    if call.key not in _structures and len(_structures) >= _STRUCTURES:
+        _structures.pop(next(iter(_structures)))
+    _structures[call.key] = structure
+    return program.model
 
 
 def _compiled(call: _Call, pattern: Pattern) -> _Program:

@@ -48,18 +48,16 @@ def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         return result
     in_use: object
     in_use = replay = THREAD.replay
+    thread = get_ident()
     if replay is not None:
-        if replay.in_use:
-            refuse_second_use(replay, NAME)
-        try:
+        if not replay.in_use:
             replay.in_use = True
             result = replay.follow(op, args, kwargs)
-        finally:
-            replay.in_use = False
-        if result is not None:
-            return result
+            if result is not None:
+                return result
+        else:
+            refuse_second_use(replay, NAME)
     # `exclusively`, in this frame: the recorder counts the frames of the program above it
-    thread = get_ident()
     if thread in RECORDING:
         refuse_second_use(RECORDING, NAME)
     in_use = RECORDING  # noqa: F841  read by `refuse_second_use`

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 from weakref import ref
 
-from max._reentry import reentrant_lock
+from max._reentry import LockLevel, locked, reentrant_lock
 from max.experimental._cells import Cell
 
 __all__ = ["LOCK", "hold", "held"]
 
-LOCK = reentrant_lock()
-"""Guards the recorded calls: held while they are collected and run."""
+LOCK = reentrant_lock(LockLevel.EAGER)
+"""Guards the recorded calls: held while they are collected and run. Functions that take it are `locked`."""
 _LEAST = 4096
 """The registry is pruned when it has more entries: freed and computed tensors are removed."""
 
@@ -24,13 +24,17 @@ _most = _LEAST
 
 def hold(cell: Cell, tensor: object) -> None:
     """Registers the tensor on a cell that is not computed, so that the next run keeps the cell's value."""
-    global _most
     holder = cell.holder = ref(tensor)
     _holders.append(holder)
     if len(_holders) > _most:
-        with LOCK:
-            _holders[:] = [ref(tensor) for tensor in held()]
-            _most = max(_LEAST, 2 * len(_holders))
+        _prune()
+
+
+@locked(LOCK)
+def _prune() -> None:
+    global _most
+    _holders[:] = [ref(tensor) for tensor in held()]
+    _most = max(_LEAST, 2 * len(_holders))
 
 
 def held() -> list[Any]:

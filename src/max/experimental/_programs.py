@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max import driver
-from max._reentry import reentrant_lock
+from max._reentry import LockLevel, locked, reentrant_lock
 from max.experimental._cells import Call, Cell
 from max.experimental._packing import Blueprint, Extra, Program
 from max.experimental._patterns import Details, Pattern
@@ -107,7 +107,7 @@ class _Structure:
 
 _structures: dict[tuple[Any, ...], _Structure] = {}
 _bound: dict[tuple[Any, ...], Bound] = {}
-_lock = reentrant_lock()
+_lock = reentrant_lock(LockLevel.PROGRAMS)
 _compilations = 0
 
 
@@ -124,13 +124,17 @@ def program_of(recording: Recording) -> Bound:
         *[call.signature for call in calls], *[leaf.type for leaf in leaves], *places,
         *[item for pair in outputs for item in pair],
     )  # fmt: skip
-    with _lock:
-        program = _bound.get(key)
-        if program is None:
-            program = _find(recording, places)
-            if len(_bound) >= _PROGRAMS:
-                _bound.pop(next(iter(_bound)))
-            _bound[key] = program
+    return _kept(key, recording, places)
+
+
+@locked(_lock)
+def _kept(key: tuple[Any, ...], recording: Recording, places: list[int]) -> Bound:
+    program = _bound.get(key)
+    if program is None:
+        program = _find(recording, places)
+        if len(_bound) >= _PROGRAMS:
+            _bound.pop(next(iter(_bound)))
+        _bound[key] = program
     return program
 
 
@@ -154,12 +158,12 @@ def execute(
         raise
 
 
+@locked(_lock)
 def programs_of(recording: Recording) -> list[Compiled]:
     """The compiled programs of recordings that differ from this one only in sizes and numbers."""
     places = [item for source in recording.inputs for pair in source for item in pair]
-    with _lock:
-        structure = _structures.get(_structure_key(recording, places))
-        return [] if structure is None else list(structure.compiled)
+    structure = _structures.get(_structure_key(recording, places))
+    return [] if structure is None else list(structure.compiled)
 
 
 def _structure_key(recording: Recording, places: list[int]) -> tuple[Any, ...]:

@@ -12,8 +12,10 @@ from types import CodeType
 from typing import Any
 from weakref import ref
 
+from max import driver
 from max._config import flags
-from max._reentry import exclusively, refuse_second_use
+from max._reentry import ReentryError, exclusively, locked, reentrant_lock, refuse_second_use
+from max.engine import ExecutionInterrupted
 from max.experimental._cells import Call, Cell
 from max.experimental._holders import LOCK, held
 from max.experimental._nans import check_nans
@@ -47,6 +49,8 @@ __all__ = [
 
 PENDING_CALLS = 1024
 """The number of recorded calls at which all run, so that a program that needs no value uses bounded memory."""
+_PACKAGES = ("max", "numpy", "xdsl", "llvmlite")
+"""Where errors of runs are raised."""
 _SITES = 1024
 """The maximum number of lines with a trace; the oldest are dropped."""
 _MISSES = 2
@@ -118,6 +122,7 @@ RECORDING: set[int] = set()
 """The threads that use the recorder. Their signal handlers and finalizers get an error instead of a call or a value."""
 NAME = "the record of eager tensors"
 _sites: dict[tuple[int, int, Callable[..., Any]], _Site] = {}
+_sites_lock = reentrant_lock()
 
 
 def begin(op: Callable[..., Any]) -> Replay | None:
@@ -134,7 +139,7 @@ def begin(op: Callable[..., Any]) -> Replay | None:
     key = (id(code), frame.f_lasti, op)
     site = THREAD.site = _sites.get(key)
     if site is None:
-        with LOCK:
+        with _sites_lock:
             if len(_sites) >= _SITES:
                 _sites.pop(next(iter(_sites)))
             _sites[key] = THREAD.site = _Site(code)
@@ -247,7 +252,7 @@ class _FlushingStructure:
         self._structure = structure
 
     def __call__(self, tensors: list[Any]) -> Any:
-        _flush([tensor._cell for tensor in tensors])
+        alone(_flush, [tensor._cell for tensor in tensors])
         return tensors[0] if self._structure is None else self._structure(tensors)
 
 
@@ -256,35 +261,35 @@ def materialize(cells: Sequence[Cell]) -> None:
     alone(compute, cells)
 
 
+@locked(LOCK)
 def compute(cells: Sequence[Cell]) -> None:
     """`materialize`, for functions that use the recorder already."""
-    with LOCK:
-        targets = [cell for cell in cells if cell.storage is None]
-        if not targets:
-            return
-        # the stretch ends here, even if the run raises
-        replay, capture = THREAD.replay, THREAD.capture
-        THREAD.replay = THREAD.capture = None
-        THREAD.begins, THREAD.calls = True, 0
-        if replay is not None and _finish(replay, targets):
-            return
-        recording, outputs = _recording(targets)
-        # before the run: a tensor that is freed meanwhile was still an output
-        held = [] if capture is None else capture.held(targets)
-        program = program_of(recording)
-        storages = execute(
-            program,
-            recording.leaves,
-            lambda number: recording.calls[number].place,
-        )
-        if capture is not None and THREAD.site is not None:
-            structure = None
-            if capture.calls == PENDING_CALLS:
-                structure = _FlushingStructure
-            trace = capture.finish(targets, recording, outputs, held, program, structure)
-            THREAD.site.learn(trace, recording)
-        for cell, storage in zip(outputs, storages, strict=True):
-            cell.keep(storage)
+    targets = [cell for cell in cells if cell.storage is None]
+    if not targets:
+        return
+    # the stretch ends here, even if the run raises
+    replay, capture = THREAD.replay, THREAD.capture
+    THREAD.replay = THREAD.capture = None
+    THREAD.begins, THREAD.calls = True, 0
+    if replay is not None and _finish(replay, targets):
+        return
+    recording, outputs = _recording(targets)
+    # before the run: a tensor that is freed meanwhile was still an output
+    held = [] if capture is None else capture.held(targets)
+    program = program_of(recording)
+    storages = execute(
+        program,
+        recording.leaves,
+        lambda number: recording.calls[number].place,
+    )
+    if capture is not None and THREAD.site is not None:
+        structure = None
+        if capture.calls == PENDING_CALLS:
+            structure = _FlushingStructure
+        trace = capture.finish(targets, recording, outputs, held, program, structure)
+        THREAD.site.learn(trace, recording)
+    for cell, storage in zip(outputs, storages, strict=True):
+        cell.keep(storage)
 
 
 def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
@@ -299,22 +304,37 @@ def _finish(replay: Replay, targets: Sequence[Cell]) -> bool:
     return True
 
 
+@locked(LOCK)
 def compute_all() -> None:
     """Computes all tensors that the program holds, for functions that use the recorder already.
 
     Nothing is raised, as the program needs none of the values here: a tensor that cannot be computed keeps its error,
     which each use of it raises.
     """
-    with LOCK:
-        cells = [tensor._cell for tensor in _pending()]
-        try:
-            compute(cells)
-        except Exception:
-            for cell in cells:
-                try:
-                    compute([cell])
-                except Exception as error:
-                    _call_of(cell).error = error
+    cells = [tensor._cell for tensor in _pending()]
+    try:
+        compute(cells)
+    except Exception as error:
+        if not _is_lasting(error):
+            raise
+        for cell in cells:
+            try:
+                compute([cell])
+            except Exception as error:
+                if not _is_lasting(error):
+                    raise
+                _call_of(cell).error = error
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether a run raises an error again; not those of signal handlers and events, which end any run."""
+    if isinstance(error, ReentryError | ExecutionInterrupted):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return raised_in.partition(".")[0] in _PACKAGES
 
 
 def _recording(targets: Sequence[Cell]) -> tuple[Recording, list[Cell]]:
@@ -384,22 +404,27 @@ def _run_now(call: Call) -> list[Cell]:
     """Runs a call at once, as the sizes of its results are only known after the run."""
     # the call ends the stretch, as a value does
     THREAD.capture, THREAD.begins = None, True
-    with LOCK:
-        compute(call.inputs)
-        leaves: dict[int, int] = {}
-        cells: list[Cell] = []
-        for cell in call.inputs:
-            if id(cell.storage) not in leaves:
-                leaves[id(cell.storage)] = len(cells)
-                cells.append(cell)
-        sources = tuple([(-1, leaves[id(cell.storage)]) for cell in call.inputs])
-        outputs = [(0, index) for index in range(len(call.signature.results))]
-        storages = execute(
-            program_of(Recording([call], cells, [sources], outputs)),
-            cells,
-            lambda _: call.place,
-        )
+    storages = _executed(call)
     return [Cell(type_of(storage), storage) for storage in storages]
+
+
+@locked(LOCK)
+def _executed(call: Call) -> list[driver.Tensor]:
+    """Runs a call and what it depends on."""
+    compute(call.inputs)
+    leaves: dict[int, int] = {}
+    cells: list[Cell] = []
+    for cell in call.inputs:
+        if id(cell.storage) not in leaves:
+            leaves[id(cell.storage)] = len(cells)
+            cells.append(cell)
+    sources = tuple([(-1, leaves[id(cell.storage)]) for cell in call.inputs])
+    outputs = [(0, index) for index in range(len(call.signature.results))]
+    return execute(
+        program_of(Recording([call], cells, [sources], outputs)),
+        cells,
+        lambda _: call.place,
+    )
 
 
 def staged_graph() -> Graph:
@@ -407,7 +432,7 @@ def staged_graph() -> Graph:
     return alone(_staged_graph)
 
 
+@locked(LOCK)
 def _staged_graph() -> Graph:
-    with LOCK:
-        recording, _ = _recording([tensor._cell for tensor in _pending()])
+    recording, _ = _recording([tensor._cell for tensor in _pending()])
     return staged(recording)

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import ref
 
 from max._config import flags
+from max._reentry import locked
 from max.experimental._cells import Call, Cell, Unsettled
 from max.experimental._holders import LOCK, hold
 from max.experimental._patterns import Symbol
@@ -82,8 +83,12 @@ class Replay(Unsettled):
         self._trace, self._steps, self._followed = trace, trace.steps, trace.followed
         self.position = 0
         """The number of calls that followed the trace."""
-        self.in_use = False
-        """Whether a call is being compared; a signal handler must not make another one."""
+        self.in_use = True
+        """Whether a call is being compared; a signal handler must not make another one.
+
+        It stays if an exception ends the comparison, as of a signal handler: the values may include some of that call.
+        The first call is compared at once.
+        """
         self.values: list[Cell] = []
         self._holders: list[ref[Any]] = []
         """A weak reference to the tensor on each result."""
@@ -139,6 +144,7 @@ class Replay(Unsettled):
             if results is not None:
                 results.append(tensor)
         self.position = position + 1
+        self.in_use = False
         if self._closed:
             # another thread has settled the earlier calls, and does not know of this one
             self.settle()
@@ -164,6 +170,7 @@ class Replay(Unsettled):
         if (
             self.position != len(trace.steps)
             or self._closed
+            or self.in_use
             or len(targets) != len(trace.targets)
             or any([values[n] is not cell for cell, n in zip(targets, trace.targets, strict=True)])
             or self._held() != trace.held
@@ -197,32 +204,32 @@ class Replay(Unsettled):
     def _place(self, position: int) -> tuple[str, int]:
         return self._places.get(position) or self._steps[position].line.place
 
+    @locked(LOCK)
     def settle(self) -> None:
         """Records the calls that are not yet recorded, and ends the replay.
 
         If another thread calls this, a call that the replay's own thread is making records itself.
         """
-        with LOCK:
-            # no further step matches; `_closed` tells a call that passed its match before
-            self._closed, self._followed = True, ()
-            values, holders, end = self.values, iter(self._holders), self.position
-            for position in range(end):
-                step = self._steps[position]
-                cells = values[step.first : step.first + len(step.types)]
-                tensors = [next(holders)() for _ in cells]
-                if position < self._settled:
-                    continue  # recorded by an earlier call of this method
-                inputs = [values[number] for number in step.inputs]
-                call = Call(self._signature(position, inputs), inputs, self._place(position))
-                self._calls.append(call)
-                call.results = tuple([ref(cell) for cell in cells])
-                for index, (cell, tensor) in enumerate(zip(cells, tensors, strict=True)):
-                    if cell.storage is None:
-                        cell.call, cell.index, cell.holder = call, index, None
-                        if tensor is not None:
-                            hold(cell, tensor)
-            self._settled = end
-            _replays.discard(self)
+        # no further step matches; `_closed` tells a call that passed its match before
+        self._closed, self._followed = True, ()
+        values, holders, end = self.values, iter(self._holders), self.position
+        for position in range(end):
+            step = self._steps[position]
+            cells = values[step.first : step.first + len(step.types)]
+            tensors = [next(holders)() for _ in cells]
+            if position < self._settled:
+                continue  # recorded by an earlier call of this method
+            inputs = [values[number] for number in step.inputs]
+            call = Call(self._signature(position, inputs), inputs, self._place(position))
+            self._calls.append(call)
+            call.results = tuple([ref(cell) for cell in cells])
+            for index, (cell, tensor) in enumerate(zip(cells, tensors, strict=True)):
+                if cell.storage is None:
+                    cell.call, cell.index, cell.holder = call, index, None
+                    if tensor is not None:
+                        hold(cell, tensor)
+        self._settled = end
+        _replays.discard(self)
 
     def _signature(self, position: int, inputs: Sequence[Cell]) -> Signature:
         step = self._steps[position]
@@ -361,8 +368,8 @@ class Replay(Unsettled):
         return True
 
 
+@locked(LOCK)
 def settle_all() -> None:
     """Records the calls of all replays, and ends them."""
-    with LOCK:
-        for replay in list(_replays):
-            replay.settle()
+    for replay in list(_replays):
+        replay.settle()

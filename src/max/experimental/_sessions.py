@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from max import driver
-from max._reentry import reentrant_lock
+from max._reentry import LockLevel, locked, reentrant_lock
 from max.engine import InferenceSession
 
 __all__ = ["session_of"]
 
 _sessions: dict[tuple[driver.Device, ...], InferenceSession] = {}
-_lock = reentrant_lock()
+_lock = reentrant_lock(LockLevel.SESSIONS)
 
 
+@locked(_lock)
 def session_of(devices: Iterable[driver.Device]) -> InferenceSession:
     """The shared session of a set of devices, to which the CPU is added.
 
@@ -21,8 +22,7 @@ def session_of(devices: Iterable[driver.Device]) -> InferenceSession:
         devices: The devices, in any order.
     """
     ordered = tuple(sorted({driver.CPU(), *devices}, key=lambda d: (d.label, d.id)))
-    with _lock:
-        session = _sessions.get(ordered)
-        if session is None:
-            session = _sessions[ordered] = InferenceSession(devices=ordered)
+    session = _sessions.get(ordered)
+    if session is None:
+        session = _sessions[ordered] = InferenceSession(devices=ordered)
     return session

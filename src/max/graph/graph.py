@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from max import mlir
 from max._errors import ArgumentError
+from max._reentry import refuse_in_collection
 from max.graph._places import location_at, user_place
 from max.graph.added_weights import AddedWeights
 from max.graph.chains import Chains, DeviceChainMap
@@ -203,6 +204,7 @@ class Graph:
     # Building
 
     def __enter__(self) -> Graph:
+        refuse_in_collection("building a graph")
         CURRENT.set((*CURRENT.get(), self))
         return self
 

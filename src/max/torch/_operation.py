@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd import forward_ad
 
-from max._reentry import reentrant_lock
+from max._reentry import LockLevel, locked, reentrant_lock
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph, KernelLibrary, TensorType, Value
@@ -54,7 +54,7 @@ class Compiled:
         self.outputs = roles.count("output")
         self.in_place = [index for index, role in enumerate(roles) if role == "inout"]
         self.models: dict[Form, Model] = {}
-        self.lock = reentrant_lock()
+        self.lock = reentrant_lock(LockLevel.PROGRAMS)
 
     def model_for(self, tensors: Sequence[torch.Tensor]) -> Model:
         """The graph for the form of the arguments, compiled when it is first needed."""
@@ -63,11 +63,13 @@ class Compiled:
         else:
             form = tuple([(t.dtype, t.is_cpu, t.dim()) for t in tensors])
         model = self.models.get(form)
+        return self._compiled(form, tensors) if model is None else model
+
+    @locked("lock")
+    def _compiled(self, form: Form, tensors: Sequence[torch.Tensor]) -> Model:
+        model = self.models.get(form)
         if model is None:
-            with self.lock:
-                model = self.models.get(form)
-                if model is None:
-                    model = self.models[form] = session().load(self.build(*tensors))
+            model = self.models[form] = session().load(self.build(*tensors))
         return model
 
     def __call__(self, *tensors: torch.Tensor) -> None:

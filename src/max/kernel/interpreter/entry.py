@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from max._abi import (
     ErrorRecord,
     ErrorState,
 )
+from max._reentry import reentrant_lock
 from max.kernel.interpreter.interpret import ArrayView, RunContext, arguments, formatted
 from max.kernel.ir.nodes import KernelIR
 from max.kernel.language import lang
@@ -34,7 +34,7 @@ from max.kernel.types import ScalarType, TensorSpec, scalar_type
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _BARRIER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _POLL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-_lock = threading.Lock()
+_lock = reentrant_lock()
 _entries: list[Any] = []  # native code has their addresses: they stay
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from max._reentry import reentrant_lock
 from max.kernel.errors import KernelTypeError
 from max.kernel.ir.nodes import LONG_SHARE, LONGS, SHORT_SHARE
 from max.kernel.language import lang, values
@@ -206,7 +207,7 @@ class ArrayView:
         )
 
 
-_atomic = threading.Lock()
+_atomic = reentrant_lock()
 
 
 class _Launch:

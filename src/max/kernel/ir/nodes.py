@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from max._dataclass import dataclass
+from max._reentry import cached_property
 from max.kernel.types import ScalarType, Type
 
 

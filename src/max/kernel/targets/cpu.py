@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from max._config import FlagError, flags
 from max._dataclass import dataclass
 from max._lazy import lazy_module
+from max._reentry import cached_property
 from max._spelling import did_you_mean
 from max.kernel.targets.host import ARM64_BASE, ARM64_FEATURES, host_features, known_features
 from max.kernel.targets.target import LLVMTarget
@@ -74,7 +75,7 @@ class CPUTarget(LLVMTarget):
         """Whether code may use a CPU feature, by LLVM's name (``"avx512bf16"``)."""
         return feature in self.closure
 
-    @functools.cached_property
+    @cached_property
     def closure(self) -> frozenset[str]:
         """The features, with those that they imply."""
         features, todo = set(self.features), list(self.features)
@@ -85,7 +86,7 @@ class CPUTarget(LLVMTarget):
                     todo.append(implied)
         return frozenset(features)
 
-    @functools.cached_property
+    @cached_property
     def vector_bits(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Bits of a vector register."""
         if not self.is_x86:
@@ -179,7 +180,7 @@ class CPUTarget(LLVMTarget):
         features = frozenset(name for name in self.features if not _is_amx(name))
         return replace(self, features=features)
 
-    @functools.cached_property
+    @cached_property
     def feature_string(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """LLVM's ``target-features``."""
         base = _X86_BASE if self.is_x86 else ARM64_BASE if self.is_arm64 else frozenset[str]()
@@ -196,12 +197,12 @@ class CPUTarget(LLVMTarget):
             return ARM64_FEATURES
         return known_features() if self.is_x86 and self.cpu != _GENERIC_X86 else frozenset()
 
-    @functools.cached_property
+    @cached_property
     def cache_key(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Triple, processor and features."""
         return " ".join([self.triple, self.cpu, *sorted(self.features)])
 
-    @functools.cached_property
+    @cached_property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The architecture, and the features that kernels query."""
         printed_features = (

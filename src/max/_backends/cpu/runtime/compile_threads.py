@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from max._reentry import reentrant_lock
+from max._runtime.daemon_thread import DaemonThread
 
 __all__ = ["LongestFirst"]
 
@@ -18,16 +19,21 @@ T = TypeVar("T")
 class LongestFirst(Generic[T]):
     """A thread pool that takes long tasks before short ones, so that no thread waits for a long task at the end.
 
+    Signal handlers may submit tasks inside `submit`: the heap and the queue change in one instruction each.
+
     Args:
-        num_threads: The number of threads.
-        name: The prefix of the threads' names.
+        num_threads: The number of threads; they start with the tasks.
     """
 
-    def __init__(self, num_threads: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, name)
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._threads: list[DaemonThread] = []
         self._waiting: list[tuple[int, int, Future[T], Callable[[], T]]] = []
         self._numbers = itertools.count()
-        self._lock = reentrant_lock()
+        self._submitted: SimpleQueue[None] = SimpleQueue()
+        """An item for each task of `_waiting`."""
+        self.unfinished: set[Future[T]] = set()
+        """The tasks that wait or run."""
 
     def submit(self, length: int, task: Callable[[], T]) -> Future[T]:
         """Runs a task on a thread, after the longer ones that wait; returns its result, which may be cancelled.
@@ -35,21 +41,41 @@ class LongestFirst(Generic[T]):
         Args:
             length: The length of the task, in any unit.
             task: The task.
+
+        Raises:
+            RuntimeError: The system refuses the first thread.
         """
+        if len(self._threads) < self._num_threads:
+            self._start_thread()
         future: Future[T] = Future()
-        with self._lock:
-            # the number keeps tasks of equal length in the order of their submission
-            heapq.heappush(self._waiting, (-length, next(self._numbers), future, task))
-        self._pool.submit(self._run_next)
+        self.unfinished.add(future)
+        # the number keeps tasks of equal length in the order of their submission
+        heapq.heappush(self._waiting, (-length, next(self._numbers), future, task))
+        self._submitted.put(None)
         return future
 
-    def _run_next(self) -> None:
-        """Runs the waiting task with the longest text, and stores its result or exception in its future."""
-        with self._lock:
-            *_, future, task = heapq.heappop(self._waiting)
-        if not future.set_running_or_notify_cancel():
-            return
+    def _start_thread(self) -> None:
+        thread = DaemonThread(self._work)
         try:
-            future.set_result(task())
-        except BaseException as error:  # raised where the result is read, as in concurrent.futures
-            future.set_exception(error)
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
+
+    def _work(self) -> None:
+        """A thread: runs the waiting task with the longest text, and stores its result or exception in its future."""
+        while True:
+            self._submitted.get()
+            *_, future, task = heapq.heappop(self._waiting)
+            try:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(task())
+            except (
+                BaseException
+            ) as error:  # raised where the result is read, as in concurrent.futures
+                future.set_exception(error)
+            finally:
+                self.unfinished.discard(future)
+                del future, task

@@ -27,6 +27,7 @@ from max._abi import (
 from max._backends.cpu.runtime import pool as pools
 from max._backends.cpu.runtime.pool import Pool
 from max._config import flags
+from max._reentry import ReentryError
 from max._runtime import platform
 from max._runtime.program import (
     Jump,
@@ -204,12 +205,15 @@ class Executor:
     ) -> npt.NDArray[np.int64] | None:
         """Runs inside a run on another pool: two threads that wait for each other's pools would wait for ever."""
         lock = self.pool.lock
-        if not lock.acquire(timeout=pools.NESTED_SECONDS):
-            raise RuntimeError(pools.BUSY)
         try:
+            if not lock.acquire(timeout=pools.NESTED_SECONDS):
+                raise ReentryError(pools.BUSY)
             return self._run_locked(bases, index, offsets, alone)
         finally:
-            lock.release()
+            try:
+                lock.release()
+            except RuntimeError:
+                pass  # not acquired
 
     def set_addend(self, launch: int, slot: int, addend: int) -> None:
         """Replaces the addend of a slot, from the next run on.

@@ -7,11 +7,11 @@ objects of their own, which all kernels share: the names in a kernel's object sa
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
 from max._abi import FUNCTION_DIGITS, FUNCTION_PREFIX
+from max._backends.cpu.runtime.compiler_forks import ForkGuard
 from max._backends.cpu.runtime.llvm_compiler import (
     PASS_MODE,
     CompileError,
@@ -32,6 +33,7 @@ from max._config import flags
 from max._dataclass import dataclass
 from max._host import usable_cpus
 from max._lazy import lazy_module
+from max._reentry import LockLevel, locked, reentrant_lock
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache
 
@@ -92,6 +94,7 @@ class Jit:
     """The code for one machine in this process."""
 
     def __init__(self, machine: Machine) -> None:
+        _forks.check()
         self.machine = machine
         self._code_model = platform.code_model(machine.triple)
         self._lljit = llvm.create_lljit_compiler(
@@ -102,7 +105,7 @@ class Jit:
         self._started: dict[str, Future[bytes]] = {}
         self._functions: dict[str, Unit] = {}
         """The outlined functions that are not loaded and whose text this process made, by key."""
-        self._lock = threading.RLock()
+        self._lock = reentrant_lock(LockLevel.JIT)
         self._local = threading.local()
         self._numbers = itertools.count()
         self._native: native_compiler.NativeCompile | None = None
@@ -116,25 +119,25 @@ class Jit:
         self._local.compiler.native = self._native
         return self._local.compiler
 
+    @locked("_lock")
     def _prepare_threads(self) -> None:
         """Links the function that compiles a module without Python's lock, once."""
-        with self._lock:
-            if self._prepared:
-                return
-            self._prepared = True
-            name, text = native_compiler.EXPORT, native_compiler.TEXT
-            key = self.object_key(f"{name}-{content_key(text)} False")
-            cache = default_cache()
-            data = cache.get(_OBJECT_KIND, key)
-            if data is None:
-                data = self._compiler().compile(name, text, optimize=False)
-                cache.put(_OBJECT_KIND, key, data)
-            builder = llvm.JITLibraryBuilder().add_object_img(data).export_symbol(name)
-            tracker = builder.link(self._lljit, name)
-            _immortal.append(tracker)
-            # a release without one of llvmlite's functions compiles as before
-            with contextlib.suppress(AttributeError):
-                self._native = native_compiler.NativeCompile(tracker[name], llvm.ffi.lib)
+        if self._prepared:
+            return
+        self._prepared = True
+        name, text = native_compiler.EXPORT, native_compiler.TEXT
+        key = self.object_key(f"{name}-{content_key(text)} False")
+        cache = default_cache()
+        data = cache.get(_OBJECT_KIND, key)
+        if data is None:
+            data = self._compiler().compile(name, text, optimize=False)
+            cache.put(_OBJECT_KIND, key, data)
+        builder = llvm.JITLibraryBuilder().add_object_img(data).export_symbol(name)
+        tracker = builder.link(self._lljit, name)
+        _immortal.append(tracker)
+        # a release without one of llvmlite's functions compiles as before
+        with contextlib.suppress(AttributeError):
+            self._native = native_compiler.NativeCompile(tracker[name], llvm.ffi.lib)
 
     def object_key(self, key: str) -> str:
         """The key on disk: the hash of the unit's key and of everything that determines the object code."""
@@ -162,25 +165,29 @@ class Jit:
         """
         if unit.key in self._loaded or unit.key in self._started or not _compiles_ahead():
             return
+        _forks.check()
         if default_cache().has(_OBJECT_KIND, self._object_key_of(unit)):
             return
         if self._started:  # a single module gains less than the function costs
             self._prepare_threads()
-        text = self._text(unit)
-        with self._lock:  # no compilation starts during a fork
-            self._started[unit.key] = self._submit(unit, text)
+        self._start(unit, self._text(unit))
 
+    @locked("_lock")  # no compilation starts during a fork
+    def _start(self, unit: Unit, text: str) -> None:
+        self._started[unit.key] = self._submit(unit, text)
+
+    @locked("_lock")
     def cancel_started(self) -> None:
         """Cancels the compilations that no thread has begun, after an error."""
-        with self._lock:
-            for key, future in list(self._started.items()):
-                if future.cancel():
-                    del self._started[key]
+        for key, future in list(self._started.items()):
+            if future.cancel():
+                del self._started[key]
 
     def wait_for_started(self) -> None:
         """Waits for all compilations that `start` began."""
         wait(list(self._started.values()))
 
+    @locked("_lock")
     def load(
         self,
         units: Sequence[Unit],
@@ -196,14 +203,14 @@ class Jit:
 
         Raises:
             CompileError: LLVM rejects a unit, or a symbol is missing.
+            RuntimeError: The process was forked while another thread used LLVM.
         """
         cache = default_cache() if cache is None else cache
-        with self._lock:
-            missing = {unit.key: unit for unit in units if unit.key not in self._loaded}
-            stats.reused += len(units) - len(missing)
-            if missing:
-                self._load_missing(list(missing.values()), symbols or {}, cache)
-            return {unit.key: self._loaded[unit.key] for unit in units}
+        missing = {unit.key: unit for unit in units if unit.key not in self._loaded}
+        stats.reused += len(units) - len(missing)
+        if missing:
+            self._load_missing(list(missing.values()), symbols or {}, cache)
+        return {unit.key: self._loaded[unit.key] for unit in units}
 
     def entries(self, units: Mapping[str, Unit]) -> dict[str, int]:
         """The address of the first export of each unit, by the key of the mapping; see `load`."""
@@ -229,6 +236,7 @@ class Jit:
         self, units: Sequence[Unit], symbols: Mapping[str, int], cache: Cache
     ) -> None:
         """Loads units that are not loaded, from cached objects where all parts are on the disk."""
+        _forks.check()
         # cached code skips the stages that a dump shows
         dumped = flags.MAX_DUMP & {"llvm", "asm"}
         cached_objects: dict[str, bytes | None] = {}
@@ -276,16 +284,28 @@ class Jit:
         on_this_thread = len(units) <= 1 or not _compiles_ahead()
         if not on_this_thread:
             self._prepare_threads()
-        pending: list[Future[bytes] | bytes] = []
+        pending: list[tuple[Unit, Future[bytes] | bytes]] = []
         for unit in units:
             started = self._started.pop(unit.key, None)
             if started is not None:
-                pending.append(started)
+                pending.append((unit, started))
             elif on_this_thread:
-                pending.append(self._work(unit, self._text(unit)))
+                pending.append((unit, self._work(unit, self._text(unit))))
             else:
-                pending.append(self._submit(unit, self._text(unit)))
-        return [data if isinstance(data, bytes) else data.result() for data in pending]
+                pending.append((unit, self._submit(unit, self._text(unit))))
+        return [
+            data if isinstance(data, bytes) else self._result(unit, data) for unit, data in pending
+        ]
+
+    def _result(self, unit: Unit, future: Future[bytes]) -> bytes:
+        """The object of a unit that a thread compiles; in a process that was forked meanwhile, this thread."""
+        while True:
+            try:
+                return future.result(1.0)
+            except TimeoutError:
+                _forks.check()
+                if future not in _unfinished() and not future.done():
+                    return self._work(unit, self._text(unit))
 
     def _submit(self, unit: Unit, text: str) -> Future[bytes]:
         """Compiles a unit on another thread; of those that wait, the one with the longest text first."""
@@ -364,8 +384,17 @@ def _threads() -> compile_threads.LongestFirst[bytes]:
     """The threads of the compiler, one per core."""
     global _pool
     if _pool is None:
-        _pool = compile_threads.LongestFirst(_cores(), "max-compile")
+        _pool = compile_threads.LongestFirst(_cores())
     return _pool
+
+
+@atexit.register
+def _end_compilations() -> None:
+    """Waits for the compilations that run: LLVM must not be in use when the process ends."""
+    if _pool is not None:
+        for future in list(_pool.unfinished):
+            future.cancel()
+        wait(list(_pool.unfinished))
 
 
 @functools.cache
@@ -382,15 +411,15 @@ def _compiles_ahead() -> bool:
 # never disposed: native memory holds addresses of their code
 _immortal: list[Any] = []
 _jits: dict[Machine, Jit] = {}
-_jits_lock = threading.RLock()
+_jits_lock = reentrant_lock(LockLevel.JITS)
 
 
+@locked(_jits_lock)
 def jit_for(machine: Machine) -> Jit:
     """The JIT of a machine, one per process."""
-    with _jits_lock:
-        if machine not in _jits:
-            _jits[machine] = Jit(machine)
-        return _jits[machine]
+    if machine not in _jits:
+        _jits[machine] = Jit(machine)
+    return _jits[machine]
 
 
 def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[str, int]:
@@ -419,35 +448,17 @@ class AbsentError(Exception):
     """A kernel's text was needed where only its key is known."""
 
 
-def _locks() -> list[threading.RLock]:
-    """The locks of all tables, in the order in which they are taken."""
-    return [_jits_lock, *(jit._lock for jit in _jits.values())]  # pyright: ignore[reportPrivateUsage, reportReturnType]
+def _locks() -> list[Any]:
+    return [_jits_lock, *[jit._lock for jit in list(_jits.values())]]  # pyright: ignore[reportPrivateUsage]
 
 
-_held: list[Any] = []
+def _unfinished() -> set[Future[bytes]]:
+    return set() if _pool is None else _pool.unfinished
 
 
-def _before_fork() -> None:
-    # a child must not inherit a partly filled table: the fork waits for compilations of other threads
-    for lock in _locks():
-        lock.acquire()
-        _held.append(lock)
-    for jit in _jits.values():
-        jit.wait_for_started()
-
-
-def _after_fork() -> None:
-    while _held:
-        _held.pop().release()
-
-
-def _after_fork_in_child() -> None:
+def _forget_threads() -> None:
     global _pool
-    _pool = None  # its threads stayed in the parent
-    _after_fork()
+    _pool = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-    )
+_forks = ForkGuard(_locks, _unfinished, _forget_threads)

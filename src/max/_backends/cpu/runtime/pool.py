@@ -29,9 +29,10 @@ from max._abi import (
 )
 from max._backends.cpu.runtime import jit, native
 from max._host import usable_cpus
-from max._reentry import reentrant_lock
+from max._reentry import ReentryError, reentrant_lock
 from max._runtime import interrupts, platform
 from max._runtime.cache import content_key
+from max._runtime.daemon_thread import DaemonThread
 
 logger = logging.getLogger("max.runtime")
 
@@ -51,7 +52,7 @@ _NESTED = (
     "a signal handler cannot run a model while the thread that it interrupts is running one; "
     "note what came, and run it later"
 )
-NESTED_SECONDS = 1.0
+NESTED_SECONDS = 0.2
 """How long a run waits for its pool inside a run on another pool."""
 BUSY = (
     "a signal handler or finalizer cannot run a model on workers that are busy while the thread that it interrupts "
@@ -111,7 +112,7 @@ class Pool:
         # reentrant: a signal handler that starts a run inside a run gets an error instead of a deadlock
         self._lock = reentrant_lock()
         self._buffers_lock = reentrant_lock()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[DaemonThread] = []
         self._is_starting = False
         self._closed = False
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -140,9 +141,10 @@ class Pool:
         while other threads compile its kernels.
         """
         if self._native is None:
+            # before the lock, under which nothing is compiled: a second load finds the code of the first
+            if self.parking not in _functions:
+                _functions[self.parking] = _Functions(self.parking)
             with self._lock:
-                if self.parking not in _functions:
-                    _functions[self.parking] = _Functions(self.parking)
                 if self._native is None:
                     self._new_memory(first=True)
         assert self._native is not None
@@ -159,7 +161,7 @@ class Pool:
             self.prepare()
             if scratch_bytes > self._scratch_bytes or num_slots > self._num_slots:
                 if self.run_number() % 2:
-                    raise RuntimeError(_NESTED)
+                    raise ReentryError(_NESTED)
                 self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
                 self._num_slots = max(self._num_slots, num_slots)
                 with self._buffers_lock:
@@ -194,7 +196,7 @@ class Pool:
             interrupts.wake()
         state = self._enter(self._address, program, bases, index, offsets, alone)
         if state == ErrorState.NESTED:
-            raise RuntimeError(_NESTED)
+            raise ReentryError(_NESTED)
         return state
 
     def run_number(self) -> int:
@@ -347,12 +349,7 @@ class Pool:
             if self._words(PoolState.STOP)[0]:
                 self._new_memory()  # an interrupted `_dismiss` made none
             for worker in range(len(self._threads) + 1, self.num_threads):
-                thread = threading.Thread(
-                    target=_work,
-                    args=(native.worker, self._memory, worker),
-                    name=f"max-worker-{worker}",
-                    daemon=True,
-                )
+                thread = DaemonThread(_work, native.worker, self._memory, worker)
                 # first in the list: an interrupt after its start must not leave it on the memory
                 self._threads.append(thread)
                 thread.start()
@@ -371,8 +368,7 @@ class Pool:
             self.prepare().stop(self._address)
             self._new_memory()
             for thread in threads:
-                if thread.ident is not None:
-                    thread.join(_JOIN_SECONDS)
+                thread.join(_JOIN_SECONDS)
 
     def _reset_after_fork(self) -> None:
         """Gives the pool of a child process new memory, and no threads."""

@@ -1,0 +1,66 @@
+"""Threads that signal handlers and forks may interrupt the start of."""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable
+
+__all__ = ["DaemonThread"]
+
+
+class DaemonThread:
+    """A thread that does not keep the process alive.
+
+    `threading.Thread.start` takes a lock of the process and waits until the thread runs. A signal handler that
+    interrupts it can neither start a thread nor fork: the thread, or the child, would wait for ever. `start` of this
+    class returns at once.
+
+    Args:
+        target: What the thread calls.
+        args: Its arguments.
+
+    Attributes:
+        ident: The number that `threading.get_ident` gives in the thread; None before its start.
+    """
+
+    def __init__(self, target: Callable[..., object], *args: object) -> None:
+        self._target, self._args = target, args
+        self._running = _thread.allocate_lock()
+        self.ident: int | None = None
+
+    def start(self) -> None:
+        """Starts the thread, once.
+
+        Raises:
+            RuntimeError: The system refuses a thread.
+        """
+        self._running.acquire()
+        try:
+            self.ident = _thread.start_new_thread(self._run, ())
+        except RuntimeError:
+            self._running.release()
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._target(*self._args)
+        finally:
+            self._running.release()
+
+    def is_alive(self) -> bool:
+        """Whether the thread was started and has not ended."""
+        return self._running.locked()
+
+    def join(self, timeout: float = -1) -> bool:
+        """Waits for the end of the thread.
+
+        Args:
+            timeout: The maximum number of seconds; without a limit by default.
+
+        Returns:
+            Whether it ended, or was never started.
+        """
+        ended = self._running.acquire(timeout=timeout)
+        if ended:
+            self._running.release()
+        return ended
