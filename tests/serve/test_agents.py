@@ -239,3 +239,96 @@ def test_anthropic_clients_list_models_and_get_schemas(http) -> None:
     for more in ({"output_format": form}, {"output_config": {"format": form, "effort": "low"}}):
         answer = post(http, "/v1/messages", {**body, **more})
         assert json.loads(answer["content"][0]["text"]) in ({"n": 1}, {"n": 2})
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        ("/v1/chat/completions", {"bad_words": ["a"]}, "bad_words"),
+        ("/v1/completions", {"bad_words": ["a"]}, "bad_words"),
+        ("/v1/chat/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": 0}, "prompt_logprobs"),
+        (
+            "/v1/chat/completions",
+            {"chat_template_kwargs": {"max_tokens": 3}},
+            "chat_template_kwargs",
+        ),
+        (
+            "/v1/chat/completions",
+            {"chat_template_kwargs": {"truncation": True}},
+            "chat_template_kwargs",
+        ),
+        ("/v1/chat/completions", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ],
+)
+def test_fields_that_are_not_obeyed_are_errors(http, path, more, param) -> None:
+    body = {
+        "max_tokens": 2,
+        **({"prompt": "x"} if path == "/v1/completions" else {"messages": ASK}),
+        **more,
+    }
+    assert post(http, path, body, 400)["error"]["param"] == param
+
+
+def test_unknown_variables_of_templates_are_taken(http) -> None:
+    for more in ({"enable_thinking": False}, {"anything": 1}, {"reasoning_effort": "low"}):
+        post(
+            http,
+            "/v1/chat/completions",
+            {"messages": ASK, "max_tokens": 2, "chat_template_kwargs": more},
+        )
+    post(http, "/v1/chat/completions", {"messages": ASK, "max_tokens": 2, "bad_words": []})
+
+
+def test_the_last_tokens_of_a_prompt(http) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "one two three four five six"}),
+        ("/v1/chat/completions", {"messages": ASK}),
+    ):
+        usage = post(http, path, {**body, "max_tokens": 2, "truncate_prompt_tokens": 3})["usage"]
+        assert usage["prompt_tokens"] == 3
+    tokens = post(http, "/tokenize", {"content": "one two three four five six"})["tokens"][-3:]
+    cut = {
+        "prompt": "one two three four five six",
+        "truncate_prompt_tokens": 3,
+        "temperature": 0,
+        "max_tokens": 5,
+    }
+    same = {"prompt": tokens, "temperature": 0, "max_tokens": 5}
+    texts = [post(http, "/v1/completions", body)["choices"][0]["text"] for body in (cut, same)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_each_event_has_the_usage(http, path) -> None:
+    body = {"prompt": "x"} if path == "/v1/completions" else {"messages": ASK}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    whole = {**body, "max_tokens": 6, "stream": True, "stream_options": options, "ignore_eos": True}
+    lines = http.post(path, json=whole).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    counts = [each["usage"]["completion_tokens"] for each in events]
+    assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 1
+    assert {each["usage"]["prompt_tokens"] for each in events} == {
+        events[-1]["usage"]["prompt_tokens"]
+    }
+
+
+def test_log_probabilities_of_ollama(http) -> None:
+    options = {"num_predict": 4, "temperature": 0}
+    for path, more in (
+        ("/api/chat", {"messages": ASK}),
+        ("/api/generate", {"prompt": "x"}),
+        ("/api/generate", {"prompt": "x", "raw": True}),
+    ):
+        body = {"model": "tiny", "options": options, "logprobs": True, "top_logprobs": 2, **more}
+        whole = post(http, path, {**body, "stream": False})
+        logs = whole["logprobs"]
+        assert len(logs) == whole["eval_count"] and all(
+            len(each["top_logprobs"]) == 2 for each in logs
+        )
+        lines = [json.loads(line) for line in http.post(path, json=body).text.splitlines()]
+        assert [log["token"] for line in lines for log in line.get("logprobs", ())] == [
+            log["token"] for log in logs
+        ]
+    post(http, "/api/generate", {"model": "tiny", "prompt": "x", "context": [1, 2]}, 400)
+    post(http, "/api/generate", {"model": "tiny", "prompt": "x", "top_logprobs": 2}, 400)

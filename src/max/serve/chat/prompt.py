@@ -54,6 +54,7 @@ class Conversation:
         reasoning_tokens: The maximum number of tokens of reasoning; None: no limit.
         thinking_temperature: The temperature of tokens of reasoning; None: the server's default.
         continues: Whether the answer goes on with the last message, which is the assistant's.
+        kept_tokens: The number of the prompt's last tokens that are kept; None: all.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class Conversation:
     reasoning_tokens: int | None = None
     thinking_temperature: float | None = None
     continues: bool = False
+    kept_tokens: int | None = None
 
 
 async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
@@ -126,7 +128,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         TextGenerationRequest(
             request_id=RequestID(conversation.request_id),
             model_name=model.name,
-            prompt=await model.encode_template(text),
+            prompt=await _prompt(model, text, conversation.kept_tokens),
             logprobs=conversation.log_probabilities,
             stop=list(conversation.stops),
             sampling_params=conversation.sampling,
@@ -160,6 +162,15 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
 
     custom = frozenset(tool.name for tool in tools if tool.custom)
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser, custom)
+
+
+async def _prompt(model: ServedModel, text: str, kept: int | None) -> list[int]:
+    """The tokens of a prompt, or the last of them."""
+    if kept is None:
+        return await model.encode_template(text)
+    model.check_text(utf8_size(text), "messages")
+    tokens = await by_size(model.all_tokens, text, special=False)
+    return tokens[-kept:]
 
 
 def reasoning_budget(

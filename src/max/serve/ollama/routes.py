@@ -41,7 +41,7 @@ from max.serve.ollama.schemas import (
 )
 from max.serve.openai.embeddings import inputs_of, json_rows, shortened
 from max.serve.openai.structure import AnswerGrammar, schema_grammar
-from max.serve.openai.wire import encode_json, new_id
+from max.serve.openai.wire import chat_logprobs, encode_json, new_id
 from max.serve.request_context import current_request
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -227,9 +227,10 @@ async def chat(request: Request) -> Response:
         grammar=await _compiled(body.format),
         stops=options.stops,
         template_options=_template_options(body.think),
+        log_probabilities=_log_count(body),
     )
     job = await prepare(model, conversation)
-    return await _respond(request, state, job, head, body.stream is not False, _chat_part)
+    return await _respond(request, state, job, head, body, _chat_part)
 
 
 @router.post("/generate")
@@ -244,6 +245,11 @@ async def generate(request: Request) -> Response:
     infill = infill_of(model.infill, model.name, "suffix") if body.suffix else None
     if body.images:
         raise ApiError("images are not supported: the model takes text", param="images")
+    if body.context:
+        raise ApiError(
+            "context is not supported: answers have none; send the conversation to /api/chat",
+            param="context",
+        )
     head = {"model": body.model}
     text = body.prompt or ""
     if not text and infill is None:
@@ -257,6 +263,7 @@ async def generate(request: Request) -> Response:
                 request_id=RequestID(new_id("ollama")),
                 model_name=model.name,
                 prompt=await prompt_tokens(infill, text, body.suffix or "") if infill else text,
+                logprobs=_log_count(body),
                 stop=list(options.stops),
                 sampling_params=params,
             ),
@@ -277,9 +284,10 @@ async def generate(request: Request) -> Response:
                 grammar=grammar,
                 stops=options.stops,
                 template_options=_template_options(body.think),
+                log_probabilities=_log_count(body),
             ),
         )
-    return await _respond(request, state, job, head, body.stream is not False, _generate_part)
+    return await _respond(request, state, job, head, body, _generate_part)
 
 
 @router.post("/embed")
@@ -340,6 +348,13 @@ def _loaded(
     return json_response({**head, "created_at": _now(), **part(Answer()), **done})
 
 
+def _log_count(body: ChatBody | GenerateBody) -> int:
+    """The number of likeliest tokens whose log-probabilities the engine computes; 0: none."""
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return max(body.top_logprobs or 0, 1) if body.logprobs else 0
+
+
 def _chat_part(answer: Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.reasoning:
@@ -362,10 +377,20 @@ async def _respond(
     state: ServerState,
     job: ChatJob,
     head: dict[str, Any],
-    stream: bool,
+    body: ChatBody | GenerateBody,
     part: Callable[[Answer], dict[str, Any]],
 ) -> Response:
-    lines = _lines(job, head, state, part, whole=not stream)
+    stream = body.stream is not False
+    top = (body.top_logprobs or 0) if body.logprobs else None
+
+    def with_logs(answer: Answer) -> dict[str, Any]:
+        fields = part(answer)
+        if top is None or not answer.logs:
+            return fields
+        logs = chat_logprobs(answer.logs, top, job.model.vocabulary)
+        return {**fields, "logprobs": logs["content"]}
+
+    lines = _lines(job, head, state, with_logs, whole=not stream)
     if stream:
         return await event_stream(request, lines, _error_line, "application/x-ndjson")
     async with aclosing(lines):
@@ -401,9 +426,9 @@ async def _lines(
             # calls are sent when they are complete: at the end of the answer
             done = isinstance(deltas[-1], AnswerDelta) and deltas[-1].finish_reason is not None
             if not done:
-                piece = Answer(content=calls.content, reasoning=calls.reasoning)
+                piece = Answer(calls.content, calls.reasoning, logs=calls.logs)
             calls = Answer(tool_calls=[] if done else calls.tool_calls)
-            if piece.content or piece.reasoning or piece.tool_calls:
+            if piece.content or piece.reasoning or piece.tool_calls or piece.logs:
                 yield json_line({**head, "created_at": _now(), **part(piece), "done": False})
     end = time.perf_counter()
     last = collected if whole else Answer()

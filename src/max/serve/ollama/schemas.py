@@ -67,6 +67,8 @@ class ChatBody(StrictBody):
     stream: bool | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class GenerateBody(StrictBody):
@@ -83,6 +85,9 @@ class GenerateBody(StrictBody):
     stream: bool | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    context: list[int] | None = None
 
 
 class EmbedBody(StrictBody):

@@ -25,8 +25,16 @@ from max.serve.generation import RunOptions
 from max.serve.http.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
+from max.serve.model import ServedModel
 from max.serve.offload import by_size
-from max.serve.openai.fields import FIRST_ERROR, Objects, SamplingFields, refuse, sampling_of
+from max.serve.openai.fields import (
+    FIRST_ERROR,
+    REFUSED_SAMPLING,
+    Objects,
+    SamplingFields,
+    refuse,
+    sampling_of,
+)
 from max.serve.openai.messages import ChatMessages, plain_messages
 from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.tools import AllowedChoice, NamedChoice, ToolFields, choice_of, tools_of
@@ -49,6 +57,7 @@ _REFUSED = {
     "functions": "give tools",
     "function_call": "give tool_choice",
     "web_search_options": "this server fetches nothing",
+    **REFUSED_SAMPLING,
 }
 
 
@@ -131,7 +140,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
     limit = body.max_completion_tokens or body.max_tokens
     params = await by_size(sampling_of, body, model, limit, body.n or 1)
-    options = dict(body.chat_template_kwargs or {})
+    options = _template_options(body, model)
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
     if body.continue_final_message and body.add_generation_prompt:
@@ -162,8 +171,40 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             else body.thinking_token_budget,
             thinking_temperature=body.thinking_temperature,
             continues=bool(body.continue_final_message),
+            kept_tokens=body.truncate_prompt_tokens,
         ),
     )
+
+
+_OF_TEMPLATES = frozenset(
+    ("add_generation_prompt", "documents", "reasoning_effort", "thinking", "model", "user")
+)
+"""Fields of requests that are also variables of chat templates."""
+
+
+def _template_options(body: ChatCompletionRequest, model: ServedModel) -> dict[str, Any]:
+    """The variables of the chat template that the body sets.
+
+    Raises:
+        ApiError: One is a field of requests, which has no effect there.
+    """
+    options = dict(body.chat_template_kwargs or {})
+    for name in options:
+        misplaced = name in type(body).model_fields and name not in _OF_TEMPLATES
+        if (misplaced and name not in model.template) or name in _RENDERING:
+            raise ApiError(
+                f"chat_template_kwargs has {shown(name)}, which is no variable of the chat template"
+                + ("; give it as a field of the request" if misplaced else ""),
+                param="chat_template_kwargs",
+            )
+    return options
+
+
+_RENDERING = frozenset(
+    ("padding", "truncation", "return_tensors", "return_dict", "tokenizer_kwargs", "return_assistant_tokens_mask",
+     "continue_final_message", "add_special_tokens")
+)  # fmt: skip
+"""Arguments of transformers' method that are no variables of a template."""
 
 
 def _choice(
@@ -253,6 +294,7 @@ class _AnswerEvents:
         choice, body = delta.choice, self._body
         begin = b""
         if choice not in self._tokens:
+            self._tokens[choice] = 0
             begin = self._event(choice, {"role": "assistant", "content": ""})
         self._tokens[choice] = delta.tokens
         if body.logprobs and delta.logs:
@@ -269,11 +311,12 @@ class _AnswerEvents:
 
     def end(self) -> bytes:
         """The last events."""
-        return self._chunks.end(usage(self._job.prompt_tokens, sum(self._tokens.values())))
+        return self._chunks.end(self._totals())
 
     def _part(self, choice: int, part: AnswerPart) -> bytes:
         """The event of a part; texts, nearly all parts, are filled into a template."""
-        if not isinstance(part, (ContentPart, ReasoningPart)):
+        is_text = isinstance(part, (ContentPart, ReasoningPart))
+        if not is_text or self._body.wants_each_usage:
             return self._event(choice, self._delta(choice, part))
         kind = type(part)
         template = self._templates.get((choice, kind))
@@ -289,7 +332,11 @@ class _AnswerEvents:
         return _delta(part, self._job, custom)
 
     def _event(self, choice: int, delta: dict[str, Any], **more: Any) -> bytes:
-        return self._chunks.event(_choice_of(choice, delta, **more))
+        totals = self._totals() if self._body.wants_each_usage else None
+        return self._chunks.event(_choice_of(choice, delta, **more), totals)
+
+    def _totals(self) -> dict[str, Any]:
+        return usage(self._job.prompt_tokens, sum(self._tokens.values()))
 
 
 def _choice_of(number: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:

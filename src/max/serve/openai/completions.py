@@ -14,6 +14,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from max.interfaces import RequestID, TextGenerationRequest
+from max.pipelines.core.text import utf8_size
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
 from max.serve.http.body import BodyRoute
@@ -23,7 +24,14 @@ from max.serve.infill import infill_of, prompt_tokens
 from max.serve.limits import MAX_PROMPTS
 from max.serve.model import ServedModel
 from max.serve.offload import by_size
-from max.serve.openai.fields import FIRST_ERROR, SamplingFields, TokenList, refuse, sampling_of
+from max.serve.openai.fields import (
+    FIRST_ERROR,
+    REFUSED_SAMPLING,
+    SamplingFields,
+    TokenList,
+    refuse,
+    sampling_of,
+)
 from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.wire import HOLE, Chunks, completion_logprobs, error_event, new_id, usage
 from max.serve.request_context import current_request
@@ -34,6 +42,7 @@ router = APIRouter(route_class=BodyRoute)
 
 _REFUSED = {
     "lora": "adapters come later",
+    **REFUSED_SAMPLING,
 }
 
 
@@ -176,6 +185,8 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     sequences: list[TextSequence] = []
     choices: list[_Choice] = []
     for number, prompt in enumerate(body.prompts):
+        if body.truncate_prompt_tokens is not None and infill is None:
+            prompt = await _last_tokens(model, prompt, body.truncate_prompt_tokens)
         if number:
             await asyncio.sleep(0)  # the event loop goes on between prompts
         request = await model.engine_request(
@@ -209,6 +220,14 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
         "model": model.name,
     }
     return _Plan(body, model, sequences, choices, echo_alone, head)
+
+
+async def _last_tokens(model: ServedModel, prompt: str | list[int], count: int) -> list[int]:
+    """The last tokens of a prompt."""
+    if isinstance(prompt, str):
+        model.check_text(utf8_size(prompt), "prompt")
+        prompt = await by_size(model.all_tokens, prompt, special=True)
+    return prompt[-count:]
 
 
 async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[str, Any]:
@@ -282,10 +301,12 @@ class _ChoiceEvents:
         self._begun.add(number)
         text = "" if plan.drop_generated else piece.text
         text = choice.prefix + text if first else text
-        if plan.body.logprobs is None and piece.finish_reason is None:
+        plain = plan.body.logprobs is None and not plan.body.wants_each_usage
+        if plain and piece.finish_reason is None:
             return self._plain[number].fill(text)
         logs = plan.logprobs(choice, piece.logs, first)
-        return self._chunks.event(self._choice(number, text, logs, piece.finish_reason, piece.stop))
+        fields = self._choice(number, text, logs, piece.finish_reason, piece.stop)
+        return self._chunks.event(fields, plan.usage if plan.body.wants_each_usage else None)
 
     @staticmethod
     def _choice(

@@ -137,6 +137,11 @@ class SamplingFields(StrictBody):
     # vLLM's: a lower value comes first
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: CacheSalt | None = None
+    # vLLM's: the last tokens of the prompt that are kept
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_TOKEN_LIMIT)] | None = None
+    # refused, as they would change the answer
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
     # images, audio and adapters come later
     lora: Any = None
 
@@ -157,6 +162,12 @@ class SamplingFields(StrictBody):
         if options is not None and not self.stream:
             raise ApiError("stream_options needs stream to be true", param="stream_options")
         return bool(options is not None and options.include_usage)
+
+    @property
+    def wants_each_usage(self) -> bool:
+        """Whether each event of a stream has the numbers of tokens."""
+        options = self.stream_options
+        return bool(self.stream and options is not None and options.continuous_usage_stats)
 
     def sampling_input(self, model: ServedModel, max_tokens: int | None) -> SamplingParamsInput:
         """The sampling parameters that are set.
@@ -239,6 +250,13 @@ def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
     return biases
 
 
+REFUSED_SAMPLING = {
+    "bad_words": "answers with certain texts are not suppressed; give logit_bias for tokens",
+    "prompt_logprobs": "give echo and logprobs to /v1/completions",
+}
+"""Fields of vLLM that this server lacks, and what to use instead."""
+
+
 def refuse(body: StrictBody, fields: dict[str, str]) -> None:
     """Refuses fields of features that this server lacks.
 
@@ -250,7 +268,7 @@ def refuse(body: StrictBody, fields: dict[str, str]) -> None:
         ApiError: One is set.
     """
     for name, why in fields.items():
-        if getattr(body, name) is not None:
+        if getattr(body, name) not in (None, []):
             raise ApiError(
                 f"{name} is not supported: {why}", param=name, code="unsupported_parameter"
             )

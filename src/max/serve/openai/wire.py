@@ -69,13 +69,15 @@ class Chunks:
     def __init__(self, head: dict[str, Any], with_usage: bool) -> None:
         self._head, self._with_usage = head, with_usage
 
-    def event(self, choice: dict[str, Any]) -> bytes:
+    def event(self, choice: dict[str, Any], totals: dict[str, Any] | None = None) -> bytes:
         """The event of a choice.
 
         Args:
             choice: Its fields.
+            totals: The numbers of tokens so far; None: the event does not have them.
         """
-        return event(self._data(choice))
+        data = self._data(choice)
+        return event(data if totals is None else {**data, "usage": totals})
 
     def template(self, choice: dict[str, Any]) -> EventTemplate:
         """The event of a choice whose text is filled in later.
