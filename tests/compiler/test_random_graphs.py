@@ -32,6 +32,7 @@ class Builder:
     """Stages one random graph."""
 
     KINDS: tuple[str, ...] = UNARY + BINARY * 2 + ROWWISE * 2 + VIEWS * 2 + OTHER
+    DEVICE = DeviceRef.CPU()
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Builder:
 
     def weight(self, *shape: int) -> TensorValue:
         array = self.rng.uniform(-1, 1, shape).astype(np.float32)
-        return ops.constant(array, DType.float32, DeviceRef.CPU())
+        return ops.constant(array, DType.float32, self.DEVICE)
 
     def step(self) -> None:
         kinds = self.KINDS
@@ -93,7 +94,7 @@ class Builder:
             branches = [lambda: self.inside(x, x.type), lambda: self.inside(-x, x.type)]
             return ops.cond(choice, [x.type], *branches)[0]
         turns = self.chooser % (divisor + 1)
-        zero = ops.constant(0, DType.int32, DeviceRef.CPU())
+        zero = ops.constant(0, DType.int32, self.DEVICE)
         return ops.while_loop(
             [zero, x],
             lambda i, _: i < turns,
@@ -159,7 +160,7 @@ class Builder:
                     if int(x.shape[axis])
                     else np.zeros(0, np.int64)
                 )
-                return ops.gather(x, ops.constant(indices, DType.int64, DeviceRef.CPU()), axis)
+                return ops.gather(x, ops.constant(indices, DType.int64, self.DEVICE), axis)
             case "cumsum":
                 return ops.cumsum(x, axis=axis) * 0.1
             case _:
@@ -184,7 +185,7 @@ class ExactBuilder(Builder):
 
     def weight(self, *shape: int) -> TensorValue:
         array = self.rng.integers(-2, 3, shape).astype(np.float32)
-        return ops.constant(array, DType.float32, DeviceRef.CPU())
+        return ops.constant(array, DType.float32, self.DEVICE)
 
     def bounded(self, x: TensorValue) -> TensorValue:
         return ops.max(ops.min(x, float(LIMIT)), float(-LIMIT))
@@ -253,8 +254,8 @@ def draw_case(
     sizes = {name: data.draw(st.sampled_from((1, 2, 5, 16, 40))) for name in "abc"}
     seed = data.draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
-    types = [TensorType(DType.float32, shape, DeviceRef.CPU()) for shape in shapes]
-    types.append(TensorType(DType.int32, (), DeviceRef.CPU()))
+    types = [TensorType(DType.float32, shape, kind.DEVICE) for shape in shapes]
+    types.append(TensorType(DType.int32, (), kind.DEVICE))
     with Graph("random", input_types=types) as graph:
         *values, chooser = [value.tensor for value in graph.inputs]
         builder = kind(data, values, rng, chooser if data.draw(st.booleans()) else None)
@@ -265,7 +266,11 @@ def draw_case(
     arrays: list[np.ndarray] = []
     for shape in shapes:
         size = [sizes[d] if isinstance(d, str) else d for d in shape]
-        values = rng.integers(-9, 10, size) if kind is ExactBuilder else rng.uniform(-2, 2, size)
+        values = (
+            rng.integers(-9, 10, size)
+            if issubclass(kind, ExactBuilder)
+            else rng.uniform(-2, 2, size)
+        )
         arrays.append(values.astype(np.float32))
     arrays.append(np.array(data.draw(st.integers(0, 5)), np.int32))
     return graph, arrays, f"sizes {sizes}, seed {seed}"
