@@ -44,8 +44,8 @@ else:
 
 
 __all__ = [
-    "INVERTED_SECONDS", "LockLevel", "ReentryError", "cached_property", "exclusively", "free", "guarded", "locked",
-    "reentrant_lock", "refuse_in_collection", "refuse_second_use",
+    "INVERTED_SECONDS", "LockLevel", "ReentryError", "cached_property", "exclusively", "free", "guarded",
+    "in_child", "locked", "reentrant_lock", "refuse_in_collection", "refuse_second_use",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -146,10 +146,37 @@ def _wait_for(lock: Any) -> None:
         )
 
 
+_in_child: list[Callable[[], None]] = []
+_collects: list[bool] = []
+"""Whether the garbage collector is on, for each fork in progress."""
+
+
+def in_child(function: Callable[[], None]) -> None:
+    """Calls a function in each forked child, after all locks are free.
+
+    The garbage collector is off meanwhile: a finalizer that uses a model would wait for a thread of the parent.
+    """
+    _in_child.append(function)
+
+
+def _before_fork() -> None:
+    is_on = gc.isenabled()
+    gc.disable()
+    _collects.append(is_on)
+
+
+def _after_fork() -> None:
+    if _collects and _collects.pop():
+        gc.enable()
+
+
 def _after_fork_in_child() -> None:
     for lock, _ in _all_locks():
         if not lock._is_owned():
             free(lock)
+    for function in _in_child:
+        function()
+    _after_fork()
 
 
 _IS_WORD_OF_LOCK_KNOWN = (
@@ -178,7 +205,9 @@ def free(lock: Any) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )
 
 
 def guarded(function: Function) -> Function:

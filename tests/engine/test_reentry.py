@@ -528,3 +528,41 @@ def test_a_finalizer_of_the_collector_cannot_build_a_graph():
     gc.collect()
     assert len(errors) == 1 and "finalizer that the garbage collector" in errors[0]
     assert load_add().execute(np.ones(1, np.float32))[0].to_numpy().tolist() == [2.0]
+
+
+@needs_fork
+def test_finalizers_do_not_run_before_the_locks_of_a_child_are_free():
+    """The hooks of other packages make objects, and so may start the garbage collector."""
+    lock, begun, end = reentrant_lock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            begun.set()
+            end.wait(60)
+
+    class Cycle:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            if os.getpid() != parent:
+                states.append(lock.acquire(blocking=False))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait(60)
+    states, parent, thresholds = [], os.getpid(), gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(100_000)
+    for _ in range(20):
+        Cycle()
+    gc.set_threshold(1)  # the next new object starts the collector
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        gc.collect()
+        os._exit(0 if gc.isenabled() and False not in states else 1)
+    gc.set_threshold(*thresholds)
+    end.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and gc.isenabled()

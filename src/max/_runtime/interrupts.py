@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 import weakref
@@ -18,7 +17,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Protocol
 
-from max._reentry import reentrant_lock
+from max._reentry import in_child, reentrant_lock
 from max._runtime.daemon_thread import DaemonThread
 
 logger = logging.getLogger("max.runtime")
@@ -182,5 +181,4 @@ def _after_fork() -> None:
     _wake.acquire()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import weakref
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 from max._compiler.code import Compiled
 from max._dataclass import dataclass
 from max._lazy import lazy_module
-from max._reentry import reentrant_lock
+from max._reentry import in_child, reentrant_lock
 from max._runtime.daemon_thread import DaemonThread
 from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
 from max.engine._program import Linked
@@ -178,5 +177,4 @@ def _after_fork() -> None:
 
 
 atexit.register(lambda: _idler.end())
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)

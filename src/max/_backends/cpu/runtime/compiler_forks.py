@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
-from max._reentry import free
+from max._reentry import free, in_child
 
 __all__ = ["FORK_SECONDS", "ForkGuard"]
 
@@ -40,11 +40,8 @@ class ForkGuard:
         """Whether the fork in progress did not wait until no other thread uses LLVM."""
         self._is_llvm_unusable = False
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=self._before,
-                after_in_parent=self._after,
-                after_in_child=self._after_in_child,
-            )
+            os.register_at_fork(before=self._before, after_in_parent=self._after)
+        in_child(self._after_in_child)
 
     def check(self) -> None:
         """Raises an error in a process where LLVM cannot be used.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from max._abi import (
 )
 from max._backends.cpu.runtime import jit, native
 from max._host import usable_cpus
-from max._reentry import ReentryError, reentrant_lock
+from max._reentry import ReentryError, in_child, reentrant_lock
 from max._runtime import interrupts, platform
 from max._runtime.cache import content_key
 from max._runtime.daemon_thread import DaemonThread
@@ -477,5 +476,4 @@ def _reset_all() -> None:
 
 
 atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_all)
+in_child(_reset_all)
